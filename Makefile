@@ -1,0 +1,146 @@
+# The developer's manual. `make run` and `make test` need nothing but this repository and Python 3.11
+# or later; each sets up for itself.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SHARED ?= ../shared
+CODEX_VERSION := 0.169.0
+CODEX = $(firstword $(wildcard .interop/node_modules/@openai/codex-linux-*/vendor/*/bin/codex) \
+	$(wildcard .interop/node_modules/@openai/codex/vendor/*/bin/codex))
+SERVE := $(CURDIR)/$(BIN)/execserver serve
+# What the probe leaves out: issues of their own (network proxy, sandbox).
+PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,process.events,process.read,process.write,process.control,process.tty,fs,http,concurrency,ws,session
+# A connection over stdio cannot be resumed, so cut_resume is the WebSocket's alone.
+STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt
+SCENARIOS := $(STDIO_SCENARIOS),cut_resume
+
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit docs docs-check bench bench-gate soak fuzz interop interop-setup probe stock-client foreign-clients systemd-setup systemd-verify clean
+
+help:
+	@echo "make run       set up, start a daemon, run the quick start through the client"
+	@echo "make test      set up, lint, check types, layers and schemas, run the tests"
+	@echo "make interop   the suites that need $(SHARED), the real codex binary and systemd's programs"
+	@echo "make bench     compare with the reference, as ratios"
+	@echo "make soak      10,000 commands, then look for what they left behind"
+	@echo "make fuzz      200,000 mutated messages over each framing; EXECSERVER_FUZZ_MESSAGES sets more"
+	@echo "make docs      the manual as a site, in site/; make docs-check runs its commands"
+	@echo "make format | lint | types | schemas   the parts"
+
+# -- set-up
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is %d.%d; say make PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev --editable ".[otel]"
+	touch $@
+
+run: setup
+	$(BIN)/python -m execclient.quickstart
+
+# -- checks
+
+test: setup lint types imports schemas-check unit
+
+check: test
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+schemas: setup
+	$(BIN)/python -m execserver.protocol.schemas schemas docs/reference/messages.md
+	$(BIN)/python -m execserver.configuration.reference docs/reference/settings.md
+	$(BIN)/python -m execserver.protocol.errors_reference docs/protocol.md docs/reference/errors.md
+	$(BIN)/python -m execserver.telemetry.definitions docs/reference/metrics.md
+
+schemas-check: setup
+	$(BIN)/python -m execserver.protocol.schemas --check schemas docs/reference/messages.md
+	$(BIN)/python -m execserver.configuration.reference --check docs/reference/settings.md
+	$(BIN)/python -m execserver.protocol.errors_reference --check docs/protocol.md docs/reference/errors.md
+	$(BIN)/python -m execserver.telemetry.definitions --check docs/reference/metrics.md
+
+unit: setup
+	$(BIN)/python -m pytest -q
+
+# -- the manual; `make test` checks it too, tests/docs being tests like others
+
+# mkdocs-material says at each build what will come after it.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
+docs-check: setup
+	$(BIN)/python -m pytest -q tests/docs
+
+soak: setup
+	EXECSERVER_SOAK_COMMANDS=10000 $(BIN)/python -m pytest -q tests/soak --timeout 900
+
+# FUZZ='-k websocket/lean' picks a framing; EXECSERVER_FUZZ_SEED makes other messages.
+fuzz: setup
+	EXECSERVER_FUZZ_MESSAGES=$${EXECSERVER_FUZZ_MESSAGES:-200000} $(BIN)/python -m pytest -q tests/fuzz $(FUZZ)
+
+# -- the reference
+
+interop-setup: setup
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .interop @openai/codex@$(CODEX_VERSION)
+
+interop: interop-setup probe stock-client foreign-clients systemd-verify
+
+probe: setup
+	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
+	$(BIN)/python $(SHARED)/conformance/probe.py --server "$(SERVE)" --areas $(PROBE_AREAS) --jobs 2 --slow
+
+stock-client: interop-setup
+	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python $(SHARED)/stock_client/run_turn.py --scenario $(SCENARIOS) \
+		--server-cmd "$(SERVE) --listen ws://127.0.0.1:{port}"
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python $(SHARED)/stock_client/run_turn.py --scenario $(STDIO_SCENARIOS) \
+		--stdio-cmd "$(SERVE) --listen stdio"
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_http_mcp $(SHARED) \
+		--server-cmd "$(SERVE) --listen ws://127.0.0.1:{port}"
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_http_mcp $(SHARED) \
+		--stdio-cmd "$(SERVE) --listen stdio"
+
+# -- systemd's own programs; systemd need not run
+
+systemd-setup:
+	command -v systemd-analyze >/dev/null || \
+		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
+		then apt-get update -q && apt-get install -q -y --no-install-recommends systemd; \
+		else echo "systemd-analyze is missing: install the package systemd, or run make systemd-verify as root" >&2; exit 1; fi
+
+systemd-verify: setup systemd-setup
+	$(BIN)/python -m pytest -q tests/systemd/verify_units.py
+
+# -- clients of node, none of them ours; the versions are those of the manual's example
+
+EDITOR_PLUGIN := .interop/editor-plugin
+
+foreign-clients: setup
+	mkdir -p $(EDITOR_PLUGIN)
+	cp docs/how-to/editor-plugin/package.json $(EDITOR_PLUGIN)
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(EDITOR_PLUGIN)
+	$(BIN)/python -m pytest -q tests/interop/node_clients.py
+
+bench: setup interop-setup
+	$(BIN)/python -m benchmarks.compare --markdown docs/benchmarks.md
+
+bench-gate: setup interop-setup
+	$(BIN)/python -m benchmarks.compare --gate
+
+clean:
+	rm -rf $(VENV) .interop .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,93 @@
+"""What a row must reach: the *must* column of the performance targets, and nothing else.
+
+Source: the project's PERFORMANCE page, section 4, column "must"; `docs/benchmarks.md` repeats how it is read.
+Ratios are to the reference in the same run, above 1 = this server is better. A Unix socket exists only here:
+its rows stand beside the reference's WebSocket rows and share their targets.
+"""
+
+from dataclasses import dataclass
+
+from benchmarks.wire import Transport
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The paired ratio may not fall below this."""
+
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"≥{self.ratio:g}x"
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """The candidate's own value may not exceed this, whatever the reference does."""
+
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"≤{self.value:g} {self.unit}"
+
+
+@dataclass(frozen=True)
+class AnswersAll:
+    """Every request is answered; how fast is not bound."""
+
+    def __str__(self) -> str:
+        return "answers all"
+
+
+Target = AtLeast | AtMost | AnswersAll
+
+# Row → (stdio, WebSocket and Unix socket); None: no target there.
+_RATIOS: dict[str, tuple[float | None, float | None]] = {
+    "rtt_p50": (1.7, 0.9),
+    "rtt_p99": (1.2, 1.2),
+    "pipelined_metadata": (10, 4),
+    "pipelined_info": (10, 4),
+    "spawn_p50": (3.4, 36),
+    "spawn_64": (6, 6),
+    "spawn_pty_p50": (1.8, 1.8),
+    "output_dd": (8, 2.2),
+    "output_yes": (8, 2.2),
+    "output_head": (8, 2.2),
+    "output_cpu": (10, 4),
+    "loaded_p50": (100, 8),
+    "behind_long_poll": (1000, 1000),
+    "behind_long_poll_64": (2, 2),
+    "write_pipe": (1.2, 250),
+    "write_pty": (1.2, 250),
+    "read_file_small": (1.7, 1.2),
+    "read_file_large": (5, 4),
+    "write_file_small": (1.5, 1.0),
+    "write_file_large": (4, 2),
+    "retained_read": (1.5, 2.5),
+    "processes_start": (5, 5),
+    "processes_rss": (1.7, 1.7),
+    "connections_rate": (None, 7),
+    "connections_rss": (None, 1.3),
+    "idle_rss": (0.8, 0.8),
+    "first_response": (0.6, None),
+    "first_closed": (0.2, None),
+}
+# Output that is also kept on disk costs one more copy.
+_WITH_SPOOL = {
+    "output_dd": (6, 1.8),
+    "output_yes": (6, 1.8),
+    "output_head": (6, 1.8),
+}
+# Beyond what the server keeps by contract.
+_SLOW_READER = AtMost(4, "MiB")
+
+
+def target(row: str, transport: Transport, *, with_spool: bool = False) -> Target | None:
+    """The target of a row over a transport, or None when it is only reported."""
+    if row == "flood":
+        return AnswersAll()
+    if row == "slow_reader":
+        return _SLOW_READER
+    ratios = _RATIOS | _WITH_SPOOL if with_spool else _RATIOS
+    ratio = ratios.get(row, (None, None))[0 if transport == "stdio" else 1]
+    return None if ratio is None else AtLeast(ratio)

@@ -1,0 +1,14 @@
+"""The workloads, in the order in which they run and are printed."""
+
+from benchmarks.workloads import files, lifecycle, output, processes, requests
+from benchmarks.workloads.model import FULL, QUICK, Row, Sizes, Workload
+
+__all__ = ["FULL", "QUICK", "WORKLOADS", "Row", "Sizes", "Workload"]
+
+WORKLOADS: tuple[Workload, ...] = (
+    *requests.WORKLOADS,
+    *processes.WORKLOADS,
+    *output.WORKLOADS,
+    *files.WORKLOADS,
+    *lifecycle.WORKLOADS,
+)

@@ -1,0 +1,223 @@
+"""The one tree of errors, each with a stable `code`.
+
+    ExecServerError                exec_server_error
+    ├── UnsupportedUrl             unsupported_url      this version does not speak what the URL asks for
+    ├── ConnectionFailed           connection_failed    no connection came about
+    │   ├── DaemonNotRunning       daemon_not_running   nobody listens there
+    │   └── UntrustedServer        untrusted_server     who listens there is another user
+    ├── ConnectionLost             connection_lost      a connection that was there is gone
+    │   ├── OutcomeUnknown         outcome_unknown      a call may or may not have been carried out
+    │   └── SessionLost            session_lost         the session could not be resumed
+    ├── ExecutorClosed             executor_closed      a call after the end of the `async with`
+    ├── ProtocolFault              protocol_fault       the server sent what cannot be understood
+    ├── RequestTooLarge            request_too_large    one message cannot hold the request
+    ├── CallTimeout                call_timeout         no answer within the limit
+    ├── OutputGap                  output_gap           output was dropped before it was seen
+    ├── NoSuchProcess              no_such_process      the daemon does not know it, or no longer
+    ├── StdinUnavailable           stdin_unavailable    the process was started without a standard input
+    └── CallFailed                 call_failed          an error reply; `wire_code` has its number
+        ├── Refused                refused              -32600  understood and refused
+        ├── UnknownMethod          unknown_method       -32601
+        ├── InvalidParams          invalid_params       -32602
+        ├── SystemFailure          system_failure       -32603  a failed system call, a failed start
+        ├── NotFound               not_found            -32004  a path or a handle that is not there
+        └── SessionAttached        session_attached     -32010  the session has another connection
+
+The wire's codes: `docs/protocol.md`, "Error codes".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from execserver.protocol import errors as wire
+
+if TYPE_CHECKING:
+    from execclient.run import RunResult
+
+
+class ExecServerError(Exception):
+    """Whatever this package raises on its own account."""
+
+    code: ClassVar[str] = "exec_server_error"
+
+
+class UnsupportedUrl(ExecServerError):
+    """The URL is not one that this version connects to."""
+
+    code = "unsupported_url"
+
+
+class ConnectionFailed(ExecServerError):
+    """No connection came about; the message says why."""
+
+    code = "connection_failed"
+
+
+class DaemonNotRunning(ConnectionFailed):
+    """Nobody listens at the URL; the message says how to start a daemon."""
+
+    code = "daemon_not_running"
+
+
+class UntrustedServer(ConnectionFailed):
+    """The server runs under another uid than ours or root's; nothing was sent to it."""
+
+    code = "untrusted_server"
+
+
+class ConnectionLost(ExecServerError):
+    """The connection ended.
+
+    Attributes:
+        sent: whether the request had gone out by then.
+    """
+
+    code = "connection_lost"
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class OutcomeUnknown(ConnectionLost):
+    """The connection was lost before the answer, and the request is not one that may be sent twice.
+
+    It may or may not have been carried out. A `start` that ends like this is followed by a
+    terminate, so that no process is left behind unseen.
+    """
+
+    code = "outcome_unknown"
+
+
+class SessionLost(ConnectionLost):
+    """The session could not be resumed: its processes are gone or out of reach. Connect anew."""
+
+    code = "session_lost"
+
+
+class ExecutorClosed(ExecServerError):
+    """The executor was closed before the call, or during it."""
+
+    code = "executor_closed"
+
+
+class ProtocolFault(ExecServerError):
+    """The server sent something that is not of the protocol."""
+
+    code = "protocol_fault"
+
+
+class RequestTooLarge(ExecServerError):
+    """The request is larger than the 64 MiB that one message may have; nothing was sent."""
+
+    code = "request_too_large"
+
+
+class CallTimeout(ExecServerError):
+    """The answer did not come within the limit. The call may still be carried out."""
+
+    code = "call_timeout"
+
+    def __init__(self, method: str, seconds: float) -> None:
+        super().__init__(f"{method}: no answer within {seconds:g} s")
+        self.method = method
+        self.seconds = seconds
+
+
+class OutputGap(ExecServerError):
+    """Output was dropped before it could be delivered. What follows it is intact: iterate on.
+
+    Attributes:
+        lost_bytes: how many bytes; None when the server did not say.
+        result: from `run` only: all that there is, without the lost part.
+    """
+
+    code = "output_gap"
+
+    def __init__(self, lost_bytes: int | None, result: RunResult | None = None) -> None:
+        amount = "an unknown amount" if lost_bytes is None else f"{lost_bytes} bytes"
+        super().__init__(f"{amount} of output were dropped before they could be delivered")
+        self.lost_bytes = lost_bytes
+        self.result = result
+
+
+class NoSuchProcess(ExecServerError):
+    """The daemon does not know the process: it never ran, or closed longer ago than it is kept."""
+
+    code = "no_such_process"
+
+
+class StdinUnavailable(ExecServerError):
+    """The process has no standard input to write to: start it with `stdin=True` or `tty=True`."""
+
+    code = "stdin_unavailable"
+
+
+class CallFailed(ExecServerError):
+    """The server answered with an error.
+
+    Attributes:
+        method: the wire's method.
+        wire_code: the number in the reply.
+        message: the text in the reply.
+    """
+
+    code = "call_failed"
+
+    def __init__(self, method: str, wire_code: int, message: str) -> None:
+        super().__init__(f"{method}: {message} ({wire_code})")
+        self.method = method
+        self.wire_code = wire_code
+        self.message = message
+
+
+class Refused(CallFailed):
+    """The request is understood and refused."""
+
+    code = "refused"
+
+
+class UnknownMethod(CallFailed):
+    """The server has no such method."""
+
+    code = "unknown_method"
+
+
+class InvalidParams(CallFailed):
+    """The server could not decode the parameters; the message names the field."""
+
+    code = "invalid_params"
+
+
+class SystemFailure(CallFailed):
+    """The operating system refused, at the server; also every start that failed."""
+
+    code = "system_failure"
+
+
+class NotFound(CallFailed):
+    """The path or the handle does not exist."""
+
+    code = "not_found"
+
+
+class SessionAttached(CallFailed):
+    """The session belongs to a connection that the server believes to be alive."""
+
+    code = "session_attached"
+
+
+_BY_WIRE_CODE: dict[int, type[CallFailed]] = {
+    wire.InvalidRequest.code: Refused,
+    wire.MethodNotFound.code: UnknownMethod,
+    wire.InvalidParams.code: InvalidParams,
+    wire.InternalError.code: SystemFailure,
+    wire.NotFound.code: NotFound,
+    wire.SessionAttached.code: SessionAttached,
+}
+
+
+def call_failed(method: str, wire_code: int, message: str) -> CallFailed:
+    """The error of an error reply."""
+    return _BY_WIRE_CODE.get(wire_code, CallFailed)(method, wire_code, message)

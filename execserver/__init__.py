@@ -1,0 +1,7 @@
+"""execserver: a JSON-RPC daemon that runs commands and touches files for AI agents.
+
+This module imports nothing, so that the supervisor starts in milliseconds
+(`docs/explanation/architecture.md`).
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The handlers: one thin file per method family. Only the server's wiring imports this package."""

@@ -1,0 +1,60 @@
+"""`environment/*`, configuration and capability discovery.
+`docs/protocol.md`, "Environment and discovery".
+"""
+
+from __future__ import annotations
+
+import os
+
+from execserver.host import Host
+from execserver.protocol.environment import (
+    ConfigReadParams,
+    ConfigReadResult,
+    DiscoverV1Params,
+    DiscoverV1Result,
+    DiscoverV2Params,
+    DiscoverV2Result,
+    NoParams,
+)
+from execserver.protocol.path_uri import path_to_uri
+from execserver.rpc.envelope import encode_json
+from execserver.rpc.handlers import Caller, Encoded, Handlers
+
+
+def handlers(host: Host) -> Handlers:
+    """The handlers of this family."""
+    info_result = Encoded(encode_json(host.info()))
+    status_result = Encoded(b'{"status":"ready"}')
+    config_home = host.environment.get("CODEX_HOME") or os.path.join(host.home, ".codex")
+
+    def info(caller: Caller, params: NoParams) -> Encoded:
+        return info_result
+
+    def status(caller: Caller, params: NoParams) -> Encoded:
+        return status_result
+
+    def read_config(caller: Caller, params: ConfigReadParams) -> ConfigReadResult:
+        """This executor has no configuration layers for clients."""
+        return {
+            "userHomeDir": path_to_uri(host.home),
+            "codexHomeDir": path_to_uri(config_home),
+            "hostname": host.hostname,
+            "config": {"layers": [], "cloudInsertionIndex": 0},
+            "requirements": {"layers": [], "cloudInsertionIndex": 0},
+        }
+
+    def discover_roots(caller: Caller, params: DiscoverV1Params) -> DiscoverV1Result:
+        """Nothing is looked for: the executor offers no plugins of its own."""
+        return {"roots": []}
+
+    def discover(caller: Caller, params: DiscoverV2Params) -> DiscoverV2Result:
+        """As above."""
+        return {"plugins": [], "skills": [], "warnings": []}
+
+    return {
+        "environment/info": info,
+        "environment/status": status,
+        "environmentConfig/read": read_config,
+        "capabilityRoots/discoverV1": discover_roots,
+        "capabilities/discoverV2": discover,
+    }

@@ -1,0 +1,30 @@
+"""`initialize`. `docs/protocol.md`, "Handshake and sessions"."""
+
+from __future__ import annotations
+
+from execserver.host import Host
+from execserver.protocol.handshake import InitializeParams, InitializeResult
+from execserver.rpc.handlers import Caller, Handlers
+from execserver.sessions.table import SessionTable
+
+EXTENSIONS_VERSION = 1
+
+
+def handlers(sessions: SessionTable, host: Host) -> Handlers:
+    """The handler of `initialize`."""
+    info = host.info()
+
+    def initialize(caller: Caller, params: InitializeParams) -> InitializeResult:
+        resumed = params.resume_session_id is not None
+        if params.resume_session_id is not None:
+            session = sessions.resume(params.resume_session_id, caller)
+        else:
+            session = sessions.open(caller)
+        extensions = params.extensions is not None and params.extensions.execserver == EXTENSIONS_VERSION
+        caller.attach(session, resumed=resumed, extensions=extensions)
+        result: InitializeResult = {"sessionId": session.id, "environmentInfo": info}
+        if extensions:
+            result["extensions"] = {"execserver": EXTENSIONS_VERSION}
+        return result
+
+    return {"initialize": initialize}

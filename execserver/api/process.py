@@ -1,0 +1,238 @@
+"""`process/*`. `docs/protocol.md`, "Processes"."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable
+from functools import partial
+
+import pybase64
+
+from execserver.api.confinement import refuse_unenforceable
+from execserver.host import Host
+from execserver.processes.child_environment import child_environment
+from execserver.processes.executor import Executor
+from execserver.processes.launch import LaunchPlan, plan_launch
+from execserver.processes.output_log import Page
+from execserver.processes.process import ManagedProcess
+from execserver.processes.store import ProcessStore
+from execserver.protocol.errors import InternalError, InvalidParams, InvalidRequest, start_cancelled
+from execserver.protocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
+from execserver.protocol.path_uri import ForeignPath
+from execserver.protocol.process import (
+    ReadParams,
+    SignalParams,
+    StartParams,
+    StartResult,
+    TerminateParams,
+    TerminateResult,
+    WriteParams,
+    WriteResult,
+)
+from execserver.rpc.envelope import encode_json
+from execserver.rpc.handlers import Caller, Encoded, Handlers
+
+MAX_WAITING_INPUT_BYTES = 32 << 20
+"""Bytes of writes of a session that wait for a child to read. Half of what a connection's
+unfinished requests may hold: whoever writes without reading the answers can still terminate."""
+
+_LEAST_WAITING_BYTES = 64 << 10
+"""What a waiting write counts at the least, so that small ones are not without limit."""
+
+_MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
+"""A wait is a number of milliseconds of 64 bits; a timer of the loop is not."""
+
+
+class ProcessHandlers:
+    """The handlers of this family."""
+
+    def __init__(self, executor: Executor, host: Host) -> None:
+        self._executor = executor
+        self._host = host
+
+    def table(self) -> Handlers:
+        """Method name → handler."""
+        return {
+            "process/start": self.start,
+            "process/read": self.read,
+            "process/write": self.write,
+            "process/signal": self.signal,
+            "process/terminate": self.terminate,
+        }
+
+    def start(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
+        """Start a process, at once or when it is this one's turn."""
+        _check_start(params)
+        caller.session.processes.require_free(params.process_id)
+        if self._executor.can_spawn_now:
+            return self._start(caller, params)
+        return self._start_in_turn(caller, params)
+
+    def read(self, caller: Caller, params: ReadParams) -> Encoded | Awaitable[Encoded]:
+        """Answer a read, at once when there is something to say."""
+        process = caller.session.processes.get(params.process_id)
+        if not params.wait_ms or process.has_news(params.after_seq or 0):
+            return _read_page(caller, process, params)
+        return _read_when_news(caller, process, params, params.wait_ms)
+
+    def write(self, caller: Caller, params: WriteParams) -> WriteResult | Awaitable[WriteResult]:
+        """Queue input; the answer waits while the child is far behind."""
+        process = caller.session.processes.find(params.process_id)
+        if process is None:
+            return {"status": "unknownProcess"}
+        if process.stdin is not None and process.stdin.full:
+            return _write_when_room(caller.session.processes, process, params)
+        return process.write(params.chunk, params.write_id)
+
+    def signal(self, caller: Caller, params: SignalParams) -> Encoded:
+        """Interrupt the process group, if there still is one."""
+        process = caller.session.processes.find(params.process_id)
+        if process is not None:
+            process.signal_group(signal.SIGINT)
+        return Encoded(b"{}")
+
+    def terminate(
+        self, caller: Caller, params: TerminateParams
+    ) -> TerminateResult | Awaitable[TerminateResult]:
+        """Kill the process group, or everything that ever came of the process."""
+        store = caller.session.processes
+        if store.cancel_start(params.process_id):
+            return {"running": True}
+        process = store.find(params.process_id)
+        if process is None:
+            return {"running": False}
+        if params.scope == "tree":
+            return self._terminate_tree(caller, process, process.running)
+        return {"running": process.signal_group(signal.SIGKILL)}
+
+    def _start(self, caller: Caller, params: StartParams) -> Encoded:
+        process = caller.session.processes.start(params.process_id, lambda: self._plan(params))
+        result: StartResult = {"processId": params.process_id, "sandboxType": "none"}
+        if caller.extensions:
+            result["pid"] = process.pid
+        # No event of a process may overtake the reply to its start.
+        release = caller.attachment.follow(process)
+        return Encoded(encode_json(result), after=release, begun=True)
+
+    async def _start_in_turn(self, caller: Caller, params: StartParams) -> Encoded:
+        with caller.session.processes.reserve(params.process_id) as reservation:
+            await self._executor.wait_for_turn()
+            if reservation.cancelled:
+                raise start_cancelled(params.process_id)
+        return self._start(caller, params)
+
+    def _plan(self, params: StartParams) -> LaunchPlan:
+        environment = child_environment(self._host.environment, params.env_policy, params.env)
+        return plan_launch(
+            params.argv,
+            params.arg0,
+            params.cwd,
+            environment,
+            tty=params.tty,
+            pipe_stdin=params.pipe_stdin,
+            login_shell=self._host.shell,
+        )
+
+    async def _terminate_tree(
+        self, caller: Caller, process: ManagedProcess, running: bool
+    ) -> TerminateResult:
+        survivors = await self._executor.kill([process.number], [process.pid] if running else [])
+        result: TerminateResult = {"running": running}
+        if caller.extensions:
+            result["survivors"] = survivors
+        return result
+
+
+def _check_start(params: StartParams) -> None:
+    if isinstance(params.cwd, ForeignPath):
+        raise InvalidParams(
+            f"cwd URI `{params.cwd}` is not valid on this exec-server host: "
+            f"'{params.cwd}' is invalid on 'linux'"
+        )
+    refuse_unenforceable(params.sandbox)
+    if params.network_proxy is not None:
+        raise InvalidRequest("networkProxy is not available on this executor (see environment/info)")
+
+
+async def _read_when_news(
+    caller: Caller, process: ManagedProcess, params: ReadParams, wait_ms: int
+) -> Encoded:
+    await process.wait_for_news(params.after_seq or 0, min(wait_ms / 1000, _MAX_WAIT_SECONDS))
+    # Thousands may wait for the same megabyte.
+    await caller.wait_for_room()
+    return _read_page(caller, process, params)
+
+
+async def _write_when_room(store: ProcessStore, process: ManagedProcess, params: WriteParams) -> WriteResult:
+    size = max(len(params.chunk), _LEAST_WAITING_BYTES)
+    if store.waiting_input + size > MAX_WAITING_INPUT_BYTES:
+        raise InternalError(
+            f"process {params.process_id} does not read its input and too much is queued: "
+            "nothing of this write was taken, send it again when earlier writes are answered"
+        )
+    store.waiting_input += size
+    try:
+        if process.stdin is not None:
+            await process.stdin.wait_for_room()
+    finally:
+        store.waiting_input -= size
+    return process.write(params.chunk, params.write_id)
+
+
+def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> Encoded:
+    after_seq = params.after_seq or 0
+    unlimited = params.max_bytes is None
+    page = process.read(after_seq, params.max_bytes, MAX_PAGE_BYTES)
+    after = None
+    next_seq = process.log.next_seq
+    if page.chunks and (not unlimited or not page.complete):
+        next_seq = page.chunks[-1].seq + 1
+    # A page that was cut does not cover the end, and the stock client must not learn of an end
+    # before it has all that came earlier.
+    covers_end = page.complete or not unlimited
+    if unlimited:
+        after = partial(caller.attachment.answered, process, page, next_seq)
+    return Encoded(_encode_page(process, page, after_seq, next_seq, unlimited, covers_end), after)
+
+
+def _encode_page(
+    process: ManagedProcess, page: Page, after_seq: int, next_seq: int, unlimited: bool, covers_end: bool
+) -> bytes:
+    chunks = [
+        b'{"seq":%d,"stream":"%b","chunk":"%b"}'
+        % (chunk.seq, chunk.stream.encode(), pybase64.b64encode(chunk.data))
+        for chunk in page.chunks
+    ]
+    if unlimited:
+        chunks[:0] = _fill_gap(process, after_seq)
+    exited = process.exit_code is not None and covers_end
+    return (
+        b'{"chunks":[%b],"nextSeq":%d,"exited":%b,"exitCode":%b,"closed":%b,"failure":null,"sandboxDenied":false%b}'
+        % (
+            b",".join(chunks),
+            next_seq,
+            _boolean(exited),
+            b"%d" % (process.exit_code or 0) if exited else b"null",
+            _boolean(process.closed and covers_end),
+            b""
+            if page.first_seq is None
+            else b',"firstSeq":%d,"lostBytes":%d' % (page.first_seq, page.lost_bytes),
+        )
+    )
+
+
+def _fill_gap(process: ManagedProcess, after_seq: int) -> list[bytes]:
+    """Dropped numbers as empty chunks: the stock client stops for ever at a number that is missing."""
+    last = process.log.evicted_through
+    if not 0 < last - after_seq <= MAX_FILLED_GAP:
+        return []
+    stream = process.streams[0].encode()
+    return [
+        b'{"seq":%d,"stream":"%b","chunk":""}' % (seq, stream)
+        for seq in range(after_seq + 1, last + 1)
+        if seq != process.exited_seq
+    ]
+
+
+def _boolean(value: bool) -> bytes:
+    return b"true" if value else b"false"

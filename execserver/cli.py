@@ -1,0 +1,127 @@
+"""The command line.
+
+`serve` comes here twice: without a supervisor for `--help`, and as the server that the
+supervisor started, with the same arguments. Exit codes: 2 for what is no valid command line,
+1 for values that cannot work together or cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from execserver import __version__
+
+if TYPE_CHECKING:
+    from execserver.configuration import Effective
+
+_DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
+_SHOW_DESCRIPTION = """\
+Print what `execserver serve` with the same flags, here and now, would go by: each setting with the
+flag, variable or line of the file that it comes from. Secrets are not printed."""
+
+
+def main(argv: list[str]) -> int:
+    """Run a command; returns its exit code."""
+    # structlog draws tracebacks with rich where that is installed; a daemon that logs to a file has
+    # no use for it, and it costs 4 MiB and a tenth of the start.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    parser = _parser(argv[:1])
+    options = parser.parse_args(argv)
+    if options.command == "serve":
+        return _serve(options)
+    if options.command == "config":
+        return _config_show(options)
+    parser.print_help()
+    return 2
+
+
+def _serve(options: argparse.Namespace) -> int:
+    effective = _effective(options)
+    if effective is None:
+        return 1
+    from execserver import server
+
+    return server.run(effective.settings)
+
+
+def _config_show(options: argparse.Namespace) -> int:
+    from execserver.supervisor.launch import enter_launch_folder
+
+    enter_launch_folder()  # as the supervisor does, whose settings these would be
+    effective = _effective(options)
+    if effective is None:
+        return 1
+    from execserver.configuration import show
+    from execserver.transports.authentication import ConfigurationError, authenticator_from
+
+    text = (show.as_json if options.json else show.as_toml)(effective, os.environ)
+    # File names may hold bytes that are no UTF-8.
+    sys.stdout.write(text.encode(errors="backslashreplace").decode())
+    try:
+        authenticator_from(effective.settings.authentication, base=Path.cwd())
+    except ConfigurationError as error:
+        _complain(str(error))
+        return 1
+    return 0
+
+
+def _effective(options: argparse.Namespace) -> Effective | None:
+    """The settings; None when they cannot be used, and it was said why."""
+    from execserver.configuration import SettingsError, load
+    from execserver.configuration.flags import given
+
+    try:
+        effective = load(given(options), os.environ, options.config)
+    except SettingsError as error:
+        for problem in error.problems:
+            _complain(problem)
+        return None
+    for warning in effective.warnings:
+        _complain(f"warning: {warning}")
+    return effective
+
+
+def _complain(text: str) -> None:
+    print(f"execserver: {text}", file=sys.stderr)  # noqa: T201
+
+
+# -- the parser
+
+
+def _parser(command: list[str]) -> argparse.ArgumentParser:
+    """The parser, with the flags of that command only: they come from the settings, whose import is felt."""
+    parser = argparse.ArgumentParser(prog="execserver", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"execserver {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="run the daemon",
+        allow_abbrev=False,
+        description="Run the daemon until SIGTERM, or, with stdio, until the end of its input.",
+    )
+    config = commands.add_parser("config", help="look at the configuration", allow_abbrev=False)
+    actions = config.add_subparsers(dest="action", metavar="ACTION", required=True)
+    show = actions.add_parser(
+        "show", help="what holds, and where it comes from", allow_abbrev=False, description=_SHOW_DESCRIPTION
+    )
+    show.add_argument("--json", action="store_true", help="as JSON")
+    if command == ["serve"]:
+        _add_flags(serve)
+    elif command == ["config"]:
+        _add_flags(show)
+    return parser
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    from execserver.configuration.flags import EPILOG, add_flags
+
+    parser.epilog = EPILOG
+    add_flags(parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

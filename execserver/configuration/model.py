@@ -1,0 +1,229 @@
+"""The settings: every name, type, unit, limit, default and description, each written here and nowhere else.
+
+**To add a setting, add a field to `Settings`.** The flag (`session_ttl` → `--session-ttl`), its help, the
+variable (`EXECSERVER_SESSION_TTL`), the key of the file, its error texts, `execserver config show` and
+`docs/reference/settings.md` (after `make schemas`) follow from it, and the tests of precedence go through
+every field. A field is `bool`, `int`, `float`, `str`, `Path`, a `Literal` of strings, one of these or None,
+or a tuple of strings, which is a flag that may be repeated. What depends on *several* settings is checked
+where they are used (`transports/authentication.py`, `server.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+from pydantic.config import JsonDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from execserver.processes.executor import ExecutorLimits
+from execserver.supervisor.listeners import ListenError, listeners_from
+from execserver.transports.authentication import DEFAULT_CLOCK_SKEW_SECONDS, AuthenticationOptions
+
+PREFIX = "EXECSERVER_"
+
+GENERAL, WEBSOCKET, LIMITS, LOGS = "service", "WebSocket listeners", "limits", "logs, on stderr"
+
+_LIMITS = ExecutorLimits()
+_TEN_YEARS = 10 * 365 * 24 * 3600
+"""Longer waits overflow the clocks of timers; nobody means them."""
+
+
+class SettingsError(Exception):
+    """Some settings cannot be used. `problems`: one sentence each, with the place and what is accepted."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def _option(
+    default: Any,
+    description: str,
+    *,
+    group: str,
+    metavar: str | None = None,
+    unit: str | None = None,
+    unset: str | None = None,
+    secret: bool = False,
+    ge: float | None = None,
+    gt: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """A field of `Settings`.
+
+    Args:
+        default: its value when nobody says anything.
+        description: half a sentence in small letters, for the help and the reference page.
+        group: the heading of both under which it stands.
+        metavar: what stands for the value in the help; None for switches and choices.
+        unit: of a number, in words ("seconds"), for error texts and the reference page.
+        unset: what holds when the value is None or empty, for the same.
+        secret: never shown.
+        ge: the least number that is accepted.
+        gt: what a number must be above.
+        lt: what a number must be below.
+    """
+    extra: JsonDict = {"group": group, "metavar": metavar, "unit": unit, "unset": unset, "secret": secret}
+    return Field(default, description=description, json_schema_extra=extra, ge=ge, gt=gt, lt=lt)
+
+
+def _listen_urls(value: object) -> tuple[str, ...]:
+    # Not pydantic's own strings: a socket's path may hold bytes that are no UTF-8.
+    if not isinstance(value, list | tuple) or not all(isinstance(url, str) for url in value):
+        raise ValueError(f"must be a list of strings, not {value!r}")
+    try:
+        listeners_from(value)
+    except ListenError as error:
+        raise ValueError(str(error)) from None
+    return tuple(value)
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+class Settings(BaseSettings):
+    """How one daemon is to behave."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix=PREFIX)
+
+    listen: Annotated[tuple[str, ...], PlainValidator(_listen_urls)] = _option(
+        (),
+        "where to listen: unix:///PATH, ws://IP:PORT (a literal address, [v6] in brackets; port 0: a free "
+        "one, printed on stdout), or stdio",
+        group=GENERAL,
+        metavar="URL",
+        unset="$XDG_RUNTIME_DIR/execserver/execserver.sock, else /tmp/execserver-UID/execserver.sock",
+    )
+    concurrent_requests: int | None = _option(
+        None,
+        "requests of a connection at a time; 1: strictly one after the other",
+        group=GENERAL,
+        metavar="N",
+        unset="no limit; order is kept where it can be observed",
+        ge=1,
+    )
+    ws_auth: Literal["capability-token", "signed-bearer-token"] | None = _option(
+        None, "what a client must present", group=WEBSOCKET, unset="nothing, on loopback only"
+    )
+    ws_token_file: Path | None = _option(
+        None, "the file with the capability token", group=WEBSOCKET, metavar="FILE"
+    )
+    ws_token_sha256: str | None = _option(
+        None,
+        "the token's SHA-256 digest in hexadecimal, instead of the token",
+        group=WEBSOCKET,
+        metavar="HEX",
+        secret=True,
+    )
+    ws_shared_secret_file: Path | None = _option(
+        None, "the file with the key of signed bearer tokens (HS256)", group=WEBSOCKET, metavar="FILE"
+    )
+    ws_issuer: str | None = _option(
+        None, "the `iss` that signed tokens must have", group=WEBSOCKET, metavar="TEXT", unset="any"
+    )
+    ws_audience: str | None = _option(
+        None, "the `aud` that signed tokens must have", group=WEBSOCKET, metavar="TEXT", unset="any"
+    )
+    ws_max_clock_skew_seconds: int | None = _option(
+        None,
+        "tolerance for `exp` and `nbf` of signed tokens",
+        group=WEBSOCKET,
+        metavar="N",
+        unit="seconds",
+        unset=f"{DEFAULT_CLOCK_SKEW_SECONDS}",
+        ge=0,
+    )
+    ws_host: tuple[str, ...] = _option(
+        (),
+        "a name that the Host header may carry, beside literal addresses",
+        group=WEBSOCKET,
+        metavar="NAME",
+        unset="none",
+    )
+    allow_unauthenticated: bool = _option(
+        False, "serve WebSockets without ws_auth on other addresses than loopback", group=WEBSOCKET
+    )
+    retained_output_bytes: int = _option(
+        _LIMITS.retained_output_bytes,
+        "output kept a process; of more, the oldest is dropped",
+        group=LIMITS,
+        metavar="N",
+        unit="bytes",
+        ge=0,
+    )
+    daemon_output_bytes: int = _option(
+        _LIMITS.daemon_output_bytes,
+        "output kept by all processes together",
+        group=LIMITS,
+        metavar="N",
+        unit="bytes",
+        ge=1,
+    )
+    session_ttl: float = _option(
+        80.0,  # what the reference was measured to do
+        "how long a session without a connection is kept, with everything that it started",
+        group=LIMITS,
+        metavar="S",
+        unit="seconds",
+        gt=0,
+        lt=_TEN_YEARS,
+    )
+    process_ttl: float = _option(
+        _LIMITS.process_ttl,
+        "how long a closed process stays readable",
+        group=LIMITS,
+        metavar="S",
+        unit="seconds",
+        gt=0,
+        lt=_TEN_YEARS,
+    )
+    stdio_spin_us: int = _option(
+        0,
+        "on stdio, look for the next request this long before sleeping: shorter round trips for CPU time; "
+        "0 is off",
+        group=LIMITS,
+        metavar="N",
+        unit="microseconds",
+        ge=0,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _option(
+        "info", "the least that is logged", group=LOGS
+    )
+    log_format: Literal["json", "console"] = _option("json", "how it is written", group=LOGS)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """By itself the model reads nothing; `loading.load` gives it sources that know where values stand."""
+        return (init_settings,)
+
+    @property
+    def authentication(self) -> AuthenticationOptions:
+        """The `ws_…` options that decide who may connect."""
+        return AuthenticationOptions(
+            ws_auth=self.ws_auth,
+            ws_token_file=_name(self.ws_token_file),
+            ws_token_sha256=self.ws_token_sha256,
+            ws_shared_secret_file=_name(self.ws_shared_secret_file),
+            ws_issuer=self.ws_issuer,
+            ws_audience=self.ws_audience,
+            ws_max_clock_skew_seconds=self.ws_max_clock_skew_seconds,
+        )
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What the executor keeps."""
+        return ExecutorLimits(
+            retained_output_bytes=self.retained_output_bytes,
+            daemon_output_bytes=self.daemon_output_bytes,
+            process_ttl=self.process_ttl,
+        )

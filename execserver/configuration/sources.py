@@ -1,0 +1,164 @@
+"""The places that settings come from. Each says what it holds, checked, and where each value stands.
+
+Every place is checked in whole, also what a place before it overrides: an error that hides until a flag
+is left out is worse than one that is said at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import PydanticBaseSettingsSource
+
+from execserver.configuration.model import PREFIX, Settings
+from execserver.configuration.options import OPTIONS
+from execserver.configuration.toml_lines import lines_of_keys
+from execserver.supervisor import config_file
+from execserver.supervisor.packets import CHANNEL_VARIABLE
+
+_OTHER_VARIABLES = frozenset(
+    {
+        config_file.CONFIG_VARIABLE,
+        CHANNEL_VARIABLE,
+        "EXECSERVER_URL",  # the client's
+        "EXECSERVER_FUZZ_SEED",  # the tests'
+        "EXECSERVER_SOAK_COMMANDS",
+        "EXECSERVER_TEST_COMMAND",
+        "EXECSERVER_VECTORS",
+    }
+)
+
+
+class Source(PydanticBaseSettingsSource):
+    """One place. `values` by name, `problems` in sentences that begin with the exact spot."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings)
+        self.values: dict[str, Any] = {}
+        self.problems: list[str] = []
+
+    def origin(self, name: str) -> str:
+        """Where the value of that name stands, for `execserver config show`."""
+        raise NotImplementedError
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """One value, as pydantic-settings asks for it."""
+        return self.values.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """All values."""
+        return self.values
+
+
+class FlagSource(Source):
+    """The command line.
+
+    Args:
+        flags: what was given, by the settings' names. Scalars are checked already (`flags.py`).
+        folder: where relative file names start.
+    """
+
+    def __init__(self, flags: Mapping[str, Any], folder: str) -> None:
+        super().__init__()
+        for name, given in flags.items():
+            option = OPTIONS[name]
+            try:
+                value = option.validated(given) if option.repeated else given
+            except ValueError as error:
+                # The supervisor's text names the flag already.
+                self.problems.append(str(error) if option.flag in str(error) else f"{option.flag}: {error}")
+            else:
+                self.values[name] = _absolute(value, folder)
+
+    def origin(self, name: str) -> str:
+        """`flag --NAME`."""
+        return f"flag {OPTIONS[name].flag}"
+
+
+class EnvironmentSource(Source):
+    """Variables `EXECSERVER_NAME`. Lists are separated by spaces; an empty variable counts as missing."""
+
+    def __init__(self, environment: Mapping[str, str], folder: str) -> None:
+        super().__init__()
+        for name, option in OPTIONS.items():
+            text = environment.get(option.variable, "").strip()
+            if not text:
+                continue
+            try:
+                value = option.validated(text.split() if option.repeated else text)
+            except ValueError as error:
+                self.problems.append(f"{option.variable}: {error}")
+            else:
+                self.values[name] = _absolute(value, folder)
+        known = {option.variable for option in OPTIONS.values()}
+        self.warnings = [
+            f"the variable {variable} means nothing{_suggestion(variable, known, PREFIX)}"
+            for variable in sorted(environment)
+            if variable.startswith(PREFIX) and variable not in known | _OTHER_VARIABLES
+        ]
+
+    def origin(self, name: str) -> str:
+        """`environment EXECSERVER_NAME`."""
+        return f"environment {OPTIONS[name].variable}"
+
+
+class FileSource(Source):
+    """A TOML file whose top-level keys are the settings' names.
+
+    Args:
+        path: the file; None for none. Relative file names start in its folder.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        super().__init__()
+        self._path = path
+        if path is None:
+            return
+        try:
+            self._text = config_file.read(path)
+            document = config_file.parse(path, self._text)
+        except config_file.ConfigFileError as error:
+            self.problems.append(str(error))
+            return
+        for key, given in document.items():
+            try:
+                self.values[key] = _absolute(self._validated(key, given), os.path.dirname(path))
+            except ValueError as error:
+                self.problems.append(f"{self._place(key)}: {error}")
+
+    def origin(self, name: str) -> str:
+        """`file PATH:LINE`."""
+        return f"file {self._place(name)}"
+
+    def _validated(self, key: str, given: Any) -> Any:
+        if key not in OPTIONS:
+            raise ValueError(f"unknown key {key!r}{_suggestion(key, OPTIONS)}")
+        try:
+            return OPTIONS[key].validated_strictly(given)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+
+    def _place(self, key: str) -> str:
+        return f"{self._path}:{self._lines[key]}"
+
+    @cached_property
+    def _lines(self) -> dict[str, int]:
+        return lines_of_keys(self._text)
+
+
+def _absolute(value: Any, folder: str) -> Any:
+    return Path(folder) / value if isinstance(value, Path) else value
+
+
+def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
+    from difflib import get_close_matches  # for mistakes only
+
+    # Compared without what all have in common, which would make anything look close.
+    candidates = [each.removeprefix(prefix) for each in known]
+    close = get_close_matches(name.removeprefix(prefix), candidates, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else "; `execserver config show` names them all"

@@ -1,0 +1,107 @@
+"""Descriptors that live longer than one call, and may be closed while a thread uses them.
+
+A descriptor's number is given to the next file that is opened as soon as it is closed. So a
+close waits for the calls that use the number, and no call begins after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from execserver.filesystem.blocking import Abandoned, run_in_background
+
+
+class Descriptor:
+    """One open file. Threads use it by `borrow`; `close` may come at any time, from any thread."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._users = 0
+        self._closing = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def borrow(self) -> Iterator[int]:
+        """The number, which stays this file's until the end of the `with`.
+
+        Raises:
+            OSError: EBADF, it is closed.
+        """
+        with self._lock:
+            if self._closing:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self._users += 1
+        try:
+            yield self._number
+        finally:
+            self._give_back()
+
+    def close(self) -> None:
+        """Close it now, or when the last borrower is done; more than once is no error."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            unused = not self._users
+        if unused:
+            self._close_number()
+
+    def _give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            unused = self._closing and not self._users
+        if unused:
+            self._close_number()
+
+    def _close_number(self) -> None:
+        # Some file systems report a late write error here; the number is free all the same.
+        with suppress(OSError):
+            os.close(self._number)
+
+
+class Descriptors:
+    """All long-lived descriptors of one connection; they are closed with it."""
+
+    def __init__(self) -> None:
+        self._open: set[Descriptor] = set()
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def adopt(self, number: int) -> Descriptor:
+        """Take over an open descriptor, from any thread.
+
+        Raises:
+            Abandoned: the connection ended meanwhile; the descriptor is closed.
+        """
+        descriptor = Descriptor(number)
+        with self._lock:
+            if not self._ended:
+                self._open.add(descriptor)
+                return descriptor
+        descriptor.close()
+        raise Abandoned
+
+    def release(self, descriptor: Descriptor) -> None:
+        """Close one of them, from any thread; more than once is no error."""
+        with self._lock:
+            self._open.discard(descriptor)
+        descriptor.close()
+
+    def close(self) -> None:
+        """The connection has ended."""
+        with self._lock:
+            self._ended = True
+            remaining, self._open = self._open, set()
+        if remaining:
+            # The close of a file on a network mount waits for its server.
+            run_in_background(partial(_close_all, remaining))
+
+
+def _close_all(descriptors: Iterable[Descriptor]) -> None:
+    for descriptor in descriptors:
+        descriptor.close()

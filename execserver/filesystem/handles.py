@@ -1,0 +1,131 @@
+"""Block handles: `fs/open`, `fs/readBlock`, `fs/writeBlock`, `fs/close`.
+
+The connection runs the requests of one handle one after the other; it may end at any time.
+`docs/protocol.md`, "Handles".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Literal
+
+import pybase64
+
+from execserver.filesystem.blocking import BlockingCalls
+from execserver.filesystem.descriptors import Descriptor, Descriptors
+from execserver.filesystem.opening import open_to_read, open_to_replace
+from execserver.filesystem.reading import read_at
+from execserver.filesystem.writing import write_at
+from execserver.protocol.errors import InvalidRequest, NotFound
+from execserver.protocol.limits import (
+    MAX_BLOCK_BYTES,
+    MAX_FILE_HANDLES,
+    MAX_FILE_OFFSET,
+    MAX_HANDLE_ID_BYTES,
+)
+
+HandleMode = Literal["read", "replace"]
+
+
+class FileHandles:
+    """The open handles of one connection. All methods are called on the loop's thread."""
+
+    def __init__(self, calls: BlockingCalls, descriptors: Descriptors) -> None:
+        self._calls = calls
+        self._descriptors = descriptors
+        # None while the file is being opened: the name is taken and counts.
+        self._handles: dict[str, Descriptor | None] = {}
+
+    async def open(self, handle_id: str, path: str, mode: HandleMode) -> None:
+        """Open a file under a name of the caller's choice.
+
+        Raises:
+            InvalidRequest: the name is longer than 32 bytes or in use, 128 handles are open, or
+                the path is no regular file.
+            RpcError: the file cannot be opened.
+        """
+        if len(handle_id.encode("utf-8", "surrogatepass")) > MAX_HANDLE_ID_BYTES:
+            raise InvalidRequest(f"file handle ID must not exceed {MAX_HANDLE_ID_BYTES} bytes")
+        if handle_id in self._handles:
+            raise InvalidRequest(
+                f"file handle `{handle_id}` already exists", name="handle_exists", field="handleId"
+            )
+        if len(self._handles) >= MAX_FILE_HANDLES:
+            raise InvalidRequest(f"at most {MAX_FILE_HANDLES} file handles may be open per connection")
+        self._handles[handle_id] = None
+        try:
+            self._handles[handle_id] = await self._calls.run(_open, path, mode, self._descriptors)
+        except BaseException:
+            self._handles.pop(handle_id, None)
+            raise
+
+    async def read_block(self, handle_id: str, offset: int, length: int) -> bytes:
+        """Read a block, as the JSON of a `ReadBlockResult`. A failing read closes the handle.
+
+        Raises:
+            InvalidRequest: `length` is not 1 to 1,048,576 bytes.
+            NotFound: no such handle.
+            RpcError: the read failed.
+        """
+        if not 1 <= length <= MAX_BLOCK_BYTES:
+            raise InvalidRequest(f"file read block length must be between 1 and {MAX_BLOCK_BYTES}")
+        descriptor = self._get(handle_id)
+        try:
+            return await self._calls.run(_read_block, descriptor, length, offset)
+        except Exception:
+            await self.close_handle(handle_id)
+            raise
+
+    async def write_block(self, handle_id: str, offset: int, chunk: bytes) -> None:
+        """Write all of a block.
+
+        Raises:
+            InvalidRequest: it is not 1 to 1,048,576 bytes long, or would end beyond 2^63 - 1.
+            NotFound: no such handle.
+            RpcError: the write failed; the handle stays.
+        """
+        if not 1 <= len(chunk) <= MAX_BLOCK_BYTES:
+            raise InvalidRequest(f"file write block length must be between 1 and {MAX_BLOCK_BYTES}")
+        if offset + len(chunk) > MAX_FILE_OFFSET:
+            raise InvalidRequest("file write range exceeds the signed 64-bit file offset limit")
+        await self._calls.run(_write_block, self._get(handle_id), chunk, offset)
+
+    async def close_handle(self, handle_id: str) -> None:
+        """Close a handle; an unknown one is no error.
+
+        The file is closed when this returns: a program that was written through the handle can
+        be started then.
+        """
+        descriptor = self._handles.get(handle_id)
+        if descriptor is not None:
+            del self._handles[handle_id]
+            await self._calls.run(self._descriptors.release, descriptor)
+
+    def close(self) -> None:
+        """The connection has ended; its descriptors are closed by their owner."""
+        self._handles.clear()
+
+    def _get(self, handle_id: str) -> Descriptor:
+        descriptor = self._handles.get(handle_id)
+        if descriptor is None:
+            raise NotFound(f"unknown file handle `{handle_id}`", name="unknown_handle", field="handleId")
+        return descriptor
+
+
+def _open(path: str, mode: HandleMode, descriptors: Descriptors) -> Descriptor:
+    return descriptors.adopt(open_to_read(path)[0] if mode == "read" else open_to_replace(path))
+
+
+def _read_block(descriptor: Descriptor, length: int, offset: int) -> bytes:
+    if offset > MAX_FILE_OFFSET:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    with descriptor.borrow() as number:
+        data = read_at(number, length, offset)
+    eof = b"true" if len(data) < length else b"false"
+    return b'{"chunk":"%b","eof":%b}' % (pybase64.b64encode(data), eof)
+
+
+def _write_block(descriptor: Descriptor, chunk: bytes, offset: int) -> None:
+    with descriptor.borrow() as number:
+        write_at(number, chunk, offset)

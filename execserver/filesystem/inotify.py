@@ -1,0 +1,71 @@
+"""inotify(7), by three calls into the C library that the interpreter has loaded already.
+
+The usual libraries find the C library by `ctypes.util.find_library`, which starts programs to
+look for it; a server whose children are its business must not do that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import NamedTuple
+
+CREATE, DELETE = 0x100, 0x200
+MOVED_FROM, MOVED_TO = 0x40, 0x80
+UNMOUNT, QUEUE_OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000
+ONLY_DIRECTORY = 0x01000000
+
+_HEADER = struct.Struct("iIII")
+_BUFFER_BYTES = 1 << 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Event(NamedTuple):
+    """What happened to `name` in the directory of `watch`."""
+
+    watch: int
+    mask: int
+    name: str
+
+
+def open_inotify() -> int:
+    """A new instance, which does not block.
+
+    Raises:
+        OSError: EMFILE, the user has too many instances.
+    """
+    return _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def add_watch(number: int, path: str, mask: int) -> int:
+    """Watch what `path` leads to. The same inode gives the same watch.
+
+    Raises:
+        OSError: among others ENOSPC, the user has too many watches.
+    """
+    return _checked(_libc.inotify_add_watch(number, os.fsencode(path), ctypes.c_uint32(mask)))
+
+
+def read_events(number: int) -> list[Event]:
+    """What has happened so far; nothing when nothing has."""
+    try:
+        data = os.read(number, _BUFFER_BYTES)
+    except BlockingIOError:
+        return []
+    events = []
+    offset = 0
+    while offset < len(data):
+        watch, mask, _, length = _HEADER.unpack_from(data, offset)
+        offset += _HEADER.size
+        events.append(Event(watch, mask, os.fsdecode(data[offset : offset + length].rstrip(b"\0"))))
+        offset += length
+    return events
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

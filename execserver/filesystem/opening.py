@@ -1,0 +1,61 @@
+"""Opening regular files without ever waiting: for a fifo's other end, for a device."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from execserver.protocol.errors import InvalidRequest
+from execserver.protocol.path_uri import printable_path
+
+# Without O_NONBLOCK the open of a fifo waits for its other end; without O_NOCTTY that of a
+# terminal can make it the server's.
+_ALWAYS = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+NEW_FILE_MODE = 0o666
+"""Of a file that is made here, less the umask's bits."""
+
+
+def open_to_read(path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file, following links.
+
+    Raises:
+        InvalidRequest: it is a directory, a fifo or a device.
+        OSError: among others ENXIO, it is a socket.
+    """
+    number = os.open(path, os.O_RDONLY | _ALWAYS)
+    return number, _require_regular(number, path)
+
+
+def open_to_replace(path: str) -> int:
+    """Open or make a regular file, following links, and empty it.
+
+    Raises:
+        InvalidRequest: it is a device, or a fifo that somebody reads.
+        OSError: among others EISDIR, and ENXIO for another fifo or a socket.
+    """
+    number = open_to_write(path)
+    _require_regular(number, path)
+    try:
+        os.ftruncate(number, 0)
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def open_to_write(path: str, mode: int = NEW_FILE_MODE) -> int:
+    """Open or make a file of any kind, following links; its content stays."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | _ALWAYS, mode)
+
+
+def _require_regular(number: int, path: str) -> os.stat_result:
+    """The status of an open file; when it is no regular one it is closed and refused."""
+    try:
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidRequest(f"path `{printable_path(path)}` is not a file")
+    except BaseException:
+        os.close(number)
+        raise
+    return status

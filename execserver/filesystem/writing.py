@@ -1,0 +1,121 @@
+"""`fs/writeFile`: base64 text to a file's content, in place.
+
+The text may be as long as a message. It is decoded piece by piece in the thread that writes,
+twice: once to see that all of it is valid, before anything is touched, and once to write it.
+Decoding costs a tenth of what writing does; keeping the decoded pieces costs more than that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+import pybase64
+
+from execserver.filesystem.opening import open_to_write
+from execserver.protocol.errors import InvalidRequest
+
+_PIECE_CHARS = 256 << 10
+"""Characters of a piece: a multiple of four, and what it decodes to fits into a processor's cache."""
+
+# Words of a file system, or of the C library, for that it cannot reserve space. EBADF is that of
+# glibc, whose substitute needs a descriptor that can be read.
+_CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF})
+
+
+def write_file(path: str, text: str | memoryview) -> None:
+    """Make a file or replace its content; inode, mode and links stay, and links are followed.
+
+    When there is no space for the new content the old one stays.
+
+    Raises:
+        InvalidRequest: the text is no base64; nothing was made or changed.
+        OSError: it cannot be opened or written.
+    """
+    encoded = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+    size = _decoded_size(encoded)
+    number = open_to_write(path)
+    try:
+        status = os.fstat(number)
+        if stat.S_ISREG(status.st_mode):
+            _replace_content(number, status.st_size, encoded, size)
+        else:
+            _write_all(number, encoded)
+    finally:
+        os.close(number)
+
+
+def write_at(number: int, data: bytes, offset: int) -> None:
+    """Write all of `data` at `offset`."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(number, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def _replace_content(number: int, old_size: int, encoded: memoryview, size: int) -> None:
+    try:
+        if old_size and size:
+            _reserve(number, old_size, size)
+        _write_all(number, encoded)
+    except OSError:
+        if not old_size:
+            os.ftruncate(number, 0)
+        raise
+    if size < old_size:
+        os.ftruncate(number, size)
+
+
+def _reserve(number: int, old_size: int, size: int) -> None:
+    """Make sure that writing `size` bytes from the start will find space, without changing a byte."""
+    try:
+        os.posix_fallocate(number, 0, size)
+    except OSError as error:
+        if size > old_size and os.fstat(number).st_size > old_size:
+            os.ftruncate(number, old_size)
+        if error.errno not in _CANNOT_RESERVE:
+            raise
+
+
+def _write_all(number: int, encoded: memoryview) -> None:
+    for piece in _pieces(encoded):
+        data = memoryview(pybase64.b64decode(piece, validate=True))
+        while data:
+            data = data[os.write(number, data) :]
+
+
+def _decoded_size(encoded: memoryview) -> int:
+    """How many bytes the text stands for.
+
+    Raises:
+        InvalidRequest: it is no standard base64 with padding.
+    """
+    size = 0
+    decoded = b""
+    last = memoryview(b"")
+    for piece in _pieces(encoded):
+        if len(last) * 3 != len(decoded) * 4:
+            raise _invalid("padding before the end")
+        try:
+            decoded = pybase64.b64decode(piece, validate=True)
+        except ValueError as error:
+            raise _invalid(str(error)) from None
+        last = piece
+        size += len(decoded)
+    # The last digit before the padding has bits that mean nothing; they are zero in what any
+    # encoder makes, and something is wrong with the text where they are not.
+    if pybase64.b64encode(decoded[-(len(decoded) % 3 or 3) :]) != bytes(last[-4:]):
+        raise _invalid("the last digit has bits that are not zero")
+    return size
+
+
+def _pieces(encoded: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(encoded), _PIECE_CHARS):
+        yield encoded[start : start + _PIECE_CHARS]
+
+
+def _invalid(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"fs/writeFile requires valid base64 dataBase64: {reason}")

@@ -1,0 +1,332 @@
+"""Whose descendant is it? Membership of processes, kept by the kernel.
+
+Rules of this file:
+
+1. A process is a member of a service instance when its *soft RLIMIT_RTTIME* holds the
+   instance's tag. The limit is inherited through fork, setsid, double fork, exec and
+   `env -i`; it acts on real-time scheduled threads only, and a tag is 146,000 years.
+2. Descendants (by parent pid) of a member are members too: a nested execserver gives its
+   own children another tag.
+3. A pid is a number only while we look; a signal goes through a pidfd whose process a
+   *later* scan still found to be a member. So a reused pid is never hit.
+4. The calling process, what the caller excludes, kernel threads and zombies are never members.
+
+    bit 62 | 30 bits: service instance (random) | 32 bits: process number (0 = the service itself)
+
+A process that changes its own RLIMIT_RTTIME and is an orphan is not found. Standard library
+only: the supervisor, the server and its worker threads all use this module; it has no state
+but the hard limit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable
+
+INSTANCE_BITS = 30
+NUMBER_BITS = 32
+# Python's rlimits are signed 64-bit, so bit 62 is the highest that a tag can have.
+_TAG_BIT = 1 << (INSTANCE_BITS + NUMBER_BITS)
+_NUMBER_MASK = (1 << NUMBER_BITS) - 1
+
+_PF_KTHREAD = 0x0020_0000  # include/linux/sched.h; field 9 of /proc/PID/stat
+# While some of the killed do not die (stuck in the kernel), newborns are still looked for this often.
+_RESCAN_S = 0.1
+
+_HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+_RTTIME = resource.RLIMIT_RTTIME
+_hard_limit = resource.getrlimit(_RTTIME)[1]
+
+
+class TagUnavailableError(RuntimeError):
+    """A process may not carry a tag; only descent by parent pid tells its members then."""
+
+
+def new_instance() -> int:
+    """A random instance number, 1 to 2³⁰ - 1."""
+    # The source behind `secrets`, whose import would cost the supervisor several milliseconds.
+    return int.from_bytes(os.urandom(4), "little") % ((1 << INSTANCE_BITS) - 1) + 1
+
+
+def tag_value(instance: int, number: int = 0) -> int:
+    """The soft limit that marks process `number` (0 = the service itself) of `instance`.
+
+    Raises:
+        ValueError: a number does not fit its field.
+    """
+    if not 0 < instance < 1 << INSTANCE_BITS or not 0 <= number <= _NUMBER_MASK:
+        raise ValueError(f"no tag for instance {instance}, number {number}")
+    return _TAG_BIT | instance << NUMBER_BITS | number
+
+
+def split_tag(value: int) -> tuple[int, int] | None:
+    """(instance, number) of a soft limit, or None when it is no tag."""
+    if value < _TAG_BIT:
+        return None
+    return (value ^ _TAG_BIT) >> NUMBER_BITS, value & _NUMBER_MASK
+
+
+def set_own_tag(value: int) -> None:
+    """Tag this process, and with it every process it starts from now on (one system call).
+
+    Raises:
+        TagUnavailableError: the hard limit is below the tag.
+    """
+    global _hard_limit
+    try:
+        resource.setrlimit(_RTTIME, (value, _hard_limit))
+    except ValueError:
+        # Either the tag is above the hard limit or somebody lowered that since we looked.
+        _hard_limit = resource.getrlimit(_RTTIME)[1]
+        try:
+            resource.setrlimit(_RTTIME, (value, _hard_limit))
+        except ValueError:
+            raise TagUnavailableError(
+                f"the hard limit RLIMIT_RTTIME is {_hard_limit} µs and a membership tag needs {value}; "
+                "raise it (`ulimit -H -R unlimited`, systemd: LimitRTTIME=infinity)"
+            ) from None
+
+
+def own_limit() -> int:
+    """The soft limit of this process now: a tag or whatever it had before one."""
+    return resource.getrlimit(_RTTIME)[0]
+
+
+def clear_own_tag(limit: int | None = None) -> None:
+    """Put the soft limit back to `limit` (from `own_limit`); by default to the hard one."""
+    hard = resource.getrlimit(_RTTIME)[1]
+    resource.setrlimit(_RTTIME, (hard if limit is None else limit, hard))
+
+
+def tag_of(pid: int) -> int | None:
+    """The tag of a process, or None: it has none, or it is gone. Zombies keep theirs until reaped."""
+    try:
+        value = resource.prlimit(pid, _RTTIME)[0]
+    except PermissionError:  # of another user, such as a setuid program started by a member
+        value = _limit_from_proc(pid)
+    except ProcessLookupError:
+        return None
+    return value if value >= _TAG_BIT else None
+
+
+def members(
+    instance: int,
+    number: int | Collection[int] | None = None,
+    *,
+    exclude: Collection[int] = (),
+    roots: Collection[int] = (),
+) -> set[int]:
+    """The living processes of an instance, or of some numbers of it: bearers and all their descendants.
+
+    Args:
+        instance: the service instance.
+        number: only this process number, or these; None is every one, 0 included.
+        exclude: pids that are never members. They bound the descent too, except that with
+            `number=None` the descendants of an excluded *bearer* (the server) count.
+        roots: pids whose descendants count whatever their tag is. Without tags
+            (`TagUnavailableError`) this is the only way to name a tree. A root that is no
+            child of the caller must be held by a pidfd: else its number may be another's.
+    """
+    excluded = {os.getpid(), *exclude}
+    numbers = (number,) if isinstance(number, int) else number
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    bearers = {pid for pid in pids if _belongs(tag_of(pid), instance, numbers)}
+    found = (bearers | set(roots)) - excluded
+    pending = [*found, *roots]
+    if numbers is None:
+        pending += bearers & excluded
+    children = _children_from_tasks if _HAS_CHILDREN_FILES else _children_from_table(pids)
+    while pending:
+        for child in children(pending.pop()):
+            if child not in found and child not in excluded:
+                found.add(child)
+                pending.append(child)
+    return {pid for pid in found if _parent(pid) is not None}
+
+
+def children_of(pid: int) -> set[int]:
+    """The living children of a process."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return {child for child in pids if _parent(child) == pid}
+
+
+def kill_members(
+    instance: int,
+    number: int | Collection[int] | None = None,
+    *,
+    exclude: Collection[int] = (),
+    roots: Collection[int] = (),
+    timeout: float = 2.0,
+) -> list[int]:
+    """Kill every member and wait for their ends; may be called from any thread.
+
+    SIGSTOP every member found, scan again until nothing new, SIGKILL, scan until empty.
+
+    Args:
+        instance: as for `members`, like `number`, `exclude` and `roots`.
+        number: see there.
+        exclude: see there; the calling process is always excluded.
+        roots: see there.
+        timeout: seconds.
+
+    Returns:
+        The pids of those that live on at `timeout` (stuck in the kernel) or that may not be
+        signalled (of another user). Empty is success.
+    """
+    deadline = time.monotonic() + timeout
+    # Half the time for stopping: a fork bomb must not keep us from killing.
+    stop_until = deadline - timeout / 2
+    handles: dict[int, int] = {}
+    untouchable: set[int] = set()
+    try:
+        while True:
+            stopped = _stop_all(instance, number, exclude, roots, handles, stop_until)
+            for pid in stopped & handles.keys():
+                try:
+                    signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
+                except ProcessLookupError:
+                    pass  # reaped meanwhile; its handle becomes readable
+                except PermissionError:
+                    untouchable.add(pid)
+                    os.close(handles.pop(pid))
+            _wait_for_ends(handles, min(time.monotonic() + _RESCAN_S, deadline))
+            living = members(instance, number, exclude=exclude, roots=roots) | handles.keys()
+            if living <= untouchable or time.monotonic() >= deadline:
+                return sorted(living)
+            if not stopped:  # no descriptor to be had; another thread may give some back
+                time.sleep(_RESCAN_S)
+            stop_until = max(stop_until, time.monotonic() + _RESCAN_S)
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def _stop_all(
+    instance: int,
+    number: int | Collection[int] | None,
+    exclude: Collection[int],
+    roots: Collection[int],
+    handles: dict[int, int],
+    until: float,
+) -> set[int]:
+    """SIGSTOP members until a scan finds no new one; their pidfds are left in `handles`."""
+    stopped: set[int] = set()
+    for scan in itertools.count(1):
+        found = members(instance, number, exclude=exclude, roots=roots)
+        for pid in handles.keys() - stopped - found:  # ended, or a reused pid: not ours to signal
+            os.close(handles.pop(pid))
+        for pid in (found - stopped) & handles.keys():  # opened before this scan, and still a member
+            stopped.add(pid)
+            try:
+                signal.pidfd_send_signal(handles[pid], signal.SIGSTOP)
+            except (ProcessLookupError, PermissionError):
+                continue  # SIGKILL will tell the same
+        unopened = found - handles.keys()
+        room = True
+        for pid in unopened:
+            try:
+                handles[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            except OSError:  # out of descriptors: kill those we hold, then come back
+                room = False
+                break
+        # The second scan is the first that stops anything: without it nothing would be killed.
+        if not unopened or not room or (scan > 1 and time.monotonic() >= until):
+            for pid in handles.keys() - stopped:
+                os.close(handles.pop(pid))
+            break
+    return stopped
+
+
+def _wait_for_ends(handles: dict[int, int], until: float) -> None:
+    """Wait until the processes ended (zombies have); drop the handles of those that did."""
+    poll = select.poll()
+    pids = {handle: pid for pid, handle in handles.items()}
+    for handle in pids:
+        poll.register(handle, select.POLLIN)
+    while handles:
+        ended = poll.poll(max(0.0, until - time.monotonic()) * 1000)
+        if not ended:
+            return
+        for handle, _ in ended:
+            poll.unregister(handle)
+            del handles[pids[handle]]
+            os.close(handle)
+
+
+def _belongs(tag: int | None, instance: int, numbers: Collection[int] | None) -> bool:
+    bearer = None if tag is None else split_tag(tag)
+    return bearer is not None and bearer[0] == instance and (numbers is None or bearer[1] in numbers)
+
+
+def _parent(pid: int) -> int | None:
+    """The parent pid of a living user process. A zombie leader with running threads lives."""
+    try:
+        stat = _read(f"/proc/{pid}/stat")
+    except OSError:
+        return None
+    # The command, field 2, may contain anything; what follows the last parenthesis is plain.
+    state, parent, *rest = stat[stat.rindex(b")") + 2 :].split(b" ", 18)
+    if int(rest[4]) & _PF_KTHREAD or (state in b"ZX" and int(rest[15]) <= 1):
+        return None
+    return int(parent)
+
+
+def _children_from_tasks(pid: int) -> list[int]:
+    """The children of every thread. Costs nothing for the processes that are none of ours.
+
+    A child may be missed while a sibling ends; those who must have all scan until nothing is new.
+    """
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    children: list[int] = []
+    for task in tasks:
+        try:
+            children += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
+        except OSError:
+            continue
+    return children
+
+
+def _children_from_table(pids: Iterable[int]) -> Callable[[int], list[int]]:
+    """The same for kernels without CONFIG_PROC_CHILDREN, from one look at every process."""
+    children: dict[int, list[int]] = {}
+    for pid in pids:
+        parent = _parent(pid)
+        if parent is not None:
+            children.setdefault(parent, []).append(pid)
+    return lambda pid: children.get(pid, [])
+
+
+def _limit_from_proc(pid: int) -> int:
+    try:
+        limits = _read(f"/proc/{pid}/limits")
+    except OSError:
+        return -1
+    for line in limits.splitlines():
+        if line.startswith(b"Max realtime timeout"):
+            soft = line.split()[3]
+            return int(soft) if soft.isdigit() else -1
+    return -1
+
+
+def _read(path: str) -> bytes:
+    # A quarter of the cost of open(): a scan reads many such files.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = b""
+        # Short reads are no end: `children` files give whole numbers only.
+        while piece := os.read(descriptor, 4096):
+            content += piece
+        return content
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,102 @@
+"""The environment of a child: what is inherited, dropped, set and laid over it.
+
+Pure functions on mappings. `docs/protocol.md`, "Environment policy".
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from execserver.protocol.process import EnvPolicy
+
+CORE_VARIABLES = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "LOGNAME",
+        "PATH",
+        "SHELL",
+        "TEMP",
+        "TMP",
+        "TMPDIR",
+        "USER",
+        "USERNAME",
+    }
+)
+"""What `inherit: "core"` keeps."""
+
+DEFAULT_EXCLUDES = ("*KEY*", "*SECRET*", "*TOKEN*")
+
+_REMOVED_NAMES = frozenset(
+    {
+        # The reference's list: credentials of the executor itself.
+        "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
+        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+        "OPENAI_IDENTITY_TOKEN_FILE",
+        "OPENAI_FEDERATION_RULE_ID",
+        # What a service manager told the daemon is nobody else's: a child that answers
+        # NOTIFY_SOCKET or takes LISTEN_FDS for its own would act in the daemon's name.
+        "NOTIFY_SOCKET",
+        "JOURNAL_STREAM",
+        "CREDENTIALS_DIRECTORY",
+    }
+)
+_REMOVED_PREFIXES = ("LISTEN_", "WATCHDOG_", "EXECSERVER_")
+
+
+def is_always_removed(name: str) -> bool:
+    """Whether no child ever sees this variable, whatever its source."""
+    return name in _REMOVED_NAMES or name.startswith(_REMOVED_PREFIXES)
+
+
+def child_environment(
+    own: Mapping[str, str], policy: EnvPolicy | None, overlay: Mapping[str, str]
+) -> dict[str, str]:
+    """The child's variables.
+
+    Args:
+        own: the daemon's own environment at launch.
+        policy: how to use it; without one nothing is inherited.
+        overlay: laid over the result, unfiltered.
+    """
+    variables = {} if policy is None else _apply(own, policy)
+    variables.update(overlay)
+    removed = [name for name in variables if is_always_removed(name)]
+    for name in removed:
+        del variables[name]
+    return variables
+
+
+def _apply(own: Mapping[str, str], policy: EnvPolicy) -> dict[str, str]:
+    if policy.inherit == "all":
+        variables = dict(own)
+    elif policy.inherit == "core":
+        variables = {name: value for name, value in own.items() if name.upper() in CORE_VARIABLES}
+    else:
+        variables = {}
+    if not policy.ignore_default_excludes:
+        variables = _without(variables, DEFAULT_EXCLUDES)
+    if policy.exclude:
+        variables = _without(variables, policy.exclude)
+    variables.update(policy.set)
+    if policy.include_only:
+        keep = _matcher(tuple(policy.include_only))
+        variables = {name: value for name, value in variables.items() if keep.match(name)}
+    return variables
+
+
+def _without(variables: dict[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    drop = _matcher(tuple(patterns))
+    return {name: value for name, value in variables.items() if not drop.match(name)}
+
+
+@lru_cache(maxsize=64)
+def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Case-insensitive globs with `*` and `?`; square brackets are themselves."""
+    globs = (fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)
+    return re.compile("|".join(globs), re.IGNORECASE)

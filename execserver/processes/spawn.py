@@ -1,0 +1,175 @@
+"""Start a child on the vfork path, in a session of its own, with exactly the named descriptors.
+
+`os.posix_spawn` and a change of directory on the loop's thread: no Python runs between fork
+and exec, the parent's heap is not copied, and no other thread of the daemon uses a relative
+path. All descriptors of the daemon are close-on-exec.
+
+The tag by which descendants are told (`execserver.membership`) is set on the daemon itself
+just before the spawn, so that the child has it from its first instruction.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import resource
+import signal
+import struct
+import termios
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from execserver import membership
+from execserver.processes.launch import LaunchPlan
+from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
+
+# What the daemon ignores would stay ignored in the child.
+_DEFAULT_SIGNALS = [
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGCHLD,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+]
+_WINDOW_SIZE = struct.pack("HHHH", TTY_ROWS, TTY_COLUMNS, 0, 0)
+
+
+@dataclass(slots=True)
+class Spawned:
+    """A running child and our ends of its descriptors, all non-blocking."""
+
+    pid: int
+    pidfd: int
+    stdin: int | None
+    outputs: list[int]
+    """`[stdout, stderr]`, or `[master]` of a terminal (then `stdin` is None: write to the master)."""
+
+
+class Spawner:
+    """What all spawns of the daemon share.
+
+    Args:
+        home: descriptor of the daemon's own working directory, to come back to.
+        null: `/dev/null`, open for reading and writing.
+        nofile: the soft descriptor limit to give to children, or None to leave ours.
+    """
+
+    def __init__(self, home: int, null: int, nofile: int | None) -> None:
+        self._home = home
+        self._null = null
+        self._nofile = nofile
+        self._hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def spawn(self, plan: LaunchPlan, tag: int | None) -> Spawned:
+        """Start the child.
+
+        Raises:
+            OSError: the program or the directory is missing, or the system is out of something.
+            ValueError: a NUL byte, or a variable name that cannot be.
+        """
+        opened: list[int] = []
+        try:
+            return (
+                self._spawn_terminal(plan, tag, opened) if plan.tty else self._spawn_pipes(plan, tag, opened)
+            )
+        except BaseException:
+            for fd in opened:
+                os.close(fd)
+            raise
+
+    def _spawn_pipes(self, plan: LaunchPlan, tag: int | None, opened: list[int]) -> Spawned:
+        out_read, out_write = _pipe(opened)
+        err_read, err_write = _pipe(opened)
+        if plan.pipe_stdin:
+            child_stdin, stdin = _pipe(opened)
+            os.set_blocking(stdin, False)
+        else:
+            child_stdin, stdin = self._null, None
+        pid = self._run(
+            plan,
+            tag,
+            [
+                (os.POSIX_SPAWN_DUP2, child_stdin, 0),
+                (os.POSIX_SPAWN_DUP2, out_write, 1),
+                (os.POSIX_SPAWN_DUP2, err_write, 2),
+            ],
+        )
+        pidfd = self._adopt(pid)
+        os.close(out_write)
+        os.close(err_write)
+        if stdin is not None:
+            os.close(child_stdin)
+        os.set_blocking(out_read, False)
+        os.set_blocking(err_read, False)
+        return Spawned(pid, pidfd, stdin, [out_read, err_read])
+
+    def _spawn_terminal(self, plan: LaunchPlan, tag: int | None, opened: list[int]) -> Spawned:
+        master, slave = pty.openpty()
+        opened += (master, slave)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, _WINDOW_SIZE)
+        # A session leader without a terminal gets the first one that it opens.
+        pid = self._run(
+            plan,
+            tag,
+            [
+                (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+                (os.POSIX_SPAWN_DUP2, 0, 2),
+            ],
+        )
+        pidfd = self._adopt(pid)
+        os.close(slave)
+        os.set_blocking(master, False)
+        return Spawned(pid, pidfd, None, [master])
+
+    def _run(self, plan: LaunchPlan, tag: int | None, file_actions: Sequence[tuple[int | str, ...]]) -> int:
+        os.chdir(plan.cwd)
+        try:
+            if tag is not None:
+                membership.set_own_tag(tag)
+            self._limit_descriptors(self._nofile)
+            return os.posix_spawn(
+                plan.program,
+                plan.arguments,
+                plan.environment,
+                setsid=True,
+                setsigdef=_DEFAULT_SIGNALS,
+                setsigmask=[],
+                file_actions=file_actions,
+            )
+        finally:
+            self._limit_descriptors(None)
+            os.fchdir(self._home)
+
+    def _adopt(self, pid: int) -> int:
+        """Open the pidfd; the child cannot be left behind."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            # Out of descriptors: a child that cannot be watched must not run.
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        return pidfd
+
+    def _limit_descriptors(self, soft: int | None) -> None:
+        """Set our own soft limit for the moment of a spawn: the child has it from its first
+        instruction. The interpreter lock is held all the while; only a thread that is inside the
+        kernel just then could miss a descriptor above the limit.
+        """
+        if self._nofile is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._hard if soft is None else soft, self._hard))
+
+
+def _pipe(opened: list[int]) -> tuple[int, int]:
+    ends = os.pipe2(os.O_CLOEXEC)
+    opened += ends
+    return ends

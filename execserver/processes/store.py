@@ -1,0 +1,137 @@
+"""The processes of one session, by the client's names for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from execserver.processes.executor import Executor
+from execserver.processes.launch import LaunchPlan
+from execserver.processes.process import ManagedProcess
+from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text
+from execserver.telemetry.measures import measures
+
+log = structlog.get_logger(__name__)
+
+
+class Reservation:
+    """A start that waits for its turn."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+
+class ProcessStore:
+    """A session's processes, running and retained.
+
+    `docs/protocol.md`, "Processes": a name is taken from the start until retention ends.
+    """
+
+    def __init__(self, executor: Executor, session_id: str) -> None:
+        self.executor = executor
+        self._log = log.bind(session=session_id)
+        self._processes: dict[str, ManagedProcess] = {}
+        self.waiting_input = 0
+        """Bytes of writes whose answer waits for a child to read."""
+        self._reserved: dict[str, Reservation] = {}
+        self._numbers: set[int] = set()
+        """Every number ever given out here: a daemonised descendant may outlive the record."""
+        self._ended = False
+
+    def __iter__(self) -> Iterator[ManagedProcess]:
+        return iter(list(self._processes.values()))
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def find(self, process_id: str) -> ManagedProcess | None:
+        """The process of that name, if there is one."""
+        return self._processes.get(process_id)
+
+    def get(self, process_id: str) -> ManagedProcess:
+        """The process of that name.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        process = self._processes.get(process_id)
+        if process is None:
+            raise InvalidRequest(
+                f"unknown process id {process_id}", name="unknown_process", field="processId"
+            )
+        return process
+
+    def require_free(self, process_id: str) -> None:
+        """Raise InvalidRequest when the name is taken, by a running or a retained process."""
+        if process_id in self._processes or process_id in self._reserved:
+            raise InvalidRequest(
+                f"process {process_id} already exists", name="process_exists", field="processId"
+            )
+
+    @contextmanager
+    def reserve(self, process_id: str) -> Iterator[Reservation]:
+        """Hold a name while its start waits for its turn."""
+        reservation = self._reserved[process_id] = Reservation()
+        try:
+            yield reservation
+        finally:
+            del self._reserved[process_id]
+
+    def cancel_start(self, process_id: str) -> bool:
+        """Cancel a start that is waiting. False when there is none of that name."""
+        reservation = self._reserved.get(process_id)
+        if reservation is None or reservation.cancelled:
+            return False
+        reservation.cancelled = True
+        return True
+
+    def start(self, process_id: str, make_plan: Callable[[], LaunchPlan]) -> ManagedProcess:
+        """Start a process under a free name.
+
+        Raises:
+            InvalidRequest: the name is taken, or the session has ended.
+            InternalError: the operating system's reason why it cannot be started.
+        """
+        if self._ended or self.executor.stopping:
+            raise InvalidRequest(
+                "the session has ended" if self._ended else "the daemon is stopping", name="stopping"
+            )
+        self.require_free(process_id)
+        try:
+            process = self.executor.start(process_id, make_plan(), self._on_closed)
+        except OSError as error:
+            measures.failed_starts += 1
+            raise InternalError(os_error_text(error), name="spawn_failed") from None
+        except ValueError as error:
+            measures.failed_starts += 1
+            raise InternalError(f"cannot start the process: {error}", name="spawn_failed") from None
+        self._processes[process_id] = process
+        self._numbers.add(process.number)
+        self._log.debug("process started", process=process_id, pid=process.pid, tty=process.tty)
+        return process
+
+    async def end(self) -> list[int]:
+        """The session is over: kill everything that it started, wherever it went.
+
+        Returns the pids that survived.
+        """
+        self._ended = True
+        leaders = [process.pid for process in self if process.running]
+        numbers, self._numbers = self._numbers, set()
+        survivors = await self.executor.kill(numbers, leaders) if numbers else []
+        for process in self:
+            self.executor.forget(process)
+        self._processes.clear()
+        return survivors
+
+    def _on_closed(self, process: ManagedProcess) -> None:
+        self._log.debug("process closed", process=process.process_id, exit_code=process.exit_code)
+
+        def forget() -> None:
+            if self._processes.get(process.process_id) is process:
+                del self._processes[process.process_id]
+                self.executor.forget(process)
+
+        self.executor.retain(process, forget)

@@ -1,0 +1,138 @@
+"""The one table of wire error codes, and the tree of errors that carry them.
+
+    RpcError                                   any error that becomes an error reply
+    ├── ParseFailure    -32700 parse_error       bytes that are no JSON (standard dialect only)
+    ├── InvalidRequest  -32600 invalid_request   wrong state, unknown process or session, a refused argument
+    ├── MethodNotFound  -32601 method_not_found
+    ├── InvalidParams   -32602 invalid_params    parameters that do not decode
+    ├── InternalError   -32603 internal_error    I/O and spawn failures
+    ├── NotFound        -32004 not_found         a path or a file handle that is not there
+    └── SessionAttached -32010 session_attached  the session belongs to another live connection
+
+The number is the wire's and coarse. The name beside it is for programs to match on, and finer where
+one number stands for many things; a name never changes its meaning. Connections of the standard
+dialect get it in `data`, the lean dialect has numbers and texts only.
+
+`docs/protocol.md`, sections "Error codes" and "Standard JSON-RPC".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import ClassVar
+
+PARSE_ERROR_ID = -1
+"""The id of a reply to a message whose own id could not be read."""
+
+
+class RpcError(Exception):
+    """An error with a wire code. `message` goes to the client as it stands."""
+
+    code: ClassVar[int] = -32603
+    default_name: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, name: str | None = None, field: str | None = None) -> None:
+        """Args:
+        message: a sentence for people.
+        name: what programs match on, where the class's own name is too coarse.
+        field: the parameter at fault, as it is called on the wire; members of members after dots.
+        """
+        super().__init__(message)
+        self.message = message
+        self.name = name or self.default_name
+        self.field = field
+
+    def data(self) -> dict[str, str]:
+        """The `data` member of an error reply in the standard dialect."""
+        return {"code": self.name} if self.field is None else {"code": self.name, "field": self.field}
+
+
+class ParseFailure(RpcError):
+    """The bytes are no JSON message."""
+
+    code = -32700
+    default_name = "parse_error"
+
+
+class InvalidRequest(RpcError):
+    """The request is understood and refused."""
+
+    code = -32600
+    default_name = "invalid_request"
+
+
+class MethodNotFound(RpcError):
+    """No method of that name."""
+
+    code = -32601
+    default_name = "method_not_found"
+
+
+class InvalidParams(RpcError):
+    """The parameters do not decode; the message names the field."""
+
+    code = -32602
+    default_name = "invalid_params"
+
+
+class InternalError(RpcError):
+    """The operating system refused, or we failed."""
+
+    code = -32603
+    default_name = "internal_error"
+
+
+class NotFound(RpcError):
+    """The path or the file handle does not exist."""
+
+    code = -32004
+    default_name = "not_found"
+
+
+class SessionAttached(RpcError):
+    """The session is attached to another connection; there is no take-over."""
+
+    code = -32010
+    default_name = "session_attached"
+
+
+def start_cancelled(process_id: str) -> InvalidRequest:
+    """A start that a terminate overtook."""
+    return InvalidRequest(f"the start of process {process_id} was cancelled", name="start_cancelled")
+
+
+# The operating system's word that the *request* was wrong, as against the disk.
+_REFUSALS = {
+    errno.EACCES: "permission_denied",
+    errno.EPERM: "permission_denied",
+    errno.EINVAL: "invalid_argument",
+}
+
+_FAILURES = {
+    errno.EEXIST: "already_exists",
+    errno.EISDIR: "is_a_directory",
+    errno.ENOTDIR: "not_a_directory",
+    errno.ENOTEMPTY: "directory_not_empty",
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+    errno.EROFS: "read_only",
+    errno.EMFILE: "too_many_open_files",
+    errno.ENFILE: "too_many_open_files",
+}
+
+
+def os_error_text(error: OSError) -> str:
+    """`No such file or directory (os error 2)`: the text clients match on."""
+    number = error.errno or 0
+    return f"{os.strerror(number)} (os error {number})"
+
+
+def file_error(error: OSError) -> RpcError:
+    """The wire error of a failed file operation (`docs/protocol.md`, "I/O errors")."""
+    if error.errno == errno.ENOENT:
+        return NotFound(os_error_text(error))
+    number = error.errno or 0
+    if number in _REFUSALS:
+        return InvalidRequest(os_error_text(error), name=_REFUSALS[number])
+    return InternalError(os_error_text(error), name=_FAILURES.get(number, "io_error"))

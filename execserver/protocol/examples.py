@@ -1,0 +1,154 @@
+"""Examples of requests and their results, for the OpenRPC document and the reference.
+
+Together and in this order they are one conversation of a connection that did not ask for extension
+members: `tests/integration/schemas/test_examples.py` holds it with a daemon and compares the results.
+Methods whose results differ from host to host have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+FOLDER = "file:///tmp/example"
+"""Where the conversation takes place; in the beginning it is empty."""
+
+VOLATILE = frozenset({"createdAtMs", "modifiedAtMs"})
+"""Members whose values are different each time."""
+
+_SRC = f"{FOLDER}/src"
+_FILE = f"{FOLDER}/src/hello.txt"
+_COPY = f"{FOLDER}/src/copy.txt"
+_HELLO = "aGVsbG8K"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One request and its result."""
+
+    method: str
+    title: str
+    params: dict[str, Any]
+    result: dict[str, Any]
+
+
+EXAMPLES = (
+    Example("environment/status", "see whether the executor answers", {}, {"status": "ready"}),
+    Example("capabilityRoots/discoverV1", "look in no folder", {"roots": []}, {"roots": []}),
+    Example(
+        "capabilities/discoverV2",
+        "look for what applies to a folder",
+        {"cwd": FOLDER},
+        {"plugins": [], "skills": [], "warnings": []},
+    ),
+    Example(
+        "fs/watchMissing",
+        "wait for a file that is not there yet",
+        {"watchId": 1, "missing": [f"{FOLDER}/done"]},
+        {"watching": True},
+    ),
+    Example("fs/createDirectory", "make a folder with its parents", {"path": _SRC}, {}),
+    Example("fs/writeFile", "write `hello` and a newline", {"path": _FILE, "dataBase64": _HELLO}, {}),
+    Example("fs/readFile", "read it again", {"path": _FILE}, {"dataBase64": _HELLO}),
+    Example(
+        "fs/getMetadata",
+        "look at a file",
+        {"path": _FILE},
+        {
+            "isDirectory": False,
+            "isFile": True,
+            "isSymlink": False,
+            "size": 6,
+            "createdAtMs": 0,
+            "modifiedAtMs": 1767225600000,
+        },
+    ),
+    Example("fs/canonicalize", "resolve a path", {"path": f"{_SRC}/../src/./hello.txt"}, {"path": _FILE}),
+    Example(
+        "fs/readDirectory",
+        "list a folder",
+        {"path": _SRC},
+        {"entries": [{"fileName": "hello.txt", "isDirectory": False, "isFile": True}]},
+    ),
+    Example(
+        "fs/copy", "copy a file", {"sourcePath": _FILE, "destinationPath": _COPY, "recursive": False}, {}
+    ),
+    Example(
+        "fs/walk",
+        "list a tree",
+        {
+            "path": FOLDER,
+            "options": {
+                "maxDepth": 8,
+                "maxDirectories": 100,
+                "maxEntries": 1000,
+                "followDirectorySymlinks": False,
+            },
+        },
+        {
+            "entries": [
+                {"path": _SRC, "kind": "directory"},
+                {"path": _COPY, "kind": "file"},
+                {"path": _FILE, "kind": "file"},
+            ],
+            "errors": [],
+            "truncated": False,
+        },
+    ),
+    Example("fs/open", "open a file for reading", {"handleId": "in", "path": _FILE}, {"handleId": "in"}),
+    Example(
+        "fs/readBlock",
+        "read up to 1 KiB from its beginning",
+        {"handleId": "in", "offset": 0, "len": 1024},
+        {"chunk": _HELLO, "eof": True},
+    ),
+    Example(
+        "fs/open",
+        "empty a file and open it for writing",
+        {"handleId": "out", "path": _COPY, "mode": "replace"},
+        {"handleId": "out"},
+    ),
+    Example("fs/writeBlock", "write at its beginning", {"handleId": "out", "offset": 0, "chunk": _HELLO}, {}),
+    Example("fs/close", "close it", {"handleId": "out"}, {}),
+    Example("fs/remove", "remove a file", {"path": _COPY}, {}),
+    Example(
+        "process/start",
+        "start a program that can be written to",
+        {
+            "processId": "1",
+            "argv": ["cat"],
+            "cwd": FOLDER,
+            "env": {"PATH": "/usr/bin:/bin"},
+            "tty": False,
+            "pipeStdin": True,
+        },
+        {"processId": "1", "sandboxType": "none"},
+    ),
+    Example(
+        "process/write",
+        "write a line to it",
+        {"processId": "1", "chunk": _HELLO, "writeId": "1"},
+        {"status": "accepted"},
+    ),
+    Example(
+        "process/read",
+        "wait for its output, at most 5 seconds",
+        {"processId": "1", "afterSeq": 0, "waitMs": 5000},
+        {
+            "chunks": [{"seq": 1, "stream": "stdout", "chunk": _HELLO}],
+            "nextSeq": 2,
+            "exited": False,
+            "exitCode": None,
+            "closed": False,
+            "failure": None,
+            "sandboxDenied": False,
+        },
+    ),
+    Example("process/terminate", "kill it", {"processId": "1"}, {"running": True}),
+    Example("process/signal", "interrupt what may be left", {"processId": "1", "signal": "interrupt"}, {}),
+)
+
+
+def examples_of(method: str) -> list[Example]:
+    """The examples of one method."""
+    return [example for example in EXAMPLES if example.method == method]

@@ -1,0 +1,350 @@
+"""`fs/*`: the executor's file system (`docs/protocol.md`, "File system")."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from typing_extensions import TypedDict
+
+from execserver.protocol.limits import (
+    MAX_BLOCK_BYTES,
+    MAX_HANDLE_ID_BYTES,
+    MAX_WALK_DEPTH,
+    MAX_WALK_DIRECTORIES,
+    MAX_WALK_ENTRIES,
+)
+from execserver.protocol.model import (
+    U64,
+    Base64Bytes,
+    Base64Text,
+    Params,
+    PathUri,
+    WrittenBase64,
+    WrittenUri,
+    stated,
+)
+from execserver.protocol.sandbox import SandboxContext
+
+
+class _Sandboxed(Params):
+    sandbox: SandboxContext | None = None
+    """The sandbox for this request; null means none. One that has to be enforced is refused."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
+        # By position it comes last, whatever members a method adds to it.
+        cls.__pydantic_fields__["sandbox"] = cls.__pydantic_fields__.pop("sandbox")
+
+
+class PathParams(_Sandboxed):
+    """A request about one path."""
+
+    path: PathUri
+    """The path that is meant."""
+
+
+class ReadFileParams(PathParams):
+    """Read a whole file; links are followed.
+
+    At most 512 MiB; larger files are read by `fs/open` and `fs/readBlock`, and so are those whose
+    reply would not fit into a WebSocket message of 64 MiB. A directory, a fifo and a device are
+    refused. A file that reports no size, as those of `/proc`, is read to its end.
+    """
+
+
+class WriteFileParams(PathParams):
+    """Create a file, or replace the content of one in place.
+
+    Inode, mode and links of a file that is there stay; a new file gets the mode 0666 without the
+    bits of the daemon's umask, and its folder must exist. On a full disk the old content stays.
+    """
+
+    # Decoded by the handler: a fault in it is -32600 here, and the text may be as large as a message.
+    data_base64: Base64Text
+    """The new content of the file; it may be empty."""
+
+
+class CreateDirectoryParams(PathParams):
+    """Make a directory, by default with its parents."""
+
+    recursive: bool = True
+    """Whether missing parents are made too and a directory that is there already is no error."""
+
+
+class GetMetadataParams(PathParams):
+    """Say what a path is: its kind, size and times.
+
+    Links are followed, so a dangling one is not found.
+    """
+
+
+class CanonicalizeParams(PathParams):
+    """Resolve all links of a path, which must exist and may be of any kind."""
+
+
+class ReadDirectoryParams(PathParams):
+    """List the names in one directory, in no order.
+
+    Dangling links are left out. What is neither a directory nor a file is listed with both flags
+    false.
+    """
+
+
+class RemoveParams(PathParams):
+    """Remove a file, a link or a directory; a link is removed itself, never its target."""
+
+    recursive: bool = True
+    """Whether a directory is removed with all its content; otherwise only an empty one goes."""
+
+    force: bool = True
+    """Whether it is no error that there is nothing to remove. Other errors are still told."""
+
+
+class CopyParams(_Sandboxed):
+    """Copy a file, a link or a tree.
+
+    A file is copied with its permission bits over one that is there; the folder above it must
+    exist. A link is copied as a link. A directory is copied to a place that is free, missing
+    parents being made; special files in it are left out.
+    """
+
+    source_path: PathUri
+    """What to copy: a regular file, a link or a directory."""
+
+    destination_path: PathUri
+    """The full path of the copy, never just the folder that it is put in."""
+
+    recursive: bool
+    """Whether a directory may be copied; without it a directory is refused."""
+
+
+class WalkOptions(Params):
+    """How far a walk goes."""
+
+    max_depth: Annotated[U64, stated(maximum=MAX_WALK_DEPTH)]
+    """How many levels below the root's children are listed: 0 gives the children only. At most 64."""
+
+    max_directories: Annotated[U64, stated(minimum=1, maximum=MAX_WALK_DIRECTORIES)]
+    """How many directories may be opened, the root among them: 1 to 10000."""
+
+    max_entries: Annotated[U64, stated(minimum=1, maximum=MAX_WALK_ENTRIES)]
+    """After how many entries the walk ends: 1 to 50000."""
+
+    follow_directory_symlinks: bool
+    """Whether links to directories are entered; each real directory is entered once only."""
+
+    prune_hidden_directories: bool = False
+    """Whether directories whose names begin with a dot are listed without being entered."""
+
+
+class WalkParams(PathParams):
+    """List files and directories below a root, breadth first.
+
+    Names come in the order of their bytes, the root itself is not listed, and what is neither a
+    file nor a directory is left out. A root that is no directory gives nothing.
+    """
+
+    options: WalkOptions
+    """The limits of the walk and what it enters."""
+
+
+class OpenParams(_Sandboxed):
+    """Open a file for reading or writing in blocks.
+
+    The handle belongs to the connection, which may have 128, and stays with its file when that is
+    renamed or removed.
+    """
+
+    handle_id: Annotated[str, stated(maxLength=MAX_HANDLE_ID_BYTES)]
+    """The client's own name for the handle: at most 32 bytes of UTF-8, not in use on this connection."""
+
+    path: PathUri
+    """The file to open; links are followed."""
+
+    mode: Literal["read", "replace"] = "read"
+    """`read` opens a regular file that exists; `replace` makes a file, or empties one at once."""
+
+
+class ReadBlockParams(Params):
+    """Read a block of an open file at an offset.
+
+    A failed system call closes the handle, reading from one that is open for writing among them;
+    an argument that is refused does not.
+    """
+
+    handle_id: str
+    """The handle, as it was named in `fs/open`."""
+
+    offset: U64
+    """Where the block begins, in bytes from the beginning of the file."""
+
+    len: Annotated[U64, stated(minimum=1, maximum=MAX_BLOCK_BYTES)]
+    """How many bytes to read: 1 to 1048576."""
+
+
+class WriteBlockParams(Params):
+    """Write a block to an open file at an offset.
+
+    All bytes are written, or there is an error. A gap that the offset leaves reads as zeros.
+    """
+
+    handle_id: str
+    """The handle, opened with the mode `replace`."""
+
+    offset: U64
+    """Where to write, in bytes from the beginning; the block must end before 2^63."""
+
+    chunk: Base64Bytes
+    """The bytes to write: 1 to 1048576."""
+
+
+class CloseParams(Params):
+    """Close a handle; closing one that is not open is no error."""
+
+    handle_id: str
+    """The handle, as it was named in `fs/open`."""
+
+
+class WatchMissingParams(Params):
+    """Tell once when an absent path appears, or when a present one is gone.
+
+    The news is the event `fs/missingChanged`. It also comes when a missing folder above one of the
+    paths appears. A connection has one watch: a new one with a greater id ends the one before.
+    """
+
+    watch_id: U64
+    """The client's number for the watch; it must be greater than all before it on this connection."""
+
+    missing: list[PathUri]
+    """The absent paths to watch: 1 to 64."""
+
+    present: PathUri | None = None
+    """A path that exists and whose disappearance is told too; null for none."""
+
+
+class Empty(TypedDict):
+    """Done; there is nothing more to say."""
+
+
+class ReadFileResult(TypedDict):
+    """A whole file."""
+
+    dataBase64: WrittenBase64
+    """The content of the file."""
+
+
+class Metadata(TypedDict):
+    """What a path is. All but `isSymlink` speak of a link's target."""
+
+    isDirectory: bool
+    """Whether it is a directory."""
+
+    isFile: bool
+    """Whether it is a regular file. A fifo, a socket and a device are neither."""
+
+    isSymlink: bool
+    """Whether the path itself is a symbolic link."""
+
+    size: U64
+    """The size in bytes."""
+
+    createdAtMs: int
+    """When it was made, in whole milliseconds since 1970; 0 when that is not known."""
+
+    modifiedAtMs: int
+    """When its content last changed, in whole milliseconds since 1970."""
+
+
+class CanonicalPath(TypedDict):
+    """The path without links."""
+
+    path: WrittenUri
+    """The path with every link resolved."""
+
+
+class DirectoryEntry(TypedDict):
+    """One name in a directory. The flags speak of a link's target."""
+
+    fileName: str
+    """The name without its folder; bytes that are no UTF-8 appear as U+FFFD."""
+
+    isDirectory: bool
+    """Whether it is a directory."""
+
+    isFile: bool
+    """Whether it is a regular file."""
+
+
+class ReadDirectoryResult(TypedDict):
+    """The names in a directory."""
+
+    entries: list[DirectoryEntry]
+    """All names but `.` and `..`, in no order."""
+
+
+class WalkEntry(TypedDict):
+    """One file or directory below the root of a walk."""
+
+    path: WrittenUri
+    """The path, through the links on the way to it."""
+
+    kind: Literal["file", "directory"]
+    """What it is; a link to a directory that is followed counts as `directory`."""
+
+
+class WalkFailure(TypedDict):
+    """A directory that could not be read."""
+
+    path: WrittenUri
+    """The path of the directory."""
+
+    message: str
+    """The operating system's reason, with its number."""
+
+
+class WalkResult(TypedDict):
+    """What a walk found."""
+
+    entries: list[WalkEntry]
+    """Files and directories, breadth first; a directory that could not be read is listed too."""
+
+    errors: list[WalkFailure]
+    """The directories that could not be read; the walk went on without them."""
+
+    truncated: bool
+    """Whether `maxDirectories` or `maxEntries` cut the walk; the depth does not count."""
+
+
+class OpenResult(TypedDict):
+    """The handle is open."""
+
+    handleId: str
+    """The handle, as the client named it."""
+
+
+class ReadBlockResult(TypedDict):
+    """A block of a file."""
+
+    chunk: WrittenBase64
+    """The bytes that were read; none at or behind the end of the file."""
+
+    eof: bool
+    """Whether there were fewer bytes than asked for; a block that just reaches the end says false."""
+
+
+class WatchMissingResult(TypedDict):
+    """Whether the watch stands."""
+
+    watching: bool
+    """False when there was nothing to wait for: a path is there already or cannot be looked at,
+    `present` is gone, `missing` has no path or more than 64, or `watchId` is too low."""
+
+
+class MissingChangedEvent(TypedDict):
+    """A watch of `fs/watchMissing` saw a change, and is over.
+
+    It comes at most once for each watch.
+    """
+
+    watchId: U64
+    """The number of the watch."""

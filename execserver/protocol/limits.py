@@ -1,0 +1,65 @@
+"""Every number of the wire in one place, each with its reason (`docs/protocol.md`, "Limits")."""
+
+MAX_LINE_BYTES = 64 << 20
+"""A newline-framed message, the newline not counted. What the reference takes on stdio."""
+
+MAX_FRAME_BYTES = 16 << 20
+"""One WebSocket frame from a client. What the reference takes."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""A WebSocket message from a client, in fragments. What the reference takes."""
+
+MAX_WEBSOCKET_REPLY_BYTES = 64 << 20
+"""A WebSocket message to a client. The stock client reconnects for ever above it."""
+
+WEBSOCKET_FRAGMENT_BYTES = 1 << 20
+"""Larger messages go out in fragments: the stock client drops a frame above 16 MiB."""
+
+MAX_JSON_DEPTH = 127
+MAX_JSON_VALUES = 262_144
+
+MAX_CHUNK_BYTES = 1 << 20
+"""Raw bytes in one output chunk. One byte more and the stock client fails the call."""
+
+MAX_PAGE_BYTES = 8 << 20
+"""Raw bytes in the answer to a `process/read` without `maxBytes`: the stock client asks once,
+and never takes a message above 64 MiB."""
+
+MAX_FILLED_GAP = 10_000
+"""How many evicted chunks are stated one by one, empty, so that the stock client (which stops
+for ever at a gap in the numbers) goes on; a larger gap is stated as one."""
+
+REMEMBERED_WRITE_IDS = 4096
+
+MAX_READ_FILE_BYTES = 512 << 20
+MAX_BLOCK_BYTES = 1 << 20
+MAX_FILE_OFFSET = 2**63 - 1
+MAX_FILE_HANDLES = 128
+MAX_HANDLE_ID_BYTES = 32
+
+MAX_WALK_DEPTH = 64
+MAX_WALK_DIRECTORIES = 10_000
+MAX_WALK_ENTRIES = 50_000
+MAX_WATCHED_PATHS = 64
+
+TTY_ROWS, TTY_COLUMNS = 24, 80
+
+MAX_HTTP_BODY_BYTES = 47 << 20
+"""Raw bytes of a response in one reply: as base64 with its head it fits into a message of 64 MiB, the
+largest that the stock client takes. Larger ones can be streamed."""
+
+MAX_HTTP_HELD_BYTES = 256 << 20
+"""Raw bytes of whole responses that the daemon holds, for all connections together."""
+
+MAX_HTTP_RUNNING = 64
+"""Requests of a connection that wait for a response at a time; the others wait for these."""
+
+MAX_HTTP_WAITING = 448
+"""Requests of a connection that wait for others. Fewer than stop the connection's messages: whoever
+asked for too many can still terminate a process."""
+
+MAX_HTTP_STREAMS = 128
+"""Bodies on their way to a connection. Each is a connection to a server, often for hours."""
+
+MAX_HTTP_EXCHANGES = 1024
+"""Connections to servers, for all clients together: descriptors are for processes first."""

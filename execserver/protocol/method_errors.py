@@ -1,0 +1,179 @@
+"""Which errors each method answers, for schemas and the reference. Nothing is decided here.
+
+`docs/protocol.md`, section "Error codes"; the numbers and names are those of `protocol/errors.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from execserver.protocol.errors import (
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    NotFound,
+    RpcError,
+    SessionAttached,
+)
+from execserver.protocol.methods import Method
+
+
+@dataclass(frozen=True, slots=True)
+class MethodError:
+    """One error that a method may answer."""
+
+    kind: type[RpcError]
+    when: str
+    """A sentence for people: what went wrong."""
+
+    own_name: str | None = None
+
+    @property
+    def code(self) -> int:
+        """The number on the wire."""
+        return self.kind.code
+
+    @property
+    def name(self) -> str:
+        """What programs match on; connections of the standard dialect get it in `data.code`."""
+        return self.own_name or self.kind.default_name
+
+
+ERRORS: dict[str, MethodError] = {
+    "BadParams": MethodError(InvalidParams, "The parameters do not decode; the message names the member."),
+    "NotReady": MethodError(
+        InvalidRequest, "The handshake is not complete: `initialize`, then `initialized`, come first."
+    ),
+    "AlreadyInitialized": MethodError(
+        InvalidRequest, "The connection has a session already; this request changed nothing."
+    ),
+    "UnknownSession": MethodError(
+        InvalidRequest, "The session to resume is unknown or has expired.", "unknown_session"
+    ),
+    "SessionAttached": MethodError(
+        SessionAttached, "The session to resume is attached to another connection that lives."
+    ),
+    "SandboxUnavailable": MethodError(
+        InvalidRequest, "The sandbox context limits something, and this executor has no sandbox to do that."
+    ),
+    "ProxyUnavailable": MethodError(
+        InvalidRequest, "A network proxy was asked for, and this executor has none."
+    ),
+    "ProcessExists": MethodError(
+        InvalidRequest, "The process id is taken, by a process that runs or is still kept.", "process_exists"
+    ),
+    "StartCancelled": MethodError(
+        InvalidRequest, "A `process/terminate` came before the process was started.", "start_cancelled"
+    ),
+    "Stopping": MethodError(
+        InvalidRequest, "The daemon is stopping, or the session has ended: nothing is started.", "stopping"
+    ),
+    "SpawnFailed": MethodError(
+        InternalError,
+        "The operating system did not start the program; the message is its reason.",
+        "spawn_failed",
+    ),
+    "UnknownProcess": MethodError(
+        InvalidRequest, "The session has no process of that id, or no longer.", "unknown_process"
+    ),
+    "InputGone": MethodError(
+        InternalError, "The process has ended, or too many bytes wait for it; nothing was written."
+    ),
+    "PathNotFound": MethodError(NotFound, "The path, or a folder above it, does not exist."),
+    "PermissionDenied": MethodError(
+        InvalidRequest, "The daemon may not do that with the path.", "permission_denied"
+    ),
+    "InvalidArgument": MethodError(
+        InvalidRequest, "The operating system refuses the request as invalid.", "invalid_argument"
+    ),
+    "ForeignPath": MethodError(
+        InvalidRequest, "The URI is well formed but names no path of this host, such as one of another host."
+    ),
+    "InputOutput": MethodError(
+        InternalError, "The operating system failed; the message is its reason with its number.", "io_error"
+    ),
+    "AlreadyExists": MethodError(InternalError, "Something is in the way of what is made.", "already_exists"),
+    "IsADirectory": MethodError(
+        InternalError, "The path is a directory, and a file is needed.", "is_a_directory"
+    ),
+    "NotADirectory": MethodError(
+        InternalError, "A part of the path is a file, and a directory is needed.", "not_a_directory"
+    ),
+    "DirectoryNotEmpty": MethodError(
+        InternalError, "The directory has something in it, and `recursive` is false.", "directory_not_empty"
+    ),
+    "NoSpace": MethodError(InternalError, "The disk or the quota is full.", "no_space"),
+    "ReadOnly": MethodError(InternalError, "The file system cannot be written to.", "read_only"),
+    "TooManyOpenFiles": MethodError(
+        InternalError, "No further file can be opened on the executor at present.", "too_many_open_files"
+    ),
+    "NotAFile": MethodError(InvalidRequest, "The path is no regular file."),
+    "TooLarge": MethodError(
+        InvalidRequest, "The file is larger than the limit; read it by `fs/open` and `fs/readBlock`."
+    ),
+    "ReplyTooLarge": MethodError(
+        InvalidRequest,
+        "The reply would be above 64 MiB, the limit of a WebSocket message.",
+        "reply_too_large",
+    ),
+    "BadBase64": MethodError(InvalidRequest, "`dataBase64` is no standard base64; nothing was written."),
+    "WalkLimits": MethodError(InvalidRequest, "A limit of the walk is above its maximum, or is 0."),
+    "CopyRefused": MethodError(
+        InvalidRequest,
+        "The source is a directory without `recursive`, a special file, or the destination itself, or the "
+        "destination lies inside it.",
+    ),
+    "HandleRefused": MethodError(
+        InvalidRequest, "The handle id is longer than 32 bytes, or 128 handles are open already."
+    ),
+    "HandleExists": MethodError(InvalidRequest, "The handle id is in use.", "handle_exists"),
+    "UnknownHandle": MethodError(
+        NotFound, "No handle of that id is open on this connection.", "unknown_handle"
+    ),
+    "BlockRefused": MethodError(
+        InvalidRequest, "The block has no byte or more than 1048576, or ends beyond the largest offset."
+    ),
+    "RequestFailed": MethodError(
+        InternalError, "The request got no whole answer: no connection, a broken answer, or no time left."
+    ),
+}
+"""Every error by the key that the OpenRPC document has for it."""
+
+_PATH = ("SandboxUnavailable", "ForeignPath", "PathNotFound", "PermissionDenied", "InvalidArgument")
+_SYSTEM = ("NotADirectory", "TooManyOpenFiles", "InputOutput")
+_CHANGE = ("ReadOnly", "NoSpace")
+
+_OF_METHOD: dict[str, tuple[str, ...]] = {
+    "initialize": ("AlreadyInitialized", "UnknownSession", "SessionAttached"),
+    "process/start": (
+        "SandboxUnavailable",
+        "ProxyUnavailable",
+        "ProcessExists",
+        "StartCancelled",
+        "Stopping",
+        "SpawnFailed",
+    ),
+    "process/read": ("UnknownProcess", "ReplyTooLarge"),
+    "process/write": ("InputGone",),
+    "fs/readFile": (*_PATH, "NotAFile", "TooLarge", "ReplyTooLarge", *_SYSTEM),
+    "fs/writeFile": (*_PATH, "BadBase64", "IsADirectory", *_CHANGE, *_SYSTEM),
+    "fs/createDirectory": (*_PATH, "AlreadyExists", *_CHANGE, *_SYSTEM),
+    "fs/getMetadata": (*_PATH, *_SYSTEM),
+    "fs/canonicalize": (*_PATH, *_SYSTEM),
+    "fs/readDirectory": (*_PATH, "ReplyTooLarge", *_SYSTEM),
+    "fs/walk": (*_PATH, "WalkLimits", "ReplyTooLarge", *_SYSTEM),
+    "fs/remove": (*_PATH, "DirectoryNotEmpty", "ReadOnly", *_SYSTEM),
+    "fs/copy": (*_PATH, "CopyRefused", "AlreadyExists", "IsADirectory", *_CHANGE, *_SYSTEM),
+    "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
+    "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "InputOutput"),
+    "fs/writeBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "NoSpace", "InputOutput"),
+    "http/request": ("RequestFailed",),
+}
+
+
+def errors_of(method: Method) -> list[str]:
+    """The keys in `ERRORS` of what a method may answer, the general ones first."""
+    general = ["BadParams"]
+    if method.family is not None and not method.open_to_all:
+        general.append("NotReady")
+    return [*general, *_OF_METHOD.get(method.name, ())]

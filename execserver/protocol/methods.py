@@ -1,0 +1,110 @@
+"""The method table: name → family, parameters, result, and how it is scheduled.
+
+`counted` methods take a slot of `--concurrent-requests`; the others never wait for one
+(`docs/protocol.md`, "Request scheduling").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from execserver.protocol import environment, filesystem, handshake, health, http, process
+from execserver.protocol.model import Params
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of the wire.
+
+    `family` is the word that handshake errors use for it; `None` marks `initialize`.
+    `open_to_all` methods need no handshake: they say nothing about a session.
+    """
+
+    name: str
+    family: str | None
+    params: type[Params]
+    result: Any
+    counted: bool = True
+    open_to_all: bool = False
+
+
+_EXEC, _FS = "exec", "filesystem"
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("initialize", None, handshake.InitializeParams, handshake.InitializeResult, counted=False),
+        Method(
+            "environment/info",
+            "environment info",
+            environment.NoParams,
+            environment.EnvironmentInfo,
+            counted=False,
+        ),
+        Method(
+            "environment/status",
+            "environment status",
+            environment.NoParams,
+            environment.EnvironmentStatus,
+            counted=False,
+        ),
+        Method(
+            "environmentConfig/read",
+            "environment config",
+            environment.ConfigReadParams,
+            environment.ConfigReadResult,
+        ),
+        Method(
+            "capabilityRoots/discoverV1",
+            "capability discovery",
+            environment.DiscoverV1Params,
+            environment.DiscoverV1Result,
+        ),
+        Method(
+            "capabilities/discoverV2",
+            "capability discovery",
+            environment.DiscoverV2Params,
+            environment.DiscoverV2Result,
+        ),
+        Method("process/start", _EXEC, process.StartParams, process.StartResult),
+        Method("process/read", _EXEC, process.ReadParams, process.ReadResult),
+        Method("process/write", _EXEC, process.WriteParams, process.WriteResult),
+        Method("process/signal", _EXEC, process.SignalParams, filesystem.Empty, counted=False),
+        Method("process/terminate", _EXEC, process.TerminateParams, process.TerminateResult, counted=False),
+        Method("fs/readFile", _FS, filesystem.ReadFileParams, filesystem.ReadFileResult),
+        Method("fs/writeFile", _FS, filesystem.WriteFileParams, filesystem.Empty),
+        Method("fs/createDirectory", _FS, filesystem.CreateDirectoryParams, filesystem.Empty),
+        Method("fs/getMetadata", _FS, filesystem.GetMetadataParams, filesystem.Metadata),
+        Method("fs/canonicalize", _FS, filesystem.CanonicalizeParams, filesystem.CanonicalPath),
+        Method("fs/readDirectory", _FS, filesystem.ReadDirectoryParams, filesystem.ReadDirectoryResult),
+        Method("fs/walk", _FS, filesystem.WalkParams, filesystem.WalkResult),
+        Method("fs/remove", _FS, filesystem.RemoveParams, filesystem.Empty),
+        Method("fs/copy", _FS, filesystem.CopyParams, filesystem.Empty),
+        Method("fs/open", _FS, filesystem.OpenParams, filesystem.OpenResult),
+        Method("fs/readBlock", _FS, filesystem.ReadBlockParams, filesystem.ReadBlockResult),
+        Method("fs/writeBlock", _FS, filesystem.WriteBlockParams, filesystem.Empty),
+        Method("fs/close", _FS, filesystem.CloseParams, filesystem.Empty, counted=False),
+        Method("fs/watchMissing", _FS, filesystem.WatchMissingParams, filesystem.WatchMissingResult),
+        Method(
+            "rpc.discover",
+            "discovery",
+            environment.NoParams,
+            environment.OpenRpcDocument,
+            counted=False,
+            open_to_all=True,
+        ),
+        Method("http/request", "http", http.HttpRequestParams, http.HttpRequestResult),
+        Method(
+            "server/health", "server", environment.NoParams, health.Health, counted=False, open_to_all=True
+        ),
+    )
+}
+
+EVENTS: dict[str, Any] = {
+    "process/output": process.OutputEvent,
+    "process/exited": process.ExitedEvent,
+    "process/closed": process.ClosedEvent,
+    "fs/missingChanged": filesystem.MissingChangedEvent,
+    "http/request/bodyDelta": http.BodyDeltaEvent,
+}

@@ -1,0 +1,102 @@
+"""What all parameter models share: strictness, spelling and the field types of the wire."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar
+
+import pybase64
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from execserver.protocol.path_uri import PathUriError, parse_path_uri
+
+
+class Params(BaseModel):
+    """Base of all parameter models: strict types, camelCase names, unknown members ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
+
+    extension_members: ClassVar[frozenset[str]] = frozenset()
+    """Members of ours that the reference does not have; never given by position."""
+
+
+def stated(**bounds: int) -> FieldInfo:
+    """Bounds that a schema states, such as `minItems`. What checks them is a validator with the
+    wire's own text, or the handler.
+    """
+    field: FieldInfo = Field(json_schema_extra={**bounds})
+    return field
+
+
+def custom_error(message: str) -> PydanticCustomError:
+    """A validation error whose text reaches the client verbatim."""
+    return PydanticCustomError("wire", "{text}", {"text": message})
+
+
+_parse_short_uri = lru_cache(maxsize=1024)(parse_path_uri)
+_SHORT_URI = 512
+"""Agents ask for the same few paths again and again; only short ones are worth remembering."""
+
+
+def _path_uri(value: str) -> str:
+    try:
+        return _parse_short_uri(value) if len(value) < _SHORT_URI else parse_path_uri(value)
+    except PathUriError as error:
+        raise custom_error(str(error)) from None
+
+
+def _base64_text(value: Any) -> str | memoryview:
+    # The decoder takes the text out of a large message as a view, without copying it.
+    if not isinstance(value, (str, memoryview)):
+        raise custom_error("invalid type: expected a base64 string")
+    return value
+
+
+def _base64_bytes(value: Any) -> bytes:
+    given = _base64_text(value)
+    text = given.encode() if isinstance(given, str) else given
+    try:
+        data = pybase64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise custom_error(f"invalid base64: {error}") from None
+    if text[-1:] == b"=" and pybase64.b64encode(data[-(len(data) % 3) :]) != bytes(text[-4:]):
+        # The decoder drops what does not fill a byte; such a text was cut or made by mistake.
+        raise custom_error("invalid base64: bits are left over at the end")
+    return data
+
+
+_BASE64_SCHEMA = {"type": "string", "contentEncoding": "base64"}
+
+PathUri = Annotated[
+    str,
+    AfterValidator(_path_uri),
+    WithJsonSchema({"type": "string", "format": "uri", "pattern": "^[Ff][Ii][Ll][Ee]:[^?#]*$"}),
+]
+"""A `file:` URI; decoded to a native path, or to `ForeignPath`."""
+
+Base64Bytes = Annotated[bytes, PlainValidator(_base64_bytes), WithJsonSchema(_BASE64_SCHEMA)]
+"""Standard base64 with padding; decoded to bytes."""
+
+Base64Text = Annotated[str | memoryview, PlainValidator(_base64_text), WithJsonSchema(_BASE64_SCHEMA)]
+"""Base64 that is not decoded yet, because it may be as large as a message."""
+
+U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+"""An unsigned 64-bit integer: sequence numbers, offsets, lengths, milliseconds."""
+
+U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
+
+# What stands in results and events: never decoded here, so it is of interest to schemas only.
+
+WrittenUri = Annotated[
+    str, WithJsonSchema({"type": "string", "format": "uri", "pattern": "^file:///[!-~]*$"})
+]
+"""A path as the daemon writes it: `file:///…`, in ASCII, with upper-case escapes."""
+
+WrittenBase64 = Annotated[str, WithJsonSchema(_BASE64_SCHEMA)]
+"""Bytes as the daemon writes them: standard base64 with padding."""
+
+EXTENSION = Field(json_schema_extra={"x-extension": "execserver"})
+"""Marks a member that only those connections get which asked for it in `initialize`."""

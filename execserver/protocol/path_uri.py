@@ -1,0 +1,95 @@
+"""Path URIs: `file:` URIs of absolute paths on the executor (`docs/protocol.md`, "Path URIs").
+
+A URI is decoded to a native path, a `str` in which bytes that are no UTF-8 are
+surrogate escapes (`os.fsencode` gives the exact bytes back). Dot segments are resolved
+textually, before anything is looked up. A well-formed URI that can name no path of this
+host (another host, a Windows drive) decodes to `ForeignPath`: the file system methods
+refuse it with -32600 and `process/start` with -32602, so that is not decided here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import quote, unquote_to_bytes
+
+# What nearly every URI looks like; the long way round costs ten times as much.
+_PLAIN = re.compile(r"file://((?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.\-+@,=~ ]+)+)", re.ASCII)
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.\-+@,=~/]+", re.ASCII)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):", re.ASCII)
+_DRIVE = re.compile(r"[A-Za-z][:|]\Z", re.ASCII)
+_SINGLE_DOT = frozenset({".", "%2e"})
+_DOUBLE_DOT = frozenset({"..", ".%2e", "%2e.", "%2e%2e"})
+# Characters a path may hold unescaped in a URI, beside the unreserved ones.
+_SAFE = "/!$&'()*+,;=:@[]|"
+
+
+class PathUriError(ValueError):
+    """The text is no path URI; the message says why."""
+
+
+class ForeignPath(str):
+    """A path URI that names no path on this host; the string is the URI itself."""
+
+    __slots__ = ()
+
+
+def parse_path_uri(uri: str) -> str:
+    """Decode a path URI to a native path, or to `ForeignPath`.
+
+    Raises:
+        PathUriError: the text is relative, has another scheme, a query or a fragment,
+            or holds a NUL byte.
+    """
+    plain = _PLAIN.fullmatch(uri)
+    if plain is not None:
+        return plain[1]
+    text = uri.strip("".join(map(chr, range(0x21)))).translate({9: None, 10: None, 13: None})
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        raise PathUriError("invalid URI: relative URL without a base")
+    if scheme[1].lower() != "file":
+        raise PathUriError(f"unsupported path URI scheme `{scheme[1].lower()}`")
+    rest, hash_mark, _ = text[scheme.end() :].partition("#")
+    rest, question_mark, _ = rest.partition("?")
+    if question_mark:
+        raise PathUriError("query parameters are not allowed in path URIs")
+    if hash_mark:
+        raise PathUriError("fragments are not allowed in path URIs")
+    rest = rest.replace("\\", "/")
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host and host.lower() != "localhost":
+            return ForeignPath(uri)
+        rest = slash + path
+    segments = _resolve_dots(rest.lstrip("/") if not rest.startswith("/") else rest[1:])
+    if segments and _DRIVE.match(segments[0]):
+        return ForeignPath(uri)
+    native = unquote_to_bytes("/" + "/".join(segments))
+    if b"\0" in native:
+        raise PathUriError(f"'{uri}' is invalid on 'linux'")
+    return os.fsdecode(native.rstrip(b"/") or b"/")
+
+
+def _resolve_dots(path: str) -> list[str]:
+    resolved: list[str] = []
+    for segment in path.split("/"):
+        lowered = segment.lower()
+        if lowered in _DOUBLE_DOT:
+            if resolved:
+                resolved.pop()
+        elif lowered not in _SINGLE_DOT:
+            resolved.append(segment)
+    return resolved
+
+
+def path_to_uri(path: str) -> str:
+    """Encode an absolute native path as a path URI, byte for byte."""
+    if _PLAIN_PATH.fullmatch(path):
+        return "file://" + path
+    return "file://" + quote(os.fsencode(path), safe=_SAFE)
+
+
+def printable_path(path: str) -> str:
+    """The path as text fit for a message: bytes that are no UTF-8 become U+FFFD."""
+    return os.fsencode(path).decode("utf-8", "replace")

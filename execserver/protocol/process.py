@@ -1,0 +1,399 @@
+"""`process/*`: starting, reading, writing and ending processes (`docs/protocol.md`, "Processes")."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+from uuid import UUID
+
+from pydantic import AfterValidator, Field, field_validator
+from typing_extensions import TypedDict
+
+from execserver.protocol.model import (
+    EXTENSION,
+    U16,
+    U64,
+    Base64Bytes,
+    Params,
+    PathUri,
+    WrittenBase64,
+    custom_error,
+    stated,
+)
+from execserver.protocol.sandbox import SandboxContext
+
+Stream = Literal["stdout", "stderr", "pty"]
+ExitCode = Annotated[int, Field(ge=0, le=255)]
+
+
+class EnvPolicy(Params):
+    """How the child's environment is made from the daemon's own, in the order of the members here.
+
+    At the end `env` is laid over the result. A pattern has `*` for any text and `?` for any one
+    character, and ignores case (`docs/protocol.md`, "Environment policy").
+    """
+
+    inherit: Literal["core", "all", "none"]
+    """Which of the daemon's variables to begin with; `core` are those for home, language, path, shell,
+    temporary folders and the user's name."""
+
+    ignore_default_excludes: bool
+    """Whether names with KEY, SECRET or TOKEN in them stay; with false they are dropped."""
+
+    exclude: list[str]
+    """Patterns of names to drop."""
+
+    set: dict[str, str]
+    """Variables to add, by name."""
+
+    include_only: list[str]
+    """Patterns of the only names to keep, those of `set` among them; an empty list keeps all."""
+
+
+def _uuid_text(value: str) -> str:
+    try:
+        UUID(value)
+    except ValueError:
+        raise custom_error(f"UUID parsing failed for threadId: `{value}`") from None
+    return value
+
+
+class ProcessMetadata(Params):
+    """Who asked for a process; for logs only."""
+
+    thread_id: (
+        Annotated[str, AfterValidator(_uuid_text), Field(json_schema_extra={"format": "uuid"})] | None
+    ) = None
+    """The UUID of the agent's thread; null when there is none."""
+
+    tool_call_id: str | None = None
+    """The agent's name for the tool call; null when there is none."""
+
+
+class SnapshotShell(Params):
+    """The shell whose login state a snapshot would hold."""
+
+    name: str
+    """The kind of shell, such as `bash`."""
+
+    path: str
+    """The native path of the program."""
+
+
+class ShellSnapshot(Params):
+    """A wish for cached login-shell state. It is checked; the command runs without it."""
+
+    scope_id: Annotated[str, stated(minLength=1, maxLength=256)]
+    """The name under which a snapshot is shared: 1 to 256 bytes of UTF-8."""
+
+    shell: SnapshotShell
+    """The shell that is meant."""
+
+    @field_validator("scope_id")
+    @classmethod
+    def _bounded(cls, scope: str) -> str:
+        if not 1 <= len(scope.encode()) <= 256:
+            raise custom_error("shell snapshot scope must be non-empty and at most 256 bytes")
+        return scope
+
+
+class ManagedNetwork(Params):
+    """Which loopback ports stay reachable inside a sandbox. It matters only in one."""
+
+    loopback_ports: list[U16] = []
+    """The TCP ports of the loopback interface that may be connected to."""
+
+    allow_local_binding: bool = False
+    """Whether the process may listen on loopback."""
+
+
+class NetworkProxy(Params):
+    """A wish for an executor-local network proxy, which this executor does not have."""
+
+    proxy: dict[str, Any]
+    """The settings of the proxy; not looked at."""
+
+    policy_decision_timeout_ms: Annotated[U64, stated(minimum=1)] | None = None
+    """How long the proxy would wait for a decision of the client, in milliseconds, not 0; null asks
+    for no decisions."""
+
+    @field_validator("policy_decision_timeout_ms")
+    @classmethod
+    def _nonzero(cls, timeout: int | None) -> int | None:
+        if timeout == 0:
+            raise custom_error("network policy decision callback timeout must be nonzero")
+        return timeout
+
+
+class StartParams(Params):
+    """Start a process, on pipes or on a terminal.
+
+    It leads a session and a process group of its own, and belongs to the session of the
+    connection. Its output comes as `process/output` events, then `process/exited` and
+    `process/closed`; none of them overtakes the answer. Without `tty` and `pipeStdin` its standard
+    input is at end of file. After a failed start the id is free and no event comes.
+    """
+
+    process_id: str
+    """The client's own name for the process, unique within the session: any string, also an empty
+    one. It is free again 80 seconds (`--process-ttl`) after `process/closed`."""
+
+    argv: Annotated[list[str], stated(minItems=1)]
+    """The program and its arguments: at least one string, none with a NUL in it. A program without a
+    slash is looked up in `PATH` of the child's environment, one with a slash is relative to `cwd`."""
+
+    cwd: PathUri
+    """The folder in which the process starts."""
+
+    env: dict[str, str]
+    """Variables by name: without `envPolicy` the whole environment of the child."""
+
+    tty: bool
+    """Whether the process gets a terminal of 24 rows and 80 columns; its output is then the one
+    stream `pty`, and what it reads is given by `process/write`."""
+
+    pipe_stdin: bool = False
+    """Whether standard input stays open for `process/write`; without effect with `tty`."""
+
+    arg0: str | None = None
+    """What the program sees as its own name; null for the first of `argv`."""
+
+    env_policy: EnvPolicy | None = None
+    """How to make the environment from the daemon's own; null inherits nothing."""
+
+    sandbox: SandboxContext | None = None
+    """The sandbox for the process; null means none. One that has to be enforced is refused."""
+
+    enforce_managed_network: bool = False
+    """Whether the network of a sandbox is limited to `managedNetwork`; it matters only in one."""
+
+    managed_network: ManagedNetwork | None = None
+    """What stays reachable in such a network; null means nothing."""
+
+    network_proxy: NetworkProxy | None = None
+    """A proxy for the process; only null is served (see `capabilities` of `environment/info`)."""
+
+    shell_snapshot: ShellSnapshot | None = None
+    """A wish for cached login-shell state; checked, otherwise without effect."""
+
+    metadata: ProcessMetadata | None = None
+    """Who asked, for logs; null when that is not told."""
+
+    @field_validator("argv")
+    @classmethod
+    def _program(cls, argv: list[str]) -> list[str]:
+        if not argv:
+            raise custom_error("argv must not be empty")
+        return argv
+
+
+class StartResult(TypedDict):
+    """The process runs."""
+
+    processId: str
+    """The process, as the client named it."""
+
+    sandboxType: str
+    """The kind of sandbox that confines the process: `none` in this version."""
+
+    pid: NotRequired[Annotated[int, EXTENSION]]
+    """The process id of the leader on the executor, also the id of its process group."""
+
+
+class ReadParams(Params):
+    """Read the retained output of a process behind a cursor, and its state.
+
+    It answers at once when there is output, when the process is closed, or when it has exited and
+    the cursor does not cover that; otherwise it waits for news. A process can be read for 80
+    seconds (`--process-ttl`) after it closed. By default the newest 1 MiB of output is retained
+    (`--retained-output-bytes`).
+    """
+
+    process_id: str
+    """The process, as it was named in `process/start`."""
+
+    after_seq: U64 | None = None
+    """The last sequence number that the client has; null or 0 reads from the beginning."""
+
+    max_bytes: U64 | None = None
+    """The most raw bytes of output to give, though always at least one chunk; null for a page of at
+    most 8 MiB."""
+
+    wait_ms: U64 | None = None
+    """How long to wait for news, in milliseconds; null or 0 answers at once."""
+
+
+class OutputChunk(TypedDict):
+    """One numbered piece of output."""
+
+    seq: U64
+    """The number of the chunk: one counter from 1 for all events of the process, without gaps."""
+
+    stream: Stream
+    """Where it was written; `pty` for everything on a terminal."""
+
+    chunk: WrittenBase64
+    """The bytes exactly as they were written, at most 1 MiB, cut anywhere, also within a character.
+    Empty stands for output that is no longer retained."""
+
+
+class ReadResult(TypedDict):
+    """A page of retained output, and the state of the process."""
+
+    chunks: list[OutputChunk]
+    """The retained chunks behind the cursor, oldest first."""
+
+    nextSeq: U64
+    """The number that comes next: go on reading with `afterSeq` one below it."""
+
+    exited: bool
+    """Whether the leader has ended. A page without `maxBytes` that was cut says false."""
+
+    exitCode: ExitCode | None
+    """The status that the program gave, or 128 + N for death by signal N; null before `exited`."""
+
+    closed: bool
+    """Whether the leader has ended and all output has been read. A page without `maxBytes` that was
+    cut says false."""
+
+    failure: str | None
+    """Why the process could not be followed; always null in this version."""
+
+    sandboxDenied: bool
+    """Whether a sandbox seems to have stopped the command; false without a sandbox."""
+
+    firstSeq: NotRequired[U64]
+    """The number of the oldest retained chunk; there only when output behind the cursor was lost."""
+
+    lostBytes: NotRequired[U64]
+    """How many bytes behind the cursor are no longer retained; there only when some were lost."""
+
+
+class WriteParams(Params):
+    """Write to the standard input or the terminal of a process.
+
+    Bytes reach the process in the order of the requests. Up to 64 MiB wait for a process that does
+    not read; beyond that the answer waits. On a terminal control characters act as keys: 0x03
+    interrupts, 0x04 at the start of a line is end of file.
+    """
+
+    process_id: str
+    """The process, as it was named in `process/start`."""
+
+    chunk: Base64Bytes
+    """The bytes to write; they may be none."""
+
+    write_id: Annotated[str, stated(minLength=1)]
+    """The client's own name for this write, not empty. An id that was accepted before is accepted
+    again without writing, so that a write may be repeated after a lost connection; the last 4096 ids
+    of a process are remembered."""
+
+    @field_validator("write_id")
+    @classmethod
+    def _named(cls, write_id: str) -> str:
+        if not write_id:
+            raise custom_error("writeId must not be empty")
+        return write_id
+
+
+class WriteResult(TypedDict):
+    """What became of the write."""
+
+    status: Literal["accepted", "unknownProcess", "starting", "stdinClosed"]
+    """`accepted`: the bytes are queued, though the process may never read them. `unknownProcess`: no
+    process of that name. `starting`: it does not run yet. `stdinClosed`: it was started with neither
+    `tty` nor `pipeStdin`."""
+
+
+class SignalParams(Params):
+    """Send SIGINT to the process group of a process.
+
+    It is no error when the process has ended or is unknown.
+    """
+
+    process_id: str
+    """The process, as it was named in `process/start`."""
+
+    signal: Literal["interrupt"]
+    """The one signal there is: SIGINT."""
+
+
+class TerminateParams(Params):
+    """Kill a process with SIGKILL: its process group, or every descendant that it ever had.
+
+    It never waits for other requests of the process, and cancels a start that is not finished.
+    """
+
+    extension_members = frozenset({"scope"})
+
+    process_id: str
+    """The process, as it was named in `process/start`; an unknown one is no error."""
+
+    scope: Literal["group", "tree"] = "group"
+    """`group` kills the process group while its leader runs. `tree` kills every descendant, also one
+    that moved to a session of its own and one whose leader has ended."""
+
+
+class TerminateResult(TypedDict):
+    """What was found."""
+
+    running: bool
+    """Whether the leader was still running."""
+
+    survivors: NotRequired[Annotated[list[int], EXTENSION]]
+    """With the scope `tree`: the process ids of what could not be killed, normally none."""
+
+
+class OutputEvent(TypedDict):
+    """A process wrote something."""
+
+    processId: str
+    """The process, as it was named in `process/start`."""
+
+    seq: U64
+    """The number of the event: one counter from 1 for all events of the process, without gaps."""
+
+    stream: Stream
+    """Where it was written; `pty` for everything on a terminal."""
+
+    chunk: WrittenBase64
+    """The bytes exactly as they were written, at most 1 MiB, cut anywhere, also within a character.
+    Empty stands for output that was dropped because this connection did not take it in time."""
+
+    lostBytes: NotRequired[U64]
+    """How many bytes were dropped before this chunk; there only when some were lost."""
+
+    firstSeq: NotRequired[U64]
+    """The number of the first chunk behind the gap; there only when some output was lost."""
+
+
+class ExitedEvent(TypedDict):
+    """The leader of a process has ended.
+
+    It comes once. Descendants may still write output.
+    """
+
+    processId: str
+    """The process, as it was named in `process/start`."""
+
+    seq: U64
+    """The number of the event, in one count with those of the output."""
+
+    exitCode: ExitCode
+    """The status that the program gave, or 128 + N for death by signal N."""
+
+    sandboxDenied: bool
+    """Whether a sandbox seems to have stopped the command; false without a sandbox."""
+
+
+class ClosedEvent(TypedDict):
+    """A process has ended, and so has its output.
+
+    It comes once, and is the last event of the process. A descendant that holds the output open
+    delays it, but not on a terminal.
+    """
+
+    processId: str
+    """The process, as it was named in `process/start`."""
+
+    seq: U64
+    """The number of the event, the highest of the process."""

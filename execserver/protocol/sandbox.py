@@ -1,0 +1,189 @@
+"""The sandbox context as it stands on the wire (`docs/protocol.md`, "Sandbox context").
+
+The outer object is camelCase, everything inside `permissions` is snake_case, as the
+reference has it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from execserver.protocol.model import Params, PathUri
+
+Network = Literal["restricted", "enabled"]
+
+
+class _Snake(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class SpecialPath(_Snake):
+    """A path that is resolved on the executor, such as the workspace roots."""
+
+    kind: Literal[
+        "root", "minimal", "current_working_directory", "project_roots", "tmpdir", "slash_tmp", "unknown"
+    ]
+    """The role of the path: the root folder, the least that programs need, the working directory, the
+    workspace roots, `TMPDIR`, `/tmp`, or one that this version does not know."""
+
+    subpath: str | None = None
+    """A path below it, relative; null for all of it."""
+
+    path: str | None = None
+    """The text of a role that is `unknown`; null otherwise."""
+
+
+class LiteralEntryPath(_Snake):
+    """One path and everything below it."""
+
+    type: Literal["path"]
+    """The mark of this kind of entry."""
+
+    path: PathUri
+    """The path that the entry is about."""
+
+
+class GlobEntryPath(_Snake):
+    """All files that match a pattern at the time of the launch."""
+
+    type: Literal["glob_pattern"]
+    """The mark of this kind of entry."""
+
+    pattern: str
+    """The pattern, with `*`, `**` and `?`."""
+
+
+class SpecialEntryPath(_Snake):
+    """A path named by its role."""
+
+    type: Literal["special"]
+    """The mark of this kind of entry."""
+
+    value: SpecialPath
+    """The role that names the path."""
+
+
+class FileSystemEntry(_Snake):
+    """What may be done below one path."""
+
+    path: Annotated[LiteralEntryPath | GlobEntryPath | SpecialEntryPath, Field(discriminator="type")]
+    """Where the entry applies."""
+
+    access: Literal["read", "write", "deny", "none"]
+    """What is granted there; `write` includes reading, `none` is another word for `deny`."""
+
+    missing_path_behavior: Literal["skip"] | None = None
+    """`skip` ignores the entry when its path is missing; null leaves that to the sandbox."""
+
+
+class UnrestrictedFileSystem(_Snake):
+    """No limit on the file system."""
+
+    type: Literal["unrestricted"]
+    """The mark of this kind of limits."""
+
+
+class RestrictedFileSystem(_Snake):
+    """Only what the entries grant."""
+
+    type: Literal["restricted"]
+    """The mark of this kind of limits."""
+
+    entries: list[FileSystemEntry]
+    """What is granted and denied, by path."""
+
+    glob_scan_max_depth: Annotated[int, Field(ge=1)] | None = None
+    """How many levels of folders are searched for patterns, at least 1; null for no limit."""
+
+
+class ManagedPermissions(_Snake):
+    """Limits that the executor enforces."""
+
+    type: Literal["managed"]
+    """The mark of this kind of permissions."""
+
+    file_system: Annotated[UnrestrictedFileSystem | RestrictedFileSystem, Field(discriminator="type")]
+    """The limits on files."""
+
+    network: Network
+    """Whether the network may be used."""
+
+
+class DisabledPermissions(_Snake):
+    """No limits at all."""
+
+    type: Literal["disabled"]
+    """The mark of this kind of permissions."""
+
+
+class ExternalPermissions(_Snake):
+    """The executor itself runs inside somebody else's sandbox."""
+
+    type: Literal["external"]
+    """The mark of this kind of permissions."""
+
+    network: Network
+    """Whether the network may be used."""
+
+
+class PolicyContext(Params):
+    """Where relative entries are resolved."""
+
+    cwd: PathUri | None = None
+    """The folder for relative entries; null for that of the request."""
+
+    workspace_roots: list[PathUri] | None = None
+    """The folders that the role `project_roots` stands for; null for those of the sandbox context."""
+
+
+class SandboxContext(Params):
+    """The sandbox that a request is to run in.
+
+    This version has no sandbox and never runs open what is to be confined: a context that limits
+    files or the network is refused with -32600, and one that limits nothing is served plain.
+    """
+
+    permissions: Annotated[
+        ManagedPermissions | DisabledPermissions | ExternalPermissions, Field(discriminator="type")
+    ]
+    """What is permitted. Members inside it are spelled with underscores, as the agent has them."""
+
+    windows_sandbox_level: Literal["disabled", "restricted-token", "elevated", "mxc"]
+    """The kind of sandbox on Windows; it must be there, and has no effect on Linux."""
+
+    cwd: PathUri | None = None
+    """The working directory that entries may refer to; null for that of the request."""
+
+    policy_context: PolicyContext | None = None
+    """Where relative entries are resolved; null for the folders of this context."""
+
+    workspace_roots: list[PathUri] = []
+    """The folders that the role `project_roots` stands for."""
+
+    user_home_dir: PathUri | None = None
+    """The home folder that entries may refer to; null for that of the executor."""
+
+    temporary_directories: list[PathUri] | None = None
+    """The folders for temporary files; null for those of the executor."""
+
+    windows_sandbox_private_desktop: bool = False
+    """For Windows only; without effect on Linux."""
+
+    windows_sandbox_proxy_settings_mode: str | None = None
+    """For Windows only; without effect on Linux. Null when it is not set."""
+
+    use_legacy_landlock: bool = False
+    """A wish for the older kind of sandbox on Linux; without effect in this version."""
+
+    def needs_enforcement(self) -> bool:
+        """Whether anything in this context has to be enforced by a sandbox of ours."""
+        permissions = self.permissions
+        if isinstance(permissions, DisabledPermissions):
+            return False
+        if permissions.network == "restricted":
+            return True
+        return isinstance(permissions, ManagedPermissions) and isinstance(
+            permissions.file_system, RestrictedFileSystem
+        )

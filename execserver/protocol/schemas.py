@@ -1,0 +1,57 @@
+"""Write the schemas of the wire and the reference of its messages, or check that they are current.
+
+`python -m execserver.protocol.schemas [--check] SCHEMAS REFERENCE`: the folder of the JSON Schemas
+(one file a message, and `openrpc.json` for all of them) and the page made from the same source.
+With `--check` nothing is written; the exit status says whether both are what would be written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from execserver.generated import split_check, write_or_check
+from execserver.protocol.error_object import ErrorObject
+from execserver.protocol.json_schema import message_schema, positions
+from execserver.protocol.methods import EVENTS, METHODS
+from execserver.protocol.openrpc import CLIENT_NOTIFICATIONS, openrpc_document
+from execserver.protocol.reference import reference_page
+
+
+def message_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The path below the folder, and the schema, of every message."""
+    for method in METHODS.values():
+        name = method.name.replace("/", ".")
+        params = message_schema(f"{method.name} params", method.params)
+        if (order := positions(method.params)) or method.params.model_fields:
+            params["x-positions"] = order
+        yield f"{name}.params.json", params
+        yield f"{name}.result.json", message_schema(f"{method.name} result", method.result)
+    for event, shape in EVENTS.items():
+        yield f"events/{event.replace('/', '.')}.json", message_schema(event, shape)
+    for name, model in CLIENT_NOTIFICATIONS.items():
+        yield f"notifications/{name}.json", message_schema(name, model)
+    yield "error.json", message_schema("error", ErrorObject)
+
+
+def main(argv: list[str]) -> int:
+    """Write or check both."""
+    arguments = split_check(argv, "execserver.protocol.schemas [--check] SCHEMAS REFERENCE", 2)
+    if arguments is None:
+        return 2
+    (folder, page), check = arguments
+    document = openrpc_document()
+    schemas = {**dict(message_schemas()), "openrpc.json": document}
+    wanted = {folder / name: _text(schema) for name, schema in schemas.items()}
+    wanted[page] = reference_page(document)
+    return write_or_check(wanted, "the models", check=check, others=folder.rglob("*.json"))
+
+
+def _text(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

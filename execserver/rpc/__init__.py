@@ -1,0 +1,1 @@
+"""JSON-RPC: a pure engine (envelope, framing, request order) and the connection that runs it."""

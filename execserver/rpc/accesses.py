@@ -1,0 +1,68 @@
+"""What each request uses, for the order of requests: its keys and paths. Pure.
+
+`docs/protocol.md`, "Request scheduling".
+"""
+
+from __future__ import annotations
+
+from execserver.protocol import filesystem as fs
+from execserver.protocol import process
+from execserver.protocol.model import Params
+from execserver.rpc.ordering import Access, Mode
+
+_SNAPSHOT = Access(Mode.SNAPSHOT, None)
+_WATCH = (Access(Mode.EXCLUSIVE, "watch"),)
+
+_WRITING = frozenset({"fs/writeFile", "fs/createDirectory", "fs/remove"})
+
+
+class AccessTable:
+    """Knows the accesses of a connection's requests. It remembers the path of each handle that
+    is open for writing, because a block written through it is a write of that path.
+    """
+
+    def __init__(self) -> None:
+        self._handle_paths: dict[str, str] = {}
+
+    def of(self, method: str, params: Params) -> tuple[Access, ...]:
+        """The accesses of one request; none when it conflicts with nothing."""
+        if isinstance(params, fs.PathParams):
+            mode = Mode.WRITE if method in _WRITING else Mode.READ
+            return (Access(mode, params.path),)
+        if isinstance(params, fs.CopyParams):
+            return (Access(Mode.READ, params.source_path), Access(Mode.WRITE, params.destination_path))
+        if isinstance(params, fs.OpenParams):
+            return self._of_open(params)
+        if isinstance(params, fs.WriteBlockParams):
+            handle = _handle(params.handle_id)
+            path = self._handle_paths.get(params.handle_id)
+            return (handle,) if path is None else (handle, Access(Mode.WRITE, path))
+        if isinstance(params, fs.ReadBlockParams):
+            return (_handle(params.handle_id),)
+        if isinstance(params, fs.CloseParams):
+            self._handle_paths.pop(params.handle_id, None)
+            return (_handle(params.handle_id),)
+        if isinstance(params, fs.WatchMissingParams):
+            return _WATCH
+        if isinstance(params, process.StartParams):
+            return (Access(Mode.EXCLUSIVE, ("process", params.process_id)), _SNAPSHOT)
+        if isinstance(params, process.WriteParams):
+            return (_process(params.process_id), Access(Mode.EXCLUSIVE, ("stdin", params.process_id)))
+        if isinstance(params, process.ReadParams | process.SignalParams):
+            return (_process(params.process_id),)
+        return ()
+
+    def _of_open(self, params: fs.OpenParams) -> tuple[Access, ...]:
+        if params.mode == "read":
+            self._handle_paths.pop(params.handle_id, None)
+            return (_handle(params.handle_id), Access(Mode.READ, params.path))
+        self._handle_paths[params.handle_id] = params.path
+        return (_handle(params.handle_id), Access(Mode.WRITE, params.path))
+
+
+def _handle(handle_id: str) -> Access:
+    return Access(Mode.EXCLUSIVE, ("handle", handle_id))
+
+
+def _process(process_id: str) -> Access:
+    return Access(Mode.SHARED, ("process", process_id))

@@ -1,0 +1,283 @@
+"""The envelope of the lean dialect: bytes to message and back. Pure.
+
+One decoder at C speed does the parsing, and a scan refuses what it lets through: the same
+member twice in one object, too much depth, too many values. The scan's fast path only counts:
+every string of the message, name or value, has two quotation marks, so when there are twice as
+many as strings were decoded, no member was dropped for its twin. Whatever does not add up (an
+escaped quotation mark, a doubled member) is looked at member by member.
+
+`docs/protocol.md`, "Envelope".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from execserver.protocol.limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
+
+MAX_ID, MIN_ID = 2**63 - 1, -(2**63)
+
+_EXCISE_BYTES = 128 << 10
+"""From this size on, the base64 payload is cut out before the decoding: a string of 44 MB is
+neither built nor copied."""
+
+_PAYLOAD = re.compile(rb'"(?:dataBase64|chunk)"[ \t\r\n]*:[ \t\r\n]*"')
+_ARRAY = re.compile(rb"[ \t\r\n]*\[")
+_PLACEHOLDER = secrets.token_hex(16)
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class ParseError(ValueError):
+    """The bytes are no message; the text says why."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A call that wants an answer."""
+
+    id: int | str
+    method: str
+    params: Any
+    trace: Mapping[str, Any] | None = None
+    """W3C trace context: `traceparent`, `tracestate`."""
+
+
+@dataclass(slots=True)
+class Notification:
+    """A call that wants none."""
+
+    method: str
+
+
+@dataclass(slots=True)
+class Response:
+    """The answer to a request of ours."""
+
+    id: Any
+
+
+Message = Request | Notification | Response
+
+
+def decode(data: bytes | bytearray) -> Message:
+    """Decode one message.
+
+    Raises:
+        ParseError: it is no JSON object, breaks a limit, or has no usable members.
+    """
+    return classify(_decode_within_limits(data) if len(data) < _EXCISE_BYTES else decode_object(data))
+
+
+def classify(members: dict[str, Any]) -> Message:
+    """What the members of an object make it.
+
+    Raises:
+        ParseError: it has no usable members.
+    """
+    trace = None
+    if "trace" in members:
+        trace = members["trace"]
+        check_trace(trace)
+    if "method" in members:
+        method = members["method"]
+        if method.__class__ is not str:
+            raise ParseError("invalid type: `method` must be a string")
+        if "id" not in members:
+            return Notification(method)
+        request_id = members["id"]
+        if request_id.__class__ is not str:
+            _check_id(request_id)
+        return Request(request_id, method, members.get("params"), trace)
+    has_id = "id" in members
+    if has_id and ("result" in members or "error" in members):
+        _check_id(members["id"])
+        return Response(members["id"])
+    raise ParseError("missing field `error`")
+
+
+def decode_object(data: bytes | bytearray) -> dict[str, Any]:
+    """Decode one JSON object within the limits; a large base64 payload stays a `memoryview`."""
+    if len(data) >= _EXCISE_BYTES:
+        excised = _excise_payload(data)
+        if excised is not None:
+            return excised
+    return _decode_within_limits(data)
+
+
+def decode_any(data: bytes | bytearray) -> dict[str, Any] | list[Any]:
+    """Decode an object, or an array as a standard client may send it, within the limits; a large
+    base64 payload of an object stays a `memoryview`.
+
+    Raises:
+        ParseError: it is neither, or breaks a limit.
+    """
+    if len(data) >= _EXCISE_BYTES and not _ARRAY.match(data):
+        return decode_object(data)
+    value = _parse(data)
+    if type(value) is not dict and type(value) is not list:
+        raise ParseError("expected a JSON-RPC object or a batch of them")
+    _check_limits(data, value)
+    return value
+
+
+def encode_result(request_id: int | str, result: Any) -> bytes:
+    """The reply to a request, from its result."""
+    if request_id.__class__ is int:
+        return b'{"id":%d,"result":%b}' % (request_id, _encode(result))
+    return b'{"id":%b,"result":%b}' % (_encode(request_id), _encode(result))
+
+
+def encode_error(request_id: int | str, code: int, message: str) -> bytes:
+    """The reply to a request that failed."""
+    return b'{"id":%b,"error":{"code":%d,"message":%b}}' % (
+        _encode(request_id),
+        code,
+        _encode(printable(message)),
+    )
+
+
+def printable(text: str) -> str:
+    """The text as JSON can carry it: it may quote a name with bytes that are no UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:
+    """A notification."""
+    return b'{"method":%b,"params":%b}' % (_encode(method), _encode(params))
+
+
+def encode_json(value: Any) -> bytes:
+    """Any value of a result."""
+    return _encode(value)
+
+
+def _check_id(value: Any) -> None:
+    kind = type(value)
+    if kind is not str and not (kind is int and MIN_ID <= value <= MAX_ID):
+        raise ParseError("invalid type: `id` must be a string or a signed 64-bit integer")
+
+
+def check_trace(trace: Any) -> None:
+    """Whether a `trace` member has the right JSON types; texts are not looked at.
+
+    Raises:
+        ParseError: it has not.
+    """
+    if trace is None:
+        return
+    if not isinstance(trace, dict):
+        raise ParseError("invalid type: `trace` must be an object")
+    for name in ("traceparent", "tracestate"):
+        if not isinstance(trace.get(name), (str, type(None))):
+            raise ParseError(f"invalid type: `trace.{name}` must be a string")
+
+
+def _decode_within_limits(data: bytes | bytearray) -> dict[str, Any]:
+    value = _parse(data)
+    if type(value) is not dict:
+        raise ParseError("expected a JSON-RPC object")
+    _check_limits(data, value)
+    return value
+
+
+def _parse(data: bytes | bytearray) -> Any:
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ParseError(str(error)) from None
+    except RecursionError:
+        raise ParseError(f"recursion limit exceeded: more than {MAX_JSON_DEPTH} levels") from None
+
+
+def _check_limits(data: bytes | bytearray, value: dict[str, Any] | list[Any]) -> None:
+    if (
+        len(data) > 2 * MAX_JSON_DEPTH
+        and data.count(b"{") + data.count(b"[") > MAX_JSON_DEPTH
+        and _depth(value) > MAX_JSON_DEPTH
+    ):
+        raise ParseError(f"recursion limit exceeded: more than {MAX_JSON_DEPTH} levels")
+    # A value takes at least one byte and its separator another.
+    if len(data) >= 2 * MAX_JSON_VALUES and _count_values(value) > MAX_JSON_VALUES:
+        raise ParseError(f"JSON-RPC message exceeds the limit of {MAX_JSON_VALUES} JSON values")
+    if data.count(b'"') != 2 * _count_strings(value):
+        _refuse_duplicates(data)
+
+
+def _excise_payload(data: bytes | bytearray) -> dict[str, Any] | None:
+    """Decode the message around its base64 payload, or None when it has none in the right place."""
+    found = _PAYLOAD.search(data)
+    if found is None:
+        return None
+    start = found.end()
+    end = data.find(b'"', start)
+    if end < start or data.find(b"\\", start, end) >= 0:
+        return None
+    value = _decode_within_limits(data[:start] + _PLACEHOLDER.encode() + data[end:])
+    params = value.get("params")
+    payload = memoryview(data)[start:end]
+    if isinstance(params, dict):
+        for name in ("dataBase64", "chunk"):
+            if params.get(name) == _PLACEHOLDER:
+                params[name] = payload
+                return value
+    return None
+
+
+def _count_strings(value: Any) -> int:
+    """Names and string values in a decoded message."""
+    count = 0
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if item.__class__ is dict:
+            count += len(item)
+            item = item.values()
+        for child in item:
+            kind = child.__class__
+            if kind is str:
+                count += 1
+            elif kind is dict or kind is list:
+                pending.append(child)
+    return count
+
+
+def _count_values(value: Any) -> int:
+    count = 1
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        children = item.values() if type(item) is dict else item
+        count += len(item)
+        pending.extend(child for child in children if type(child) is dict or type(child) is list)
+    return count
+
+
+def _depth(value: Any) -> int:
+    deepest = 0
+    pending = [(value, 1)]
+    while pending:
+        item, depth = pending.pop()
+        deepest = max(deepest, depth)
+        children = item.values() if type(item) is dict else item
+        pending.extend((child, depth + 1) for child in children if type(child) is dict or type(child) is list)
+    return deepest
+
+
+def _refuse_duplicates(data: bytes | bytearray) -> None:
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ParseError(f"duplicate JSON object key `{name}`")
+            seen.add(name)
+
+    json.loads(data, object_pairs_hook=unique)

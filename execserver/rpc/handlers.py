@@ -1,0 +1,101 @@
+"""The shape of a method handler, and what it may know of the connection that asked.
+
+A handler takes a `Caller` and the decoded parameters, and gives the result: at once, or
+as an awaitable. A handler that could block hands the work to a thread and returns an
+awaitable. Errors are raised as `execserver.protocol.errors.RpcError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from execserver.sessions.session import Attachment, Session
+
+T = TypeVar("T", bound="Closable")
+
+
+class Closable(Protocol):
+    """Something that a connection owns and closes when it ends."""
+
+    def close(self) -> None:
+        """Let go; called once, on the loop's thread."""
+
+
+class Caller(Protocol):
+    """The connection that sent a request, as handlers see it."""
+
+    extensions: bool
+    """Whether `initialize` asked for extension members."""
+
+    max_reply_bytes: int | None
+    """The largest reply that the transport's peer takes, or None."""
+
+    @property
+    def session(self) -> Session:
+        """The session that the connection is attached to."""
+
+    @property
+    def attachment(self) -> Attachment:
+        """The connection's feeds of events."""
+
+    def attach(self, session: Session, *, resumed: bool, extensions: bool) -> None:
+        """`initialize` succeeded."""
+
+    async def wait_for_room(self) -> None:
+        """Wait until the peer has taken enough for another large reply."""
+
+    async def wait_to_push(self) -> None:
+        """Wait until one more piece of something long may be sent. Pieces take turns with each other
+        and with the output of processes, so that neither waits for the whole of the other.
+        """
+
+    def probe(self, timeout: float) -> None:
+        """Drop the connection unless its peer answers in `timeout` seconds."""
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> None:
+        """Send a notification; silently nothing once the connection is gone."""
+
+    def own(self, kind: type[T], make: Callable[[], T]) -> T:
+        """The connection's one object of this kind, made at first use, closed with the
+        connection: file handles, a watch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A result that is JSON already. `after` is called when the reply is queued: what may not
+    overtake it is begun there.
+
+    `begun` results are of requests that began something which goes on after the reply. Their `after`
+    is called when nobody wants the reply, too, and they are never refused for the size of others.
+    """
+
+    json: bytes
+    after: Callable[[], None] | None = None
+    begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedResult:
+    """A result too large to be made in one piece: `head`, then the pieces, then `tail`.
+
+    Together they are the JSON of the result. Nothing of it may fail any more but the
+    reading of the source; when that fails the connection is dropped, because half a
+    message cannot be taken back.
+
+    `size` is how many bytes the pieces have together; they may turn out to be fewer, never more.
+    """
+
+    head: bytes
+    pieces: AsyncGenerator[bytes, None]
+    tail: bytes
+    size: int
+
+
+Result = Mapping[str, Any] | Encoded | StreamedResult
+"""What a handler gives. A plain `dict` is the common case."""
+
+Handler = Callable[[Caller, Any], Result | Awaitable[Result]]
+Handlers = Mapping[str, Handler]

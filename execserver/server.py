@@ -1,0 +1,321 @@
+"""The server process: wires the parts, and owns the order of start-up and shut-down.
+
+Start-up: facts of the launch, chdir to `/`, logs, loop, executor, sessions, handlers, listeners,
+*ready*. Shut-down: stop accepting, kill by membership, send the last events, drop connections,
+exit. The supervisor above does the rest (`supervisor/program.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from execserver.api import discover, environment, filesystem, handshake, health, http, process
+from execserver.configuration import Settings
+from execserver.credentials import Credentials
+from execserver.filesystem.mounts import MountTable
+from execserver.host import Host
+from execserver.memory import reuse_buffers
+from execserver.processes.executor import Executor
+from execserver.processes.spawn import Spawner
+from execserver.rpc.channel import Channel
+from execserver.rpc.connection import Connection
+from execserver.rpc.handlers import Handlers
+from execserver.sessions.table import SessionTable
+from execserver.supervisor.channel import (
+    ChannelError,
+    Hello,
+    PassedListener,
+    ServerChannel,
+    SupervisorGoneError,
+    open_supervisor_pidfd,
+)
+from execserver.telemetry import logs, tracing
+from execserver.telemetry.gauges import Gauges
+from execserver.transports.authentication import ConfigurationError
+from execserver.transports.http_head import Pages
+from execserver.transports.sockets import Listener, serve_socket
+from execserver.transports.stdio import serve_stdio
+
+log = structlog.get_logger(__name__)
+
+LAST_EVENTS_SECONDS = 1.0
+"""How long clients have, at the end of the service, to take the last events."""
+
+LAST_SPANS_SECONDS = 1.0
+"""How long the last spans may take to reach their collector, where there is one."""
+
+SWITCH_INTERVAL_SECONDS = 0.0005
+"""How soon a file-system thread gives the loop its turn back; Python's own 5 ms is too long."""
+
+
+def run(config: Settings) -> int:
+    """Serve until the service ends. Returns the exit code, or ends the process itself."""
+    reuse_buffers()
+    try:
+        channel, hello = ServerChannel.from_environment()
+    except ChannelError as error:
+        print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    host = Host.take()
+    try:
+        credentials = Credentials(config.authentication, base=Path(host.cwd))
+        _check_exposure(config, hello)
+    except ConfigurationError as error:
+        print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    os.chdir("/")
+    writer = logs.configure(config.log_level, config.log_format)
+    tracing.configure()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # The supervisor says when to stop; a command's `kill $PPID` does not.
+        signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    try:
+        code = uvloop.run(Server(config, hello, channel, host, credentials).serve())
+    except SupervisorGoneError:
+        code = 1
+    tracing.shut_down(LAST_SPANS_SECONDS)
+    writer.flush(1.0)
+    # A thread that hangs in a dead mount must not keep the process.
+    os._exit(code)
+
+
+def _check_exposure(config: Settings, hello: Hello) -> None:
+    """Refuse to open the machine to whoever can reach it, and credentials where none are read."""
+    if not hello.listeners:
+        # The supervisor found the configuration file no good and left it to us to say why; it is good now.
+        raise ConfigurationError("the configuration file was changed during the start: start again")
+    kinds = {listener.kind for listener in hello.listeners}
+    if config.authentication.ws_auth is not None:
+        if "stdio" in kinds:
+            raise ConfigurationError("--ws-auth cannot be used with --listen stdio: nobody checks it there")
+        return
+    for listener in hello.listeners:
+        if listener.kind == "tcp" and listener.socket is not None:
+            address = listener.socket.getsockname()[0]
+            if not _is_loopback(address) and not config.allow_unauthenticated:
+                raise ConfigurationError(
+                    f"{listener.url} is reachable from other machines: give --ws-auth, "
+                    "or --allow-unauthenticated if that is meant"
+                )
+
+
+def _is_loopback(address: str) -> bool:
+    import ipaddress
+
+    return ipaddress.ip_address(address).is_loopback
+
+
+class Server:
+    """One server process."""
+
+    def __init__(
+        self, config: Settings, hello: Hello, channel: ServerChannel, host: Host, credentials: Credentials
+    ) -> None:
+        self._config = config
+        self._hello = hello
+        self._channel = channel
+        self._host = host
+        self._http = http.HttpHandlers(host)
+        self._credentials = credentials
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._stop_requested = asyncio.Event()
+        self._stopping = False
+        self._exit_code = 0
+        self._executor: Executor | None = None
+        self._connections: set[Connection] = set()
+        self._listeners: list[Listener] = []
+
+    async def serve(self) -> int:
+        """The story of a server's life. Returns the exit code."""
+        self._watch_supervisor()
+        executor = self._executor = self._make_executor()
+        sessions = SessionTable(executor, self._config.session_ttl)
+        gauges = self._make_gauges(executor, sessions)
+        handlers = self._make_handlers(executor, sessions, gauges)
+
+        def connect(channel: Channel) -> Connection:
+            connection = Connection(
+                channel,
+                handlers,
+                self._config.concurrent_requests,
+                lambda lost: self._connection_lost(lost, sessions),
+            )
+            self._connections.add(connection)
+            if self._stopping:
+                connection.stop_reading()
+            return connection
+
+        for listener in self._hello.listeners:
+            await self._listen(listener, connect, executor, health.pages(gauges))
+        self._freeze_heap()
+        self._channel.send({"type": "ready"})
+        if self._hello.beat_seconds is not None:
+            self._beat(self._hello.beat_seconds)
+        log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
+        await self._stop_requested.wait()
+        await self._shut_down(executor)
+        return self._exit_code
+
+    # -- start-up
+
+    def _watch_supervisor(self) -> None:
+        loop = asyncio.get_running_loop()
+        pidfd = open_supervisor_pidfd(self._hello.supervisor_pid)
+        loop.add_reader(pidfd, self._supervisor_gone)
+        loop.add_reader(self._channel.fileno(), self._supervisor_spoke)
+
+    def _make_executor(self) -> Executor:
+        home = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        nofile = self._hello.nofile_soft
+        return Executor(
+            self._hello.instance,
+            (os.getpid(), self._hello.supervisor_pid),
+            Spawner(home, null, nofile if nofile != soft else None),
+            self._config.limits,
+        )
+
+    def _make_gauges(self, executor: Executor, sessions: SessionTable) -> Gauges:
+        return Gauges(
+            stopping=lambda: self._stopping,
+            sessions=lambda: len(sessions),
+            connections=lambda: len(self._connections),
+            processes=lambda: executor.live,
+            retained_output_bytes=lambda: executor.retained_output_bytes,
+            retained_output_limit_bytes=self._config.limits.daemon_output_bytes,
+            queued_input_bytes=lambda: executor.queued_input_bytes,
+        )
+
+    def _make_handlers(self, executor: Executor, sessions: SessionTable, gauges: Gauges) -> Handlers:
+        mounts = MountTable()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(mounts.fileno(), mounts.refresh)
+        # The kernel tells of each change once; the registration may have taken one.
+        loop.call_later(1, mounts.refresh)
+        return {
+            **handshake.handlers(sessions, self._host),
+            **environment.handlers(self._host),
+            **discover.handlers(),
+            **process.ProcessHandlers(executor, self._host).table(),
+            **filesystem.handlers(mounts),
+            **self._http.table(),
+            **health.handlers(gauges),
+        }
+
+    async def _listen(
+        self,
+        passed: PassedListener,
+        connect: Callable[[Channel], Connection],
+        executor: Executor,
+        pages: Pages,
+    ) -> None:
+        if passed.stdio is not None:
+            serve_stdio(*passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live)
+            return
+        assert passed.socket is not None
+        assert passed.kind != "stdio"
+        if passed.kind == "tcp" and self._config.authentication.ws_auth is None:
+            log.warning("every local user can connect without credentials", url=passed.url)
+        self._listeners.append(
+            await serve_socket(
+                passed.socket,
+                passed.kind,
+                connect,
+                self._credentials,
+                host_names=self._config.ws_host,
+                may_accept=lambda: not executor.spares_are_out,
+                pages=pages,
+                upgrades=lambda: not self._stopping,
+            )
+        )
+
+    def _freeze_heap(self) -> None:
+        """What lives now lives for good: the collector need not look at it again."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+
+    # -- life
+
+    def _connection_lost(self, connection: Connection, sessions: SessionTable) -> None:
+        self._connections.discard(connection)
+        if connection.attached_session is not None:
+            sessions.detach(connection.attached_session)
+        if any(listener.kind == "stdio" for listener in self._hello.listeners) and connection.peer == "stdio":
+            # The end of the input is the end of the service.
+            self._stop_requested.set()
+
+    def _supervisor_spoke(self) -> None:
+        try:
+            message = self._channel.receive()
+        except ChannelError as error:
+            log.error("message from the supervisor not understood", reason=str(error))
+            return
+        if message is None:
+            self._supervisor_gone()
+        elif message["type"] == "stop":
+            self._stop_requested.set()
+        elif message["type"] == "reload":
+            task = asyncio.get_running_loop().create_task(self._reload())
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
+
+    def _beat(self, seconds: float) -> None:
+        """Tell the watchdog that the loop turns."""
+        self._channel.send({"type": "beat"})
+        asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
+
+    async def _reload(self) -> None:
+        error = await self._credentials.reload()
+        if error is None:
+            log.info("reloaded")
+        self._channel.send({"type": "reloaded", "error": error})
+
+    def _supervisor_gone(self) -> None:
+        """Nobody is left to clean up after us: do it now, and go."""
+        try:
+            if self._executor is not None:
+                self._executor.kill_all()
+        finally:
+            os._exit(1)
+
+    # -- shut-down
+
+    async def _shut_down(self, executor: Executor) -> None:
+        self._stopping = True
+        log.info("stopping", connections=len(self._connections))
+        self._channel.send({"type": "stopping"})
+        executor.stopping = True
+        for connection in self._connections:
+            connection.stop_reading()
+        survivors = await asyncio.to_thread(executor.kill_all)
+        if survivors:
+            log.error("some processes could not be killed", pids=survivors)
+        await self._send_last_events()
+        for listener in self._listeners:
+            # Until here they have shown, to whoever asked, that the service ends.
+            listener.close()
+        for connection in list(self._connections):
+            connection.abort()
+        await self._http.close()
+        executor.close()
+
+    async def _send_last_events(self) -> None:
+        """Let the ends of the killed processes reach the clients."""
+        deadline = asyncio.get_running_loop().time() + LAST_EVENTS_SECONDS
+        while any(connection.has_unsaid() for connection in self._connections):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(0.005)

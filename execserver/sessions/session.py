@@ -1,0 +1,103 @@
+"""A session: the processes of one client, which outlive any of its connections.
+
+    attached ──connection lost──▶ detached ──TTL──▶ ended
+       ▲                              │
+       └──────────── resume ──────────┘
+
+`docs/protocol.md`, "Handshake and sessions".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from execserver.processes.output_log import Page
+from execserver.processes.process import ManagedProcess
+from execserver.processes.store import ProcessStore
+from execserver.sessions.feed import HOLD_SECONDS, Hold, OutputFeed, Sink
+
+
+class Session:
+    """One client's processes and, while a connection is attached, their feeds to it."""
+
+    def __init__(self, session_id: str, store: ProcessStore) -> None:
+        self.id = session_id
+        self.processes = store
+        self.attachment: Attachment | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+
+    def attach(self, sink: Sink, *, resumed: bool) -> Attachment:
+        """Bring events to a connection from now on."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+            self.expiry = None
+        self.attachment = Attachment(self.processes, sink, resumed=resumed)
+        return self.attachment
+
+
+class Attachment:
+    """The feeds of one connection.
+
+    At the moment of the attachment the cursor of every process stands at its head: what is
+    older is sent only as the answer to a read.
+    """
+
+    def __init__(self, processes: ProcessStore, sink: Sink, *, resumed: bool) -> None:
+        self._sink = sink
+        self._feeds: dict[int, OutputFeed] = {}
+        self._behind: dict[int, OutputFeed] = {}
+        self._hold: asyncio.TimerHandle | None = None
+        for process in processes:
+            self._follow(process, process.log.next_seq - 1, Hold.RESUME if resumed else None)
+        if resumed and self._feeds:
+            self._hold = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_all)
+
+    def follow(self, process: ManagedProcess) -> Callable[[], None]:
+        """Keep the events of a process that was just started, to send them from when the function
+        that this gives is called.
+        """
+        return self._follow(process, 0, Hold.START).release
+
+    def answered(self, process: ManagedProcess, page: Page, next_seq: int) -> None:
+        """A read without `maxBytes` was answered."""
+        feed = self._feeds.get(process.number)
+        if feed is not None:
+            feed.answered(page, next_seq)
+
+    def fell_behind(self, feed: OutputFeed) -> None:
+        """Remember a feed that has more to send."""
+        self._behind[feed.process.number] = feed
+
+    def drained(self) -> None:
+        """There is room again: the feeds that are behind take turns."""
+        turns = deque(self._behind.values())
+        while turns and self._sink.has_room():
+            feed = turns.popleft()
+            if feed.send_one():
+                self._behind.pop(feed.process.number, None)
+            else:
+                turns.append(feed)
+
+    def close(self) -> None:
+        """The connection is gone."""
+        if self._hold is not None:
+            self._hold.cancel()
+        for feed in list(self._feeds.values()):
+            feed.close()
+        self._feeds.clear()
+        self._behind.clear()
+
+    def _follow(self, process: ManagedProcess, cursor: int, hold: Hold | None) -> OutputFeed:
+        def finished() -> None:
+            self._feeds.pop(process.number, None)
+
+        feed = self._feeds[process.number] = OutputFeed(process, self._sink, cursor, finished, hold)
+        return feed
+
+    def _release_all(self) -> None:
+        self._hold = None
+        for feed in list(self._feeds.values()):
+            if feed.hold is Hold.RESUME:
+                feed.release()

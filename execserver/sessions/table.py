@@ -1,0 +1,119 @@
+"""All sessions of the daemon: opening, resuming, detaching, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Protocol
+
+import structlog
+
+from execserver.memory import give_back
+from execserver.processes.executor import Executor
+from execserver.processes.store import ProcessStore
+from execserver.protocol.errors import InvalidRequest, SessionAttached
+from execserver.sessions.session import Session
+from execserver.telemetry.measures import measures
+
+log = structlog.get_logger(__name__)
+
+PROBE_SECONDS = 5.0
+"""How long the holder of a session has to show a sign of life when another connection asks for
+it. The stock client gives up after 45 s; a half-open connection must be found out before."""
+
+
+TIDY_UP_SECONDS = 1.0
+
+
+class Holder(Protocol):
+    """The connection that a session is attached to."""
+
+    def probe(self, timeout: float) -> None:
+        """Drop the connection unless its peer answers in `timeout` seconds."""
+
+
+class SessionTable:
+    """The sessions by id.
+
+    Args:
+        executor: what the processes of all sessions share.
+        ttl: seconds that a detached session is kept.
+    """
+
+    def __init__(self, executor: Executor, ttl: float) -> None:
+        self._executor = executor
+        self._ttl = ttl
+        self._sessions: dict[str, Session] = {}
+        self._holders: dict[str, Holder] = {}
+        self._tidy_up: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, holder: Holder) -> Session:
+        """A new session for a connection."""
+        session_id = str(uuid.uuid4())
+        session = Session(session_id, ProcessStore(self._executor, session_id))
+        self._sessions[session.id] = session
+        self._holders[session.id] = holder
+        measures.sessions_opened += 1
+        log.info("session opened", session=session.id)
+        return session
+
+    def resume(self, session_id: str, holder: Holder) -> Session:
+        """A detached session for a connection.
+
+        Raises:
+            InvalidRequest: no such session, or not any more.
+            SessionAttached: another connection has it; that one is asked for a sign of life.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise InvalidRequest(
+                f"unknown session id {session_id}", name="unknown_session", field="resumeSessionId"
+            )
+        incumbent = self._holders.get(session_id)
+        if incumbent is not None:
+            incumbent.probe(PROBE_SECONDS)
+            raise SessionAttached(f"session {session_id} is already attached to another connection")
+        self._holders[session_id] = holder
+        measures.sessions_resumed += 1
+        log.info("session resumed", session=session.id, processes=len(session.processes))
+        return session
+
+    def detach(self, session: Session) -> None:
+        """The connection is gone; the session waits for another one."""
+        self._holders.pop(session.id, None)
+        if session.attachment is not None:
+            session.attachment.close()
+            session.attachment = None
+        if session.id in self._sessions:
+            loop = asyncio.get_running_loop()
+            session.expiry = loop.call_later(self._ttl, self._expire, session)
+            log.info("session detached", session=session.id, processes=len(session.processes))
+
+    def _tidy_up_soon(self) -> None:
+        """Once for all the sessions that end within a second."""
+
+        def tidy_up() -> None:
+            self._tidy_up = None
+            give_back()
+
+        if self._tidy_up is None:
+            self._tidy_up = asyncio.get_running_loop().call_later(TIDY_UP_SECONDS, tidy_up)
+
+    def _expire(self, session: Session) -> None:
+        measures.sessions_ended += 1
+        self._sessions.pop(session.id, None)
+        task = asyncio.get_running_loop().create_task(self._end(session))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end(self, session: Session) -> None:
+        processes = len(session.processes)
+        survivors = await session.processes.end()
+        log.info("session ended", session=session.id, processes=processes, survivors=survivors)
+        # What a leak would show in, without a debugger.
+        self._tidy_up_soon()
+        log.debug("daemon", sessions=len(self), tasks=len(asyncio.all_tasks()), live=self._executor.live)

@@ -1,0 +1,161 @@
+"""The configuration file: where it is looked for, who may write it, and its syntax.
+
+    --config PATH                                must exist; empty: no file
+    EXECSERVER_CONFIG                            the same
+    $XDG_CONFIG_HOME/execserver/config.toml      ~/.config without the variable
+    /etc/execserver/config.toml
+
+The first that applies is *the* file; files are not merged. The supervisor takes nothing but `listen`
+from it. What the keys mean is the settings model's affair (`configuration/`), which reads by this module too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+
+FLAG = "--config"
+CONFIG_VARIABLE = "EXECSERVER_CONFIG"
+SYSTEM_PATH = "/etc/execserver/config.toml"
+
+MAX_BYTES = 1 << 20
+"""A hundred times a file with every key and a comment on each; a device would be read for ever."""
+
+
+class ConfigFileError(Exception):
+    """The file cannot be used; the text names it, the line where there is one, and the way out."""
+
+
+def find(flag: str | None, environment: Mapping[str, str]) -> str | None:
+    """The absolute path of the file to read; None when there is none.
+
+    Args:
+        flag: the value of `--config`, relative to the working directory; None when not given.
+        environment: for `EXECSERVER_CONFIG`, `XDG_CONFIG_HOME` and `HOME`.
+    """
+    given = environment.get(CONFIG_VARIABLE) if flag is None else flag
+    if given is not None:
+        return os.path.abspath(given) if given else None
+    # A file that we may not even see (a foreign home folder) is not ours.
+    return next(filter(os.path.exists, usual_places(environment)), None)
+
+
+def usual_places(environment: Mapping[str, str]) -> list[str]:
+    """Where the file is looked for when nobody says where it is, in this order."""
+    base = environment.get("XDG_CONFIG_HOME", "")
+    if not base.startswith("/"):  # the XDG specification: a relative path is invalid and ignored
+        base = f"{(environment.get('HOME') or os.path.expanduser('~')).rstrip('/')}/.config"
+    places = [f"{base.rstrip('/')}/execserver/config.toml", SYSTEM_PATH]
+    return [place for place in places if place.startswith("/")]
+
+
+def read(path: str) -> str:
+    """The text of the file.
+
+    Raises:
+        ConfigFileError: it is missing, no file, too large, no UTF-8, or others may write it.
+    """
+    try:
+        # O_NONBLOCK: a pipe must not hold the start.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise ConfigFileError(f"configuration file {path}: {error.strerror}") from None
+    try:
+        # The descriptor is checked, not the name: what was checked is what is read.
+        _check_owner(path, os.fstat(descriptor))
+        content = _content(descriptor)
+    except OSError as error:
+        raise ConfigFileError(f"configuration file {path}: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_BYTES:
+        raise ConfigFileError(f"configuration file {path} has more than {MAX_BYTES} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigFileError(f"{path}:{line}: not UTF-8") from None
+
+
+def parse(path: str, text: str) -> dict[str, object]:
+    """The keys and values of TOML.
+
+    Raises:
+        ConfigFileError: a syntax error; the text begins with PATH:LINE:COLUMN.
+    """
+    import tomllib  # a millisecond, for those who have a file
+
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigFileError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError, and integers of thousands of digits
+        raise ConfigFileError(f"{path}{_place(str(error), text)}") from None
+
+
+def listen_values(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The `listen` of the file that these arguments and this environment lead to.
+
+    Raises:
+        ConfigFileError: the file cannot be used. The text is short of keys and lines: the server's is not.
+    """
+    path = find(_flag_value(arguments), environment)
+    if path is None:
+        return []
+    values = parse(path, read(path)).get("listen", [])
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ConfigFileError(f"{path}: listen must be a list of strings")
+    return values
+
+
+def _content(descriptor: int) -> bytes:
+    content = b""
+    while len(content) <= MAX_BYTES and (part := os.read(descriptor, MAX_BYTES)):
+        content += part
+    return content
+
+
+def _check_owner(path: str, status: os.stat_result) -> None:
+    """The file decides who may connect, so whoever can write it can run commands as us."""
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigFileError(f"configuration file {path} is no regular file")
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigFileError(
+            f"configuration file {path} belongs to uid {status.st_uid}, neither to us ({os.geteuid()}) "
+            f"nor to root, and it decides who may connect: chown it, or name another one with {FLAG}"
+        )
+    if status.st_mode & 0o022:
+        raise ConfigFileError(
+            f"configuration file {path} can be written by others (mode {stat.S_IMODE(status.st_mode):04o}), "
+            "and it decides who may connect: chmod go-w it"
+        )
+
+
+def _flag_value(arguments: Sequence[str]) -> str | None:
+    """The last `--config`, as the server's parser takes it."""
+    found = None
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == "--":
+            break
+        if argument == FLAG:
+            found = next(remaining, "-")
+            if found.startswith("-"):
+                raise ConfigFileError(f"{FLAG} needs a value")
+        elif argument.startswith(f"{FLAG}="):
+            found = argument.removeprefix(f"{FLAG}=")
+    return found
+
+
+def _place(message: str, text: str) -> str:
+    """`:LINE:COLUMN: reason` of what tomllib says, which has the place at its end only."""
+    reason, _, place = message.rpartition(" (at ")
+    numbers = re.fullmatch(r"line (\d+), column (\d+)\)", place)
+    if numbers is not None:
+        return f":{numbers[1]}:{numbers[2]}: {reason}"
+    if place == "end of document)":
+        last = text.rpartition("\n")[2]
+        return f":{text.count(chr(10)) + 1}:{len(last) + 1}: {reason} (the file ends here)"
+    return f": {message}"

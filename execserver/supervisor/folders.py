@@ -1,0 +1,97 @@
+"""Folders that nobody else may touch, and the lock on them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+
+# A lock is held for milliseconds; somebody who holds one longer is broken or hostile.
+_LOCK_TIMEOUT_S = 5.0
+
+
+class FolderError(Exception):
+    """A folder is not what it has to be, with a text for the user."""
+
+
+def fallback_folder() -> str:
+    """Where things go without any XDG variable."""
+    return f"/tmp/execserver-{os.geteuid()}"  # noqa: S108  checked by open_private
+
+
+def create(path: str) -> None:
+    """Create a folder and its missing parents, each with mode 0700 whatever the umask is."""
+    missing = []
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder, 0o700)
+            os.chmod(folder, 0o700)  # an odd umask may have taken our own bits
+        except FileExistsError:  # another daemon that starts right now
+            continue
+
+
+def open_folder(path: str) -> int:
+    """Open a folder, which must exist.
+
+    Raises:
+        FolderError: it cannot be read or is no folder.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FolderError(f"folder {path}: {error.strerror}") from None
+
+
+def open_private(path: str, forbidden: int = 0o077) -> int:
+    """Open a folder of our own, created when missing.
+
+    Args:
+        path: absolute.
+        forbidden: mode bits that it may not have.
+
+    Raises:
+        FolderError: a symbolic link, no folder, of another user, or open to others.
+    """
+    try:
+        create(path)
+        # The descriptor is checked, not the name: what was checked is what is used.
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if os.path.islink(path):
+            raise FolderError(f"folder {path} is a symbolic link; remove it") from None
+        raise FolderError(f"folder {path}: {error.strerror}") from None
+    status = os.fstat(folder)
+    if status.st_uid != os.geteuid():
+        os.close(folder)
+        raise FolderError(f"folder {path} belongs to uid {status.st_uid}, not to us ({os.geteuid()})")
+    if status.st_mode & forbidden:
+        os.close(folder)
+        mode = stat.S_IMODE(status.st_mode)
+        raise FolderError(f"folder {path} has mode {mode:04o}, open to others; chmod it to 0700")
+    return folder
+
+
+def lock(descriptor: int) -> bool:
+    """Take the exclusive lock if it is free; closing the last copy of the descriptor gives it back."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def lock_folder(descriptor: int, path: str) -> None:
+    """Wait for the exclusive lock on an open folder.
+
+    Raises:
+        FolderError: somebody else holds it for more than 5 s.
+    """
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while not lock(descriptor):
+        if time.monotonic() >= deadline:
+            raise FolderError(f"folder {path} has been locked by another program for {_LOCK_TIMEOUT_S:.0f} s")
+        time.sleep(0.005)  # flock offers no wait with a limit

@@ -1,0 +1,139 @@
+"""What a process is started with: descriptors, signals, environment, limits. Taken once, set right once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+
+from execserver.membership import children_of
+
+_PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
+# Python ignores these two: a write to a closed stderr must not kill the supervisor.
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# sd_listen_fds(3), sd_watchdog_enabled(3), sd_notify(3)
+_SERVICE_MANAGER_PREFIXES = (b"LISTEN_", b"WATCHDOG_", b"NOTIFY_SOCKET")
+
+
+def close_inherited_descriptors() -> None:
+    """Leave 0, 1 and 2 open (on /dev/null if they were closed) and nothing else that we were given.
+
+    A descriptor leaked by the launcher (a lock, a pipe, a database) would be held for the life
+    of the service and reach every command.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        try:
+            # Python's own are never inheritable, and what came through exec always is.
+            if descriptor > 2 and os.get_inheritable(descriptor):
+                os.close(descriptor)
+        except OSError:
+            continue  # the listing's own descriptor, closed by now
+
+
+def initial_environment() -> dict[bytes, bytes]:
+    """The environment as the launcher gave it: Python itself may have added LC_CTYPE since.
+
+    Without what a service manager told this process: only we answer it.
+    """
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:  # hidden, for instance after a change of user
+        entries = [name + b"=" + value for name, value in os.environb.items()]
+    environment: dict[bytes, bytes] = {}
+    for entry in entries:
+        name, equals, value = entry.partition(b"=")
+        if name and equals and not name.startswith(_SERVICE_MANAGER_PREFIXES):
+            environment.setdefault(name, value)  # of duplicates getenv(3) takes the first
+    return environment
+
+
+def enter_launch_folder() -> None:
+    """Make sure that there is a working directory: a deleted one becomes `/`."""
+    try:
+        os.getcwd()
+    except OSError:
+        os.chdir("/")
+
+
+def hangup_means_stop() -> bool:
+    """Whether SIGHUP is a terminal's farewell. Asked at the start: after a hangup /dev/tty is gone.
+
+    With a controlling terminal it is, unless the launcher had SIGHUP ignored (nohup). Otherwise it
+    means reload.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return False
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def reset_signals() -> None:
+    """Undo what the launcher ignored (background jobs, nohup) and blocked."""
+    for number in signal.valid_signals():
+        if number not in _IGNORED_BY_PYTHON and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children, not init's.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard one; returns what it was, for the commands."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+def release_stdio() -> None:
+    """Let go of the client's stdin and stdout, so that an end of file is seen when the server closes them."""
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+
+
+def say(text: str) -> None:
+    """One line on stderr, which may be closed, broken, or a pipe that nobody reads: then it is
+    not said. Killing must not wait for a reader of logs.
+    """
+    try:
+        if not select.select([], [2], [], 0)[1]:
+            return
+        os.write(2, f"execserver: {text}\n".encode(errors="surrogateescape"))
+    except (OSError, ValueError):
+        return
+
+
+def present_children() -> set[int]:
+    """Children that this process has already: `helper & exec execserver serve` leaves one."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # the usual case needs no look at the process table
+        return set()
+    return children_of(os.getpid())
+
+
+def importable_in_isolation() -> bool:
+    """Whether `python -I` finds this package: not when it is known by PYTHONPATH or the cwd only."""
+    check = "import importlib.util as u, sys; sys.exit(u.find_spec('execserver') is None)"
+    return os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-I", "-c", check]) == 0

@@ -1,0 +1,68 @@
+"""One message on the channel between supervisor and server: JSON in one SOCK_SEQPACKET packet."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+
+VERSION = 2
+CHANNEL_VARIABLE = "EXECSERVER_CHANNEL_FD"
+
+# The kernel passes at most 253 descriptors with one message.
+MAX_DESCRIPTORS = 253
+# A message holds at most the listening URLs; 64 listeners with the longest paths are 10 kB.
+_MAX_PACKET = 65536
+
+
+class ChannelError(Exception):
+    """The channel cannot be used: no channel, another version, or descriptors lost."""
+
+
+def send_packet(channel: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
+    """Send one message; the receiver gets copies of `descriptors`.
+
+    Raises:
+        BlockingIOError: the channel is full (of a non-blocking socket).
+        BrokenPipeError: the peer is gone.
+    """
+    ancillary = []
+    if descriptors:
+        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+        ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights))
+    channel.sendmsg([json.dumps(message).encode()], ancillary)
+
+
+def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]] | None:
+    """The next message with its descriptors (close-on-exec), or None when the peer's end is closed.
+
+    Raises:
+        BlockingIOError: nothing there (of a non-blocking socket).
+        ChannelError: something was cut off: the descriptor table is full, or no message of ours.
+    """
+    room = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+    try:
+        data, ancillary, flags, _ = channel.recvmsg(_MAX_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # The peer ended without reading what we sent. Said once; what it sent comes after.
+        data, ancillary, flags, _ = channel.recvmsg(_MAX_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            usable = len(content) - len(content) % 4
+            descriptors += struct.unpack(f"{usable // 4}i", content[:usable])
+    if not data:
+        return None
+    try:
+        if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+            raise ChannelError("a message lost descriptors or data: the descriptor table is full")
+        message = json.loads(data)
+        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+            raise ChannelError("a message is no object with a type")
+    except (ChannelError, ValueError) as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ChannelError(str(error)) from None
+    return message, descriptors

@@ -1,0 +1,112 @@
+"""Records of living instances, so that the next start can sweep after a double kill.
+
+Supervisor and server watch each other; when both are killed at once nobody is left to kill
+what they ran. So each instance leaves a file `instances/NUMBER`, locked by a descriptor that
+supervisor *and* server hold: a free lock says that both are gone. Whoever finds one kills the
+members of that instance and removes the record.
+
+Looking at locks and creating a record happen under the folder's lock: a record is never seen
+between its creation and its locking.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from execserver.membership import kill_members, new_instance
+from execserver.supervisor.folders import fallback_folder, lock, lock_folder, open_private
+
+
+class Record:
+    """One instance's file, open and locked by us."""
+
+    def __init__(self, instance: int, path: str, descriptor: int) -> None:
+        self.instance = instance
+        self.descriptor = descriptor
+        self._path = path
+
+    def remove(self) -> None:
+        """The instance left nothing behind: remove the file, then give the lock back."""
+        try:
+            os.unlink(self._path)
+        except OSError:
+            return  # removed by hand, or its folder was: there is nothing left to remove
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the lock back; the file stays for the next start."""
+        os.close(self.descriptor)
+
+
+def claim(environment: Mapping[str, str]) -> tuple[Record, list[Record]]:
+    """A record for a new instance, and those of instances that ended without a farewell.
+
+    Raises:
+        FolderError: the folder is not private.
+        OSError: it cannot be written.
+    """
+    base = _base_folder(environment)
+    # systemd creates $RUNTIME_DIRECTORY with 0755: nobody else may *write* it, `instances` is ours alone.
+    os.close(open_private(base, forbidden=0o022))
+    path = f"{base}/instances"
+    folder = open_private(path)
+    try:
+        lock_folder(folder, path)
+        stale = [record for name in os.listdir(folder) if (record := _take(path, name)) is not None]
+        return _create(path), stale
+    finally:
+        os.close(folder)
+
+
+def sweep(stale: list[Record]) -> list[int]:
+    """Kill what those instances left; returns the pids that did not die, whose records stay."""
+    survivors = []
+    for record in stale:
+        living = kill_members(record.instance)
+        if living:
+            survivors += living
+            record.close()
+        else:
+            record.remove()
+    return survivors
+
+
+def _base_folder(environment: Mapping[str, str]) -> str:
+    # systemd may give several, separated by colons; absolute paths only, as XDG demands.
+    runtime = environment.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    if runtime.startswith("/"):
+        return runtime
+    state = environment.get("XDG_STATE_HOME", "")
+    if state.startswith("/"):
+        return f"{state.rstrip('/')}/execserver"
+    return fallback_folder()
+
+
+def _take(folder: str, name: str) -> Record | None:
+    """The record of that name if its instance is dead."""
+    if not (name.isascii() and name.isdigit()):
+        return None
+    path = f"{folder}/{name}"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if not lock(descriptor):
+        os.close(descriptor)
+        return None
+    return Record(int(name), path, descriptor)
+
+
+def _create(folder: str) -> Record:
+    while True:
+        instance = new_instance()
+        path = f"{folder}/{instance}"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            continue
+        if not lock(descriptor):
+            raise OSError(f"{path} cannot be locked: its filesystem has no locks")
+        return Record(instance, path, descriptor)

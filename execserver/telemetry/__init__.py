@@ -1,0 +1,1 @@
+"""Logs: structured, to stderr, without content or secrets."""

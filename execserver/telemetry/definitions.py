@@ -1,0 +1,324 @@
+"""The one table of metrics: what each is called, what it says, and where its number is read.
+
+`docs/reference/metrics.md` is made from it:
+
+    python -m execserver.telemetry.definitions [--check] docs/reference/metrics.md
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from execserver import __version__
+from execserver.generated import split_check, write_or_check
+from execserver.telemetry.gauges import Gauges, filesystem_threads
+from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
+
+Kind = Literal["counter", "gauge", "histogram"]
+Labels = tuple[str, ...]
+Bounds = tuple[tuple[str, float], ...]
+
+
+class Number(NamedTuple):
+    """One value of a counter or gauge."""
+
+    labels: Labels
+    value: float
+
+
+class Distribution(NamedTuple):
+    """One histogram: how many were at most so much, growing, up to `+Inf`; and the sum of all."""
+
+    labels: Labels
+    buckets: Bounds
+    total: float
+
+
+Reading = Number | Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric. The name of a counter ends in `_total`, and units are Prometheus' base units."""
+
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[Measures, Gauges], Iterable[Reading]]
+    labels: Labels = ()
+
+
+def reference() -> str:
+    """The reference page of the manual."""
+    lines = [_HEADER]
+    for each in DEFINITIONS:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        lines.append(f"| `{each.name}` | {each.kind} | {labels} | {each.help} |\n")
+    bounds = ", ".join(_bound(bound) for bound in LATENCY_BUCKETS)
+    return "".join([*lines, _FOOTER.format(bounds=bounds)])
+
+
+# -- how each is read
+
+
+def _measured(name: str) -> Callable[[Measures, Gauges], Iterable[Number]]:
+    """A number of `Measures`, or one a key when it is a dictionary."""
+
+    def read(measures: Measures, gauges: Gauges) -> Iterable[Number]:
+        found = getattr(measures, name)
+        if isinstance(found, dict):
+            return [Number((key,), value) for key, value in found.items()]
+        return [Number((), found)]
+
+    return read
+
+
+def _held(read: Callable[[Gauges], float]) -> Callable[[Measures, Gauges], Iterable[Number]]:
+    return lambda measures, gauges: [Number((), read(gauges))]
+
+
+def _requests(measures: Measures, gauges: Gauges) -> Iterable[Number]:
+    for method, counts in measures.requests.items():
+        for code, count in counts.codes.items():
+            yield Number((method, str(code) if code else "ok"), count)
+
+
+def _durations(measures: Measures, gauges: Gauges) -> Iterable[Distribution]:
+    bounds = [*map(_bound, LATENCY_BUCKETS), "+Inf"]
+    for method, counts in measures.requests.items():
+        if counts.codes:
+            buckets = tuple(zip(bounds, accumulate(counts.buckets), strict=True))
+            yield Distribution((method,), buckets, counts.seconds)
+
+
+def _open_connections(measures: Measures, gauges: Gauges) -> Iterable[Number]:
+    for kind, opened in measures.connections_opened.items():
+        yield Number((kind,), opened - measures.connections_closed[kind])
+
+
+def _build(measures: Measures, gauges: Gauges) -> Iterable[Number]:
+    return [Number((__version__, platform.python_version()), 1)]
+
+
+def _threads(measures: Measures, gauges: Gauges) -> Iterable[Number]:
+    return [Number((), filesystem_threads())]
+
+
+def _bound(seconds: float) -> str:
+    return f"{seconds:.5f}".rstrip("0").rstrip(".")
+
+
+DEFINITIONS: tuple[Definition, ...] = (
+    Definition("execserver_build_info", "gauge", "Always 1.", _build, ("version", "python")),
+    Definition(
+        "execserver_uptime_seconds",
+        "gauge",
+        "Seconds since the server process began.",
+        _held(lambda gauges: gauges.uptime_seconds),
+    ),
+    Definition(
+        "execserver_stopping",
+        "gauge",
+        "1 once the service has begun to end.",
+        _held(lambda gauges: gauges.stopping()),
+    ),
+    Definition(
+        "execserver_requests_total",
+        "counter",
+        "Requests answered. The code is `ok` or the error code of the wire.",
+        _requests,
+        ("method", "code"),
+    ),
+    Definition(
+        "execserver_request_duration_seconds",
+        "histogram",
+        "From the arrival of a request to its answer. A waiting `process/read` takes as long as it waits.",
+        _durations,
+        ("method",),
+    ),
+    Definition(
+        "execserver_parse_errors_total",
+        "counter",
+        "Messages that could not be read.",
+        _measured("parse_errors"),
+    ),
+    Definition(
+        "execserver_received_bytes_total",
+        "counter",
+        "Bytes read from connections, framing included.",
+        _measured("received_bytes"),
+    ),
+    Definition(
+        "execserver_sent_bytes_total",
+        "counter",
+        "Bytes written to connections, framing included.",
+        _measured("sent_bytes"),
+    ),
+    Definition(
+        "execserver_connections_opened_total",
+        "counter",
+        "Connections that became a channel for messages.",
+        _measured("connections_opened"),
+        ("transport",),
+    ),
+    Definition(
+        "execserver_connections", "gauge", "Connections that are open.", _open_connections, ("transport",)
+    ),
+    Definition(
+        "execserver_connections_refused_total",
+        "counter",
+        "Peers sent away: the HTTP status of the answer, or `other-user` on a Unix socket.",
+        _measured("refusals"),
+        ("reason",),
+    ),
+    Definition(
+        "execserver_dialects_total",
+        "counter",
+        "Connections by the dialect that their first message chose.",
+        _measured("dialects"),
+        ("dialect",),
+    ),
+    Definition(
+        "execserver_sessions",
+        "gauge",
+        "Sessions, attached or waiting for their client.",
+        _held(lambda gauges: gauges.sessions()),
+    ),
+    Definition(
+        "execserver_sessions_opened_total", "counter", "Sessions opened.", _measured("sessions_opened")
+    ),
+    Definition(
+        "execserver_sessions_resumed_total",
+        "counter",
+        "Detached sessions that a client came back to.",
+        _measured("sessions_resumed"),
+    ),
+    Definition(
+        "execserver_sessions_ended_total",
+        "counter",
+        "Detached sessions whose time was over.",
+        _measured("sessions_ended"),
+    ),
+    Definition(
+        "execserver_processes",
+        "gauge",
+        "Processes that run, or whose output somebody still holds open.",
+        _held(lambda gauges: gauges.processes()),
+    ),
+    Definition(
+        "execserver_processes_started_total",
+        "counter",
+        "Processes started.",
+        _measured("processes_started"),
+    ),
+    Definition(
+        "execserver_process_start_failures_total",
+        "counter",
+        "Starts that the operating system refused.",
+        _measured("failed_starts"),
+    ),
+    Definition(
+        "execserver_process_exits_total",
+        "counter",
+        "Processes that ended: with exit code 0 (`success`), another (`failure`), or by a `signal`.",
+        _measured("exits"),
+        ("kind",),
+    ),
+    Definition(
+        "execserver_process_signals_total",
+        "counter",
+        "Process groups interrupted (`interrupt`) or killed (`kill`), and kills of all that ever came of a "
+        "process or a session (`tree`).",
+        _measured("signals"),
+        ("kind",),
+    ),
+    Definition(
+        "execserver_kill_survivors_total",
+        "counter",
+        "Processes that a kill did not end within two seconds.",
+        _measured("survivors"),
+    ),
+    Definition(
+        "execserver_output_bytes_total",
+        "counter",
+        "Output taken from processes.",
+        _measured("output_bytes"),
+    ),
+    Definition(
+        "execserver_output_gaps_total",
+        "counter",
+        "Times that a client was told that output is lost to it (`lostBytes`).",
+        _measured("gaps"),
+    ),
+    Definition("execserver_output_gap_bytes_total", "counter", "The same, in bytes.", _measured("gap_bytes")),
+    Definition(
+        "execserver_retained_output_bytes",
+        "gauge",
+        "Output kept in memory for all processes.",
+        _held(lambda gauges: gauges.retained_output_bytes()),
+    ),
+    Definition(
+        "execserver_retained_output_limit_bytes",
+        "gauge",
+        "What that may grow to.",
+        _held(lambda gauges: gauges.retained_output_limit_bytes),
+    ),
+    Definition(
+        "execserver_stdin_bytes_total",
+        "counter",
+        "Input accepted for processes.",
+        _measured("stdin_bytes"),
+    ),
+    Definition(
+        "execserver_stdin_queued_bytes",
+        "gauge",
+        "Input accepted for processes that have not read it yet.",
+        _held(lambda gauges: gauges.queued_input_bytes()),
+    ),
+    Definition(
+        "execserver_filesystem_threads",
+        "gauge",
+        "Threads for file-system calls, at most 128. One is added when all are busy; none ever ends.",
+        _threads,
+    ),
+)
+
+_HEADER = """\
+# Metrics
+
+<!-- Made by `make schemas` from execserver/telemetry/definitions.py; do not edit. -->
+
+What `GET /metrics` shows ([how to monitor](../how-to/monitor.md)). Counters begin at 0 with each
+server process. No label ever holds anything that a client sent: methods that do not exist count
+as `unknown`. A series of `execserver_requests_total`, of the durations or of
+`execserver_connections_refused_total` appears with its first event.
+
+| name | kind | labels | what it says |
+| --- | --- | --- | --- |
+"""
+
+_FOOTER = """
+Durations are counted in buckets up to {bounds} seconds.
+
+The metrics of the server's operating-system process follow the common names:
+`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_virtual_memory_bytes`,
+`process_start_time_seconds`, `process_open_fds`, `process_max_fds`.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Write or check the reference page."""
+    arguments = split_check(argv, "execserver.telemetry.definitions [--check] FILE", 1)
+    if arguments is None:
+        return 2
+    (file,), check = arguments
+    return write_or_check({file: reference()}, "the metrics", check=check)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

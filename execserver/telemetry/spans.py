@@ -1,0 +1,101 @@
+"""OpenTelemetry: one server span a request, sent in batches by a thread of the SDK.
+
+The only file that knows OpenTelemetry; `telemetry/tracing.py` loads it when it is set up. A span
+says which method, dialect, transport and outcome. It never holds parameters, paths, ids of
+sessions or processes, or output.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from execserver import __version__
+from execserver.telemetry.tracing import TraceParent
+
+_LIBRARIES = ("opentelemetry", "urllib3")
+
+log = structlog.get_logger(__name__)
+
+
+class RequestSpan:
+    """The span of one request."""
+
+    __slots__ = ("_span", "span_id", "trace_id")
+
+    def __init__(self, span: trace.Span) -> None:
+        context = span.get_span_context()
+        self._span = span
+        self.trace_id = trace.format_trace_id(context.trace_id)
+        self.span_id = trace.format_span_id(context.span_id)
+
+    def end(self, code: int) -> None:
+        """The answer is there: 0, or an error code."""
+        if code:
+            self._span.set_attribute("rpc.jsonrpc.error_code", code)
+            self._span.set_status(trace.StatusCode.ERROR)
+        self._span.end()
+
+
+class SpanRecorder:
+    """Makes spans and sends them to the collector that the `OTEL_*` variables name."""
+
+    def __init__(self) -> None:
+        _speak_in_our_log()
+        attributes = {SERVICE_VERSION: __version__}
+        if not os.environ.get("OTEL_SERVICE_NAME"):
+            attributes[SERVICE_NAME] = "execserver"
+        self._provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer("execserver", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def start(
+        self, method: str, parent: TraceParent | None, state: str, dialect: str, transport: str
+    ) -> RequestSpan:
+        """Begin the span of a request, below the client's span if it named one."""
+        context = None
+        if parent is not None:
+            flags = "01" if parent.sampled else "00"
+            headers = {"traceparent": f"00-{parent.trace_id}-{parent.span_id}-{flags}"}
+            context = self._propagator.extract({**headers, "tracestate": state} if state else headers)
+        attributes = {
+            "rpc.system": "jsonrpc",
+            "rpc.method": method,
+            "execserver.dialect": dialect,
+            "execserver.transport": transport,
+        }
+        span = self._tracer.start_span(method, context, trace.SpanKind.SERVER, attributes)
+        return RequestSpan(span)
+
+    def close(self, seconds: float) -> None:
+        """Send what is left, for at most `seconds`."""
+        closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        closing.start()
+        closing.join(seconds)
+
+
+class _OurLog(logging.Handler):
+    """What the libraries log goes to our log: which library, and the text without its arguments,
+    which may be a header with a token in it.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass one record on."""
+        log.warning("sending spans", library=record.name, text=str(record.msg))
+
+
+def _speak_in_our_log() -> None:
+    for name in _LIBRARIES:
+        logger = logging.getLogger(name)
+        logger.handlers = [_OurLog(logging.WARNING)]
+        logger.propagate = False

@@ -1,0 +1,230 @@
+"""Who may upgrade to WebSocket: nobody is asked, a capability token, or a signed bearer token.
+
+The texts of refusals are the wire's (`docs/protocol.md`, "WebSocket authentication").
+Neither tokens nor their digests are ever logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+CAPABILITY_TOKEN, SIGNED_BEARER_TOKEN = "capability-token", "signed-bearer-token"
+
+MIN_SECRET_BYTES = 32
+"""As long as the digest of HS256; below it a secret can be guessed from one token."""
+
+DEFAULT_CLOCK_SKEW_SECONDS = 30
+
+MISSING = "missing websocket bearer token"
+MALFORMED = "invalid authorization header"
+WRONG_TOKEN = "invalid websocket bearer token"  # noqa: S105 - a text
+INVALID_JWT = "invalid websocket jwt"
+EXPIRED = "expired websocket jwt"
+NOT_YET_VALID = "websocket jwt is not valid yet"
+WRONG_ISSUER = "websocket jwt issuer mismatch"
+WRONG_AUDIENCE = "websocket jwt audience mismatch"
+
+
+class ConfigurationError(ValueError):
+    """The authentication options do not fit together; the text is for the operator."""
+
+
+class Authenticator(Protocol):
+    """Decides by the Authorization header."""
+
+    def refusal(self, authorization: str | None) -> str | None:
+        """Why the peer is refused (the body of the 401), or None when it may pass."""
+
+
+class NoAuthentication:
+    """Everybody may pass."""
+
+    def refusal(self, authorization: str | None) -> str | None:
+        """None."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityToken:
+    """Who knows the token may pass."""
+
+    sha256: bytes = field(repr=False)
+
+    def refusal(self, authorization: str | None) -> str | None:
+        """Why the peer is refused, or None."""
+        token, refusal = bearer_token(authorization)
+        if refusal is not None:
+            return refusal
+        same = hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self.sha256)
+        return None if same else WRONG_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBearerToken:
+    """Who shows a JSON Web Token signed with the shared secret (HS256) and in force may pass."""
+
+    secret: bytes = field(repr=False)
+    issuer: str | None = None
+    audience: str | None = None
+    clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS
+    now: Callable[[], float] = time.time
+
+    def refusal(self, authorization: str | None) -> str | None:
+        """Why the peer is refused, or None."""
+        token, refusal = bearer_token(authorization)
+        if refusal is not None:
+            return refusal
+        claims = self._signed_claims(token)
+        return INVALID_JWT if claims is None else self._refusal_of(claims)
+
+    def _signed_claims(self, token: str) -> dict[str, Any] | None:
+        from jwt import PyJWS, PyJWTError  # 50 ms, which only those pay who use it
+
+        try:
+            claims = json.loads(PyJWS().decode(token, self.secret, algorithms=["HS256"]))
+        except (PyJWTError, ValueError, RecursionError):
+            return None
+        return claims if isinstance(claims, dict) and _well_typed(claims) else None
+
+    def _refusal_of(self, claims: dict[str, Any]) -> str | None:
+        now = int(self.now())
+        not_before, audience = claims.get("nbf"), claims.get("aud")
+        if claims["exp"] < now - self.clock_skew_seconds:
+            return EXPIRED
+        if not_before is not None and not_before > now + self.clock_skew_seconds:
+            return NOT_YET_VALID
+        if self.issuer is not None and claims.get("iss") != self.issuer:
+            return WRONG_ISSUER
+        audiences = [audience] if isinstance(audience, str) else audience or []
+        if self.audience is not None and self.audience not in audiences:
+            return WRONG_AUDIENCE
+        return None
+
+
+def _well_typed(claims: dict[str, Any]) -> bool:
+    expiry, not_before, issuer, audience = (claims.get(name) for name in ("exp", "nbf", "iss", "aud"))
+    audiences = audience if isinstance(audience, list) else [audience]
+    return (
+        type(expiry) is int
+        and type(not_before) in (int, type(None))
+        and isinstance(issuer, str | None)
+        and (audience is None or all(isinstance(each, str) for each in audiences))
+    )
+
+
+def bearer_token(authorization: str | None) -> tuple[str, str | None]:
+    """The token of an Authorization header, or why there is none."""
+    if authorization is None:
+        return "", MISSING
+    scheme, _, token = authorization.strip().partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token or not token.isascii():
+        return "", MALFORMED
+    return token, None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationOptions:
+    """The `--ws-…` options as given; None is absent."""
+
+    ws_auth: str | None = None
+    ws_token_file: str | None = None
+    ws_token_sha256: str | None = None
+    ws_shared_secret_file: str | None = None
+    ws_issuer: str | None = None
+    ws_audience: str | None = None
+    ws_max_clock_skew_seconds: int | None = None
+
+
+_CAPABILITY_ONLY = ("ws_token_file", "ws_token_sha256")
+_SIGNED_ONLY = ("ws_shared_secret_file", "ws_issuer", "ws_audience", "ws_max_clock_skew_seconds")
+
+
+def authenticator_from(options: AuthenticationOptions, base: Path) -> Authenticator:
+    """The authenticator that the options ask for; reads the file they name.
+
+    Args:
+        options: the options as given.
+        base: the folder that relative file names start from (the launch's working directory).
+
+    Raises:
+        ConfigurationError: options are missing, exclude each other, belong to another mode, or
+            the file is not usable.
+    """
+    if options.ws_auth is None:
+        _forbid(options, (*_CAPABILITY_ONLY, *_SIGNED_ONLY), "needs --ws-auth")
+        return NoAuthentication()
+    if options.ws_auth == CAPABILITY_TOKEN:
+        _forbid(options, _SIGNED_ONLY, f"needs --ws-auth {SIGNED_BEARER_TOKEN}")
+        return _capability_token(options, base)
+    if options.ws_auth == SIGNED_BEARER_TOKEN:
+        _forbid(options, _CAPABILITY_ONLY, f"needs --ws-auth {CAPABILITY_TOKEN}")
+        return _signed_bearer_token(options, base)
+    raise ConfigurationError(f"--ws-auth must be {CAPABILITY_TOKEN} or {SIGNED_BEARER_TOKEN}")
+
+
+def _forbid(options: AuthenticationOptions, names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ConfigurationError(f"{_flag(name)} {reason}")
+
+
+def _capability_token(options: AuthenticationOptions, base: Path) -> Authenticator:
+    file, digest = options.ws_token_file, options.ws_token_sha256
+    if (file is None) == (digest is None):
+        raise ConfigurationError(
+            f"--ws-auth {CAPABILITY_TOKEN} needs exactly one of --ws-token-file and --ws-token-sha256"
+        )
+    if file is not None:
+        return CapabilityToken(hashlib.sha256(_secret_in(base / file, "--ws-token-file")).digest())
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", (digest or "").strip()):
+        raise ConfigurationError("--ws-token-sha256 must be 64 hexadecimal digits")
+    return CapabilityToken(bytes.fromhex(digest or ""))
+
+
+def _signed_bearer_token(options: AuthenticationOptions, base: Path) -> Authenticator:
+    if options.ws_shared_secret_file is None:
+        raise ConfigurationError(f"--ws-auth {SIGNED_BEARER_TOKEN} needs --ws-shared-secret-file")
+    secret = _secret_in(base / options.ws_shared_secret_file, "--ws-shared-secret-file")
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigurationError(
+            f"--ws-shared-secret-file: the secret must have at least {MIN_SECRET_BYTES} bytes"
+        )
+    skew = options.ws_max_clock_skew_seconds
+    if skew is not None and skew < 0:
+        raise ConfigurationError("--ws-max-clock-skew-seconds must not be negative")
+    return SignedBearerToken(
+        secret,
+        _given(options, "ws_issuer"),
+        _given(options, "ws_audience"),
+        DEFAULT_CLOCK_SKEW_SECONDS if skew is None else skew,
+    )
+
+
+def _given(options: AuthenticationOptions, name: str) -> str | None:
+    value: str | None = getattr(options, name)
+    if value is not None and not value.strip():
+        raise ConfigurationError(f"{_flag(name)} must not be empty")
+    return value
+
+
+def _secret_in(path: Path, flag: str) -> bytes:
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(f"{flag}: cannot read {path}: {error.strerror}") from error
+    if not secret:
+        raise ConfigurationError(f"{flag}: {path} is empty")
+    return secret
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

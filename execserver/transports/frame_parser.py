@@ -1,0 +1,151 @@
+"""The only file that knows picows: WebSocket frames of a client, parsed and unmasked at C speed.
+
+picows is used as a parser and nothing else. It believes to be a server on a transport of
+its own; that transport is `_Ears`, which takes no byte. What picows wants to say is dropped:
+its answer to the handshake (we have sent ours, and feed it one that it likes) and its
+close frames (a broken peer is dropped without one). `WSProtocol` and its constructor are not
+in picows' documented interface, therefore the version is pinned.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+from picows import WSFrame, WSListener, WSMsgType, WSTransport
+
+TEXT: Final = WSMsgType.TEXT
+BINARY: Final = WSMsgType.BINARY
+CONTINUATION: Final = WSMsgType.CONTINUATION
+PING: Final = WSMsgType.PING
+PONG: Final = WSMsgType.PONG
+CLOSE: Final = WSMsgType.CLOSE
+
+Frame = WSFrame
+
+BUFFER_BYTES = 64 << 10
+"""The read buffer at first: one read of a busy connection. It doubles when it is full."""
+
+_HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+
+log = structlog.get_logger(__name__)
+_protocol: Any = importlib.import_module("picows.picows").__dict__["WSProtocol"]  # not in the type stub
+_strategy: Any = importlib.import_module("picows").WSAutoPingStrategy.PING_PERIODICALLY
+
+
+class FrameParser:
+    """The incoming side of one WebSocket connection.
+
+    Args:
+        max_frame_bytes: the largest payload of one data frame.
+        on_frame: called for every frame; payloads are only valid during the call.
+        on_error: called when the peer broke the protocol or exceeded the size. Bytes fed
+            afterwards are not to be.
+    """
+
+    def __init__(
+        self, max_frame_bytes: int, on_frame: Callable[[Frame], None], on_error: Callable[[], None]
+    ) -> None:
+        listener = _Listener(on_frame)
+        ears = _Ears(on_error)
+        self._picows = _protocol(
+            None, None, False, lambda request: listener, _Silence(), True, None,
+            False, None, None, _strategy, False, max_frame_bytes, None, BUFFER_BYTES,
+        )  # fmt: skip
+        self._picows.connection_made(ears)
+        self.feed(_HANDSHAKE)
+        ears.handshake_done = True
+
+    @property
+    def room(self) -> int:
+        """What the read buffer could take now. It grows with the messages and never shrinks."""
+        return len(self._picows.get_buffer(-1))
+
+    def read(self, fd: int) -> int:
+        """Read once from a descriptor and parse; the number of bytes, 0 at the end of input."""
+        count = os.readv(fd, [self._picows.get_buffer(-1)])
+        if count:
+            self._picows.buffer_updated(count)
+        return count
+
+    def feed(self, data: bytes) -> None:
+        """Parse bytes that were read elsewhere."""
+        rest = memoryview(data)
+        while rest:
+            room = self._picows.get_buffer(-1)
+            count = min(len(room), len(rest))
+            room[:count] = rest[:count]
+            rest = rest[count:]
+            self._picows.buffer_updated(count)
+
+
+class _Listener(WSListener):
+    def __init__(self, on_frame: Callable[[Frame], None]) -> None:
+        super().__init__()
+        self._on_frame = on_frame
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        """Pass the frame on."""
+        self._on_frame(frame)
+
+
+class _Ears:
+    """The transport that picows sees, and its socket."""
+
+    def __init__(self, on_error: Callable[[], None]) -> None:
+        self._on_error = on_error
+        self.handshake_done = False
+
+    def get_extra_info(self, name: str) -> object:
+        """Itself as the socket, nothing else."""
+        return self if name == "socket" else None
+
+    def get_write_buffer_size(self) -> int:
+        """Never 0: at 0 picows writes to the descriptor by itself."""
+        return 1
+
+    def write(self, data: object) -> None:
+        """After the handshake picows has nothing to say but a close frame for a broken peer."""
+        if self.handshake_done:
+            self._on_error()
+
+    writelines = write
+
+    def fileno(self) -> int:
+        """No descriptor."""
+        return -1
+
+    def setsockopt(self, *_: object) -> None:
+        """Nothing to set."""
+
+    def getsockopt(self, *_: object) -> int:
+        """Anything."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing: the channel is dropped by `on_error`."""
+
+    abort = close
+
+
+class _Silence:
+    """picows' logger: it reports what every peer does. Only failures of our own code are news."""
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's name
+        """No."""
+        return False
+
+    def debug(self, *_: object) -> None:
+        """Nothing."""
+
+    info = warning = error = log = debug
+
+    def exception(self, text: str, *_: object) -> None:
+        """An exception came out of our own listener."""
+        log.exception("frame handler failed", detail=text)

@@ -1,0 +1,250 @@
+"""The first bytes of a socket connection: what does the peer speak?
+
+On a Unix socket a peer that does not begin like an HTTP method sends JSON, in lines or behind
+`Content-Length` headers. On TCP there is only HTTP. The connection is handed to a channel or
+answered and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import structlog
+
+from execserver.telemetry.measures import measures
+from execserver.transports.authentication import Authenticator
+from execserver.transports.framed import FramedChannel, begins_headers
+from execserver.transports.http_head import (
+    MAX_HEAD_BYTES,
+    READY,
+    BadRequestError,
+    Decision,
+    Pages,
+    decide,
+    parse_head,
+    refuse,
+)
+from execserver.transports.stream_channel import MakeHandler, StreamChannel
+
+GREETING_SECONDS = 5.0
+"""How long a peer may take to say what it wants; it is only a few hundred bytes."""
+
+FAREWELL_SECONDS = 1.0
+"""How long a refused peer may take to read its answer. Closing at once, with its bytes unread,
+would make the kernel throw the answer away."""
+
+PING_SECONDS = 30.0
+"""Between pings on WebSocket connections. As the reference."""
+
+UPPERCASE = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a listener takes connections."""
+
+    make_handler: MakeHandler
+    authenticator: Authenticator
+    host_names: Collection[str]
+    unix: bool
+    greeting_seconds: float = GREETING_SECONDS
+    ping_seconds: float = PING_SECONDS
+    pages: Pages = field(default_factory=lambda: READY)
+    upgrades: Callable[[], bool] = lambda: True
+    """Whether new connections are taken; asked at each upgrade."""
+
+
+class Greeting:
+    """One accepted socket until it is a channel or gone.
+
+    Args:
+        sock: non-blocking; owned from here on.
+        peer: who is at the other end.
+        terms: the listener's.
+        became: told of the channel, before it delivers anything.
+        ended: told, once, when the socket is no business of the greeting any more.
+        released: told when the socket of the channel is closed.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        terms: Terms,
+        became: Callable[[StreamChannel], None],
+        ended: Callable[[Greeting], None],
+        released: Callable[[StreamChannel], None],
+    ) -> None:
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._peer = peer
+        self._terms = terms
+        self._became = became
+        self._ended = ended
+        self._released = released
+        self._loop = asyncio.get_running_loop()
+        self._received = bytearray()
+        self._guard: asyncio.TimerHandle | None = None
+        self._page: asyncio.Future[Decision] | None = None
+        self._unsent = memoryview(b"")
+        if not terms.unix:
+            self._start_guard(terms.greeting_seconds)
+        self._loop.add_reader(self._fd, self._readable)
+
+    def drop(self) -> None:
+        """Close the socket."""
+        self._let_go()
+        self._sock.close()
+
+    def _start_guard(self, seconds: float) -> None:
+        if self._guard is not None:
+            self._guard.cancel()
+        self._guard = self._loop.call_later(seconds, self._expired)
+
+    def _expired(self) -> None:
+        log.debug("connection dropped before it said what it is", peer=self._peer)
+        self.drop()
+
+    def _let_go(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        if self._guard is not None:
+            self._guard.cancel()
+        if self._page is not None:
+            self._page.cancel()
+        self._ended(self)
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(MAX_HEAD_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.drop()
+            return
+        self._received += data if self._received else data.lstrip()
+        if not self._received:
+            return  # a blank line from a peer that waits is no reason to hurry it
+        if self._guard is None:
+            self._start_guard(self._terms.greeting_seconds)
+        self._recognise()
+
+    def _recognise(self) -> None:
+        received = self._received
+        speaks_http = received[0] in UPPERCASE
+        if self._terms.unix:
+            headers = begins_headers(received)
+            if headers or not speaks_http:
+                self._become_framed()
+                return
+            if headers is None:
+                return  # `C`: CONNECT, or Content-Length
+        end = received.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES + 4)
+        if not speaks_http:
+            self._answer(refuse(HTTPStatus.BAD_REQUEST))
+        elif end >= 0:
+            self._decide(bytes(received[:end]), bytes(received[end + 4 :]))
+        elif len(received) > MAX_HEAD_BYTES:
+            self._answer(refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+
+    def _decide(self, head: bytes, rest: bytes) -> None:
+        terms = self._terms
+        try:
+            decision = decide(
+                parse_head(head),
+                terms.authenticator,
+                terms.host_names,
+                terms.unix,
+                terms.pages,
+                terms.upgrades(),
+            )
+        except BadRequestError:
+            decision = refuse(HTTPStatus.BAD_REQUEST)
+        if not isinstance(decision, Decision):
+            self._answer_later(decision)
+        elif decision.upgraded:
+            self._become_websocket(decision.response, rest)
+        else:
+            self._answer(decision)
+
+    def _become_framed(self) -> None:
+        self._let_go()
+        channel = FramedChannel(self._fd, self._fd, self._peer, lambda: self._close(channel))
+        self._became(channel)
+        channel.start(self._terms.make_handler)
+        channel.greet(bytes(self._received))
+
+    def _become_websocket(self, response: bytes, rest: bytes) -> None:
+        from execserver.transports.websocket import WebSocketChannel  # 25 ms, spared where nobody upgrades
+
+        self._let_go()
+        terms = self._terms
+        address = "unix" if terms.unix else self._peer
+        channel = WebSocketChannel(
+            self._fd, self._peer, lambda: self._close(channel), address, terms.ping_seconds
+        )
+        self._became(channel)
+        channel.greet(response, terms.make_handler, rest)
+
+    def _close(self, channel: StreamChannel) -> None:
+        self._sock.close()
+        self._released(channel)
+
+    def _answer_later(self, decision: Awaitable[Decision]) -> None:
+        """A page is being made; the guard goes on."""
+        self._loop.add_reader(self._fd, self._discard)
+        self._page = asyncio.ensure_future(decision)
+        self._page.add_done_callback(self._page_made)
+
+    def _page_made(self, page: asyncio.Future[Decision]) -> None:
+        if page.cancelled():
+            return
+        error = page.exception()
+        if error is not None:
+            log.error("a page failed", exc_info=error)
+        self._answer(refuse(HTTPStatus.INTERNAL_SERVER_ERROR) if error else page.result())
+
+    def _answer(self, decision: Decision) -> None:
+        """Send the answer, then read on until the peer has closed or its time is up."""
+        if decision.status >= HTTPStatus.BAD_REQUEST:
+            measures.connection_refused(str(decision.status.value))
+            log.info("connection refused", peer=self._peer, status=decision.status.value)
+        self._unsent = memoryview(decision.response)
+        self._start_guard(self._terms.greeting_seconds)
+        self._loop.add_reader(self._fd, self._discard)
+        self._send()
+
+    def _send(self) -> None:
+        """A fresh socket takes the few bytes of a refusal at once; a page may not fit."""
+        try:
+            self._unsent = self._unsent[self._sock.send(self._unsent) :]
+            if self._unsent:
+                self._loop.add_writer(self._fd, self._send)
+                return
+            self._sock.shutdown(socket.SHUT_WR)
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_writer(self._fd, self._send)
+            return
+        except OSError:
+            self.drop()
+            return
+        self._loop.remove_writer(self._fd)
+        self._start_guard(FAREWELL_SECONDS)
+
+    def _discard(self) -> None:
+        try:
+            if self._sock.recv(MAX_HEAD_BYTES):
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        self.drop()

@@ -1,0 +1,235 @@
+"""The little HTTP that a WebSocket needs: one request head, and what to answer it. Pure.
+
+The order of the checks is part of the wire (`docs/protocol.md`, "WebSocket"): a request
+with an `Origin` comes from a browser and is refused before anything else is looked at.
+
+Beside the upgrade there are a few pages for whoever watches the daemon (`Pages`). They follow the
+same rules as the upgrade; only a page that is `public` asks for no credentials.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import NamedTuple
+
+from execserver.transports.authentication import Authenticator
+
+MAX_HEAD_BYTES = 16 << 10
+"""A head of a stock client has a few hundred bytes; tokens may add some thousand."""
+
+ACCEPT_SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
+VERSION = "13"
+
+TEXT = "text/plain; charset=utf-8"
+
+STOPPING = "stopping"
+"""The text of a 503."""
+
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/(1\.[01])")
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class BadRequestError(ValueError):
+    """The bytes are no HTTP request head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request head. Header names are in small letters; a header may occur more than once."""
+
+    method: str
+    target: str
+    version: str
+    headers: tuple[tuple[str, str], ...]
+
+    def all(self, name: str) -> list[str]:
+        """Every value of a header, in order."""
+        return [value for key, value in self.headers if key == name]
+
+    def first(self, name: str) -> str | None:
+        """The first value of a header, or None."""
+        return next(iter(self.all(name)), None)
+
+    def tokens(self, name: str) -> set[str]:
+        """A header that is a list, in small letters, all its occurrences together."""
+        return {token.strip().lower() for value in self.all(name) for token in value.split(",")}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to answer, and whether the connection is a WebSocket from there on."""
+
+    response: bytes
+    status: HTTPStatus
+
+    @property
+    def upgraded(self) -> bool:
+        """Whether frames follow."""
+        return self.status is HTTPStatus.SWITCHING_PROTOCOLS
+
+
+class Content(NamedTuple):
+    """What a page shows."""
+
+    body: bytes = b""
+    content_type: str = TEXT
+    status: HTTPStatus = HTTPStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Something to be asked for with GET or HEAD."""
+
+    show: Callable[[Head], Content | Awaitable[Content]]
+    """Gives the content, at once or, when that could hold the loop up, later."""
+    public: bool = False
+    """Whether it is shown without credentials."""
+
+
+Pages = Mapping[str, Page]
+"""The pages by path."""
+
+READY: Pages = {"/readyz": Page(lambda head: Content(), public=True)}
+"""The least that every listener shows: that it is there."""
+
+
+def parse_head(data: bytes) -> Head:
+    """The request head in `data`, which ends before the empty line.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    lines = data.split(b"\r\n")
+    match = _REQUEST_LINE.fullmatch(lines[0])
+    if match is None:
+        raise BadRequestError("request line")
+    headers = []
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon or _HEADER_NAME.fullmatch(name) is None or b"\0" in value or b"\n" in value:
+            raise BadRequestError("header")
+        headers.append((name.decode().lower(), value.strip(b" \t").decode("latin-1")))
+    method, target, version = (part.decode() for part in match.groups())
+    return Head(method, target, version, tuple(headers))
+
+
+def decide(
+    head: Head,
+    authenticator: Authenticator,
+    host_names: Collection[str],
+    any_host: bool = False,
+    pages: Pages = READY,
+    upgrades: bool = True,
+) -> Decision | Awaitable[Decision]:
+    """What to answer a request; to be awaited when a page takes its time.
+
+    Args:
+        head: the request.
+        authenticator: asked for upgrades, and for pages that are not public.
+        host_names: what `Host` may name besides literal addresses, in small letters. Other names
+            are how a web page reaches a local server by a name that it controls.
+        any_host: `Host` says nothing here (Unix sockets).
+        pages: what there is beside the upgrade, which is at `/`.
+        upgrades: whether new connections are taken; else they are answered 503.
+    """
+    if head.first("origin") is not None:
+        return refuse(HTTPStatus.FORBIDDEN)
+    if not any_host and not _host_is_ours(head, host_names):
+        return refuse(HTTPStatus.FORBIDDEN)
+    path = head.target.partition("?")[0]
+    page = pages.get(path)
+    if page is None and path != "/":
+        return refuse(HTTPStatus.NOT_FOUND)
+    with_body = head.method != "HEAD"
+    if page is None or not page.public:
+        refusal = authenticator.refusal(head.first("authorization"))
+        if refusal is not None:
+            return refuse(HTTPStatus.UNAUTHORIZED, refusal, with_body=with_body)
+    if page is not None:
+        return _show(page, head, with_body)
+    if not upgrades:
+        return refuse(HTTPStatus.SERVICE_UNAVAILABLE, STOPPING, with_body=with_body)
+    return _upgrade(head)
+
+
+def refuse(
+    status: HTTPStatus, text: str = "", headers: Collection[str] = (), with_body: bool = True
+) -> Decision:
+    """An answer after which the connection ends."""
+    return _answer(Content(text.encode(), TEXT, status), headers, with_body)
+
+
+def accept_value(key: str) -> str:
+    """What proves that the server understood the key of an upgrade."""
+    digest = hashlib.sha1(key.encode() + ACCEPT_SALT, usedforsecurity=False).digest()
+    return base64.b64encode(digest).decode()
+
+
+def _show(page: Page, head: Head, with_body: bool) -> Decision | Awaitable[Decision]:
+    if head.method not in ("GET", "HEAD"):
+        return refuse(HTTPStatus.METHOD_NOT_ALLOWED, headers=["allow: GET, HEAD"])
+    content = page.show(head)
+    if isinstance(content, Content):
+        return _answer(content, (), with_body)
+
+    async def later() -> Decision:
+        return _answer(await content, (), with_body)
+
+    return later()
+
+
+def _answer(content: Content, headers: Collection[str], with_body: bool) -> Decision:
+    status, body = content.status, content.body
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}", f"content-length: {len(body)}", "connection: close"]
+    if body:
+        lines.append(f"content-type: {content.content_type}")
+    lines += headers
+    head = "\r\n".join([*lines, "", ""]).encode()
+    return Decision(head + body if with_body else head, status)
+
+
+def _upgrade(head: Head) -> Decision:
+    wants = "websocket" in head.tokens("upgrade") and "upgrade" in head.tokens("connection")
+    if head.method != "GET" or head.version == "1.0" or not wants:
+        return refuse(HTTPStatus.BAD_REQUEST)
+    if head.all("sec-websocket-version") != [VERSION]:
+        return refuse(HTTPStatus.UPGRADE_REQUIRED, headers=[f"sec-websocket-version: {VERSION}"])
+    key = head.first("sec-websocket-key") or ""
+    if not _is_key(key):
+        return refuse(HTTPStatus.BAD_REQUEST)
+    lines = [
+        "HTTP/1.1 101 Switching Protocols",
+        "connection: upgrade",
+        "upgrade: websocket",
+        f"sec-websocket-accept: {accept_value(key)}",
+    ]
+    return Decision("\r\n".join([*lines, "", ""]).encode(), HTTPStatus.SWITCHING_PROTOCOLS)
+
+
+def _is_key(key: str) -> bool:
+    try:
+        return len(base64.b64decode(key.encode(), validate=True)) == 16
+    except (binascii.Error, UnicodeEncodeError):
+        return False
+
+
+def _host_is_ours(head: Head, host_names: Collection[str]) -> bool:
+    hosts = head.all("host")
+    if not hosts:
+        return head.version == "1.0"  # browsers always name one
+    if len(hosts) > 1:
+        return False
+    name = re.sub(r":\d*$", "", hosts[0]).lower()
+    literal = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    try:
+        ipaddress.ip_address(literal)
+    except ValueError:
+        return name.removesuffix(".") in host_names
+    return literal != name or ":" not in literal

@@ -1,0 +1,246 @@
+"""What a connection has to say, on its way into a descriptor.
+
+Rules of this file:
+
+1. Nothing blocks. A write is tried at once; only what the kernel refuses waits for the
+   loop to say that there is room.
+2. Everything put in one loop turn leaves in one system call at the end of that turn.
+3. Small parts are joined, large parts are handed to `writev` as they are.
+4. While a stream is open, messages wait behind it, in order; control frames do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from execserver.telemetry.measures import measures
+
+LOW_WATER_BYTES = 64 << 10
+"""`drained` is called, and a stream goes on, when less than this waits: about one pipe full, so
+that the peer has something to read while the next piece is made."""
+
+JOINED_BELOW_BYTES = 16 << 10
+"""Parts below this are copied into one piece: a copy is cheaper than an entry of `writev`."""
+
+IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+Buffer = bytes | memoryview
+
+
+class Outbox:
+    """The outgoing side of one connection, on one non-blocking descriptor.
+
+    `drained()` is called when what waits fell below the low-water mark after having been
+    above it, `failed(error)` when the descriptor takes no more for good.
+    """
+
+    __slots__ = (
+        "_ahead", "_backlog", "_behind", "_behind_bytes", "_closed", "_corked", "_drained", "_failed", "_fd",
+        "_large", "_loop", "_queue", "_scheduled", "_stream_open", "_waiters", "_waits_for_room",
+        "_was_above", "progress",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        fd: int,
+        drained: Callable[[], None],
+        failed: Callable[[OSError], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._fd = fd
+        self._drained = drained
+        self._failed = failed
+        self._loop = loop
+        self._queue: list[Buffer] = []  # put in this turn
+        self._large = False  # whether the queue holds a part that is not worth joining
+        self._backlog: deque[Buffer] = deque()  # tried, refused by the kernel
+        self._behind: list[Buffer] = []  # messages put while a stream is open
+        self._ahead = 0  # bytes in queue and backlog
+        self._behind_bytes = 0
+        self._was_above = False
+        self._stream_open = False
+        self._scheduled = self._corked = self._closed = False
+        self._waits_for_room = False  # whether the loop watches the descriptor
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self.progress = 0
+        """Bytes the kernel has taken so far."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes put and not taken by the kernel yet."""
+        return self._ahead + self._behind_bytes
+
+    def put(self, parts: Iterable[Buffer], size: int) -> None:
+        """Queue one whole message of `size` bytes, behind the open stream if there is one."""
+        if self._stream_open and not self._closed:
+            self._behind.extend(parts)
+            self._behind_bytes += size
+            if self.unsent >= LOW_WATER_BYTES:
+                self._was_above = True
+            return
+        self.put_now(parts, size)
+
+    def put_now(self, parts: Iterable[Buffer], size: int) -> None:
+        """Queue bytes that do not wait behind the open stream: its own, or a control frame."""
+        if self._closed or not size:
+            return
+        self._queue.extend(parts)
+        self._ahead += size
+        if size >= JOINED_BELOW_BYTES:
+            self._large = True
+        if self._ahead + self._behind_bytes >= LOW_WATER_BYTES:
+            self._was_above = True
+        if not (self._scheduled or self._corked):
+            self._scheduled = True
+            self._loop.call_soon(self._turn_ended)
+
+    def cork(self) -> None:
+        """Hold everything back until `uncork`: the messages of one read are being served."""
+        self._corked = True
+
+    def uncork(self) -> None:
+        """Write what was put since `cork`."""
+        self._corked = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Offer what was put in this turn to the kernel now."""
+        if self._queue:
+            self._flush()
+
+    def open_stream(self) -> None:
+        """Let messages wait until `close_stream`."""
+        assert not self._stream_open, "one stream at a time"
+        self._stream_open = True
+
+    def close_stream(self) -> None:
+        """Let the messages pass that waited."""
+        self._stream_open = False
+        behind, size = self._behind, self._behind_bytes
+        self._behind, self._behind_bytes = [], 0
+        if behind:
+            self._large = True
+            self.put_now(behind, size)
+
+    async def below(self, mark: int) -> None:
+        """Wait until less than `mark` bytes (those behind an open stream not counted) are unsent.
+
+        Raises:
+            ConnectionResetError: the outbox is closed.
+        """
+        if not self._closed and self._ahead >= mark:
+            waiter = self._loop.create_future()
+            self._waiters.append((mark, waiter))
+            try:
+                await waiter
+            finally:
+                self._waiters = [entry for entry in self._waiters if entry[1] is not waiter]
+        if self._closed:
+            raise ConnectionResetError("the connection is gone")
+
+    def close(self) -> None:
+        """Drop what is left and let go of the descriptor (idempotent; it is not closed)."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watch(False)
+        self._queue, self._behind = [], []
+        self._backlog.clear()
+        self._ahead = self._behind_bytes = 0
+        self._wake_waiters()
+
+    def _turn_ended(self) -> None:
+        self._scheduled = False
+        if self._queue and not self._corked:
+            self._flush()
+
+    def _flush(self) -> None:
+        pieces = self._queue
+        self._queue = []
+        if not self._large:
+            self._backlog.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        else:
+            self._large = False
+            self._backlog.extend(join_small(pieces))
+        if not self._waits_for_room:
+            self._write()
+
+    def _watch(self, wanted: bool) -> None:
+        if wanted == self._waits_for_room:
+            return
+        self._waits_for_room = wanted
+        if wanted:
+            self._loop.add_writer(self._fd, self._write)
+        else:
+            self._loop.remove_writer(self._fd)
+
+    def _write(self) -> None:
+        """Write as much as the kernel takes, and wait for room for what is left."""
+        backlog = self._backlog
+        before = self._ahead
+        try:
+            while backlog:
+                if len(backlog) == 1:
+                    offered = len(backlog[0])
+                    taken = os.write(self._fd, backlog[0])
+                else:
+                    batch = list(islice(backlog, IOV_MAX))
+                    offered = sum(map(len, batch))
+                    taken = os.writev(self._fd, batch)
+                self._ahead -= taken
+                drop_front(backlog, taken)
+                if taken < offered:
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self.close()
+            self._failed(error)
+            return
+        self.progress += before - self._ahead
+        measures.sent(before - self._ahead)
+        self._watch(bool(backlog))
+        if self._waiters:
+            self._wake_waiters()
+        if self._was_above and self.unsent < LOW_WATER_BYTES:
+            self._was_above = False
+            self._drained()
+
+    def _wake_waiters(self) -> None:
+        for mark, waiter in self._waiters:
+            if (self._closed or self._ahead < mark) and not waiter.done():
+                waiter.set_result(None)
+
+
+def join_small(pieces: Sequence[Buffer]) -> list[Buffer]:
+    """The same bytes in fewer buffers: neighbours that are small become one, large ones stay."""
+    joined: list[Buffer] = []
+    small: list[Buffer] = []
+    for piece in pieces:
+        if not piece:
+            continue
+        if len(piece) < JOINED_BELOW_BYTES:
+            small.append(piece)
+            continue
+        if small:
+            joined.append(b"".join(small))
+            small = []
+        joined.append(piece)
+    if small:
+        joined.append(b"".join(small))
+    return joined
+
+
+def drop_front(buffers: deque[Buffer], count: int) -> None:
+    """Remove the first `count` bytes."""
+    while count:
+        first = buffers[0]
+        if len(first) > count:
+            buffers[0] = memoryview(first)[count:]
+            return
+        buffers.popleft()
+        count -= len(first)

@@ -1,0 +1,254 @@
+"""WebSocket connections: messages in text or binary frames, over TCP or a Unix socket.
+
+Ours are text frames; above 1 MiB they are cut into fragments. We end a connection by
+dropping it, without a close frame, as the reference does; only a peer's close frame is
+answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from execserver.protocol.limits import (
+    MAX_FRAME_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_WEBSOCKET_REPLY_BYTES,
+    WEBSOCKET_FRAGMENT_BYTES,
+)
+from execserver.rpc.channel import MessageStream
+from execserver.telemetry.measures import measures
+from execserver.transports import frame_parser
+from execserver.transports.frame_parser import BUFFER_BYTES, Frame, FrameParser
+from execserver.transports.stream_channel import MakeHandler, QueuedStream, StreamChannel
+
+LAST, FIRST_TEXT, CONTINUED = 0x80, 0x01, 0x00
+PONG, PING, CLOSE = 0x8A, 0x89, 0x88
+
+Buffer = bytes | memoryview
+
+log = structlog.get_logger(__name__)
+
+
+class WebSocketChannel(StreamChannel):
+    """One JSON value a message.
+
+    Args:
+        fd: the connected socket, non-blocking.
+        peer: who is at the other end, for logs.
+        release: closes the socket.
+        address: who is at the other end, as parse errors say it.
+        ping_seconds: the time between pings. A peer of which nothing is heard between two is dropped.
+    """
+
+    max_reply_bytes = MAX_WEBSOCKET_REPLY_BYTES
+
+    def __init__(
+        self,
+        fd: int,
+        peer: str,
+        release: Callable[[], None],
+        address: str,
+        ping_seconds: float,
+    ) -> None:
+        super().__init__(fd, fd, peer, release)
+        self.kind = "unix-websocket" if address == "unix" else "websocket"
+        self.parse_error_prefix = (
+            f"failed to parse websocket JSON-RPC message from exec-server websocket {address}: "
+        )
+        self._parser: FrameParser | None = self._new_parser()
+        self._parser_empty = True  # whether it holds no part of a frame
+        self._large_frames = False  # since the last ping
+        self._begun: bytearray | None = None  # a fragmented message
+        self._heard = True  # whether anything came since the last ping
+        self._progress = 0  # what had been sent by then
+        self._ping_seconds = ping_seconds
+        self._ping_timer: asyncio.TimerHandle
+        self._probe_timer: asyncio.TimerHandle | None = None
+
+    def greet(self, response: bytes, make_handler: MakeHandler, first: bytes) -> None:
+        """Send the answer to the upgrade and serve the bytes that came with it."""
+        self._outbox.put((response,), len(response))
+        self._ping_timer = self._loop.call_later(self._ping_seconds, self._ping)
+        self.start(make_handler)
+        if first:
+            measures.received(len(first))
+            self._serve(self._open_parser.feed, first)
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """Queue one message."""
+        size = sum(map(len, parts))
+        if size <= WEBSOCKET_FRAGMENT_BYTES:
+            head = header(LAST | FIRST_TEXT, size)
+            self._outbox.put((head, *parts), size + len(head))
+        else:
+            framed = fragments(parts, FIRST_TEXT, last=True)
+            self._outbox.put(framed, sum(map(len, framed)))
+
+    def open_stream(self, size: int) -> MessageStream:
+        """Begin one message whose pieces come later."""
+        opcodes = iter((FIRST_TEXT,))
+        return QueuedStream(
+            self._outbox, lambda piece, last: fragments((piece,), next(opcodes, CONTINUED), last)
+        )
+
+    def probe(self, timeout: float) -> None:
+        """Ping now; drop the peer when nothing comes from it in `timeout` seconds."""
+        if self._over or self._probe_timer is not None:
+            return
+        progress = self._outbox.progress
+        self._send_control(PING, b"")
+        self._probe_timer = self._loop.call_later(timeout, self._probe_expired, progress)
+
+    def _probe_expired(self, progress: int) -> None:
+        self._probe_timer = None
+        if not self._may_be_alive(progress):
+            log.debug("peer does not answer", peer=self.peer)
+            self.abort()
+
+    def _ping(self) -> None:
+        if not self._heard and not self._may_be_alive(self._progress):
+            log.debug("peer does not answer", peer=self.peer)
+            self.abort()
+            return
+        self._shrink_parser()
+        self._heard = False
+        self._progress = self._outbox.progress
+        self._send_control(PING, b"")
+        self._ping_timer = self._loop.call_later(self._ping_seconds, self._ping)
+
+    def _may_be_alive(self, progress: int) -> bool:
+        """Whether the silence of the peer says nothing, because its pong had to wait: for our
+        ping to leave (bytes are moving), or for us to read again.
+        """
+        if self._outbox.unsent:
+            return self._outbox.progress > progress
+        return self._paused
+
+    def _send_control(self, opcode: int, payload: bytes) -> None:
+        frame = header(opcode, len(payload)) + payload
+        self._outbox.put_now((frame,), len(frame))
+
+    def _end(self) -> None:
+        if not self._over:
+            self._ping_timer.cancel()
+            if self._probe_timer is not None:
+                self._probe_timer.cancel()
+        super()._end()
+
+    def _shrink_parser(self) -> None:
+        """Give back what a large message made of the read buffer, once no more came for a while."""
+        if self._parser_empty and not self._large_frames and self._open_parser.room > BUFFER_BYTES:
+            self._parser = self._new_parser()
+        self._large_frames = False
+
+    @property
+    def _open_parser(self) -> FrameParser:
+        assert self._parser is not None, "nothing is read after the end"
+        return self._parser
+
+    def _release(self) -> None:
+        # Half of a message may be 64 MiB, and this object lives on in cycles for a while.
+        self._parser = self._begun = None
+        super()._release()
+
+    def _new_parser(self) -> FrameParser:
+        return FrameParser(MAX_FRAME_BYTES, self._frame_received, self._broken)
+
+    def _readable(self) -> None:
+        self._serve(self._read, self._fd_in)
+
+    def _read(self, fd: int) -> None:
+        self._parser_empty = False
+        try:
+            count = self._open_parser.read(fd)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._failed(error)
+            return
+        if not count:
+            self._end_of_input()
+            return
+        measures.received(count)
+        self._heard = True
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+
+    def _frame_received(self, frame: Frame) -> None:
+        if self._over:
+            return
+        self._parser_empty = frame.tail_size == 0
+        if frame.rsv1 or frame.rsv2 or frame.rsv3:
+            self._broken()
+            return
+        kind = frame.msg_type
+        if kind in (frame_parser.TEXT, frame_parser.BINARY):
+            if self._begun is not None:
+                self._broken()
+            elif frame.fin:
+                self._large_frames |= frame.payload_size > BUFFER_BYTES
+                self._handler.message_received(frame.get_payload_as_bytes())
+            else:
+                self._begun = bytearray(frame.get_payload_as_memoryview())
+        elif kind == frame_parser.CONTINUATION:
+            self._continued(frame)
+        elif kind == frame_parser.PING:
+            self._send_control(PONG, frame.get_payload_as_bytes())
+        elif kind == frame_parser.CLOSE:
+            self._send_control(CLOSE, frame.get_payload_as_bytes()[:2])
+            self._end_of_input()
+
+    def _continued(self, frame: Frame) -> None:
+        begun = self._begun
+        if begun is None or len(begun) + frame.payload_size > MAX_MESSAGE_BYTES:
+            self._broken()
+            return
+        begun += frame.get_payload_as_memoryview()
+        if frame.fin:
+            self._begun = None
+            self._handler.message_received(begun)
+
+    def _broken(self) -> None:
+        if not self._over:
+            log.warning("websocket protocol violation or message too long", peer=self.peer)
+        self.abort()
+
+
+def header(opcode: int, size: int) -> bytes:
+    """The head of an unmasked frame; `opcode` includes the final bit."""
+    if size < 126:
+        return bytes((opcode, size))
+    if size < 1 << 16:
+        return struct.pack(">BBH", opcode, 126, size)
+    return struct.pack(">BBQ", opcode, 127, size)
+
+
+def fragments(parts: Sequence[bytes], opcode: int, last: bool) -> list[Buffer]:
+    """The parts as frames of at most 1 MiB, not copied; the first has `opcode`, and the last one the
+    final bit if it is the `last` of its message.
+    """
+    left = sum(map(len, parts))
+    room = min(left, WEBSOCKET_FRAGMENT_BYTES)
+    left -= room
+    framed: list[Buffer] = [header(opcode | (LAST if last and not left else 0), room)]
+    for part in parts:
+        rest: Buffer = part
+        while rest:
+            if not room:
+                room = min(left, WEBSOCKET_FRAGMENT_BYTES)
+                left -= room
+                framed.append(header(CONTINUED | (LAST if last and not left else 0), room))
+            if len(rest) <= room:
+                framed.append(rest)
+                room -= len(rest)
+                break
+            view = memoryview(rest)
+            framed.append(view[:room])
+            rest = view[room:]
+            room = 0
+    return framed

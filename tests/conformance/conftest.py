@@ -1,0 +1,92 @@
+"""The conformance suite runs each test over several transports.
+
+`endpoint` connects; `client` is a connection that is ready, `newcomer` one before its
+handshake. All three follow the one parameter `transport`: Unix socket and WebSocket, and
+stdio as well for tests marked `everywhere` (a server a test: kept to a representative
+part). `@pytest.mark.transports("ws")` picks others.
+`@pytest.mark.statement("E1")` names what is proved, by its number in `docs/protocol.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.endpoint import EVERYWHERE, SOCKETS, Endpoint, SharedServers, serving
+from tests.integration.http.origin import Answer, Origin, Serve
+from tests.support.wire import Client
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "statement(*ids): the statements of docs/protocol.md that a test proves",
+        "transports(*names): run over these transports",
+        "everywhere: run over stdio too",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "transport" not in metafunc.fixturenames:
+        return
+    chosen = metafunc.definition.get_closest_marker("transports")
+    everywhere = metafunc.definition.get_closest_marker("everywhere")
+    names = chosen.args if chosen else EVERYWHERE if everywhere else SOCKETS
+    metafunc.parametrize("transport", names)
+
+
+# Not for the whole session: tests of membership, which run later, kill what lives below pytest.
+@pytest.fixture(scope="module")
+def shared_servers(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServers]:
+    """Servers for one module."""
+    yield from serving(SharedServers(environment, tmp_path_factory.mktemp("launch")))
+
+
+@pytest.fixture
+def endpoint(transport: str, shared_servers: SharedServers) -> Iterator[Endpoint]:
+    """Connects over the transport of this run."""
+    endpoint = Endpoint(transport, shared_servers)
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def client(endpoint: Endpoint) -> Client:
+    """A connection that is ready."""
+    return endpoint.connect()
+
+
+@pytest.fixture
+def newcomer(endpoint: Endpoint) -> Client:
+    """A connection before its handshake."""
+    return endpoint.connect(handshake=False)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder of the test's own, without links in its path."""
+    return tmp_path.resolve()
+
+
+@pytest.fixture
+def launch_folder(shared_servers: SharedServers) -> str:
+    """Where the servers were started."""
+    return str(shared_servers.cwd.resolve())
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts origins that end with the test."""
+    origins: list[Origin] = []
+
+    def start(answer: Answer) -> Origin:
+        origins.append(Origin(answer))
+        return origins[-1]
+
+    yield start
+    for origin in origins:
+        origin.close()

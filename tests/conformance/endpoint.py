@@ -1,0 +1,152 @@
+"""One way to reach a server, whatever the transport: what the conformance tests talk to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support.wire import Client, Server, spawn_stdio
+
+SOCKETS = ("unix", "ws")
+EVERYWHERE = ("stdio", *SOCKETS)
+
+EVERY_DOOR = (
+    *EVERYWHERE,
+    "unix-ws",
+    "stdio/standard", "stdio/sized", "unix/standard", "unix/sized", "unix-ws/standard", "ws/standard",
+)  # fmt: skip
+"""Every way in: transport, and behind the slash the dialect if it is not the lean one; `sized` is the
+standard dialect in `Content-Length` framing."""
+
+OWN_SERVER = "EXECSERVER_TEST_COMMAND" not in os.environ
+"""False when the suite is held against another executor, which lacks our flags."""
+
+
+def socket_folder() -> Path:
+    """A folder short enough for a socket's path, for its owner only."""
+    return Path(tempfile.mkdtemp(prefix="exec-", dir="/tmp"))
+
+
+class SharedServers:
+    """One long-lived server a transport for the whole test session."""
+
+    # Closed connections leave detached sessions behind; the default of 80 s would pile
+    # up the processes of a whole run.
+    FLAGS = ("--session-ttl", "10") if OWN_SERVER else ()
+
+    def __init__(self, environment: dict[str, str], cwd: Path) -> None:
+        self.environment = environment
+        self.cwd = cwd
+        self.deaths: list[str] = []
+        self._servers: dict[str, Server] = {}
+        self._folder = socket_folder()
+
+    def get(self, transport: str) -> Server:
+        """The server of a transport; one that died is replaced, and remembered."""
+        server = self._servers.get(transport)
+        if server is not None and not server.running:
+            self.deaths.append(f"{server.url}: {server.stderr[-1000:]}")
+            server.stop()
+            server = None
+        if server is None:
+            listen = "ws://127.0.0.1:0" if transport == "ws" else f"unix://{self._folder}/socket"
+            server = Server(listen, *self.FLAGS, env=self.environment, cwd=self.cwd)
+            self._servers[transport] = server
+        return server
+
+    def stop(self) -> dict[str, int]:
+        """End them all; their exit statuses."""
+        statuses = {name: server.stop() for name, server in self._servers.items()}
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return statuses
+
+
+def serving(servers: SharedServers) -> Iterator[SharedServers]:
+    """For a fixture: servers of which none may die, and each must end with status 0."""
+    yield servers
+    statuses = servers.stop()
+    assert not servers.deaths, servers.deaths
+    assert not any(statuses.values()), statuses
+
+
+class Endpoint:
+    """Connects over one transport, to the shared server or to one of its own."""
+
+    def __init__(
+        self,
+        transport: str,
+        shared: SharedServers,
+        flags: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        *,
+        own: bool = False,
+    ) -> None:
+        self.name = transport
+        self.transport, _, kind = transport.partition("/")
+        self.standard = bool(kind)
+        self.sized = kind == "sized"
+        self.clients: list[Client] = []
+        self.endpoints: list[Endpoint] = []
+        self._shared = shared
+        self._flags = flags
+        self._env = {**shared.environment, **(env or {})}
+        self._own = own
+        self._server: Server | None = None
+        self._folder: Path | None = None
+
+    def private(self, *flags: str, env: Mapping[str, str] | None = None) -> Endpoint:
+        """The same transport with a server of its own, started with these flags."""
+        endpoint = Endpoint(self.name, self._shared, flags, env, own=True)
+        self.endpoints.append(endpoint)
+        return endpoint
+
+    @property
+    def server(self) -> Server:
+        """The server behind a socket transport."""
+        if not self._own:
+            return self._shared.get("ws" if self.transport == "ws" else "unix")
+        if self._server is None:
+            listen = "ws://127.0.0.1:0"
+            if self.transport != "ws":
+                self._folder = socket_folder()
+                listen = f"unix://{self._folder}/socket"
+            self._server = Server(listen, *self._flags, env=self._env, cwd=self._shared.cwd)
+        return self._server
+
+    def connect(
+        self, *, handshake: bool = True, resume: str | None = None, extensions: bool = False
+    ) -> Client:
+        """A connection that ends with the test. On stdio each is a server of its own."""
+        if self.transport == "stdio":
+            client = spawn_stdio(
+                self._flags, self._env, self._shared.cwd, standard=self.standard, headers=self.sized
+            )
+        else:
+            client = self.server.connect(
+                handshake=False,
+                standard=self.standard,
+                sized=self.sized,
+                upgrade=self.transport == "unix-ws",
+            )
+        self.clients.append(client)
+        if handshake:
+            client.handshake(resume, extensions=extensions)
+        return client
+
+    def close(self) -> None:
+        """End connections and servers, and check that they ended well."""
+        for client in self.clients:
+            client.close()
+        statuses = [client.stdio.process.returncode for client in self.clients if self.transport == "stdio"]
+        for endpoint in self.endpoints:
+            endpoint.close()
+        with contextlib.ExitStack() as stack:
+            if self._folder is not None:
+                stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            if self._server is not None:
+                statuses.append(self._server.stop())
+        assert not any(statuses), f"{self.transport}: exit statuses {statuses}"

@@ -1,0 +1,92 @@
+"""Extension members: only where they were asked for."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.conformance.endpoint import Endpoint
+from tests.support.wire import Client, Json, alive
+
+
+@pytest.fixture
+def extended(endpoint: Endpoint) -> Client:
+    """A connection that asked for extension members."""
+    return endpoint.connect(extensions=True)
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X1")
+def test_initialize_answers_extensions(extended: Client) -> None:
+    assert set(extended.initialized) == {"sessionId", "environmentInfo", "extensions"}
+    assert extended.initialized["extensions"] == {"execserver": 1}
+
+
+@pytest.mark.statement("X1", "X4")
+@pytest.mark.parametrize("extensions", [None, {}, {"other": 1}, {"execserver": None}])
+def test_whoever_does_not_ask_hears_nothing(newcomer: Client, extensions: Json) -> None:
+    result = newcomer.call("initialize", {"clientName": "x", "extensions": extensions})
+    newcomer.notify("initialized")
+    assert set(result) == {"sessionId", "environmentInfo"}
+    process = newcomer.start("/bin/cat", pipeStdin=True)
+    assert set(process.started) == {"processId", "sandboxType"}
+    assert process.terminate("tree") == {"running": True}
+
+
+@pytest.mark.statement("X1", "E11")
+@pytest.mark.parametrize("extensions", [5, "x", [1, 2], {"execserver": "1"}])
+def test_extensions_are_checked(newcomer: Client, extensions: Json) -> None:
+    params = {"clientName": "x", "extensions": extensions}
+    assert newcomer.refused("initialize", params).code == -32602
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X2")
+@pytest.mark.parametrize("tty", [False, True])
+def test_start_answers_the_pid(extended: Client, tty: bool) -> None:
+    process = extended.shell("echo $$; read -r x", tty=tty, pipeStdin=True)
+    assert set(process.started) == {"processId", "sandboxType", "pid"}
+    assert process.wait_output(b"\n").strip() == b"%d" % process.started["pid"]
+    assert alive(process.started["pid"])
+    assert os.getpgid(process.started["pid"]) == process.started["pid"]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X3", "P32")
+def test_terminate_of_a_tree_answers_survivors(extended: Client) -> None:
+    process = extended.shell("setsid sleep 300 & sleep 300")
+    assert process.terminate("tree") == {"running": True, "survivors": []}
+    process.wait_exited()
+    assert process.terminate("tree") == {"running": False, "survivors": []}
+    assert extended.start("/bin/cat", pipeStdin=True).terminate() == {"running": True}
+    assert extended.process("nobody").terminate() == {"running": False}
+
+
+@pytest.mark.statement("X4")
+def test_events_are_the_same(extended: Client) -> None:
+    process = extended.shell("echo x", processId="p").wait_closed()
+    assert process.log.events == [
+        ("process/output", {"processId": "p", "seq": 1, "stream": "stdout", "chunk": "eAo="}),
+        ("process/exited", {"processId": "p", "seq": 2, "exitCode": 0, "sandboxDenied": False}),
+        ("process/closed", {"processId": "p", "seq": 3}),
+    ]
+
+
+@pytest.mark.statement("X5")
+@pytest.mark.parametrize("first", [False, True])
+def test_extensions_are_of_the_connection(endpoint: Endpoint, first: bool) -> None:
+    client = endpoint.connect(extensions=first)
+    client.close()
+    again = endpoint.connect(handshake=False)
+    # The old connection may not be noticed as gone at once.
+    params: dict[str, Json] = {"clientName": "x", "resumeSessionId": client.session_id}
+    if not first:
+        params["extensions"] = {"execserver": 1}
+    for _ in range(1000):
+        reply = again.reply(again.request("initialize", params))
+        if "result" in reply:
+            break
+    again.notify("initialized")
+    assert ("extensions" in reply["result"]) is not first
+    assert ("pid" in again.start("/bin/true").started) is not first

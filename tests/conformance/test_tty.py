@@ -1,0 +1,112 @@
+"""Terminals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.wire import Client, path_uri
+
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("Y1", "Y2")
+def test_size_and_stream(client: Client) -> None:
+    script = "stty size; test -t 0 && test -t 1 && test -t 2 && echo all; echo err >&2"
+    process = client.shell(script, tty=True).wait_closed()
+    assert process.output == b"24 80\r\nall\r\nerr\r\n"
+    assert set(process.log.streams) == {"pty"}
+
+
+@pytest.mark.statement("Y1")
+def test_terminal_controls_its_process(client: Client) -> None:
+    process = client.shell("echo here > /dev/tty; ps -o tpgid=,pgid= -p $$ || true", tty=True).wait_closed()
+    assert process.output.startswith(b"here\r\n")
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("Y2", "Y3")
+def test_echo_and_input(client: Client) -> None:
+    process = client.shell("echo ready; read -r x; echo got $x", tty=True)
+    process.wait_output(b"ready")
+    assert process.write("hi\n", "1") == "accepted"
+    assert process.wait_closed().exit_code == 0
+    assert process.output == b"ready\r\nhi\r\ngot hi\r\n"
+
+
+@pytest.mark.statement("Y3")
+def test_end_of_file_key(client: Client) -> None:
+    process = client.shell("echo ready; exec cat", tty=True)
+    process.wait_output(b"ready")
+    process.write("a\n\x04", "1")
+    assert process.wait_closed().exit_code == 0
+    assert process.output == b"ready\r\na\r\na\r\n"
+
+
+@pytest.mark.statement("Y3", "P34")
+def test_interrupt_key(client: Client) -> None:
+    process = client.shell("echo ready; exec sleep 300", tty=True)
+    process.wait_output(b"ready")
+    process.write("\x03", "1")
+    assert process.wait_closed().exit_code == 130
+    assert process.output == b"ready\r\n^C"
+
+
+@pytest.mark.statement("Y3", "W2")
+def test_write_ids_count_on_terminals_too(client: Client) -> None:
+    process = client.shell("stty -echo; echo ready; exec cat", tty=True)
+    process.wait_output(b"ready\r\n")
+    for data, write_id in (("one\n", "1"), ("one\n", "1"), ("two\n", "2")):
+        assert process.write(data, write_id) == "accepted"
+    assert process.wait_output(b"two\r\n") == b"ready\r\none\r\ntwo\r\n"
+
+
+@pytest.mark.statement("Y4")
+def test_shell_variable_is_added(client: Client) -> None:
+    def variables(**members: object) -> list[bytes]:
+        return client.start("/usr/bin/env", tty=True, **members).wait_closed().output.split(b"\r\n")
+
+    assert any(line.startswith(b"SHELL=/") for line in variables(env={"A": "1"}))
+    assert b"SHELL=/mine" in variables(env={"SHELL": "/mine"})
+    plain = client.start("/usr/bin/env", env={"A": "1"}).wait_closed()
+    assert plain.output == b"A=1\n"
+
+
+@pytest.mark.statement("Y5")
+@pytest.mark.parametrize("pipe", [False, True])
+def test_pipe_stdin_is_ignored(client: Client, pipe: bool) -> None:
+    process = client.shell("test -t 0 && echo terminal; read -r x", tty=True, pipeStdin=pipe)
+    process.wait_output(b"terminal")
+    assert process.write("\n", "1") == "accepted"
+    process.wait_closed()
+
+
+@pytest.mark.statement("Y1", "P9")
+def test_cwd_and_path_are_as_without(client: Client, here: Path) -> None:
+    process = client.start("sh", "-c", "pwd -P", tty=True, cwd=path_uri(here), env={"PATH": SYSTEM_PATH})
+    assert process.wait_closed().output == bytes(here) + b"\r\n"
+
+
+@pytest.mark.statement("Y7", "P31")
+def test_terminal_closes_with_its_leader(client: Client) -> None:
+    process = client.shell("trap '' HUP; sleep 300 & echo started", tty=True)
+    process.wait_closed()
+    assert process.exit_code == 0
+    assert process.output == b"started\r\n"
+    process.terminate("tree")
+
+
+@pytest.mark.statement("Y2", "O5")
+def test_all_output_before_the_exit_arrives(client: Client) -> None:
+    process = client.shell("stty -opost; seq 1 50000", tty=True).wait_closed()
+    assert process.output == b"".join(b"%d\n" % i for i in range(1, 50_001))
+
+
+@pytest.mark.statement("O1", "O3")
+def test_numbers_have_no_gap(client: Client) -> None:
+    process = client.shell("for i in $(seq 100); do echo line $i; done; exit 9", tty=True).wait_closed()
+    assert process.log.seqs == list(range(1, len(process.log.seqs) + 1))
+    assert process.log.kinds[-2:] == ["exited", "closed"]
+    assert process.exit_code == 9

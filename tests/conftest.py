@@ -1,0 +1,56 @@
+"""Fixtures for every test that needs a running server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.wire import Server
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A known environment for servers, with a home folder of its own and names worth filtering."""
+    home = tmp_path_factory.mktemp("home")
+    (home / ".codex").mkdir()
+    return {
+        "HOME": str(home),
+        "EXECSERVER_CONFIG": "",  # nothing of the machine's own
+        "CODEX_HOME": str(home / ".codex"),
+        "PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
+        "LANG": "C",
+        "LOGNAME": "tester",
+        "USER": "tester",
+        "SHELL": "/bin/sh",
+        "TMPDIR": "/tmp",
+        "PLAIN_ONE": "plain",
+        "PLAIN_TWO": "also plain",
+        "SOME_TOKEN": "t",
+        "API_KEY_FILE": "k",
+        "A_SECRET_THING": "s",
+        "monkey": "contains key in small letters",
+    }
+
+
+StartServer = Callable[..., Server]
+
+
+@pytest.fixture
+def start_server(environment: dict[str, str], tmp_path: Path) -> Iterator[StartServer]:
+    """Starts servers that end with the test; each must end with status 0.
+
+    `start_server("unix:///PATH", "--flag", env={"ADDED": "1"}, cwd=...)`.
+    """
+    servers: list[Server] = []
+
+    def start(listen: str, *flags: str, env: Mapping[str, str] | None = None, cwd: Path = tmp_path) -> Server:
+        server = Server(listen, *flags, env={**environment, **(env or {})}, cwd=cwd)
+        servers.append(server)
+        return server
+
+    yield start
+    statuses = [server.stop() for server in servers]
+    assert statuses == [0] * len(servers), [server.url for server in servers]

@@ -1,0 +1,365 @@
+"""A daemon under fault: started in any way, looked at from outside, ended whatever state it is in."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.support.wire import (
+    PATIENCE,
+    Client,
+    Json,
+    ProcessLog,
+    SocketTransport,
+    StdioTransport,
+    Transport,
+    WebSocketTransport,
+    _upgrade,
+)
+
+MIB = 1 << 20
+
+BAD_LOG = ("Traceback", "request failed", "never awaited", "never retrieved", "Exception in callback")
+"""What a log has only when the daemon failed."""
+
+# The server's own grace on SIGTERM is 10 s.
+_STOP_SECONDS = 15.0
+
+
+class PacedClient(Client):
+    """Reads all the time, but only so many bytes a second."""
+
+    def __init__(self, transport: Transport, bytes_per_second: float) -> None:
+        self._rate = bytes_per_second
+        self._begun: float | None = None
+        self._taken = 0
+        super().__init__(transport)
+
+    def _file(self, message: bytes) -> None:
+        super()._file(message)
+        if self._begun is None:
+            self._begun = time.monotonic()
+        self._taken += len(message)
+        time.sleep(max(0.0, self._begun + self._taken / self._rate - time.monotonic()))
+
+
+class Service:
+    """One daemon on one transport: `stdio`, `unix` or `ws`.
+
+    Args:
+        transport: what it listens on.
+        folder: short, of the test's own; also home and state folder.
+        flags: more of the command line.
+        launcher: a command in front, to start it under other circumstances.
+        stderr: a descriptor for its log instead of a file that `log` reads.
+        cwd: its working directory, instead of `folder`.
+    """
+
+    def __init__(
+        self,
+        transport: str,
+        folder: Path,
+        *flags: str,
+        launcher: Sequence[str] = (),
+        stderr: int | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.transport = transport
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end
+        self.path = folder / f"s{len(os.listdir(folder))}"
+        listen = {"stdio": "stdio", "unix": f"unix://{self.path}", "ws": "ws://127.0.0.1:0"}[transport]
+        self.process = subprocess.Popen(
+            [*launcher, sys.executable, "-m", "execserver", "serve", "--listen", listen, *flags],
+            stdin=subprocess.PIPE if transport == "stdio" else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log if stderr is None else stderr,
+            env={"PATH": os.environ["PATH"], "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")},
+            cwd=cwd or folder,
+        )
+        self.pid = self.process.pid
+        self.url = ""
+        self._clients: list[Client] = []
+        try:
+            self._wait_until_ready()
+            self.server_pid = self._find_server()
+        except BaseException:
+            self.process.kill()
+            self.process.communicate()
+            raise
+        self._server = os.pidfd_open(self.server_pid)
+
+    def _wait_until_ready(self) -> None:
+        if self.transport == "stdio":
+            self._clients.append(Client(StdioTransport(self.process)).handshake())
+        else:
+            assert self.process.stdout is not None
+            self.url = self.process.stdout.readline().decode().strip()
+            assert self.url, self.log
+
+    def _find_server(self) -> int:
+        for pid in children(self.pid):
+            if b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        raise AssertionError(f"no server below {self.pid}: {self.log}")
+
+    # -- connections
+
+    def socket(self) -> socket.socket:
+        """A connected socket, nothing said yet."""
+        if self.transport == "unix":
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(str(self.path))
+            return connection
+        address = urlsplit(self.url)
+        connection = socket.create_connection((address.hostname or "", address.port or 0), PATIENCE)
+        # Else a request behind a notification waits 40 ms for an acknowledgement.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def open(self) -> Transport:
+        """A connection on which nothing of JSON-RPC was said yet."""
+        connection = self.socket()
+        if self.transport == "unix":
+            return SocketTransport(connection)
+        status, _, left_over = _upgrade(connection, urlsplit(self.url).netloc, "/", None)
+        assert status == 101
+        connection.settimeout(None)
+        return WebSocketTransport(connection, left_over)
+
+    def connect(
+        self, resume: str | None = None, *, handshake: bool = True, rate: float | None = None
+    ) -> Client:
+        """A connection that is ready; on stdio the one that there is.
+
+        Args:
+            resume: the session to resume.
+            handshake: False for a connection that has said nothing.
+            rate: bytes a second that are read at most (not on stdio).
+        """
+        if self.transport == "stdio":
+            assert rate is None
+            return self._clients[0]
+        transport = self.open()
+        client = Client(transport) if rate is None else PacedClient(transport, rate)
+        self._clients.append(client)
+        return client.handshake(resume) if handshake else client
+
+    # -- facts
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        with open(f"/proc/self/fd/{self._log.fileno()}", "rb") as log:
+            return log.read().decode(errors="replace")
+
+    def failures(self) -> list[str]:
+        """Lines of the log that no peer should be able to cause."""
+        return [line for line in self.log.splitlines() if any(text in line for text in BAD_LOG)]
+
+    @property
+    def resident(self) -> float:
+        """MiB of memory of the server process."""
+        return self._status("VmRSS")
+
+    def reset_peak(self) -> float:
+        """Measure `peak` from now on; what is resident now."""
+        Path(f"/proc/{self.server_pid}/clear_refs").write_text("5")
+        return self.resident
+
+    @property
+    def peak(self) -> float:
+        """The most MiB that were resident since `reset_peak`."""
+        return self._status("VmHWM")
+
+    def _status(self, name: str) -> float:
+        for line in Path(f"/proc/{self.server_pid}/status").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("the server is gone")
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the server process so far."""
+        fields = Path(f"/proc/{self.server_pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def descriptors(self) -> int:
+        """Open descriptors of the server process."""
+        return len(os.listdir(f"/proc/{self.server_pid}/fd"))
+
+    @property
+    def server_lives(self) -> bool:
+        """Whether the server process has not ended."""
+        return not select.select([self._server], [], [], 0)[0]
+
+    def server_ended(self, within: float) -> bool:
+        """Wait for the end of the server process."""
+        return bool(select.select([self._server], [], [], within)[0])
+
+    def signal_server(self, number: signal.Signals) -> None:
+        """A signal to the server process."""
+        signal.pidfd_send_signal(self._server, number)
+
+    # -- the end
+
+    def end(self) -> int:
+        """Stop it; its exit status. One that does not stop is killed, and that is a failure."""
+        stuck = False
+        try:
+            if self.process.poll() is None:
+                self.process.terminate()
+            try:
+                return self.process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                stuck = True
+                raise
+        finally:
+            if self.server_lives and (stuck or self.process.poll() is not None):
+                self.signal_server(signal.SIGKILL)
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            for client in self._clients:
+                client.close()
+            if self.process.stdout is not None and self.transport != "stdio":
+                self.process.stdout.close()
+            os.close(self._server)
+            self._log.close()
+
+
+Serve = Callable[..., Service]
+
+
+# ------------------------------------------------------------------ launchers
+
+
+def with_descriptors(limit: int) -> list[str]:
+    """Start it with a hard limit on descriptors."""
+    return ["prlimit", f"--nofile={limit}:{limit}"]
+
+
+def with_address_space(mib: int) -> list[str]:
+    """Start it so that a blow-up costs the daemon its life and not the machine its memory."""
+    return ["prlimit", f"--as={mib * MIB}"]
+
+
+# ------------------------------------------------------------------ processes
+
+
+def children(pid: int) -> list[int]:
+    """The children of all threads of a process."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+class Watched:
+    """Some process, seen through a pidfd: no pid is looked up later."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.name = name
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def ended(self, within: float = 0) -> bool:
+        """Whether it ends in that time."""
+        return bool(select.select([self._pidfd], [], [], max(0.0, within))[0])
+
+    def kill(self) -> None:
+        """Kill it, if it lives."""
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def close(self) -> None:
+        """Forget it."""
+        os.close(self._pidfd)
+
+
+class Fifo:
+    """A line from a command that does not come by way of the daemon."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        # Open for both, so that there is no end of file when a writer leaves.
+        self._fd = os.open(path, os.O_RDWR)
+        self._unread = b""
+
+    def line(self, within: float = PATIENCE) -> str:
+        """The next line."""
+        deadline = time.monotonic() + within
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if not select.select([self._fd], [], [], max(0.0, left))[0]:
+                raise TimeoutError(f"no line in {self.path} in {within:g} s")
+            self._unread += os.read(self._fd, 4096)
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+    def close(self) -> None:
+        """Close our end."""
+        os.close(self._fd)
+
+
+# ------------------------------------------------------------------ judging what came
+
+
+def gaps(log: ProcessLog) -> list[Json]:
+    """Numbers that are missing among the events of a process without a statement of the loss."""
+    found = []
+    expected = 1
+    for _, params in log.events:
+        seq = params["seq"]
+        stated = params.get("lostBytes", 0) > 0 and params.get("firstSeq") == seq
+        if seq < expected or (seq > expected and not stated):
+            found.append((expected, params))
+        expected = seq + 1
+    return found
+
+
+def lost(log: ProcessLog) -> int:
+    """Bytes that were said to be lost, on whatever event."""
+    return sum(int(params.get("lostBytes", 0)) for _, params in log.events)
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value that this share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def latencies(
+    client: Client, calls: Sequence[tuple[str, Json]], while_: Callable[[], bool], pause: float
+) -> list[float]:
+    """Seconds that each call took, made in turn for as long as a condition holds."""
+    taken = []
+    while while_():
+        for method, params in calls:
+            begin = time.monotonic()
+            client.call(method, params)
+            taken.append(time.monotonic() - begin)
+        time.sleep(pause)
+    return taken
+
+
+def eventually(condition: Callable[[], bool], within: float) -> bool:
+    """Whether a fact about another process, of which nobody tells, becomes true in time."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True

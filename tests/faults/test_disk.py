@@ -1,0 +1,69 @@
+"""A disk without room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.faults.service import Serve
+from tests.support.wire import Client, decode, encode, path_uri
+
+DISK_KIB = 1024
+KIB = 1024
+
+
+@pytest.fixture
+def launcher(folder: Path) -> list[str]:
+    """Starts a program in a mount namespace of its own, where `folder/disk` is a tiny file system. It
+    goes with the last process in it, whatever becomes of the test.
+    """
+    (folder / "disk").mkdir()
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    mount = f'mount -t tmpfs -o size={DISK_KIB}k tmpfs {folder}/disk && exec "$@"'
+    command = [*unshare, "/bin/sh", "-c", mount, "sh"]
+    done = subprocess.run([*command, "/bin/true"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"a mount namespace is needed, as root or with unprivileged ones allowed: {done.stderr}")
+    return command
+
+
+def _write(client: Client, path: Path, content: bytes) -> int:
+    return client.request("fs/writeFile", {"path": path_uri(path), "dataBase64": encode(content)})
+
+
+def _read(client: Client, path: Path) -> bytes:
+    return decode(client.call("fs/readFile", {"path": path_uri(path)})["dataBase64"])
+
+
+def test_a_write_that_finds_no_room_keeps_the_old_content(
+    transport: str, serve: Serve, folder: Path, launcher: list[str]
+) -> None:
+    client, disk = serve(transport, launcher=launcher).connect(), folder / "disk"
+    old = os.urandom(300 * KIB)
+    client.result(_write(client, disk / "file", old))
+    client.result(_write(client, disk / "filler", bytes(600 * KIB)))
+
+    refusal = client.failure(_write(client, disk / "file", os.urandom(500 * KIB)))
+    assert (refusal.code, refusal.message) == (-32603, "No space left on device (os error 28)")
+    assert _read(client, disk / "file") == old
+
+    new = os.urandom(310 * KIB)
+    client.result(_write(client, disk / "file", new))
+    assert _read(client, disk / "file") == new
+    client.call("fs/remove", {"path": path_uri(disk / "filler")})
+    client.result(_write(client, disk / "file", old + new))
+    assert _read(client, disk / "file") == old + new
+
+
+@pytest.mark.over("unix")
+def test_a_new_file_that_finds_no_room_is_left_empty(
+    transport: str, serve: Serve, folder: Path, launcher: list[str]
+) -> None:
+    client, disk = serve(transport, launcher=launcher).connect(), folder / "disk"
+    refusal = client.failure(_write(client, disk / "file", bytes(2048 * KIB)))
+    assert refusal.message == "No space left on device (os error 28)"
+    assert client.call("fs/getMetadata", {"path": path_uri(disk / "file")})["size"] == 0
+    client.result(_write(client, disk / "other", bytes(900 * KIB)))

@@ -1,0 +1,203 @@
+"""However it ends, nothing outlives it: the server, its supervisor, the client, a session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.service import Fifo, Serve, Service, Watched, eventually
+from tests.support.wire import Client
+
+GONE_SECONDS = 2.0
+
+Tree = Callable[[Any], list[Watched]]
+Watch = Callable[[str, int], Watched]
+
+
+def survivors(members: list[Watched], within: float = GONE_SECONDS) -> list[str]:
+    """Who is left after that time."""
+    deadline = time.monotonic() + within
+    return [each.name for each in members if not each.ended(deadline - time.monotonic())]
+
+
+def _end_of_input(service: Service) -> None:
+    service.connect().stdio.finish_sending()
+
+
+ENDS: dict[str, tuple[Callable[[Service], None], int]] = {
+    "server killed": (lambda service: service.signal_server(signal.SIGKILL), 1),
+    "server crashed": (lambda service: service.signal_server(signal.SIGSEGV), 1),
+    "supervisor killed": (lambda service: service.process.kill(), -signal.SIGKILL),
+    "SIGTERM": (lambda service: service.process.terminate(), 0),
+    "SIGINT": (lambda service: service.process.send_signal(signal.SIGINT), 0),
+    "end of input": (_end_of_input, 0),
+}
+
+
+@pytest.mark.over("stdio", "unix")
+@pytest.mark.parametrize("how", list(ENDS))
+def test_no_descendant_outlives_the_service(
+    transport: str, how: str, serve: Serve, tree: Tree, bystander: Callable[[], bool]
+) -> None:
+    if how == "end of input" and transport != "stdio":
+        pytest.skip("only stdio has an input")
+    service = serve(transport, may_fail=True)
+    members = tree(service.connect())
+    end, status = ENDS[how]
+    end(service)
+    assert survivors(members) == []
+    assert service.server_ended(within=GONE_SECONDS)
+    assert service.process.wait(GONE_SECONDS) == status
+    assert bystander()
+
+
+@pytest.mark.over("stdio", "unix")
+def test_what_a_double_kill_leaves_is_swept_by_the_next_start(
+    transport: str, serve: Serve, tree: Tree, bystander: Callable[[], bool]
+) -> None:
+    service = serve(transport, may_fail=True)
+    members = tree(service.connect())
+    service.process.send_signal(signal.SIGSTOP)  # so that it cannot do its work in between
+    service.signal_server(signal.SIGKILL)
+    service.process.kill()
+    service.process.wait()
+    assert survivors(members, within=0.3) != []
+    serve("unix")
+    assert survivors(members) == []
+    assert bystander()
+
+
+def test_a_client_that_is_killed_takes_its_stdio_service_along(folder: Path, watch: Watch, fifo: Any) -> None:
+    news: Fifo = fifo()
+    client = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.support.wire import spawn_stdio
+client = spawn_stdio(env={{"PATH": {os.environ["PATH"]!r}, "HOME": {str(folder)!r}}}).handshake()
+client.shell("echo leader $$ >{news.path}; exec sleep 600")
+client.shell("setsid sh -c 'echo session $$ >{news.path}; exec sleep 600' & wait")
+client.shell("(env -i setsid sh -c 'trap \\"\\" TERM; echo bare $$ >{news.path}; exec sleep 600' &)")
+open({str(news.path)!r}, "w").write(f"daemon {{client.stdio.process.pid}}\\n")
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", client])
+    try:
+        lines = [news.line().split() for _ in range(4)]
+        members = [watch(name, int(pid)) for name, pid in lines]
+    finally:
+        process.kill()
+        process.wait()
+    assert survivors(members) == []
+
+
+@pytest.mark.over("unix", "ws")
+def test_an_expired_session_leaves_nothing_and_touches_nobody_else(
+    transport: str, serve: Serve, tree: Tree
+) -> None:
+    service = serve(transport, "--session-ttl", "1")
+    client, other = service.connect(), service.connect()
+    theirs = tree(other)
+    ours = tree(client)
+    client.close()
+    assert survivors(ours, within=0.7) != []
+    assert survivors(ours, within=0.3 + GONE_SECONDS) == []
+    assert survivors(theirs, within=0) == [each.name for each in theirs]
+    assert other.start("/bin/echo", "hello").wait_closed().output == b"hello\n"
+
+
+@pytest.mark.parametrize("how", ["server killed", "SIGHUP, then SIGTERM", "SIGTERM"])
+def test_a_log_that_nobody_reads_does_not_keep_descendants_alive(how: str, serve: Serve, tree: Tree) -> None:
+    reading, writing = os.pipe()
+    service = serve("unix", may_fail=True, stderr=writing)
+    members = tree(service.connect())
+    # A descriptor of our own on the same pipe: O_NONBLOCK belongs to the open file, not to the pipe.
+    mine = os.open(f"/proc/self/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK)
+    for size in (4096, 1):
+        while _fits(mine, size):
+            pass
+    try:
+        if how == "server killed":
+            service.signal_server(signal.SIGKILL)
+        else:
+            if how != "SIGTERM":
+                service.process.send_signal(signal.SIGHUP)
+                # Nothing tells from outside that a signal was handled.
+                time.sleep(0.2)
+            service.process.terminate()
+        assert survivors(members) == []
+        assert eventually(lambda: service.process.poll() is not None, within=GONE_SECONDS)
+    finally:
+        os.close(reading)
+        os.close(writing)
+        os.close(mine)
+
+
+def _fits(descriptor: int, size: int) -> bool:
+    try:
+        os.write(descriptor, bytes(size))
+    except BlockingIOError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------ a command that attacks its parent
+
+
+def test_polite_signals_of_a_command_to_its_parent_are_ignored(transport: str, serve: Serve) -> None:
+    client = serve(transport).connect()
+    script = "for signal in TERM INT HUP; do kill -$signal $PPID; done; echo still here"
+    assert client.shell(script).wait_closed().output == b"still here\n"
+    assert client.start("/bin/echo", "still there").wait_closed().output == b"still there\n"
+
+
+def test_a_command_that_kills_its_parent_ends_everything(transport: str, serve: Serve, tree: Tree) -> None:
+    service = serve(transport, may_fail=True)
+    client = service.connect()
+    members = tree(client)
+    client.send(
+        {
+            "id": 0,
+            "method": "process/start",
+            "params": client.start_params(["/bin/sh", "-c", "kill -9 $PPID"]),
+        }
+    )
+    assert service.process.wait(GONE_SECONDS + 1) == 1
+    assert survivors(members, within=0) == []
+
+
+def test_a_command_that_stops_its_parent_freezes_the_service_and_a_stop_still_ends_it(
+    serve: Serve, tree: Tree, fifo: Any
+) -> None:
+    """Nobody wakes a stopped server. SIGTERM ends all after the grace of 10 s; this documents it."""
+    service, news = serve("unix"), fifo()
+    client: Client = service.connect()
+    members = tree(client)
+    script = f"kill -STOP $PPID; echo >{news.path}; sleep 600"
+    client.request("process/start", client.start_params(["/bin/sh", "-c", script]))
+    news.line()
+    asked = client.request("environment/status")
+    service.process.terminate()
+    begin = time.monotonic()
+    assert service.process.wait(14) == 0
+    assert time.monotonic() - begin > 5
+    assert not client.answered(asked)
+    assert survivors(members, within=0) == []
+
+
+def test_a_start_in_a_deleted_folder_works(serve: Serve, folder: Path) -> None:
+    launch = folder / "launch"
+    launch.mkdir()
+    launcher = ["/bin/sh", "-c", f'rmdir {launch} && exec "$@"', "sh"]
+    client = serve("unix", launcher=launcher, cwd=launch).connect()
+    assert client.initialized["environmentInfo"]["cwd"] == "file:///"
+    assert client.start("/bin/pwd").wait_closed().output == b"/\n"
+    refusal = client.refused("process/start", client.start_params(["/bin/pwd"], cwd=f"file://{launch}"))
+    assert (refusal.code, refusal.message) == (-32603, "No such file or directory (os error 2)")

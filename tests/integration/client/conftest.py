@@ -1,0 +1,177 @@
+"""The client with a real daemon, and with a peer that answers as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from execclient import Executor, Process, connect
+from tests.conftest import StartServer
+
+
+@pytest.fixture
+def url(start_server: StartServer, tmp_path: Path) -> str:
+    """A daemon of this test."""
+    return start_server(f"unix://{tmp_path}/s").url
+
+
+@pytest.fixture
+async def executor(url: str) -> AsyncIterator[Executor]:
+    """A session with it."""
+    async with connect(url) as connected:
+        yield connected
+
+
+class Peer:
+    """One connection to the scripted daemon."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def receive(self) -> dict[str, Any]:
+        """The next message; empty at the end of the connection."""
+        line = await self._reader.readline()
+        return dict(json.loads(line)) if line else {}
+
+    async def expect(self, method: str) -> dict[str, Any]:
+        """The next message, which must be this one."""
+        message = await self.receive()
+        assert message.get("method") == method, message
+        return message
+
+    def send(self, *messages: dict[str, Any]) -> None:
+        """Messages in one write."""
+        self.send_bytes(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Bytes as they are."""
+        self._writer.write(data)
+
+    async def answer(self, method: str, result: Any) -> dict[str, Any]:
+        """Wait for a request, answer it, and give it."""
+        request = await self.expect(method)
+        self.send({"id": request["id"], "result": result})
+        return request
+
+    async def refuse(self, method: str, code: int, message: str) -> None:
+        """Wait for a request, and answer it with an error."""
+        request = await self.expect(method)
+        self.send({"id": request["id"], "error": {"code": code, "message": message}})
+
+    async def handshake(self) -> dict[str, Any]:
+        """Take part in the handshake; the request."""
+        request = await self.answer("initialize", {"sessionId": "s1"})
+        await self.expect("initialized")
+        return request
+
+    async def agree(self) -> None:
+        """Answer everything with what a client takes for a yes, until the connection ends."""
+        while message := await self.receive():
+            if "id" in message:
+                self.send({"id": message["id"], "result": {"sessionId": "s1", "running": False}})
+
+    async def close(self) -> None:
+        """End the connection."""
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+class ScriptedDaemon:
+    """A listener whose connections the test takes one by one."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.peers: list[Peer] = []
+        self._accepted: asyncio.Queue[Peer] = asyncio.Queue()
+
+    async def accept(self) -> Peer:
+        """The next connection."""
+        async with asyncio.timeout(10):
+            return await self._accepted.get()
+
+    async def session(self) -> Peer:
+        """The next connection, after its handshake."""
+        peer = await self.accept()
+        await peer.handshake()
+        return peer
+
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A client came."""
+        peer = Peer(reader, writer)
+        self.peers.append(peer)
+        self._accepted.put_nowait(peer)
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncIterator[tuple[Executor, Process, Peer]]:
+        """A client that has started one process, and our side of its connection."""
+        async with connect_to(self, **options) as (executor, peer):
+            starting = asyncio.create_task(executor.start(["x"], stdin=True))
+            await peer.answer("process/start", {"processId": "execclient-1"})
+            yield executor, await starting, peer
+
+
+@asynccontextmanager
+async def connect_to(daemon: ScriptedDaemon, **options: Any) -> AsyncIterator[tuple[Executor, Peer]]:
+    """A client, and our side of its connection; its last one agrees to all that the closing asks."""
+    connecting = connect(daemon.url, **options)
+    entering = asyncio.create_task(connecting.__aenter__())
+    peer = await daemon.session()
+    executor = await entering
+    try:
+        yield executor, peer
+    finally:
+        agreeing = asyncio.create_task(daemon.peers[-1].agree())
+        await connecting.__aexit__(None, None, None)
+        await agreeing
+
+
+@pytest.fixture
+async def scripted(tmp_path: Path) -> AsyncIterator[ScriptedDaemon]:
+    """A daemon that says what the test wants it to."""
+    daemon = ScriptedDaemon(f"unix://{tmp_path}/scripted")
+    server = await asyncio.start_unix_server(daemon.connected, tmp_path / "scripted")
+    yield daemon
+    server.close()
+    for peer in daemon.peers:
+        await peer.close()
+    await server.wait_closed()
+
+
+def output(seq: int, data: bytes, process_id: str = "execclient-1", **members: Any) -> dict[str, Any]:
+    """A `process/output` notification."""
+    chunk = base64.b64encode(data).decode()
+    params = {"processId": process_id, "seq": seq, "stream": "stdout", "chunk": chunk, **members}
+    return {"method": "process/output", "params": params}
+
+
+def exited(seq: int, code: int = 0, process_id: str = "execclient-1") -> dict[str, Any]:
+    """A `process/exited` notification."""
+    return {"method": "process/exited", "params": {"processId": process_id, "seq": seq, "exitCode": code}}
+
+
+def closed(seq: int, process_id: str = "execclient-1") -> dict[str, Any]:
+    """A `process/closed` notification."""
+    return {"method": "process/closed", "params": {"processId": process_id, "seq": seq}}
+
+
+def page(*chunks: tuple[int, bytes], next_seq: int, **members: Any) -> dict[str, Any]:
+    """The result of a `process/read`."""
+    return {
+        "chunks": [
+            {"seq": seq, "stream": "stdout", "chunk": base64.b64encode(data).decode()} for seq, data in chunks
+        ],
+        "nextSeq": next_seq,
+        "exited": False,
+        "exitCode": None,
+        "closed": False,
+        **members,
+    }

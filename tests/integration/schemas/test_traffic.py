@@ -1,0 +1,251 @@
+"""What a real daemon says, held against the schemas that are published."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from execserver.protocol.methods import EVENTS, METHODS
+from tests.conftest import StartServer
+from tests.support.schemas import check, event_schema, result_schema, schema_of
+from tests.support.wire import Client, Json, Server, connect_unix, encode, path_uri
+
+EVERY_EVENT = frozenset(EVENTS)
+
+
+class Witness:
+    """Calls methods, and holds everything that is said against its schema."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.called: set[str] = set()
+        self.members: set[str] = set()
+        """Of all results, with the names of their methods."""
+
+    def call(self, method: str, /, **params: Json) -> Json:
+        """A request and its result, both as their schemas say."""
+        name = method.replace("/", ".")
+        check(f"{name}.params.json", params)
+        result = self.client.call(method, params)
+        check(f"{name}.result.json", result)
+        self.called.add(method)
+        self.members |= {f"{method} {member}" for member in result}
+        return result
+
+    def refused(self, method: str, /, **params: Json) -> int:
+        """A request and the number of its error, which is one of those that the document names."""
+        error = self.client.reply(self.client.request(method, params))["error"]
+        check("error.json", error)
+        assert ("data" in error) == self.client.standard
+        document = schema_of("openrpc.json")
+        described = next(item for item in document["methods"] if item["name"] == method)
+        keys = [reference["$ref"].rpartition("/")[2] for reference in described["errors"]]
+        described_as = [document["components"]["errors"][key] for key in keys]
+        assert error["code"] in {entry["code"] for entry in described_as}
+        if "data" in error:
+            assert error["data"]["code"] in {entry["data"]["code"] for entry in described_as}
+        return int(error["code"])
+
+    def check_events(self) -> set[str]:
+        """All notifications so far are as their schemas say; their names."""
+        for event in self.client.notifications:
+            check(f"events/{event['method'].replace('/', '.')}.json", event["params"])
+        return {event["method"] for event in self.client.notifications}
+
+
+@pytest.fixture
+def server(start_server: StartServer) -> Iterator[Server]:
+    folder = Path(tempfile.mkdtemp(prefix="exec-", dir="/tmp"))
+    yield start_server(f"unix://{folder}/socket", "--retained-output-bytes", "65536")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    """A web server; its address."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, *parts: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def use_environment(witness: Witness) -> None:
+    here = path_uri("/")
+    witness.call("environment/info")
+    witness.call("environment/status")
+    witness.call("environmentConfig/read", cwd=here, configPaths=[["a"]], requirementsPaths=[])
+    witness.call("capabilityRoots/discoverV1", roots=[])
+    witness.call("capabilities/discoverV2", cwd=here)
+    assert witness.refused("environmentConfig/read", cwd=here, configPaths=[], requirementsPaths=[]) == -32602
+
+
+def use_processes(witness: Witness) -> None:
+    client = witness.client
+    common = {"cwd": path_uri("/"), "env": {}}
+    cat = client.process("cat")
+    witness.call("process/start", processId="cat", argv=["/bin/cat"], tty=False, pipeStdin=True, **common)
+    for status, process_id in (("accepted", "cat"), ("unknownProcess", "nobody")):
+        written = witness.call("process/write", processId=process_id, chunk=encode("one\n"), writeId="w")
+        assert written == {"status": status}
+    cat.wait_output(b"one\n")
+    assert witness.call("process/read", processId="cat", maxBytes=0, waitMs=0)["exitCode"] is None
+    witness.call("process/signal", processId="cat", signal="interrupt")
+    cat.wait_closed()
+    assert witness.call("process/read", processId="cat")["exitCode"] == 130
+    assert not witness.call("process/terminate", processId="cat", scope="tree")["running"]
+    # More than is kept, on a terminal.
+    client.process("loud")
+    argv = ["/bin/sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x"]
+    witness.call("process/start", processId="loud", argv=argv, tty=True, **common)
+    client.process("loud").wait_closed()
+    assert witness.call("process/read", processId="loud", maxBytes=10)["lostBytes"] > 0
+    assert witness.refused("process/read", processId="nobody") == -32600
+    assert witness.refused("process/start", processId="x", argv=["/nowhere"], tty=False, **common) == -32603
+
+
+def use_files(witness: Witness, folder: Path) -> None:
+    file, other, below = (path_uri(folder / name) for name in ("file", "other", "a gap, ü and #"))
+    assert witness.call("fs/watchMissing", watchId=1, missing=[below]) == {"watching": True}
+    assert witness.call("fs/writeFile", path=file, dataBase64=encode("text")) == {}
+    assert witness.call("fs/readFile", path=file) == {"dataBase64": encode("text")}
+    witness.call("fs/createDirectory", path=below)
+    witness.client.wait_until(
+        lambda: any(item["method"] == "fs/missingChanged" for item in witness.client.notifications)
+    )
+    assert witness.call("fs/getMetadata", path=file)["size"] == 4
+    witness.call("fs/canonicalize", path=below)
+    witness.call("fs/copy", sourcePath=file, destinationPath=other, recursive=False)
+    witness.call("fs/readDirectory", path=path_uri(folder))
+    options = {"maxDepth": 1, "maxDirectories": 5, "maxEntries": 5, "followDirectorySymlinks": False}
+    assert witness.call("fs/walk", path=path_uri(folder), options=options)["entries"]
+    witness.call("fs/open", handleId="h", path=other, mode="replace")
+    witness.call("fs/writeBlock", handleId="h", offset=0, chunk=encode("more"))
+    witness.call("fs/close", handleId="h")
+    witness.call("fs/open", handleId="h", path=other)
+    assert witness.call("fs/readBlock", handleId="h", offset=0, len=10) == {
+        "chunk": encode("more"),
+        "eof": True,
+    }
+    witness.call("fs/remove", path=other)
+    assert witness.refused("fs/getMetadata", path=other) == -32004
+    assert witness.refused("fs/readFile", path=below) == -32600
+    assert witness.refused("fs/readBlock", handleId="other", offset=0, len=1) == -32004
+
+
+def use_http(witness: Witness, site: str) -> None:
+    whole = witness.call("http/request", method="GET", url=site, requestId="whole")
+    assert whole["bodyBase64"] == encode("hello")
+    streamed = witness.call("http/request", method="GET", url=site, requestId="s", streamResponse=True)
+    assert streamed["bodyBase64"] == ""
+    witness.client.wait_until(
+        lambda: any(item["params"].get("done") for item in witness.client.notifications)
+    )
+    assert witness.refused("http/request", method="GET", url="ftp://x/", requestId="r") == -32602
+
+
+@pytest.mark.parametrize("standard", [False, True], ids=["lean", "standard"])
+@pytest.mark.parametrize("extensions", [False, True], ids=["plain", "extended"])
+def test_everything_that_is_said_is_as_the_schemas_say(
+    server: Server, tmp_path: Path, site: str, standard: bool, extensions: bool
+) -> None:
+    with connect_unix(server.url.removeprefix("unix://"), standard=standard) as client:
+        witness = Witness(client)
+        witness.call("rpc.discover")
+        witness.call("server/health")
+        assert witness.refused("process/read", processId="p") == -32600
+        asked = {"extensions": {"execserver": 1}} if extensions else {}
+        witness.call("initialize", clientName="witness", **asked)
+        client.notify("initialized", {})
+        check("notifications/initialized.json", {})
+        use_environment(witness)
+        use_processes(witness)
+        use_files(witness, tmp_path.resolve())
+        use_http(witness, site)
+        assert witness.called == METHODS.keys()
+        assert witness.check_events() == EVERY_EVENT
+    marked = {
+        f"{method} {member}"
+        for method in METHODS
+        for member, schema in result_schema(method).get("properties", {}).items()
+        if "x-extension" in schema
+    }
+    assert witness.members & marked == (marked if extensions else set())
+
+
+def test_a_gap_is_told_as_the_schema_says(server: Server, tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    os.mkfifo(written)
+    with server.connect() as client:
+        script = f"head -c 30000000 /dev/zero; echo >{written}"
+        client.pause()
+        try:
+            client.request("process/start", client.start_params(["/bin/sh", "-c", script], processId="p"))
+            written.read_text()
+        finally:
+            client.resume()
+        client.process("p").wait_closed()
+        events = [item for item in client.notifications if "lostBytes" in item["params"]]
+        assert events
+        for event in client.notifications:
+            check("events/" + event["method"].replace("/", ".") + ".json", event["params"])
+
+
+def test_a_member_that_is_not_in_the_schema_is_found(server: Server) -> None:
+    with server.connect() as client:
+        result = client.call("environment/status")
+        check("environment.status.result.json", result)
+        with pytest.raises(jsonschema.ValidationError):
+            check("environment.status.result.json", {**result, "more": 1})
+        with pytest.raises(jsonschema.ValidationError):
+            check("environment.status.result.json", {})
+
+
+def test_discover_answers_the_document_that_is_published(server: Server) -> None:
+    document = json.loads((Path(__file__).parents[3] / "schemas" / "openrpc.json").read_text())
+    with server.connect(handshake=False) as client, server.connect() as another:
+        numbers = [each.request("rpc.discover") for each in (client, client, another)]
+        for each, number in zip((client, client, another), numbers, strict=True):
+            assert each.result(number) == document
+        assert client.refused("rpc.discover", {"a": 1}).code == -32602
+
+
+def test_parameters_may_stand_in_an_array_in_the_order_of_the_document(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("text")
+    values = {"path": path_uri(tmp_path / "file"), "handleId": "h", "mode": "read", "sandbox": None}
+    document = schema_of("openrpc.json")
+    with server.connect() as client:
+        for name in ("fs/readFile", "fs/getMetadata", "fs/open"):
+            method = next(item for item in document["methods"] if item["name"] == name)
+            array = [values[item["name"]] for item in method["params"]]
+            check(f"{name.replace('/', '.')}.result.json", client.call(name, array))
+
+
+def test_events_have_no_members_beyond_the_schema() -> None:
+    for event in EVENTS:
+        schema: Any = event_schema(event)
+        assert schema["additionalProperties"] is False

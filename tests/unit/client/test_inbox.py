@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from execclient import Chunk, OutputGap, SessionLost
+from execclient.inbox import Inbox
+
+
+def output(seq: int, data: bytes, **members: Any) -> tuple[str, dict[str, Any]]:
+    chunk = base64.b64encode(data).decode()
+    return "process/output", {"processId": "p", "seq": seq, "stream": "stdout", "chunk": chunk, **members}
+
+
+def exited(seq: int, code: int = 0) -> tuple[str, dict[str, Any]]:
+    return "process/exited", {"processId": "p", "seq": seq, "exitCode": code, "sandboxDenied": False}
+
+
+def closed(seq: int) -> tuple[str, dict[str, Any]]:
+    return "process/closed", {"processId": "p", "seq": seq}
+
+
+def page(
+    *chunks: tuple[int, bytes], next_seq: int, code: int | None = None, **members: Any
+) -> dict[str, Any]:
+    return {
+        "chunks": [
+            {"seq": seq, "stream": "stdout", "chunk": base64.b64encode(data).decode()} for seq, data in chunks
+        ],
+        "nextSeq": next_seq,
+        "exited": code is not None,
+        "exitCode": code,
+        "closed": False,
+        **members,
+    }
+
+
+def inbox(limit: int | None = None) -> Inbox:
+    made = Inbox("p", limit)
+    made.started = True
+    return made
+
+
+def data(box: Inbox) -> list[bytes | int | None]:
+    """All that waits: data of chunks, and the sizes of gaps."""
+    return [piece.data if isinstance(piece, Chunk) else piece.lost_bytes for piece in box.take_all()]
+
+
+def test_events_in_order_are_delivered_at_once() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.push(*exited(2, 7))
+    box.push(*output(3, b"b"))
+    box.push(*closed(4))
+
+    assert data(box) == [b"a", b"b"]
+    assert (box.exit_code, box.closed, box.last_seq) == (7, True, 4)
+
+
+def test_an_event_that_was_seen_is_dropped() -> None:
+    box = inbox()
+    for event in (output(1, b"a"), output(1, b"a"), output(2, b"b"), output(1, b"a")):
+        box.push(*event)
+
+    assert data(box) == [b"a", b"b"]
+
+
+def test_what_is_pushed_after_a_cut_waits_for_the_page_before_it() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.hold()
+    box.push(*output(4, b"d"))
+    box.push(*output(5, b"e"))
+    assert data(box) == [b"a"]
+
+    box.fill(page((2, b"b"), (3, b"c"), (4, b"d"), next_seq=5))
+    box.release()
+
+    assert data(box) == [b"b", b"c", b"d", b"e"]
+
+
+def test_the_page_after_a_cut_may_hold_the_end() -> None:
+    box = inbox()
+    box.hold()
+    box.fill(page((1, b"a"), (3, b"b"), next_seq=5, code=3, closed=True))
+    box.release()
+
+    assert data(box) == [b"a", b"b"]
+    assert (box.exit_code, box.closed, box.last_seq) == (3, True, 4)
+
+
+def test_a_cut_in_the_middle_of_a_recovery_keeps_what_the_page_gave() -> None:
+    box = inbox()
+    box.hold()
+    box.fill(page((1, b"a"), next_seq=2))
+    box.hold()
+    box.push(*output(2, b"b"))
+    box.fill(page((2, b"b"), (3, b"c"), next_seq=4))
+    box.release()
+
+    assert data(box) == [b"a", b"b", b"c"]
+
+
+def test_output_that_a_page_states_as_lost_is_a_gap_before_the_rest() -> None:
+    box = inbox()
+    box.hold()
+    box.fill(page((1, b""), (2, b""), (3, b"c"), next_seq=4, lostBytes=70, firstSeq=3))
+    box.release()
+
+    assert data(box) == [70, b"c"]
+
+
+def test_output_that_an_event_states_as_lost_is_a_gap_at_its_place() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.push(*output(2, b""))
+    box.push(*output(3, b"c", lostBytes=9, firstSeq=3))
+
+    assert data(box) == [b"a", 9, b"c"]
+
+
+def test_a_large_gap_is_a_jump_of_the_numbers_and_stated_once() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.push(*output(20_000, b"z", lostBytes=9, firstSeq=20_000))
+
+    assert data(box) == [b"a", 9, b"z"]
+
+
+def test_a_jump_that_nobody_explains_is_a_gap_of_unknown_size() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.push(*output(3, b"c"))
+
+    assert data(box) == [b"a", None, b"c"]
+
+
+def test_beyond_its_limit_an_inbox_drops_the_oldest_and_says_how_much() -> None:
+    box = inbox(limit=4)
+    for seq, piece in enumerate((b"aa", b"bb", b"c", b"ddd"), start=1):
+        box.push(*output(seq, piece))
+
+    assert data(box) == [4, b"c", b"ddd"]
+
+
+async def test_iteration_goes_on_after_a_gap() -> None:
+    box = inbox()
+    box.push(*output(1, b"a", lostBytes=5))
+    box.push(*closed(2))
+
+    with pytest.raises(OutputGap) as raised:
+        await box.take()
+    assert raised.value.lost_bytes == 5
+    assert await box.take() == Chunk("stdout", b"a")
+    with pytest.raises(StopAsyncIteration):
+        await box.take()
+
+
+async def test_what_arrived_can_be_taken_before_the_failure_is_told() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.fail(SessionLost("gone"))
+
+    assert await box.take() == Chunk("stdout", b"a")
+    with pytest.raises(SessionLost):
+        await box.take()
+    with pytest.raises(SessionLost):
+        await box.until_exited()

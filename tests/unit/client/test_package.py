@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import execclient
+from execclient import errors
+
+HEAVY = ("pydantic", "pydantic_core", "structlog", "uvloop", "msgspec", "picows", "psutil", "jwt")
+
+
+def all_errors(error: type[errors.ExecServerError] = errors.ExecServerError) -> list[type]:
+    return [error, *(each for child in error.__subclasses__() for each in all_errors(child))]
+
+
+def test_importing_the_client_pulls_in_nothing_of_the_server_but_its_protocol() -> None:
+    listing = subprocess.run(
+        [sys.executable, "-c", "import execclient, sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+
+    assert "execclient.session" in listing
+    assert [name for name in listing if name.partition(".")[0] in HEAVY] == []
+    server = {name for name in listing if name.startswith("execserver.")}
+    assert server <= {
+        "execserver.protocol",
+        "execserver.protocol.errors",
+        "execserver.protocol.limits",
+        "execserver.protocol.path_uri",
+    }
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert execclient.__all__ == sorted(execclient.__all__, key=lambda name: execclient.__all__.index(name))
+    for name in execclient.__all__:
+        assert inspect.getdoc(getattr(execclient, name)), name
+
+
+def test_the_public_names_are_these() -> None:
+    failures = {error.__name__ for error in all_errors()}
+
+    assert set(execclient.__all__) - failures == {
+        *("connect", "Executor", "Process", "FileSystem"),
+        *("RunResult", "Chunk", "TextChunk", "TextStream", "Page", "Stat", "Entry"),
+    }
+    assert failures <= set(execclient.__all__)
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    codes = [vars(error)["code"] for error in all_errors()]
+
+    assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.__name__)
+def test_the_tree_at_the_top_of_errors_draws_every_error_with_its_code(error: type) -> None:
+    drawn = [line.split() for line in (errors.__doc__ or "").splitlines()]
+
+    row = next(words for words in drawn if error.__name__ in words)
+    assert row[row.index(error.__name__) + 1] == vars(error)["code"]
+
+
+def test_wire_codes_become_their_errors_and_an_unknown_one_stays_general() -> None:
+    assert type(errors.call_failed("fs/readFile", -32004, "no")) is errors.NotFound
+    assert type(errors.call_failed("fs/readFile", -1, "no")) is errors.CallFailed
+    assert errors.call_failed("fs/readFile", -1, "no").wire_code == -1

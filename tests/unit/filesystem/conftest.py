@@ -1,0 +1,132 @@
+"""Connections without a transport, and mounts of our own that vanish with the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from execserver.filesystem.mounts import MountTable
+from tests.unit.filesystem.caller import StubCaller
+
+# Mounts in a namespace of its own, and stays alive until its standard input ends.
+_MOUNT = """
+import ctypes, os, sys
+kind, target, options = sys.argv[1:]
+if kind == "fuse":
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"test", target.encode(), kind.encode(), 0, options.encode()):
+    sys.exit(os.strerror(ctypes.get_errno()))
+print("mounted", flush=True)
+sys.stdin.read()
+"""
+
+Mount = Callable[..., Path]
+
+
+def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], Any]]:
+    """The loop that the server runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def mounts() -> Iterator[MountTable]:
+    table = MountTable()
+    # The machine that runs the tests may have any mounts; a test that wants one that hangs says so.
+    table.can_hang = False
+    yield table
+    table.close()
+
+
+@pytest.fixture
+async def caller(mounts: MountTable) -> AsyncIterator[StubCaller]:
+    connection = StubCaller(mounts)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+async def other_caller(mounts: MountTable) -> AsyncIterator[StubCaller]:
+    connection = StubCaller(mounts)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    """Mounts a file system: `mount("tmpfs", "size=64k")` gives the folder.
+
+    The mount belongs to a process in namespaces of its own, so that no rights are needed and
+    nothing is left behind; the folder is seen through that process.
+    """
+    with ExitStack() as stack:
+
+        def do_mount(kind: str, options: str = "") -> Path:
+            target = tmp_path_factory.mktemp(kind)
+            keeper = stack.enter_context(
+                subprocess.Popen(
+                    ["unshare", "-rm", sys.executable, "-c", _MOUNT, kind, str(target), options],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+            assert keeper.stdin is not None
+            assert keeper.stdout is not None
+            stack.callback(keeper.stdin.close)
+            assert keeper.stdout.readline() == b"mounted\n"
+            return Path(f"/proc/{keeper.pid}/root{target}")
+
+        yield do_mount
+
+
+@pytest.fixture
+def dead_mount(mount: Mount) -> Path:
+    """A mount whose server never answers: every lookup in it hangs until the test ends."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("a mount that hangs needs the right to open /dev/fuse")
+    return mount("fuse")
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """A folder in memory, for what is slow on a disk. It may hold trees deeper than pytest's own
+    way to remove its folders can go.
+    """
+    folder = tempfile.mkdtemp(dir="/dev/shm")
+    yield Path(folder)
+    subprocess.run(["rm", "-rf", folder], check=True)
+
+
+@pytest.fixture
+async def slowest_turn() -> AsyncIterator[Callable[[], float]]:
+    """Seconds that the loop took for its slowest turn, since the test began."""
+    slowest = 0.0
+
+    async def run_turns() -> None:
+        nonlocal slowest
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await asyncio.sleep(0.001)
+            slowest = max(slowest, loop.time() - began)
+
+    task = asyncio.create_task(run_turns())
+    yield lambda: slowest
+    task.cancel()
+
+
+def open_descriptors(path: Path) -> int:
+    """How many descriptors of this process lead to a file."""
+    names = os.listdir("/proc/self/fd")
+    return sum(os.path.realpath(f"/proc/self/fd/{name}") == os.path.realpath(path) for name in names)

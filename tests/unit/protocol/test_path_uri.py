@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from execserver.protocol.path_uri import (
+    ForeignPath,
+    PathUriError,
+    parse_path_uri,
+    path_to_uri,
+    printable_path,
+)
+
+_NAMES = st.binary(min_size=1, max_size=12).filter(
+    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+)
+
+
+def _native(names: list[bytes]) -> str:
+    return os.fsdecode(b"/" + b"/".join(names))
+
+
+@given(st.lists(_NAMES, max_size=5))
+@example([b"sp ace \xc3\xa9#?%"])
+@example([b"bad\xff", b"\x01\n"])
+@example([b"a%2e%2e", b"...", b"%2F"])
+@example([b"\\", b"~", b"|"])
+def test_a_path_is_the_same_after_a_round_trip(names: list[bytes]) -> None:
+    path = _native(names)
+    uri = path_to_uri(path)
+
+    assert uri.isascii()
+    parsed = parse_path_uri(uri)
+    if names and len(names[0]) == 2 and names[0][1:] in (b":", b"|") and names[0][:1].isalpha():
+        assert isinstance(parsed, ForeignPath)
+    else:
+        assert parsed == path
+        assert not isinstance(parsed, ForeignPath)
+
+
+@given(st.text(max_size=30))
+@example("file:")
+@example("file://")
+@example("file:///..%2f")
+def test_any_text_is_a_path_or_refused(text: str) -> None:
+    for uri in (text, "file:" + text, "file:///" + text):
+        try:
+            path = parse_path_uri(uri)
+        except PathUriError:
+            continue
+        assert isinstance(path, ForeignPath) or path.startswith("/")
+        assert "\0" not in path
+
+
+@given(st.lists(st.sampled_from(["a", "b", ".", "..", "%2e", ".%2E"]), max_size=8))
+def test_dots_never_lead_above_the_root(segments: list[str]) -> None:
+    path = parse_path_uri("file:///" + "/".join(segments))
+
+    assert path.startswith("/")
+    assert not {".", ".."} & set(path.split("/"))
+
+
+@pytest.mark.parametrize(
+    ("spelling", "path"),
+    [
+        ("file:///a/b", "/a/b"),
+        ("FILE:///a/b", "/a/b"),
+        ("file://localhost/a/b", "/a/b"),
+        ("file:/a/b", "/a/b"),
+        ("file:a/b", "/a/b"),
+        ("file:///a b/c", "/a b/c"),
+        ("file:///a/../c", "/c"),
+        ("file:///a/b/", "/a/b"),
+        ("file:///", "/"),
+    ],
+)
+def test_spellings_of_a_path(spelling: str, path: str) -> None:
+    assert parse_path_uri(spelling) == path
+
+
+def test_what_cannot_be_shown_is_shown_as_a_question_mark() -> None:
+    assert printable_path(os.fsdecode(b"/bad\xff")) == "/bad\ufffd"

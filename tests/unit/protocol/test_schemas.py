@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from execserver.protocol.errors import InvalidParams
+from execserver.protocol.methods import EVENTS, METHODS
+from execserver.protocol.schemas import main
+from execserver.rpc.params import decode_params
+from tests.support.schemas import SCHEMAS as FOLDER
+from tests.support.schemas import params_schema, result_schema, schema_of
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "reference" / "messages.md"
+FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "openrpc.json")
+
+SANDBOX = {"permissions": {"type": "disabled"}, "windowsSandboxLevel": "disabled"}
+PATH = {"path": "file:///tmp", "sandbox": SANDBOX}
+VALID: dict[str, dict[str, Any]] = {
+    "initialize": {"clientName": "test", "resumeSessionId": "s", "extensions": {"execserver": 1}},
+    "environment/info": {},
+    "environment/status": {},
+    "rpc.discover": {},
+    "server/health": {},
+    "environmentConfig/read": {
+        "cwd": "file:///tmp",
+        "configPaths": [["a", "b"]],
+        "requirementsPaths": [["c"]],
+    },
+    "capabilityRoots/discoverV1": {"roots": [{"id": "one"}]},
+    "capabilities/discoverV2": {"cwd": "file:///tmp"},
+    "process/start": {
+        "processId": "p",
+        "argv": ["true"],
+        "cwd": "file:///",
+        "env": {"A": "b"},
+        "tty": False,
+        "pipeStdin": True,
+        "arg0": "name",
+        "envPolicy": {
+            "inherit": "core",
+            "ignoreDefaultExcludes": False,
+            "exclude": ["X*"],
+            "set": {"B": "c"},
+            "includeOnly": [],
+        },
+        "sandbox": SANDBOX,
+        "enforceManagedNetwork": False,
+        "managedNetwork": {"loopbackPorts": [80], "allowLocalBinding": True},
+        "networkProxy": {"proxy": {}, "policyDecisionTimeoutMs": 1},
+        "shellSnapshot": {"scopeId": "s", "shell": {"name": "sh", "path": "/bin/sh"}},
+        "metadata": {"threadId": "12345678-1234-1234-1234-123456789012", "toolCallId": "t"},
+    },
+    "process/read": {"processId": "p", "afterSeq": 0, "maxBytes": 1, "waitMs": 2},
+    "process/write": {"processId": "p", "chunk": "eA==", "writeId": "w"},
+    "process/signal": {"processId": "p", "signal": "interrupt"},
+    "process/terminate": {"processId": "p", "scope": "tree"},
+    "fs/readFile": PATH,
+    "fs/writeFile": {**PATH, "dataBase64": "eA=="},
+    "fs/createDirectory": {**PATH, "recursive": False},
+    "fs/getMetadata": PATH,
+    "fs/canonicalize": PATH,
+    "fs/readDirectory": PATH,
+    "fs/walk": {
+        **PATH,
+        "options": {
+            "maxDepth": 1,
+            "maxDirectories": 1,
+            "maxEntries": 1,
+            "followDirectorySymlinks": False,
+            "pruneHiddenDirectories": True,
+        },
+    },
+    "fs/remove": {**PATH, "recursive": False, "force": False},
+    "fs/copy": {
+        "sourcePath": "file:///a",
+        "destinationPath": "file:///b",
+        "recursive": True,
+        "sandbox": SANDBOX,
+    },
+    "fs/open": {**PATH, "handleId": "h", "mode": "replace"},
+    "fs/readBlock": {"handleId": "h", "offset": 0, "len": 1},
+    "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "eA=="},
+    "fs/close": {"handleId": "h"},
+    "fs/watchMissing": {"watchId": 1, "missing": ["file:///a"], "present": "file:///b"},
+    "http/request": {
+        "method": "GET",
+        "url": "http://127.0.0.1/",
+        "requestId": "r",
+        "headers": [{"name": "a", "value": "b", "valueEnvVar": "C"}],
+        "bodyBase64": "eA==",
+        "timeoutMs": 1,
+        "redirectPolicy": "stop",
+        "streamResponse": True,
+    },
+}
+"""For every method parameters with all members."""
+
+ODD_VALUES: tuple[Any, ...] = (None, True, -1, 1.5, 2**64, "text", [], [5], {}, {"text": 5})
+
+
+def decodes(method: str, params: Any) -> bool:
+    try:
+        decode_params(METHODS[method], params)
+    except InvalidParams:
+        return False
+    return True
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every member and item of a JSON value, at any depth."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places_in(item, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], *new: Any) -> Any:
+    """A copy of a JSON value with another value in one place, or without that place."""
+    copy: Any = json.loads(json.dumps(value))
+    inside = copy
+    for key in path[:-1]:
+        inside = inside[key]
+    if new:
+        inside[path[-1]] = new[0]
+    else:
+        del inside[path[-1]]
+    return copy
+
+
+# -- the files
+
+
+def test_the_files_are_what_the_models_say() -> None:
+    assert main(["--check", str(FOLDER), str(PAGE)]) == 0
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder, page: (folder / "stale.json").write_text("{}"),
+        lambda folder, page: (folder / "events" / "stale.json").write_text("{}"),
+        lambda folder, page: (folder / "events" / "process.closed.json").unlink(),
+        lambda folder, page: (folder / "openrpc.json").write_text("{}"),
+        lambda folder, page: page.write_text(page.read_text() + "\n"),
+        lambda folder, page: page.unlink(),
+    ],
+    ids=["stale", "stale below", "missing", "changed", "page changed", "page missing"],
+)
+def test_any_drift_is_found_and_mended(
+    spoil: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, page = tmp_path / "schemas", tmp_path / "messages.md"
+    shutil.copytree(FOLDER, folder)
+    shutil.copy(PAGE, page)
+    spoil(folder, page)
+    assert main(["--check", str(folder), str(page)]) == 1
+    assert "run `make schemas`" in capsys.readouterr().err
+    assert main([str(folder), str(page)]) == 0
+    assert main(["--check", str(folder), str(page)]) == 0
+
+
+def test_a_wrong_command_line_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_every_message_has_a_file() -> None:
+    names = {path.relative_to(FOLDER).as_posix() for path in FILES}
+    methods = {method.replace("/", ".") for method in METHODS}
+    assert names == (
+        {f"{method}.{part}.json" for method in methods for part in ("params", "result")}
+        | {f"events/{event.replace('/', '.')}.json" for event in EVENTS}
+        | {"notifications/initialized.json", "error.json"}
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_is_a_json_schema(path: Path) -> None:
+    schema = json.loads(path.read_text())
+    Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
+    assert schema["type"] == "object"
+    assert {"title", "description"} <= schema.keys()
+
+
+# -- the descriptions
+
+
+def descriptions_in(schema: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every schema and member that a reader may look up, with its description."""
+    if not isinstance(schema, dict):
+        return
+    if schema.get("type") == "object" and ("properties" in schema or "title" in schema):
+        yield where, schema.get("description")
+    for name, member in schema.get("properties", {}).items():
+        if "type" in member or "$ref" in member or "anyOf" in member or "oneOf" in member:
+            yield f"{where}.{name}", member.get("description")
+    for name, definition in schema.get("$defs", {}).items():
+        yield from descriptions_in(definition, name)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_description_reads_as_a_sentence(path: Path) -> None:
+    for where, text in descriptions_in(json.loads(path.read_text())):
+        assert text, f"{where} has no description"
+        assert re.match(r"[A-Z0-9`]", text), f"{where} begins in its middle: {text}"
+        assert text.endswith("."), f"{where} has no end: {text}"
+        assert text.count("`") % 2 == 0, f"{where} has a stray backtick: {text}"
+        if where != "Empty":
+            assert len(text.split()) >= 3, f"{where} says too little: {text}"
+        assert not re.search(r"\s{2,}(?!$)", text.replace("\n\n", " ")), f"{where} has holes: {text}"
+
+
+# -- the truth of requests
+
+
+def test_the_examples_have_every_member() -> None:
+    assert VALID.keys() == METHODS.keys()
+    for method, params in VALID.items():
+        assert params.keys() == params_schema(method).get("properties", {}).keys(), method
+
+
+@pytest.mark.parametrize("method", VALID)
+def test_schema_and_decoder_accept_the_same(method: str) -> None:
+    # The one format that the decoder checks is that of a UUID.
+    validator = Draft202012Validator(
+        params_schema(method), format_checker=Draft202012Validator.FORMAT_CHECKER
+    )
+    params = VALID[method]
+    assert validator.is_valid(params)
+    assert decodes(method, params)
+    for place in places_in(params):
+        without = changed(params, place)
+        assert validator.is_valid(without) == decodes(method, without), f"without {place}"
+        for value in ODD_VALUES:
+            odd = changed(params, place, value)
+            assert validator.is_valid(odd) == decodes(method, odd), f"{value!r} in {place}"
+
+
+@pytest.mark.parametrize("method", [method for method, params in VALID.items() if params])
+def test_unknown_members_are_in_order_at_any_depth(method: str) -> None:
+    params = {**VALID[method], "aMemberOfTheFuture": 1}
+    assert Draft202012Validator(params_schema(method)).is_valid(params)
+    assert decodes(method, params)
+
+
+@pytest.mark.parametrize("method", [method for method, params in VALID.items() if params])
+def test_positions_are_those_of_the_decoder(method: str) -> None:
+    schema = params_schema(method)
+    by_position = schema["x-positions"]
+    by_name = {name: VALID[method][name] for name in by_position}
+    array = [VALID[method][name] for name in by_position]
+    assert decode_params(METHODS[method], array) == decode_params(METHODS[method], by_name)
+    extensions = {name for name, member in schema["properties"].items() if "x-extension" in member}
+    assert extensions == schema["properties"].keys() - set(by_position)
+
+
+def test_limits_that_handlers_check_are_stated() -> None:
+    length = params_schema("fs/readBlock")["properties"]["len"]
+    assert (length["minimum"], length["maximum"]) == (1, 1048576)
+    assert params_schema("fs/open")["properties"]["handleId"]["maxLength"] == 32
+    options = params_schema("fs/walk")["$defs"]["WalkOptions"]["properties"]
+    assert options["maxDepth"]["maximum"] == 64
+    assert (options["maxEntries"]["minimum"], options["maxEntries"]["maximum"]) == (1, 50000)
+
+
+# -- the truth of results
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"rpc.discover"}))
+def test_results_have_no_members_beyond_the_schema(method: str) -> None:
+    schema = result_schema(method)
+    assert schema["additionalProperties"] is False
+    errors = Draft202012Validator(schema).iter_errors({"somethingElse": 1})
+    assert any(error.validator == "additionalProperties" for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        ("initialize.result", "extensions"),
+        ("process.start.result", "pid"),
+        ("process.terminate.params", "scope"),
+        ("process.terminate.result", "survivors"),
+        ("initialize.params", "extensions"),
+    ],
+)
+def test_extension_members_are_marked(name: str, member: str) -> None:
+    schema = schema_of(f"{name}.json")
+    assert schema["properties"][member]["x-extension"] == "execserver"
+    assert member not in schema["required"]

@@ -1,0 +1,90 @@
+"""The order of requests against a simple model."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from execserver.rpc.ordering import Access, Mode, RequestOrder, Ticket
+
+PATHS = ["/", "/a", "/a/b", "/a/b/c", "/ab", "/b"]
+KEYS = ["p", "q"]
+
+access = st.one_of(
+    st.builds(Access, st.sampled_from([Mode.READ, Mode.WRITE]), st.sampled_from(PATHS)),
+    st.builds(Access, st.sampled_from([Mode.SHARED, Mode.EXCLUSIVE]), st.sampled_from(KEYS)),
+    st.just(Access(Mode.SNAPSHOT, None)),
+)
+requests = st.lists(st.lists(access, max_size=3).map(tuple), min_size=1, max_size=14)
+
+
+def overlap(one: str, other: str) -> bool:
+    def inside(path: str, folder: str) -> bool:
+        return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+    return inside(one, other) or inside(other, one)
+
+
+def conflict(earlier: Access, later: Access) -> bool:
+    """The rule, said once more in the plainest way."""
+    if later.mode is Mode.SNAPSHOT:
+        return earlier.mode is Mode.WRITE
+    keys, paths = {Mode.SHARED, Mode.EXCLUSIVE}, {Mode.READ, Mode.WRITE}
+    modes = {earlier.mode, later.mode}
+    if modes <= keys:
+        return earlier.target == later.target and Mode.EXCLUSIVE in modes
+    if modes <= paths:
+        return Mode.WRITE in modes and overlap(str(earlier.target), str(later.target))
+    return False
+
+
+@given(requests, st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_request_runs_exactly_when_no_earlier_unfinished_one_conflicts(
+    batch: list[tuple[Access, ...]], data: st.DataObject
+) -> None:
+    order = RequestOrder()
+    tickets: list[Ticket] = []
+    unfinished: list[Ticket] = []
+
+    def should_run(ticket: Ticket) -> bool:
+        earlier = unfinished[: unfinished.index(ticket)]
+        return not any(conflict(a, b) for other in earlier for a in other.accesses for b in ticket.accesses)
+
+    for accesses in batch:
+        ticket = order.add(accesses)
+        tickets.append(ticket)
+        unfinished.append(ticket)
+        assert ticket.ready == should_run(ticket)
+    while unfinished:
+        runnable = [ticket for ticket in unfinished if ticket.ready]
+        assert runnable, "something can always run"
+        done = data.draw(st.sampled_from(runnable))
+        before = {id(ticket) for ticket in unfinished if ticket.ready}
+        freed = order.finish(done)
+        unfinished.remove(done)
+        for ticket in unfinished:
+            assert ticket.ready == should_run(ticket)
+        now = {id(ticket) for ticket in unfinished if ticket.ready}
+        assert {id(ticket) for ticket in freed} == now - before
+        positions = [tickets.index(ticket) for ticket in freed]
+        assert positions == sorted(positions), "those that are freed run in the order of arrival"
+    assert order.empty
+
+
+def test_nothing_is_remembered_of_finished_requests() -> None:
+    order = RequestOrder()
+    for path in PATHS:
+        order.finish(order.add((Access(Mode.WRITE, path), Access(Mode.EXCLUSIVE, path))))
+    assert vars(order) == vars(RequestOrder())
+
+
+def test_ten_thousand_reads_of_one_path_are_not_compared_with_each_other() -> None:
+    order = RequestOrder()
+    tickets = [order.add((Access(Mode.READ, "/a/b"),)) for _ in range(10_000)]
+    assert all(ticket.ready for ticket in tickets)
+    write = order.add((Access(Mode.WRITE, "/a"),))
+    assert write.blockers == 10_000
+    for ticket in tickets[:-1]:
+        assert not order.finish(ticket)
+    assert order.finish(tickets[-1]) == [write]

@@ -1,0 +1,249 @@
+"""From the log to events: order, gaps, windows and what a resume holds back."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from execserver.processes.output_log import OutputBudget, OutputLog
+from execserver.processes.process import ManagedProcess
+from execserver.protocol.limits import MAX_FILLED_GAP
+from execserver.sessions.feed import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, Hold, OutputFeed
+from execserver.sessions.session import Attachment
+
+
+class FakeProcess:
+    """The part of a process that a feed reads, without a process."""
+
+    def __init__(self, retained: int = 1 << 20) -> None:
+        self.log = OutputLog(retained, OutputBudget(1 << 30))
+        self.wire_id = b'"p"'
+        self.number = 1
+        self.streams = ("stdout", "stderr")
+        self.exit_code: int | None = None
+        self.exited_seq: int | None = None
+        self.closed_seq: int | None = None
+        self.subscribers: list[OutputFeed] = []
+        self.paused = False
+
+    def output(self, data: bytes) -> None:
+        read, write = os.pipe()
+        os.write(write, data)
+        self.log.take("stdout", read)
+        os.close(read)
+        os.close(write)
+        self.wake()
+        self.log.trim()
+
+    def finish(self, code: int = 0) -> None:
+        self.exit_code = code
+        self.exited_seq = self.log.number_event()
+        self.closed_seq = self.log.number_event()
+        self.wake()
+
+    def wake(self) -> None:
+        for subscriber in tuple(self.subscribers):
+            subscriber.wake()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+class RecordingSink:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.room = True
+        self.behind: list[OutputFeed] = []
+
+    def has_room(self) -> bool:
+        return self.room
+
+    def progress(self) -> int:
+        return 0
+
+    def send_event(self, parts: Sequence[bytes]) -> None:
+        self.events.append(json.loads(b"".join(parts)))
+
+    def fell_behind(self, feed: OutputFeed) -> None:
+        self.behind.append(feed)
+
+    def numbers(self) -> list[int]:
+        return [event["params"]["seq"] for event in self.events]
+
+    def output(self) -> bytes:
+        chunks = (event["params"].get("chunk", "") for event in self.events)
+        return b"".join(base64.b64decode(chunk) for chunk in chunks)
+
+
+def feed_of(
+    process: FakeProcess, sink: RecordingSink, cursor: int = 0, hold: Hold | None = None
+) -> OutputFeed:
+    return OutputFeed(cast("ManagedProcess", process), sink, cursor, lambda: None, hold)
+
+
+def test_every_number_is_sent_once_in_order() -> None:
+    process, sink = FakeProcess(), RecordingSink()
+    feed_of(process, sink)
+    process.output(b"a")
+    process.output(b"b")
+    process.finish(3)
+    assert [event["method"] for event in sink.events] == [
+        "process/output",
+        "process/output",
+        "process/exited",
+        "process/closed",
+    ]
+    assert sink.numbers() == [1, 2, 3, 4]
+    assert sink.events[2]["params"] == {"processId": "p", "seq": 3, "exitCode": 3, "sandboxDenied": False}
+    assert not process.subscribers, "after the last event nobody follows"
+
+
+async def test_without_room_nothing_is_sent_and_the_child_is_paced() -> None:
+    process, sink = FakeProcess(), RecordingSink()
+    feed = feed_of(process, sink)
+    sink.room = False
+    process.output(b"a")
+    assert (sink.events, process.paused, sink.behind) == ([], True, [feed])
+    sink.room = True
+    assert feed.pump()
+    assert (sink.output(), process.paused) == (b"a", False)
+
+
+async def test_a_reader_that_makes_no_progress_does_not_hold_the_child() -> None:
+    process, sink = FakeProcess(retained=10), RecordingSink()
+    feed = feed_of(process, sink)
+    sink.room = False
+    process.output(b"aaaa")
+    await asyncio.sleep(GRACE_SECONDS + 0.1)
+    process.output(b"bbbb")
+    assert not process.paused, "a stalled reader paces nobody until it has caught up"
+    sink.room = True
+    feed.pump()
+    sink.room = False
+    process.output(b"c")
+    paused: bool = process.paused
+    assert paused, "having caught up it paces again"
+    feed.close()
+
+
+async def test_what_was_dropped_is_stated_number_by_number_and_in_bytes() -> None:
+    process, sink = FakeProcess(retained=4), RecordingSink()
+    feed = feed_of(process, sink)
+    sink.room = False
+    for letter in (b"aaa", b"bbb", b"cc"):
+        process.output(letter)
+    process.finish()
+    sink.room = True
+    feed.pump()
+    assert sink.numbers() == [1, 2, 3, 4, 5]
+    first = next(event["params"] for event in sink.events if event["params"].get("chunk"))
+    assert (first["seq"], first["lostBytes"], first["firstSeq"]) == (3, 6, 3)
+    assert [event["params"].get("lostBytes") for event in sink.events] == [None, None, 6, None, None]
+    assert sink.output() == b"cc"
+
+
+async def test_when_nothing_is_left_the_loss_is_stated_with_the_end() -> None:
+    process, sink = FakeProcess(retained=0), RecordingSink()
+    feed = feed_of(process, sink)
+    sink.room = False
+    process.output(b"gone")
+    process.finish()
+    sink.room = True
+    feed.pump()
+    assert [event["params"].get("lostBytes") for event in sink.events] == [None, 4, None]
+
+
+async def test_a_very_large_gap_is_stated_once() -> None:
+    process, sink = FakeProcess(retained=1), RecordingSink()
+    feed = feed_of(process, sink)
+    sink.room = False
+    for _ in range(MAX_FILLED_GAP + 5):
+        process.output(b"x")
+    sink.room = True
+    feed.pump()
+    assert sink.numbers() == [MAX_FILLED_GAP + 5]
+    assert sink.events[0]["params"]["lostBytes"] == MAX_FILLED_GAP + 4
+
+
+def test_a_feed_that_begins_at_the_head_says_nothing_of_what_was_before() -> None:
+    process, sink = FakeProcess(), RecordingSink()
+    process.output(b"before")
+    feed_of(process, sink, process.log.next_seq - 1)
+    process.output(b"after")
+    assert (sink.numbers(), sink.output()) == ([2], b"after")
+
+
+async def test_after_a_resume_events_wait_for_the_first_read() -> None:
+    process, sink = FakeProcess(), RecordingSink()
+    process.output(b"before")
+    feed = feed_of(process, sink, process.log.next_seq - 1, Hold.RESUME)
+    process.output(b"between")
+    assert sink.events == []
+    page = process.log.read(0, None, 1 << 20)
+    feed.answered(page, process.log.next_seq)
+    process.output(b"after")
+    assert (sink.numbers(), sink.output()) == ([3], b"after"), "what the read covered is not sent again"
+
+
+async def test_what_a_cut_page_did_not_cover_is_pushed() -> None:
+    process, sink = FakeProcess(), RecordingSink()
+    for piece in (b"one", b"two", b"three"):
+        process.output(piece)
+    feed = feed_of(process, sink, process.log.next_seq - 1, Hold.RESUME)
+    page = process.log.read(0, None, 3)
+    feed.answered(page, page.chunks[-1].seq + 1)
+    assert (sink.numbers(), sink.output()) == ([2, 3], b"twothree")
+
+
+async def test_without_a_read_events_are_held_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, sink = FakeProcess(), RecordingSink()
+    attachment = Attachment(cast("Any", [process]), sink, resumed=True)
+    process.output(b"held")
+    assert sink.events == []
+    await asyncio.sleep(HOLD_SECONDS + 0.1)
+    assert sink.output() == b"held"
+    attachment.close()
+
+
+async def test_processes_that_are_behind_take_turns() -> None:
+    processes = [FakeProcess(), FakeProcess()]
+    processes[1].number, processes[1].wire_id = 2, b'"q"'
+    sink = RecordingSink()
+    attachment = Attachment(cast("Any", []), sink, resumed=False)
+
+    def fell_behind(feed: OutputFeed) -> None:
+        attachment.fell_behind(feed)
+
+    sink.fell_behind = fell_behind  # type: ignore[method-assign]
+    for process in processes:
+        attachment.follow(cast("ManagedProcess", process))()
+    sink.room = False
+    for process in processes:
+        for _ in range(3):
+            process.output(b"x")
+    sink.room = True
+    attachment.drained()
+    assert [event["params"]["processId"] for event in sink.events] == ["p", "q"] * 3
+    attachment.close()
+
+
+async def test_until_its_start_is_answered_a_process_is_followed_in_silence() -> None:
+    process, sink = FakeProcess(), RecordingSink()
+    attachment = Attachment(cast("Any", []), sink, resumed=False)
+    release = attachment.follow(cast("ManagedProcess", process))
+    process.output(b"early")
+    assert (sink.events, process.paused) == ([], False)
+    for _ in range(WINDOW_BYTES // 32768):
+        process.output(bytes(32768))
+    assert process.paused, "more than a window waits: the child does too, for a while"
+    release()
+    assert (len(sink.output()), process.paused) == (len(b"early") + WINDOW_BYTES, False)

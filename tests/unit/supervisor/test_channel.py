@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from execserver.supervisor.channel import (
+    ChannelError,
+    ServerChannel,
+    SupervisorGoneError,
+    open_supervisor_pidfd,
+)
+from execserver.supervisor.packets import receive_packet, send_packet
+
+HELLO = {
+    "type": "hello",
+    "version": 2,
+    "instance": 5,
+    "supervisorPid": 77,
+    "nofileSoft": 1024,
+    "beatSeconds": 2.5,
+    "listeners": [],
+}
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The supervisor's end; the server's is in the environment."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setenv("EXECSERVER_CHANNEL_FD", str(theirs.detach()))
+    yield ours
+    ours.close()
+
+
+def test_hello_brings_listeners_stdio_and_record_in_order(pair: socket.socket) -> None:
+    entries = [
+        {"kind": "tcp", "url": "ws://127.0.0.1:1"},
+        {"kind": "stdio", "url": "stdio"},
+        {"kind": "unix", "url": "unix:///x"},
+    ]
+    tcp, unix = socket.socket(socket.AF_INET), socket.socket(socket.AF_UNIX)
+    pipe = os.pipe()
+    record = os.open("/dev/null", os.O_RDONLY)
+    send_packet(pair, {**HELLO, "listeners": entries}, [tcp.fileno(), *pipe, unix.fileno(), record])
+
+    channel, hello = ServerChannel.from_environment()
+
+    assert "EXECSERVER_CHANNEL_FD" not in os.environ
+    assert (hello.instance, hello.supervisor_pid, hello.nofile_soft, hello.beat_seconds) == (5, 77, 1024, 2.5)
+    first, second, third = hello.listeners
+    assert first.socket is not None
+    assert third.socket is not None
+    assert first.socket.family == socket.AF_INET
+    assert third.socket.family == socket.AF_UNIX
+    assert second.stdio is not None
+    assert [os.fstat(end).st_ino for end in second.stdio] == [os.fstat(end).st_ino for end in pipe]
+    assert hello.record is not None
+    assert os.readlink(f"/proc/self/fd/{hello.record}") == "/dev/null"
+    passed = [channel.fileno(), first.socket.fileno(), third.socket.fileno(), *second.stdio, hello.record]
+    assert not any(os.get_inheritable(descriptor) for descriptor in passed)
+    for end in (channel, tcp, unix, first.socket, third.socket):
+        end.close()
+    for descriptor in (*pipe, *second.stdio, record, hello.record):
+        os.close(descriptor)
+
+
+def test_messages_go_both_ways_and_the_end_is_none(pair: socket.socket) -> None:
+    send_packet(pair, HELLO)
+    channel, hello = ServerChannel.from_environment()
+    assert hello.record is None
+    channel.send({"type": "ready"})
+    assert receive_packet(pair) == ({"type": "ready"}, [])
+    send_packet(pair, {"type": "stop"})
+    assert channel.receive() == {"type": "stop"}
+    channel.send({"type": "never read"})
+    pair.close()
+    assert channel.receive() is None
+    channel.send({"type": "into the void"})
+    channel.close()
+
+
+def test_another_version_is_said(pair: socket.socket) -> None:
+    send_packet(pair, {**HELLO, "version": 1})
+    with pytest.raises(ChannelError, match="speaks version 2, the supervisor said hello version 1"):
+        ServerChannel.from_environment()
+
+
+def test_a_supervisor_that_ended_before_hello_is_said(pair: socket.socket) -> None:
+    pair.close()
+    with pytest.raises(ChannelError, match="before it said hello"):
+        ServerChannel.from_environment()
+
+
+def test_a_server_started_by_hand_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EXECSERVER_CHANNEL_FD", raising=False)
+    with pytest.raises(ChannelError, match="execserver serve"):
+        ServerChannel.from_environment()
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "999999"])
+def test_a_wrong_descriptor_is_said(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXECSERVER_CHANNEL_FD", value)
+    with pytest.raises(ChannelError, match="is no channel"):
+        ServerChannel.from_environment()
+
+
+def test_lost_descriptors_are_an_error() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    send_packet(ours, {"type": "x"}, [0] * 250)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    try:
+        with pytest.raises(ChannelError, match="lost descriptors"):
+            receive_packet(theirs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("data", [b"no json", b"[]", b'{"type": 1}'])
+def test_what_is_no_message_is_an_error(data: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.send(data)
+    with pytest.raises(ChannelError):
+        receive_packet(theirs)
+    ours.close()
+    theirs.close()
+
+
+def test_only_the_parent_is_watched_as_supervisor() -> None:
+    os.close(open_supervisor_pidfd(os.getppid()))
+    with pytest.raises(SupervisorGoneError):
+        open_supervisor_pidfd(os.getpid())

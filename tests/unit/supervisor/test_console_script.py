@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import execserver
+from execserver import __main__ as console
+from execserver.supervisor import program
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["serve", "--listen", "stdio"], ("supervisor", ["--listen", "stdio"])),
+        (["serve"], ("supervisor", [])),
+        (["serve", "--", "--help"], ("supervisor", ["--", "--help"])),
+        (["serve", "--listen", "stdio", "--help"], ("cli", ["serve", "--listen", "stdio", "--help"])),
+        (["serve", "-h"], ("cli", ["serve", "-h"])),
+        (["--version"], ("cli", ["--version"])),
+        (["unknown", "serve"], ("cli", ["unknown", "serve"])),
+        ([], ("cli", [])),
+    ],
+)
+def test_only_serve_is_the_supervisor_s(
+    argv: list[str], expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[object] = []
+
+    def record(name: str, code: int, arguments: list[str]) -> int:
+        called.append((name, arguments))
+        return code
+
+    cli = ModuleType("execserver.cli")
+    cli.main = lambda arguments: record("cli", 4, arguments)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "execserver.cli", cli)
+    monkeypatch.setattr(program, "run", lambda arguments: record("supervisor", 3, arguments))
+    monkeypatch.setattr(sys, "argv", ["execserver", *argv])
+    with pytest.raises(SystemExit) as exit_:
+        console.main()
+    assert called == [expected]
+    assert exit_.value.code == (3 if called[0] == ("supervisor", argv[1:]) else 4)
+
+
+def test_the_supervisor_imports_the_standard_library_only() -> None:
+    package = Path(execserver.__file__).parent
+    for path in [package / "membership.py", package / "__init__.py", *(package / "supervisor").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                top = name.partition(".")[0]
+                own = name.startswith(("execserver.supervisor.", "execserver.membership"))
+                assert top in sys.stdlib_module_names or own, f"{path.name} imports {name}"
+
+
+def test_the_slow_modules_of_the_standard_library_stay_out() -> None:
+    check = "import sys, execserver.supervisor.program; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-I", "-c", check], capture_output=True, text=True, check=True)
+    slow = {
+        "asyncio",
+        "dataclasses",
+        "secrets",
+        "subprocess",
+        "argparse",
+        "logging",
+        "inspect",
+        "tempfile",
+        "pathlib",
+    }
+    assert not slow & set(result.stdout.split())
