@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.faults.service import Fifo, Serve, Service, Watched
+from tests.support.noise import Noise, noise_watched
 
 EVERYWHERE = ("stdio", "unix", "ws")
 
@@ -137,3 +138,10 @@ def bystander() -> Iterator[Callable[[], bool]]:
     yield lambda: process.poll() is None
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def noise() -> Iterator[Noise]:
+    """What latencies of this test may owe to the machine."""
+    with noise_watched() as watched:
+        yield watched

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.faults.service import MIB, Serve, Service, children, eventually
+from tests.support.noise import Noise
 from tests.support.wire import Client, UpgradeRefusedError, WebSocketTransport, connect_ws
 
 STATUS = b'{"id":1,"method":"environment/status"}'
@@ -151,7 +152,7 @@ def _drip(peer: socket.socket) -> None:
 @pytest.mark.over("unix", "ws")
 @pytest.mark.parametrize("farewell", ["close", "reset"])
 def test_a_thousand_connections_opened_and_dropped_leave_nothing(
-    transport: str, farewell: str, serve: Serve, sockets: ExitStack
+    transport: str, farewell: str, serve: Serve, sockets: ExitStack, noise: Noise
 ) -> None:
     service = serve(transport)
     witness = service.connect()
@@ -159,7 +160,7 @@ def test_a_thousand_connections_opened_and_dropped_leave_nothing(
     peers = [sockets.enter_context(service.socket()) for _ in range(1000)]
     begin = time.monotonic()
     witness.call("environment/status")
-    assert time.monotonic() - begin < 0.5
+    assert time.monotonic() - begin < 0.5 + noise.allowance
     for peer in peers:
         if farewell == "reset":
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

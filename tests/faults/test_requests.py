@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.service import Serve, Service, latencies, percentile, with_address_space
+from tests.support.noise import Noise
 from tests.support.wire import Client, Json, encode, path_uri
 
 REQUESTS = 10_000
@@ -36,7 +37,7 @@ def pipeline(client: Client, calls: list[Call]) -> Callable[[], list[int]]:
     return finish
 
 
-def test_thirty_two_waiting_reads_hold_nothing_up(transport: str, serve: Serve) -> None:
+def test_thirty_two_waiting_reads_hold_nothing_up(transport: str, serve: Serve, noise: Noise) -> None:
     client = serve(transport).connect()
     cat, quiet = client.start("/bin/cat", pipeStdin=True), client.start("/bin/sleep", "600")
     for _ in range(32):
@@ -53,8 +54,8 @@ def test_thirty_two_waiting_reads_hold_nothing_up(transport: str, serve: Serve) 
     lookups = latencies(
         client, [("fs/getMetadata", {"path": "file:///tmp"})], lambda: next(left, None) is not None, 0
     )
-    assert percentile(writes, 0.99) < 0.02
-    assert percentile(lookups, 0.99) < 0.02
+    assert percentile(writes, 0.99) < 0.02 + noise.allowance
+    assert percentile(lookups, 0.99) < 0.02 + noise.allowance
 
 
 def _mixes(folder: Path) -> dict[str, Callable[[int], Call]]:
@@ -95,7 +96,9 @@ def test_requests_without_a_window_are_all_answered(
 
 
 @pytest.mark.over("unix", "ws")
-def test_requests_that_wait_for_each_other_delay_nobody_else(transport: str, serve: Serve) -> None:
+def test_requests_that_wait_for_each_other_delay_nobody_else(
+    transport: str, serve: Serve, noise: Noise
+) -> None:
     service = serve(transport, may_fail=True)
     client, other = service.connect(), service.connect()
     sleeper = client.start("/bin/sleep", "600", pipeStdin=True)
@@ -110,7 +113,8 @@ def test_requests_that_wait_for_each_other_delay_nobody_else(transport: str, ser
     until = time.monotonic() + 2
     taken = latencies(other, [("environment/status", None)], lambda: time.monotonic() < until, 0.005)
     growth = service.peak - before
-    assert (max(taken) < MOST_WAIT_SECONDS, growth <= MOST_GROWTH_MIB) == (True, True), (max(taken), growth)
+    assert max(taken) < MOST_WAIT_SECONDS + noise.allowance
+    assert growth <= MOST_GROWTH_MIB
     assert sleeper.terminate() == {"running": True}
     for request in sent():
         client.reply(request)
@@ -145,7 +149,7 @@ def test_a_cancelled_start_of_a_taken_id_leaves_its_process_usable(transport: st
     client.reply(read, timeout=3)
 
 
-def test_a_path_with_thousands_of_parts_delays_nobody(serve: Serve) -> None:
+def test_a_path_with_thousands_of_parts_delays_nobody(serve: Serve, noise: Noise) -> None:
     """No such path exists: the kernel takes 4096 bytes. 80 KB of request must not become 2 GB of memory."""
     service = serve("unix", may_fail=True, launcher=with_address_space(3000))
     client, other = service.connect(), service.connect()
@@ -153,12 +157,12 @@ def test_a_path_with_thousands_of_parts_delays_nobody(serve: Serve) -> None:
     deep = client.request("fs/writeFile", {"path": "file:///" + "a/" * 40_000, "dataBase64": ""})
     until = time.monotonic() + 1
     taken = latencies(other, [("environment/status", None)], lambda: time.monotonic() < until, 0.005)
-    assert max(taken) < MOST_WAIT_SECONDS
+    assert max(taken) < MOST_WAIT_SECONDS + noise.allowance
     assert client.failure(deep).code == -32603
     assert service.peak - before <= MOST_GROWTH_MIB
 
 
-def test_many_paths_of_the_longest_kind_stay_within_memory(serve: Serve) -> None:
+def test_many_paths_of_the_longest_kind_stay_within_memory(serve: Serve, noise: Noise) -> None:
     """500 requests of 4 KB with 2,000 folders each, all unfinished at the same time."""
     service = serve("unix", may_fail=True, launcher=with_address_space(6000))
     client, other = service.connect(), service.connect()
@@ -173,11 +177,13 @@ def test_many_paths_of_the_longest_kind_stay_within_memory(serve: Serve) -> None
     for number in sent():
         assert client.failure(number, timeout=10).code in (-32004, -32603)
     assert service.peak - before <= MOST_GROWTH_MIB
-    assert max(taken) < MOST_WAIT_SECONDS
+    assert max(taken) < MOST_WAIT_SECONDS + noise.allowance
 
 
 @pytest.mark.over("unix", "ws")
-def test_thousands_of_waiting_reads_are_answered_within_memory(transport: str, serve: Serve) -> None:
+def test_thousands_of_waiting_reads_are_answered_within_memory(
+    transport: str, serve: Serve, noise: Noise
+) -> None:
     """One chunk of 64 KiB is the answer to all of them: 170 MiB for a client that does not read."""
     service = serve(transport)
     client, other = service.connect(), service.connect()
@@ -196,7 +202,7 @@ def test_thousands_of_waiting_reads_are_answered_within_memory(transport: str, s
     for number in reads:
         assert client.result(number)["chunks"]
     assert growth <= MOST_GROWTH_MIB
-    assert max(taken) < MOST_WAIT_SECONDS
+    assert max(taken) < MOST_WAIT_SECONDS + noise.allowance
 
 
 def _mixed(client: Client, service: Service, folder: Path) -> list[Call]:
