@@ -9,18 +9,19 @@ CODEX_VERSION := 0.169.0
 CODEX = $(firstword $(wildcard .interop/node_modules/@openai/codex-linux-*/vendor/*/bin/codex) \
 	$(wildcard .interop/node_modules/@openai/codex/vendor/*/bin/codex))
 SERVE := $(CURDIR)/$(BIN)/execserver serve
-# What the probe leaves out: issues of their own (network proxy, sandbox).
-PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,process.events,process.read,process.write,process.control,process.tty,fs,http,concurrency,ws,session
+# What the probe leaves out: an issue of its own (network proxy).
+PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,process.events,process.read,process.write,process.control,process.tty,fs,http,concurrency,ws,session,sandbox
 # A connection over stdio cannot be resumed, so cut_resume is the WebSocket's alone.
-STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt
+STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
-.PHONY: help setup run test check lint format types imports schemas schemas-check unit docs docs-check bench bench-gate soak fuzz interop interop-setup probe stock-client foreign-clients systemd-setup systemd-verify clean
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit docs docs-check bench bench-gate soak fuzz bubblewrap interop interop-setup probe vectors stock-client foreign-clients systemd-setup systemd-verify clean
 
 help:
 	@echo "make run       set up, start a daemon, run the quick start through the client"
 	@echo "make test      set up, lint, check types, layers and schemas, run the tests"
 	@echo "make interop   the suites that need $(SHARED), the real codex binary and systemd's programs"
+	@echo "make vectors   the recorded cases of sandboxes in $(SHARED)/vectors, as root and as an ordinary user"
 	@echo "make bench     compare with the reference, as ratios"
 	@echo "make soak      10,000 commands, then look for what they left behind"
 	@echo "make fuzz      200,000 mutated messages over each framing; EXECSERVER_FUZZ_MESSAGES sets more"
@@ -73,8 +74,15 @@ schemas-check: setup
 	$(BIN)/python -m execserver.protocol.errors_reference --check docs/protocol.md docs/reference/errors.md
 	$(BIN)/python -m execserver.telemetry.definitions --check docs/reference/metrics.md
 
-unit: setup
+unit: setup bubblewrap
 	$(BIN)/python -m pytest -q
+
+# Commands and file requests are confined by it.
+bubblewrap:
+	@command -v bwrap >/dev/null || \
+		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
+		then apt-get update -q && apt-get install -q -y --no-install-recommends bubblewrap; \
+		else echo "bwrap is missing: install the package bubblewrap (0.8.0 or later), or run make bubblewrap as root" >&2; exit 1; fi
 
 # -- the manual; `make test` checks it too, tests/docs being tests like others
 
@@ -98,11 +106,15 @@ fuzz: setup
 interop-setup: setup
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .interop @openai/codex@$(CODEX_VERSION)
 
-interop: interop-setup probe stock-client foreign-clients systemd-verify
+interop: interop-setup probe vectors stock-client foreign-clients systemd-verify
 
 probe: setup
 	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
 	$(BIN)/python $(SHARED)/conformance/probe.py --server "$(SERVE)" --areas $(PROBE_AREAS) --jobs 2 --slow
+
+# EXECSERVER_VECTORS names another folder; -k 'sandbox_battery and root' in VECTORS picks cases.
+vectors: setup bubblewrap
+	EXECSERVER_VECTORS=$${EXECSERVER_VECTORS:-$(SHARED)/vectors} $(BIN)/python -m pytest -q tests/vectors $(VECTORS)
 
 stock-client: interop-setup
 	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }

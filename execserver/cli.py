@@ -23,6 +23,11 @@ _SHOW_DESCRIPTION = """\
 Print what `execserver serve` with the same flags, here and now, would go by: each setting with the
 flag, variable or line of the file that it comes from. Secrets are not printed."""
 
+_DOCTOR_DESCRIPTION = """\
+Try what sandboxes are made of, as `execserver serve` with the same flags, here and now, would use it: a line
+for each mechanism, with cause and fix of what is wrong. Exit status 0 if requests that ask for a sandbox will
+be confined, 1 if they will be refused."""
+
 
 def main(argv: list[str]) -> int:
     """Run a command; returns its exit code."""
@@ -35,6 +40,8 @@ def main(argv: list[str]) -> int:
         return _serve(options)
     if options.command == "config":
         return _config_show(options)
+    if options.command == "doctor":
+        return _doctor(options)
     parser.print_help()
     return 2
 
@@ -45,7 +52,7 @@ def _serve(options: argparse.Namespace) -> int:
         return 1
     from execserver import server
 
-    return server.run(effective.settings)
+    return server.run(effective.settings, effective.file)
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -67,6 +74,21 @@ def _config_show(options: argparse.Namespace) -> int:
         _complain(str(error))
         return 1
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from execserver.supervisor.launch import enter_launch_folder
+
+    enter_launch_folder()
+    effective = _effective(options)
+    if effective is None:
+        return 1
+    from execserver.sandbox.doctor import examine
+
+    report = examine(effective.settings.sandboxes, os.environ)
+    text = report.as_json() if options.json else report.as_text()
+    sys.stdout.write(text.encode(errors="backslashreplace").decode())
+    return 0 if report.ok else 1
 
 
 def _effective(options: argparse.Namespace) -> Effective | None:
@@ -109,10 +131,16 @@ def _parser(command: list[str]) -> argparse.ArgumentParser:
         "show", help="what holds, and where it comes from", allow_abbrev=False, description=_SHOW_DESCRIPTION
     )
     show.add_argument("--json", action="store_true", help="as JSON")
+    doctor = commands.add_parser(
+        "doctor", help="can commands be confined here?", allow_abbrev=False, description=_DOCTOR_DESCRIPTION
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON")
     if command == ["serve"]:
         _add_flags(serve)
     elif command == ["config"]:
         _add_flags(show)
+    elif command == ["doctor"]:
+        _add_flags(doctor)
     return parser
 
 

@@ -24,7 +24,7 @@ CAPABILITIES: Capabilities = {
     "capabilityDiscoveryV2": False,
     "environmentConfigRead": True,
     "httpHeaderEnvVars": True,
-    "sandboxedFileStreaming": False,
+    "sandboxedFileStreaming": True,
     "fileWriteStreaming": True,
     "shellSnapshotV2": False,
     "linuxRootWritePreservesDevices": False,

@@ -22,7 +22,9 @@ import uvloop
 from execserver.api import discover, environment, filesystem, handshake, health, http, process
 from execserver.configuration import Settings
 from execserver.credentials import Credentials
+from execserver.filesystem.blocking import run_in_background
 from execserver.filesystem.mounts import MountTable
+from execserver.filesystem.worker_pool import WorkerPool
 from execserver.host import Host
 from execserver.memory import reuse_buffers
 from execserver.processes.executor import Executor
@@ -30,6 +32,8 @@ from execserver.processes.spawn import Spawner
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
+from execserver.sandbox.sandboxes import Sandboxes
+from execserver.sandbox.view import OwnThings
 from execserver.sessions.table import SessionTable
 from execserver.supervisor.channel import (
     ChannelError,
@@ -45,6 +49,7 @@ from execserver.transports.authentication import ConfigurationError
 from execserver.transports.http_head import Pages
 from execserver.transports.sockets import Listener, serve_socket
 from execserver.transports.stdio import serve_stdio
+from execserver.worker_launch import WorkerLauncher
 
 log = structlog.get_logger(__name__)
 
@@ -58,8 +63,13 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 """How soon a file-system thread gives the loop its turn back; Python's own 5 ms is too long."""
 
 
-def run(config: Settings) -> int:
-    """Serve until the service ends. Returns the exit code, or ends the process itself."""
+def run(config: Settings, config_file: str | None = None) -> int:
+    """Serve until the service ends. Returns the exit code, or ends the process itself.
+
+    Args:
+        config: the settings.
+        config_file: the file that they were read from, which sandboxes do not show.
+    """
     reuse_buffers()
     try:
         channel, hello = ServerChannel.from_environment()
@@ -73,6 +83,7 @@ def run(config: Settings) -> int:
     except ConfigurationError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
+    own = _own_things(config, hello, host, config_file)
     os.chdir("/")
     writer = logs.configure(config.log_level, config.log_format)
     tracing.configure()
@@ -81,13 +92,23 @@ def run(config: Settings) -> int:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
-        code = uvloop.run(Server(config, hello, channel, host, credentials).serve())
+        code = uvloop.run(Server(config, hello, channel, host, credentials, own).serve())
     except SupervisorGoneError:
         code = 1
     tracing.shut_down(LAST_SPANS_SECONDS)
     writer.flush(1.0)
     # A thread that hangs in a dead mount must not keep the process.
     os._exit(code)
+
+
+def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | None) -> OwnThings:
+    """What no sandbox shows. Relative names are those of the launch folder."""
+    named = (config_file, config.ws_token_file, config.ws_shared_secret_file)
+    files = [os.path.join(host.cwd, name) for name in named if name is not None]
+    for listener in hello.listeners:
+        if listener.kind == "unix" and listener.socket is not None:
+            files.append(listener.socket.getsockname())
+    return OwnThings((), tuple(files), host.home)
 
 
 def _check_exposure(config: Settings, hello: Hello) -> None:
@@ -120,7 +141,13 @@ class Server:
     """One server process."""
 
     def __init__(
-        self, config: Settings, hello: Hello, channel: ServerChannel, host: Host, credentials: Credentials
+        self,
+        config: Settings,
+        hello: Hello,
+        channel: ServerChannel,
+        host: Host,
+        credentials: Credentials,
+        own: OwnThings,
     ) -> None:
         self._config = config
         self._hello = hello
@@ -128,11 +155,13 @@ class Server:
         self._host = host
         self._http = http.HttpHandlers(host)
         self._credentials = credentials
+        self._sandboxes = Sandboxes(config.sandboxes, own, host.environment)
         self._reloads: set[asyncio.Task[None]] = set()
         self._stop_requested = asyncio.Event()
         self._stopping = False
         self._exit_code = 0
         self._executor: Executor | None = None
+        self._workers: WorkerPool | None = None
         self._connections: set[Connection] = set()
         self._listeners: list[Listener] = []
 
@@ -159,6 +188,7 @@ class Server:
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, health.pages(gauges))
         self._freeze_heap()
+        run_in_background(self._sandboxes.warm_up)
         self._channel.send({"type": "ready"})
         if self._hello.beat_seconds is not None:
             self._beat(self._hello.beat_seconds)
@@ -185,6 +215,7 @@ class Server:
             (os.getpid(), self._hello.supervisor_pid),
             Spawner(home, null, nofile if nofile != soft else None),
             self._config.limits,
+            self._sandboxes,
         )
 
     def _make_gauges(self, executor: Executor, sessions: SessionTable) -> Gauges:
@@ -208,11 +239,18 @@ class Server:
             **handshake.handlers(sessions, self._host),
             **environment.handlers(self._host),
             **discover.handlers(),
-            **process.ProcessHandlers(executor, self._host).table(),
-            **filesystem.handlers(mounts),
+            **process.ProcessHandlers(executor, self._host, self._sandboxes).table(),
+            **filesystem.handlers(mounts, self._confine_files(executor, mounts)),
             **self._http.table(),
             **health.handlers(gauges),
         }
+
+    def _confine_files(self, executor: Executor, mounts: MountTable) -> filesystem.FileConfinement:
+        launcher = WorkerLauncher(self._sandboxes, executor.service_tag)
+        self._workers = WorkerPool(
+            launcher, can_hang=lambda: mounts.can_hang, start_failed=launcher.start_failed
+        )
+        return filesystem.FileConfinement(self._workers, self._host.environment.get("TMPDIR"))
 
     async def _listen(
         self,
@@ -303,6 +341,9 @@ class Server:
         survivors = await asyncio.to_thread(executor.kill_all)
         if survivors:
             log.error("some processes could not be killed", pids=survivors)
+        if self._workers is not None:
+            await self._workers.close()
+        await asyncio.to_thread(self._sandboxes.close)
         await self._send_last_events()
         for listener in self._listeners:
             # Until here they have shown, to whoever asked, that the service ends.

@@ -1,6 +1,6 @@
 """The workloads, in the order in which they run and are printed."""
 
-from benchmarks.workloads import files, lifecycle, output, processes, requests
+from benchmarks.workloads import files, lifecycle, output, processes, requests, sandboxes
 from benchmarks.workloads.model import FULL, QUICK, Row, Sizes, Workload
 
 __all__ = ["FULL", "QUICK", "WORKLOADS", "Row", "Sizes", "Workload"]
@@ -10,5 +10,6 @@ WORKLOADS: tuple[Workload, ...] = (
     *processes.WORKLOADS,
     *output.WORKLOADS,
     *files.WORKLOADS,
+    *sandboxes.WORKLOADS,
     *lifecycle.WORKLOADS,
 )

@@ -28,6 +28,8 @@ class Sizes:
     long_lived: int = 1_000
     connections: int = 200
     writes: int = 450
+    confined_spawns: int = 60
+    confined_writes: int = 60
     large_file_mib: int = 32
 
 
@@ -43,6 +45,8 @@ QUICK = Sizes(
     long_lived=100,
     connections=20,
     writes=50,
+    confined_spawns=15,
+    confined_writes=15,
     large_file_mib=8,
 )
 

@@ -1,19 +1,109 @@
-"""What becomes of a request that asks for a sandbox: enforced or refused, never run open."""
+"""What becomes of a request that asks for a sandbox: confined or refused, never run open."""
 
 from __future__ import annotations
 
-from execserver.protocol.errors import InvalidRequest
+import threading
+from collections.abc import Callable, Mapping
+
+from execserver.processes.launch import LaunchPlan, require_program
+from execserver.protocol.errors import InternalError, InvalidParams, InvalidRequest, os_error_text
 from execserver.protocol.sandbox import SandboxContext
+from execserver.sandbox.confinement import Confinement
+from execserver.sandbox.policy import Policy, Surroundings, resolve
+from execserver.sandbox.sandboxes import Sandboxes
+from execserver.telemetry.measures import measures
 
 
-def refuse_unenforceable(sandbox: SandboxContext | None) -> None:
-    """Refuse a context that this build cannot enforce.
+def command_policy(
+    sandbox: SandboxContext, cwd: str, environment: Mapping[str, str], *, managed_network: bool
+) -> Policy | None:
+    """The policy of a command; None when there is nothing to enforce.
 
     Raises:
-        InvalidRequest: the context limits anything. `docs/protocol.md`, "Sandbox context".
+        InvalidParams: a path that is none on this host, or a network proxy that this executor does not have.
+        InvalidRequest: the older kind of sandbox is asked for.
     """
-    if sandbox is not None and sandbox.needs_enforcement():
-        raise InvalidRequest(
-            "failed to prepare process sandbox: this build of execserver has no sandbox backend; "
-            "run the request without a sandbox or on an executor that has one"
+    if managed_network:
+        raise InvalidParams(
+            "enforceManagedNetwork is not available on this executor: it has no network proxy; "
+            "start the process without it, with a network that is restricted or enabled",
+            field="enforceManagedNetwork",
         )
+    policy = resolve(sandbox, Surroundings(cwd, environment.get("TMPDIR")))
+    _refuse_older_kind(sandbox, policy)
+    return policy if policy.limits_anything else None
+
+
+def file_policy(sandbox: SandboxContext | None, tmpdir: str | None) -> Policy | None:
+    """The policy of a request for files; None when it is carried out by the server itself.
+
+    Raises:
+        InvalidParams: a path that is none on this host, or entries that depend on a folder that is not given.
+        InvalidRequest: the older kind of sandbox is asked for.
+    """
+    if sandbox is None:
+        return None
+    policy = resolve(sandbox, Surroundings(None, tmpdir))
+    if policy.unresolved:
+        raise InvalidParams(
+            "file system sandbox context with dynamic permissions requires cwd", field="sandbox.cwd"
+        )
+    _refuse_older_kind(sandbox, policy)
+    return policy if policy.limits_files else None
+
+
+def _refuse_older_kind(sandbox: SandboxContext, policy: Policy) -> None:
+    if sandbox.use_legacy_landlock and policy.limits_files:
+        raise InvalidRequest(
+            "failed to prepare process sandbox: useLegacyLandlock cannot limit files; leave it out",
+            name="sandbox_refused",
+            field="sandbox.useLegacyLandlock",
+        )
+
+
+class Preparation:
+    """A confinement that is being made in a thread for a start that may be given up meanwhile."""
+
+    def __init__(self, sandboxes: Sandboxes, policy: Policy, make_plan: Callable[[], LaunchPlan]) -> None:
+        self._sandboxes = sandboxes
+        self._policy = policy
+        self._make_plan = make_plan
+        self._lock = threading.Lock()
+        self._made: Confinement | None = None
+        self._given_up = False
+
+    def run(self) -> tuple[LaunchPlan, Confinement]:
+        """In the thread: look at the disk and make everything ready.
+
+        Raises:
+            InvalidRequest: it cannot be confined.
+            InternalError: it could not be started without a sandbox either.
+        """
+        try:
+            plan = self._make_plan()
+            require_program(plan.program, plan.cwd)
+        except OSError as error:
+            measures.failed_starts += 1
+            raise InternalError(os_error_text(error), name="spawn_failed") from None
+        except ValueError as error:
+            measures.failed_starts += 1
+            raise InternalError(f"cannot start the process: {error}", name="spawn_failed") from None
+        confinement = self._sandboxes.prepare(self._policy, plan.command())
+        with self._lock:
+            if not self._given_up:
+                self._made = confinement
+                return plan, confinement
+        self._sandboxes.release(confinement)
+        return plan, confinement
+
+    def taken(self) -> None:
+        """A process has it, and gives it back."""
+        self._made = None
+
+    def give_up(self) -> None:
+        """Release what was made and not taken, now or when it is there. May block for a moment."""
+        with self._lock:
+            self._given_up = True
+            made, self._made = self._made, None
+        if made is not None:
+            self._sandboxes.release(made)

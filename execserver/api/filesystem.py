@@ -2,29 +2,30 @@
 
 Whatever may block runs in a thread: the handler is then a coroutine, which begins its work only
 when the connection has room for it. Two lookups are answered at once where no mount can hang.
+
+A request whose sandbox limits files is answered by a worker inside that sandbox, whatever it asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from execserver.api.confinement import refuse_unenforceable
+from execserver.api.confinement import file_policy
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.copy import copy as copy_path
+from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
 from execserver.filesystem.descriptors import Descriptors
-from execserver.filesystem.directories import create_directory as make_directory
-from execserver.filesystem.directories import read_directory as list_directory
+from execserver.filesystem.files import DirectFiles, Files
 from execserver.filesystem.handles import FileHandles
 from execserver.filesystem.metadata import canonicalize as resolve_links
 from execserver.filesystem.metadata import metadata
 from execserver.filesystem.mounts import MountTable
-from execserver.filesystem.reading import FileStream, LargeFile, begin_reading
-from execserver.filesystem.remove import remove as remove_path
-from execserver.filesystem.walk import walk as walk_tree
+from execserver.filesystem.reading import FileStream, LargeFile
+from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.watch import MissingWatch
-from execserver.filesystem.writing import write_file as write_content
+from execserver.filesystem.worker_pool import WorkerPool
 from execserver.protocol.errors import InvalidRequest, file_error
 from execserver.protocol.filesystem import (
     CanonicalPath,
@@ -44,6 +45,7 @@ from execserver.protocol.filesystem import (
     WriteFileParams,
 )
 from execserver.protocol.path_uri import ForeignPath, path_to_uri
+from execserver.protocol.sandbox import SandboxContext
 from execserver.rpc.handlers import Caller, Encoded, Handler, StreamedResult
 
 T = TypeVar("T")
@@ -54,23 +56,34 @@ _ELSEWHERE = "/proc/"
 _NOTHING = Encoded(b"{}")
 
 
-def handlers(mounts: MountTable) -> dict[str, Handler]:
+@dataclass(frozen=True, slots=True)
+class FileConfinement:
+    """What answers requests under a sandbox."""
+
+    pool: WorkerPool
+
+    tmpdir: str | None
+    """The daemon's `TMPDIR`, which the role `tmpdir` stands for."""
+
+
+def handlers(mounts: MountTable, confinement: FileConfinement | None = None) -> dict[str, Handler]:
     """Method name → handler, for all of `fs/*`.
 
     Args:
         mounts: kept up to date by the caller (`MountTable.fileno`).
+        confinement: None refuses every sandbox that limits files.
     """
     return {
-        "fs/readFile": read_file,
-        "fs/writeFile": write_file,
-        "fs/createDirectory": create_directory,
-        "fs/getMetadata": partial(get_metadata, mounts),
-        "fs/canonicalize": partial(canonicalize, mounts),
-        "fs/readDirectory": read_directory,
-        "fs/walk": walk,
-        "fs/remove": remove,
-        "fs/copy": copy,
-        "fs/open": open_handle,
+        "fs/readFile": partial(read_file, confinement),
+        "fs/writeFile": partial(write_file, confinement),
+        "fs/createDirectory": partial(create_directory, confinement),
+        "fs/getMetadata": partial(get_metadata, mounts, confinement),
+        "fs/canonicalize": partial(canonicalize, mounts, confinement),
+        "fs/readDirectory": partial(read_directory, confinement),
+        "fs/walk": partial(walk, confinement),
+        "fs/remove": partial(remove, confinement),
+        "fs/copy": partial(copy, confinement),
+        "fs/open": partial(open_handle, confinement),
         "fs/readBlock": read_block,
         "fs/writeBlock": write_block,
         "fs/close": close_handle,
@@ -78,7 +91,9 @@ def handlers(mounts: MountTable) -> dict[str, Handler]:
     }
 
 
-def get_metadata(mounts: MountTable, caller: Caller, params: PathParams) -> Metadata | Awaitable[Metadata]:
+def get_metadata(
+    mounts: MountTable, confinement: FileConfinement | None, caller: Caller, params: PathParams
+) -> Metadata | Awaitable[Metadata]:
     """Say what a path is."""
     # What is asked most often is spelled out: each call would cost a tenth of the system call.
     path = params.path
@@ -87,72 +102,91 @@ def get_metadata(mounts: MountTable, caller: Caller, params: PathParams) -> Meta
             return metadata(path)
         except OSError as error:
             raise file_error(error) from None
-    return _look_up(mounts, metadata, caller, params)
+    confined = _confined(confinement, caller, params.sandbox)
+    path = _native_path(path)
+    return confined.metadata(path) if confined is not None else _look_up(mounts, metadata, caller, path)
 
 
 def canonicalize(
-    mounts: MountTable, caller: Caller, params: PathParams
+    mounts: MountTable, confinement: FileConfinement | None, caller: Caller, params: PathParams
 ) -> CanonicalPath | Awaitable[CanonicalPath]:
     """Resolve all links of a path."""
-    return _look_up(mounts, _canonical_path, caller, params)
+    confined = _confined(confinement, caller, params.sandbox)
+    path = _native_path(params.path)
+    return (
+        _canonicalize_confined(confined, path)
+        if confined is not None
+        else _look_up(mounts, _canonical_path, caller, path)
+    )
 
 
-async def read_file(caller: Caller, params: PathParams) -> Encoded | StreamedResult:
+async def read_file(
+    confinement: FileConfinement | None, caller: Caller, params: PathParams
+) -> Encoded | StreamedResult:
     """Read a whole file."""
-    path = _allowed_path(params)
-    calls, descriptors = _calls(caller), caller.own(Descriptors, Descriptors)
-    content = await calls.run(begin_reading, path, caller.max_reply_bytes, descriptors)
+    files = _files(confinement, caller, params.sandbox)
+    content = await files.begin_reading(_native_path(params.path), caller.max_reply_bytes)
     if isinstance(content, LargeFile):
-        stream = FileStream(content, calls, descriptors)
+        stream = FileStream(content, _calls(caller), _descriptors(caller))
         return StreamedResult(b'{"dataBase64":"', stream, b'"}', stream.encoded_size)
     return Encoded(b'{"dataBase64":"%b"}' % content)
 
 
-async def write_file(caller: Caller, params: WriteFileParams) -> Encoded:
+async def write_file(confinement: FileConfinement | None, caller: Caller, params: WriteFileParams) -> Encoded:
     """Make a file or replace its content."""
-    await _calls(caller).run(write_content, _allowed_path(params), params.data_base64)
+    await _files(confinement, caller, params.sandbox).write(_native_path(params.path), params.data_base64)
     return _NOTHING
 
 
-async def create_directory(caller: Caller, params: CreateDirectoryParams) -> Encoded:
+async def create_directory(
+    confinement: FileConfinement | None, caller: Caller, params: CreateDirectoryParams
+) -> Encoded:
     """Make a directory."""
-    work = partial(make_directory, _allowed_path(params), recursive=params.recursive)
-    await _calls(caller).run(work)
+    files = _files(confinement, caller, params.sandbox)
+    await files.create_directory(_native_path(params.path), recursive=params.recursive)
     return _NOTHING
 
 
-async def read_directory(caller: Caller, params: PathParams) -> Encoded:
+async def read_directory(confinement: FileConfinement | None, caller: Caller, params: PathParams) -> Encoded:
     """List a directory."""
-    calls = _calls(caller)
-    return Encoded(b'{"entries":%b}' % await calls.run(list_directory, _allowed_path(params), calls.stop))
+    files = _files(confinement, caller, params.sandbox)
+    return Encoded(b'{"entries":%b}' % await files.read_directory(_native_path(params.path)))
 
 
-async def walk(caller: Caller, params: WalkParams) -> Encoded:
+async def walk(confinement: FileConfinement | None, caller: Caller, params: WalkParams) -> Encoded:
     """List a tree."""
-    calls = _calls(caller)
-    return Encoded(await calls.run(walk_tree, _allowed_path(params), params.options, calls.stop))
+    files = _files(confinement, caller, params.sandbox)
+    options = params.options
+    limits = WalkLimits(
+        options.max_depth,
+        options.max_directories,
+        options.max_entries,
+        options.follow_directory_symlinks,
+        options.prune_hidden_directories,
+    )
+    return Encoded(await files.walk(_native_path(params.path), limits))
 
 
-async def remove(caller: Caller, params: RemoveParams) -> Encoded:
+async def remove(confinement: FileConfinement | None, caller: Caller, params: RemoveParams) -> Encoded:
     """Remove a path."""
-    work = partial(remove_path, _allowed_path(params), recursive=params.recursive, force=params.force)
-    await _calls(caller).run(work)
+    files = _files(confinement, caller, params.sandbox)
+    await files.remove(_native_path(params.path), recursive=params.recursive, force=params.force)
     return _NOTHING
 
 
-async def copy(caller: Caller, params: CopyParams) -> Encoded:
+async def copy(confinement: FileConfinement | None, caller: Caller, params: CopyParams) -> Encoded:
     """Copy a file, a link or a tree."""
-    refuse_unenforceable(params.sandbox)
+    files = _files(confinement, caller, params.sandbox)
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
-    calls = _calls(caller)
-    await calls.run(partial(copy_path, source, destination, recursive=params.recursive, stop=calls.stop))
+    await files.copy(source, destination, recursive=params.recursive)
     return _NOTHING
 
 
-async def open_handle(caller: Caller, params: OpenParams) -> OpenResult:
+async def open_handle(confinement: FileConfinement | None, caller: Caller, params: OpenParams) -> OpenResult:
     """Open a block handle."""
-    refuse_unenforceable(params.sandbox)
-    await _handles(caller).open(params.handle_id, _native_path(params.path), params.mode)
+    files = _files(confinement, caller, params.sandbox)
+    path = _native_path(params.path)
+    await _handles(caller).open(params.handle_id, lambda: files.open(path, params.mode))
     return {"handleId": params.handle_id}
 
 
@@ -189,10 +223,7 @@ async def watch_missing(mounts: MountTable, caller: Caller, params: WatchMissing
     return {"watching": await watch.replace(params.watch_id, missing, present)}
 
 
-def _look_up(
-    mounts: MountTable, function: Callable[[str], T], caller: Caller, params: PathParams
-) -> T | Awaitable[T]:
-    path = _allowed_path(params)
+def _look_up(mounts: MountTable, function: Callable[[str], T], caller: Caller, path: str) -> T | Awaitable[T]:
     if mounts.can_hang or path.startswith(_ELSEWHERE):
         return _look_up_in_thread(caller, function, path)
     try:
@@ -205,23 +236,45 @@ async def _look_up_in_thread(caller: Caller, function: Callable[[str], T], path:
     return await _calls(caller).run(function, path)
 
 
+async def _canonicalize_confined(files: ConfinedFiles, path: str) -> CanonicalPath:
+    return {"path": path_to_uri(await files.canonicalize(path))}
+
+
 def _canonical_path(path: str) -> CanonicalPath:
     return {"path": path_to_uri(resolve_links(path))}
+
+
+def _files(confinement: FileConfinement | None, caller: Caller, sandbox: SandboxContext | None) -> Files:
+    return _confined(confinement, caller, sandbox) or DirectFiles(_calls(caller), _descriptors(caller))
+
+
+def _confined(
+    confinement: FileConfinement | None, caller: Caller, sandbox: SandboxContext | None
+) -> ConfinedFiles | None:
+    """The files of a sandbox; None when no sandbox limits them."""
+    if sandbox is None:
+        return None
+    policy = file_policy(sandbox, None if confinement is None else confinement.tmpdir)
+    if policy is None:
+        return None
+    if confinement is None:
+        raise InvalidRequest(
+            "failed to prepare process sandbox: this executor has none for files", name="sandbox_unavailable"
+        )
+    requests = caller.own(ConfinedRequests, ConfinedRequests)
+    return ConfinedFiles(confinement.pool, policy, requests, _calls(caller), _descriptors(caller))
 
 
 def _calls(caller: Caller) -> BlockingCalls:
     return caller.own(BlockingCalls, BlockingCalls)
 
 
+def _descriptors(caller: Caller) -> Descriptors:
+    return caller.own(Descriptors, Descriptors)
+
+
 def _handles(caller: Caller) -> FileHandles:
-    return caller.own(FileHandles, lambda: FileHandles(_calls(caller), caller.own(Descriptors, Descriptors)))
-
-
-def _allowed_path(params: PathParams) -> str:
-    """The path of a request that may be carried out."""
-    if params.sandbox is not None:
-        refuse_unenforceable(params.sandbox)
-    return _native_path(params.path)
+    return caller.own(FileHandles, lambda: FileHandles(_calls(caller), _descriptors(caller)))
 
 
 def _native_path(path: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import pybase64
 
-from execserver.api.confinement import refuse_unenforceable
+from execserver.api.confinement import Preparation, command_policy
+from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.host import Host
 from execserver.processes.child_environment import child_environment
 from execserver.processes.executor import Executor
@@ -21,6 +24,7 @@ from execserver.protocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
 from execserver.protocol.path_uri import ForeignPath
 from execserver.protocol.process import (
     ReadParams,
+    SandboxType,
     SignalParams,
     StartParams,
     StartResult,
@@ -29,8 +33,12 @@ from execserver.protocol.process import (
     WriteParams,
     WriteResult,
 )
+from execserver.protocol.sandbox import SandboxContext
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
+from execserver.sandbox.policy import Policy
+from execserver.sandbox.sandboxes import Sandboxes
+from execserver.sessions.feed import denial_member
 
 MAX_WAITING_INPUT_BYTES = 32 << 20
 """Bytes of writes of a session that wait for a child to read. Half of what a connection's
@@ -43,12 +51,16 @@ _MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
 """A wait is a number of milliseconds of 64 bits; a timer of the loop is not."""
 
 
+_PLATFORM_SANDBOX: SandboxType = "macosSeatbelt" if sys.platform == "darwin" else "linuxSeccomp"
+
+
 class ProcessHandlers:
     """The handlers of this family."""
 
-    def __init__(self, executor: Executor, host: Host) -> None:
+    def __init__(self, executor: Executor, host: Host, sandboxes: Sandboxes) -> None:
         self._executor = executor
         self._host = host
+        self._sandboxes = sandboxes
 
     def table(self) -> Handlers:
         """Method name → handler."""
@@ -64,8 +76,12 @@ class ProcessHandlers:
         """Start a process, at once or when it is this one's turn."""
         _check_start(params)
         caller.session.processes.require_free(params.process_id)
+        if params.sandbox is not None:
+            policy = self._policy(params, params.sandbox)
+            if policy is not None:
+                return self._start_confined(caller, params, policy)
         if self._executor.can_spawn_now:
-            return self._start(caller, params)
+            return self._start(caller, params, self._plan)
         return self._start_in_turn(caller, params)
 
     def read(self, caller: Caller, params: ReadParams) -> Encoded | Awaitable[Encoded]:
@@ -105,11 +121,21 @@ class ProcessHandlers:
             return self._terminate_tree(caller, process, process.running)
         return {"running": process.signal_group(signal.SIGKILL)}
 
-    def _start(self, caller: Caller, params: StartParams) -> Encoded:
-        process = caller.session.processes.start(params.process_id, lambda: self._plan(params))
-        result: StartResult = {"processId": params.process_id, "sandboxType": "none"}
+    def _start(
+        self, caller: Caller, params: StartParams, make_plan: Callable[[StartParams], LaunchPlan]
+    ) -> Encoded:
+        process = caller.session.processes.start(params.process_id, lambda: make_plan(params))
+        # The reference says so of every sandbox, also of one that limits nothing.
+        sandbox_type: SandboxType = "none" if params.sandbox is None else _PLATFORM_SANDBOX
+        result: StartResult = {"processId": params.process_id, "sandboxType": sandbox_type}
         if caller.extensions:
             result["pid"] = process.pid
+            if params.sandbox is not None:
+                result["sandboxBackend"] = (
+                    "none" if process.confinement is None else process.confinement.backend
+                )
+                if result["sandboxBackend"] == "landlock":
+                    result["sandboxType"] = "linuxLandlock"
         # No event of a process may overtake the reply to its start.
         release = caller.attachment.follow(process)
         return Encoded(encode_json(result), after=release, begun=True)
@@ -119,15 +145,36 @@ class ProcessHandlers:
             await self._executor.wait_for_turn()
             if reservation.cancelled:
                 raise start_cancelled(params.process_id)
-        return self._start(caller, params)
+        return self._start(caller, params, self._plan)
+
+    async def _start_confined(self, caller: Caller, params: StartParams, policy: Policy) -> Encoded:
+        """Look at the disk in a thread, then start when it is this one's turn."""
+        preparation = Preparation(self._sandboxes, policy, lambda: self._plan(params))
+        try:
+            with caller.session.processes.reserve(params.process_id) as reservation:
+                plan, confinement = await caller.own(BlockingCalls, BlockingCalls).run(preparation.run)
+                await self._executor.wait_for_turn()
+                if reservation.cancelled:
+                    raise start_cancelled(params.process_id)
+            result = self._start(caller, params, lambda _: replace(plan, confinement=confinement))
+            preparation.taken()
+            return result
+        finally:
+            run_in_background(preparation.give_up)
+
+    def _policy(self, params: StartParams, sandbox: SandboxContext) -> Policy | None:
+        managed = params.enforce_managed_network
+        return command_policy(sandbox, params.cwd, self._environment(params), managed_network=managed)
+
+    def _environment(self, params: StartParams) -> dict[str, str]:
+        return child_environment(self._host.environment, params.env_policy, params.env)
 
     def _plan(self, params: StartParams) -> LaunchPlan:
-        environment = child_environment(self._host.environment, params.env_policy, params.env)
         return plan_launch(
             params.argv,
             params.arg0,
             params.cwd,
-            environment,
+            self._environment(params),
             tty=params.tty,
             pipe_stdin=params.pipe_stdin,
             login_shell=self._host.shell,
@@ -149,7 +196,6 @@ def _check_start(params: StartParams) -> None:
             f"cwd URI `{params.cwd}` is not valid on this exec-server host: "
             f"'{params.cwd}' is invalid on 'linux'"
         )
-    refuse_unenforceable(params.sandbox)
     if params.network_proxy is not None:
         raise InvalidRequest("networkProxy is not available on this executor (see environment/info)")
 
@@ -192,11 +238,27 @@ def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> E
     covers_end = page.complete or not unlimited
     if unlimited:
         after = partial(caller.attachment.answered, process, page, next_seq)
-    return Encoded(_encode_page(process, page, after_seq, next_seq, unlimited, covers_end), after)
+    page_json = _encode_page(
+        process,
+        page,
+        after_seq,
+        next_seq,
+        unlimited=unlimited,
+        covers_end=covers_end,
+        extensions=caller.extensions,
+    )
+    return Encoded(page_json, after)
 
 
 def _encode_page(
-    process: ManagedProcess, page: Page, after_seq: int, next_seq: int, unlimited: bool, covers_end: bool
+    process: ManagedProcess,
+    page: Page,
+    after_seq: int,
+    next_seq: int,
+    *,
+    unlimited: bool,
+    covers_end: bool,
+    extensions: bool,
 ) -> bytes:
     chunks = [
         b'{"seq":%d,"stream":"%b","chunk":"%b"}'
@@ -207,13 +269,16 @@ def _encode_page(
         chunks[:0] = _fill_gap(process, after_seq)
     exited = process.exit_code is not None and covers_end
     return (
-        b'{"chunks":[%b],"nextSeq":%d,"exited":%b,"exitCode":%b,"closed":%b,"failure":null,"sandboxDenied":false%b}'
+        b'{"chunks":[%b],"nextSeq":%d,"exited":%b,"exitCode":%b,"closed":%b,"failure":%b,"sandboxDenied":%b%b%b}'
         % (
             b",".join(chunks),
             next_seq,
             _boolean(exited),
             b"%d" % (process.exit_code or 0) if exited else b"null",
             _boolean(process.closed and covers_end),
+            b"null" if process.failure is None else encode_json(process.failure),
+            _boolean(exited and process.sandbox_denied),
+            denial_member(process) if extensions and exited else b"",
             b""
             if page.first_seq is None
             else b',"firstSeq":%d,"lostBytes":%d' % (page.first_seq, page.lost_bytes),

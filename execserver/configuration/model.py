@@ -18,12 +18,19 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from execserver.processes.executor import ExecutorLimits
+from execserver.sandbox.options import SandboxOptions
 from execserver.supervisor.listeners import ListenError, listeners_from
 from execserver.transports.authentication import DEFAULT_CLOCK_SKEW_SECONDS, AuthenticationOptions
 
 PREFIX = "EXECSERVER_"
 
-GENERAL, WEBSOCKET, LIMITS, LOGS = "service", "WebSocket listeners", "limits", "logs, on stderr"
+GENERAL, WEBSOCKET, LIMITS, SANDBOX, LOGS = (
+    "service",
+    "WebSocket listeners",
+    "limits",
+    "sandboxes",
+    "logs, on stderr",
+)
 
 _LIMITS = ExecutorLimits()
 _TEN_YEARS = 10 * 365 * 24 * 3600
@@ -189,6 +196,26 @@ class Settings(BaseSettings):
         unit="microseconds",
         ge=0,
     )
+    spool_dir: Path | None = _option(
+        None,
+        "the folder for what outlives a crash; private (mode 0700), created when missing",
+        group=GENERAL,
+        metavar="DIR",
+        unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else /tmp/execserver-UID",
+    )
+    bubblewrap: Path | None = _option(
+        None,
+        "the program that makes sandboxes",
+        group=SANDBOX,
+        metavar="FILE",
+        unset="the first `bwrap` in PATH and the system's folders",
+    )
+    allow_landlock: bool = _option(
+        False,
+        "where bubblewrap does not work, enforce by Landlock and seccomp what these can: policies without "
+        "denied or read-only parts in something wider",
+        group=SANDBOX,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _option(
         "info", "the least that is logged", group=LOGS
     )
@@ -226,4 +253,13 @@ class Settings(BaseSettings):
             retained_output_bytes=self.retained_output_bytes,
             daemon_output_bytes=self.daemon_output_bytes,
             process_ttl=self.process_ttl,
+        )
+
+    @property
+    def sandboxes(self) -> SandboxOptions:
+        """How commands and file requests are confined."""
+        return SandboxOptions(
+            bubblewrap=_name(self.bubblewrap),
+            allow_landlock=self.allow_landlock,
+            spool_dir=_name(self.spool_dir),
         )

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from execserver.protocol.errors import InternalError, file_error
+from execserver.protocol.errors import file_error
 
 MAX_THREADS = 128
 """Threads of the whole server. They cost memory only when they are needed: idle ones are used first."""
@@ -28,13 +28,6 @@ CALLS_PER_CONNECTION = 16
 """More would not make a disk faster, and eight connections on a dead mount take all threads as it is."""
 
 T = TypeVar("T")
-
-
-class Abandoned(InternalError):
-    """The connection has ended, and with it the reason for some work. Nobody sees this error."""
-
-    def __init__(self) -> None:
-        super().__init__("the connection has ended")
 
 
 _threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="filesystem")
@@ -102,16 +95,6 @@ class BlockingCalls:
 def run_in_background(function: Callable[[], None]) -> None:
     """Call `function` in a thread; nobody learns of its end. It must not raise."""
     _threads.submit(function)
-
-
-def give_up_if(stop: threading.Event) -> None:
-    """Abandon work that nobody waits for any more.
-
-    Raises:
-        Abandoned: `stop` is set.
-    """
-    if stop.is_set():
-        raise Abandoned
 
 
 def _set_result(future: asyncio.Future[T], result: T) -> None:

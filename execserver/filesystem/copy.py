@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
-from collections.abc import Callable
 
-from execserver.filesystem.blocking import give_up_if
 from execserver.filesystem.directories import create_directory
+from execserver.filesystem.giving_up import give_up_if
 from execserver.filesystem.opening import open_to_write
 from execserver.protocol.errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execserver.filesystem.giving_up import Stop
 
 _STEP_BYTES = 16 << 20
 """Copied by one system call, so that work nobody waits for any more ends soon."""
@@ -28,7 +32,7 @@ _CANNOT_COPY = frozenset(
 _INTO_ITSELF = "fs/copy cannot copy a directory to itself or one of its descendants"
 
 
-def copy(source: str, destination: str, *, recursive: bool, stop: threading.Event) -> None:
+def copy(source: str, destination: str, *, recursive: bool, stop: Stop) -> None:
     """Copy a file with its permission bits, a link as a link, or a tree.
 
     Args:
@@ -56,7 +60,7 @@ def copy(source: str, destination: str, *, recursive: bool, stop: threading.Even
         _copy_tree(source, destination, stop)
 
 
-def _copy_tree(source: str, destination: str, stop: threading.Event) -> None:
+def _copy_tree(source: str, destination: str, stop: Stop) -> None:
     _require_outside(source, destination)
     create_directory(os.path.dirname(destination), recursive=True)
     os.mkdir(destination, 0o700)
@@ -78,7 +82,7 @@ def _copy_tree(source: str, destination: str, stop: threading.Event) -> None:
         os.chmod(directory, stat.S_IMODE(mode) & ~stat.S_ISGID | inherited)
 
 
-def _copy_entries(source: str, destination: str, stop: threading.Event) -> list[tuple[str, str]]:
+def _copy_entries(source: str, destination: str, stop: Stop) -> list[tuple[str, str]]:
     """Copy what is in a directory, but for special files; its directories are made and left empty.
 
     Returns:
@@ -121,7 +125,7 @@ def _require_outside(source: str, destination: str) -> None:
         os.close(number)
 
 
-def _copy_file(source: str, destination: str, stop: threading.Event) -> None:
+def _copy_file(source: str, destination: str, stop: Stop) -> None:
     original = os.open(source, _SOURCE)
     try:
         status = os.fstat(original)
@@ -134,7 +138,7 @@ def _copy_file(source: str, destination: str, stop: threading.Event) -> None:
         os.close(original)
 
 
-def _fill(original: int, copied: int, status: os.stat_result, stop: threading.Event) -> None:
+def _fill(original: int, copied: int, status: os.stat_result, stop: Stop) -> None:
     target = os.fstat(copied)
     if os.path.samestat(target, status):
         raise InvalidRequest("fs/copy cannot copy a file to itself")
@@ -162,7 +166,7 @@ def _mode_of_copy(original: os.stat_result, copied: os.stat_result) -> int:
     return mode
 
 
-def _copy_content(original: int, copied: int, stop: threading.Event) -> None:
+def _copy_content(original: int, copied: int, stop: Stop) -> None:
     """Copy from both files' offsets to the end, by the best way that works; a worse one goes on
     where a better one ends. The last finds the end of files that the kernel takes for empty.
     """

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from execserver.filesystem.blocking import Abandoned, run_in_background
+from execserver.filesystem.blocking import run_in_background
+from execserver.filesystem.giving_up import Abandoned
 
 
 class Descriptor:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-import msgspec
+from execserver.filesystem.giving_up import give_up_if
 
-from execserver.filesystem.blocking import give_up_if
-from execserver.protocol.filesystem import DirectoryEntry
-from execserver.protocol.path_uri import printable_path
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-_ENCODED_AT_ONCE = 500
-"""The encoder holds the interpreter's lock; this many items take it for well under a millisecond."""
+    from execserver.filesystem.giving_up import Stop
 
 
 def create_directory(path: str, *, recursive: bool) -> None:
@@ -50,29 +46,20 @@ def _made_or_there(path: str) -> bool:
     return True
 
 
-def read_directory(path: str, stop: threading.Event) -> bytes:
-    """List a directory, as the JSON array of its `DirectoryEntry`, in no order.
+def entries(path: str, stop: Stop) -> Iterator[tuple[str, int]]:
+    """The names in a directory, in no order, each with the type bits of what it leads to.
 
-    Kinds are those of links' targets; links to nothing are left out.
+    Links to nothing are left out.
 
     Raises:
         OSError: it cannot be opened or read.
     """
-    return encode_array(list(_entries(path, stop)))
-
-
-def _entries(path: str, stop: threading.Event) -> Iterator[DirectoryEntry]:
     with os.scandir(path) as scan:
         for entry in scan:
             give_up_if(stop)
             kind = entry_kind(entry)
             if kind is not None:
-                name = entry.name
-                yield {
-                    "fileName": name if name.isascii() else printable_path(name),
-                    "isDirectory": stat.S_ISDIR(kind),
-                    "isFile": stat.S_ISREG(kind),
-                }
+                yield entry.name, kind
 
 
 def entry_kind(entry: os.DirEntry[str]) -> int | None:
@@ -85,12 +72,3 @@ def entry_kind(entry: os.DirEntry[str]) -> int | None:
         return stat.S_IFMT(entry.stat().st_mode)
     except OSError:
         return None
-
-
-def encode_array(items: Sequence[Mapping[str, Any]]) -> bytes:
-    """A JSON array, made in pieces between which other threads run."""
-    pieces = [
-        msgspec.json.encode(items[start : start + _ENCODED_AT_ONCE])[1:-1]
-        for start in range(0, len(items), _ENCODED_AT_ONCE)
-    ]
-    return b"[%b]" % b",".join(pieces)

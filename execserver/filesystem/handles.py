@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Literal
+from collections.abc import Awaitable, Callable
 
 import pybase64
 
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.opening import open_to_read, open_to_replace
 from execserver.filesystem.reading import read_at
 from execserver.filesystem.writing import write_at
 from execserver.protocol.errors import InvalidRequest, NotFound
@@ -24,8 +23,6 @@ from execserver.protocol.limits import (
     MAX_FILE_OFFSET,
     MAX_HANDLE_ID_BYTES,
 )
-
-HandleMode = Literal["read", "replace"]
 
 
 class FileHandles:
@@ -37,13 +34,12 @@ class FileHandles:
         # None while the file is being opened: the name is taken and counts.
         self._handles: dict[str, Descriptor | None] = {}
 
-    async def open(self, handle_id: str, path: str, mode: HandleMode) -> None:
-        """Open a file under a name of the caller's choice.
+    async def open(self, handle_id: str, open_file: Callable[[], Awaitable[Descriptor]]) -> None:
+        """Open a file under a name of the caller's choice; `open_file` is called if that is free.
 
         Raises:
-            InvalidRequest: the name is longer than 32 bytes or in use, 128 handles are open, or
-                the path is no regular file.
-            RpcError: the file cannot be opened.
+            InvalidRequest: the name is longer than 32 bytes or in use, or 128 handles are open.
+            RpcError: what `open_file` raises.
         """
         if len(handle_id.encode("utf-8", "surrogatepass")) > MAX_HANDLE_ID_BYTES:
             raise InvalidRequest(f"file handle ID must not exceed {MAX_HANDLE_ID_BYTES} bytes")
@@ -55,7 +51,7 @@ class FileHandles:
             raise InvalidRequest(f"at most {MAX_FILE_HANDLES} file handles may be open per connection")
         self._handles[handle_id] = None
         try:
-            self._handles[handle_id] = await self._calls.run(_open, path, mode, self._descriptors)
+            self._handles[handle_id] = await open_file()
         except BaseException:
             self._handles.pop(handle_id, None)
             raise
@@ -111,10 +107,6 @@ class FileHandles:
         if descriptor is None:
             raise NotFound(f"unknown file handle `{handle_id}`", name="unknown_handle", field="handleId")
         return descriptor
-
-
-def _open(path: str, mode: HandleMode, descriptors: Descriptors) -> Descriptor:
-    return descriptors.adopt(open_to_read(path)[0] if mode == "read" else open_to_replace(path))
 
 
 def _read_block(descriptor: Descriptor, length: int, offset: int) -> bytes:

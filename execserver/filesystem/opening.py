@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
 from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.path_uri import printable_path
+from execserver.protocol.path_text import printable_path
 
 # Without O_NONBLOCK the open of a fifo waits for its other end; without O_NOCTTY that of a
 # terminal can make it the server's.
@@ -24,7 +25,7 @@ def open_to_read(path: str) -> tuple[int, os.stat_result]:
         OSError: among others ENXIO, it is a socket.
     """
     number = os.open(path, os.O_RDONLY | _ALWAYS)
-    return number, _require_regular(number, path)
+    return number, require_regular(number, path)
 
 
 def open_to_replace(path: str) -> int:
@@ -35,7 +36,7 @@ def open_to_replace(path: str) -> int:
         OSError: among others EISDIR, and ENXIO for another fifo or a socket.
     """
     number = open_to_write(path)
-    _require_regular(number, path)
+    require_regular(number, path)
     try:
         os.ftruncate(number, 0)
     except BaseException:
@@ -45,12 +46,33 @@ def open_to_replace(path: str) -> int:
 
 
 def open_to_write(path: str, mode: int = NEW_FILE_MODE) -> int:
-    """Open or make a file of any kind, following links; its content stays."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | _ALWAYS, mode)
+    """Open or make a file of any kind, following links; its content stays.
+
+    Raises:
+        OSError: among others EROFS for a file on a read-only mount, whatever its own mode.
+    """
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | _ALWAYS, mode)
+    except PermissionError:
+        # Who truncates while opening, as other programs do, hears of the mount before the mode.
+        if _is_read_only(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS)) from None
+        raise
 
 
-def _require_regular(number: int, path: str) -> os.stat_result:
-    """The status of an open file; when it is no regular one it is closed and refused."""
+def _is_read_only(path: str) -> bool:
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def require_regular(number: int, path: str) -> os.stat_result:
+    """The status of an open file; when it is no regular one it is closed and refused.
+
+    Raises:
+        InvalidRequest: it is a directory, a fifo or a device.
+    """
     try:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):

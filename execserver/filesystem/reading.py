@@ -19,7 +19,7 @@ import pybase64
 
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.opening import open_to_read
+from execserver.filesystem.opening import open_to_read, require_regular
 from execserver.protocol.errors import InvalidRequest
 from execserver.protocol.limits import MAX_READ_FILE_BYTES
 
@@ -56,8 +56,32 @@ def begin_reading(path: str, max_reply_bytes: int | None, descriptors: Descripto
         OSError: it cannot be opened or read.
     """
     number, status = open_to_read(path)
+    return _begin(number, status.st_size, max_reply_bytes, descriptors)
+
+
+def begin_reading_opened(
+    descriptor: Descriptor, path: str, max_reply_bytes: int | None, descriptors: Descriptors
+) -> bytes | LargeFile:
+    """The same with a file that somebody else opened; `descriptor` is released.
+
+    Raises:
+        InvalidRequest: as above.
+        OSError: it cannot be read, or was closed.
+    """
     try:
-        size = status.st_size
+        with descriptor.borrow() as borrowed:
+            number = os.dup(borrowed)
+    finally:
+        descriptors.release(descriptor)
+    status = require_regular(number, path)
+    return _begin(number, status.st_size, max_reply_bytes, descriptors)
+
+
+def _begin(
+    number: int, size: int, max_reply_bytes: int | None, descriptors: Descriptors
+) -> bytes | LargeFile:
+    """Read the file if it is small; the number is closed here or kept in what is given back."""
+    try:
         if not size:
             # The files of /proc do not report their size.
             number, size = _take_in(number)

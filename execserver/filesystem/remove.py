@@ -12,20 +12,21 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 
 from execserver.protocol.errors import InternalError
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass(slots=True)
 class _Level:
     """A directory on the way down to the open one, and its directories that are left to remove."""
 
-    device: int
-    inode: int
-    names: list[str]
+    __slots__ = ("device", "inode", "names")
+
+    def __init__(self, device: int, inode: int, names: list[str]) -> None:
+        self.device = device
+        self.inode = inode
+        self.names = names
 
 
 def remove(path: str, *, recursive: bool, force: bool) -> None:

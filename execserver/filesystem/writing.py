@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pybase64
 
@@ -25,6 +26,14 @@ _PIECE_CHARS = 256 << 10
 _CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF})
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A base64 text that is known to be valid, and how many bytes it stands for."""
+
+    encoded: memoryview
+    size: int
+
+
 def write_file(path: str, text: str | memoryview) -> None:
     """Make a file or replace its content; inode, mode and links stay, and links are followed.
 
@@ -34,17 +43,35 @@ def write_file(path: str, text: str | memoryview) -> None:
         InvalidRequest: the text is no base64; nothing was made or changed.
         OSError: it cannot be opened or written.
     """
-    encoded = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else text)
-    size = _decoded_size(encoded)
+    content = check_content(text)
     number = open_to_write(path)
     try:
-        status = os.fstat(number)
-        if stat.S_ISREG(status.st_mode):
-            _replace_content(number, status.st_size, encoded, size)
-        else:
-            _write_all(number, encoded)
+        write_opened(number, content)
     finally:
         os.close(number)
+
+
+def check_content(text: str | memoryview) -> Content:
+    """See that a text is base64.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    encoded = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+    return Content(encoded, _decoded_size(encoded))
+
+
+def write_opened(number: int, content: Content) -> None:
+    """Replace the content of a file that was opened by `open_to_write`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    status = os.fstat(number)
+    if stat.S_ISREG(status.st_mode):
+        _replace_content(number, status.st_size, content.encoded, content.size)
+    else:
+        _write_all(number, content.encoded)
 
 
 def write_at(number: int, data: bytes, offset: int) -> None:

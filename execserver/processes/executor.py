@@ -23,6 +23,7 @@ from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process import ManagedProcess
 from execserver.processes.spawn import Spawner
 from execserver.processes.stdin import InputBudget
+from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
 
 log = structlog.get_logger(__name__)
@@ -40,6 +41,9 @@ when there are more."""
 
 _DESCRIPTORS_A_PROCESS = 5
 """A pidfd, three pipe ends, and one for the moment of the spawn."""
+
+_DESCRIPTORS_A_SANDBOX = 2
+"""What its launcher reports, and a pidfd of the first process inside."""
 
 SPAWNS_A_TURN = 4
 """A spawn blocks the loop for up to 0.6 ms while the child execs; after this many, other
@@ -89,15 +93,24 @@ class Executor:
         protected: pids that are never killed: the daemon and its supervisor.
         spawner: how to start a child.
         limits: how much is kept, and for how long.
+        sandboxes: who gets confinements back.
     """
 
     def __init__(
-        self, instance: int, protected: Collection[int], spawner: Spawner, limits: ExecutorLimits
+        self,
+        instance: int,
+        protected: Collection[int],
+        spawner: Spawner,
+        limits: ExecutorLimits,
+        sandboxes: Sandboxes,
     ) -> None:
         self.limits = limits
         self._instance = instance
         self._protected = frozenset(protected)
         self._spawner = spawner
+        self._sandboxes = sandboxes
+        self._confined = 0
+        """Live processes with a sandbox."""
         self._loop = asyncio.get_running_loop()
         self._poller = DescriptorPoller(self._loop)
         self._budget = OutputBudget(limits.daemon_output_bytes)
@@ -116,6 +129,11 @@ class Executor:
         self._retained: OrderedDict[int, tuple[float, Callable[[], None]]] = OrderedDict()
         """Closed processes by number, oldest first: when, and how, each is forgotten."""
         self._retention_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def service_tag(self) -> int | None:
+        """The membership tag of what belongs to the service and to no process; None without tags."""
+        return self._tag(0)
 
     @property
     def retained_output_bytes(self) -> int:
@@ -154,15 +172,16 @@ class Executor:
             ValueError: a NUL byte, or a variable name that cannot be.
         """
         soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if self.live >= max(1, (soft_limit - _RESERVED_DESCRIPTORS) // _DESCRIPTORS_A_PROCESS):
+        room = soft_limit - _RESERVED_DESCRIPTORS - self._confined * _DESCRIPTORS_A_SANDBOX
+        if self.live >= max(1, room // _DESCRIPTORS_A_PROCESS):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not self._spawns_this_turn:
             self._loop.call_soon(self._next_turn)
         self._spawns_this_turn += 1
         number = next(self._numbers)
-        tag = membership.tag_value(self._instance, number) if self._tagged else None
-        spawned = self._spawner.spawn(plan, tag)
+        spawned = self._spawner.spawn(plan, self._tag(number))
         self.live += 1
+        self._confined += plan.confinement is not None
         measures.processes_started += 1
 
         def closed(process: ManagedProcess) -> None:
@@ -170,7 +189,17 @@ class Executor:
             on_closed(process)
 
         log = OutputLog(self.limits.retained_output_bytes, self._budget)
-        return ManagedProcess(process_id, number, spawned, log, self._poller, self._input_budget, closed)
+        return ManagedProcess(
+            process_id,
+            number,
+            spawned,
+            log,
+            self._poller,
+            self._input_budget,
+            closed,
+            plan.confinement,
+            self._left_sandbox,
+        )
 
     def forget(self, process: ManagedProcess) -> None:
         """Release a process; the caller deals with its descendants."""
@@ -225,6 +254,30 @@ class Executor:
         """Kill every descendant of the service, blocking. Returns the survivors."""
         self._spares.release()
         return membership.kill_members(self._instance, exclude=self._protected, roots=[os.getpid()])
+
+    def _tag(self, number: int) -> int | None:
+        return membership.tag_value(self._instance, number) if self._tagged else None
+
+    def _left_sandbox(self, process: ManagedProcess, unknown: bool) -> None:
+        self._confined -= 1
+        confinement = process.confinement
+        if confinement is not None and confinement.releases_at_once and not unknown and not process.failure:
+            self._sandboxes.release(confinement)
+            process.sandbox_ended()
+        else:
+            self._loop.run_in_executor(None, self._end_sandbox, process, unknown)
+
+    def _end_sandbox(self, process: ManagedProcess, unknown: bool) -> None:
+        """In a thread: nothing of a sandbox is left, neither a process nor a mount point."""
+        if unknown:
+            with contextlib.suppress(OSError):
+                self._kill([process.number], [])
+        if process.failure is not None:
+            self._sandboxes.launch_failed()
+        if process.confinement is not None:
+            self._sandboxes.release(process.confinement)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server is ending
+            self._loop.call_soon_threadsafe(process.sandbox_ended)
 
     def _kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
         roots = () if self._tagged else leaders

@@ -8,6 +8,8 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from execserver.sandbox.confinement import Command, Confinement
+
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where a bare program name is looked up when the child has no PATH."""
 
@@ -26,6 +28,12 @@ class LaunchPlan:
     environment: Mapping[str, str]
     tty: bool
     pipe_stdin: bool
+    confinement: Confinement | None = None
+    """The sandbox that it runs in. It belongs to the process, once there is one."""
+
+    def command(self) -> Command:
+        """What a sandbox needs to know of it."""
+        return Command(self.program, self.arguments, self.cwd, self.environment, self.tty)
 
 
 def plan_launch(
@@ -83,3 +91,18 @@ def find_program(name: str, path: str, cwd: str) -> str:
         denied = denied or not stat.S_ISDIR(mode)
     number = errno.EACCES if denied else errno.ENOENT
     raise OSError(number, os.strerror(number), name)
+
+
+def require_program(program: str, cwd: str) -> None:
+    """What the spawn would say of a program, for one that is not spawned by us but inside a sandbox.
+
+    Raises:
+        OSError: the working directory or the program is not there, or may not be executed.
+    """
+    for path, needs_file in ((cwd, False), (os.path.join(cwd, program), True)):
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode) is needs_file:
+            number = errno.EACCES if needs_file else errno.ENOTDIR
+            raise OSError(number, os.strerror(number))
+        if needs_file and not os.access(path, os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))

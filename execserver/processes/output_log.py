@@ -191,6 +191,17 @@ class OutputLog:
             lost_bytes=lost,
         )
 
+    def tail(self, most: int) -> bytes:
+        """The last output that is kept, over all streams: up to `most` bytes and a chunk."""
+        parts: list[bytes] = []
+        for index in range(len(self._chunks) - 1, self._start - 1, -1):
+            if most <= 0:
+                break
+            data = self._chunks[index].data
+            parts.append(data)
+            most -= len(data)
+        return b"".join(reversed(parts))
+
     def lost_after(self, seq: int) -> int:
         """Bytes after number `seq` that were dropped. Exact for a cursor at 0 or among the last
         32,768 dropped chunks; for one in between, what is known to be lost at the least.

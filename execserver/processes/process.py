@@ -22,6 +22,7 @@ from typing import Protocol
 
 import msgspec
 
+from execserver.processes.inside import Inside
 from execserver.processes.output_log import OutputLog, Page
 from execserver.processes.poller import READABLE, WRITABLE, DescriptorPoller, Watch
 from execserver.processes.spawn import Spawned
@@ -29,6 +30,8 @@ from execserver.processes.stdin import InputBudget, StdinWriter
 from execserver.protocol.errors import InternalError
 from execserver.protocol.limits import REMEMBERED_WRITE_IDS
 from execserver.protocol.process import Stream, WriteResult
+from execserver.sandbox.confinement import Confinement
+from execserver.sandbox.denial import denied, evidence
 from execserver.telemetry.measures import measures
 
 _TERMINAL_END_SECONDS = 0.2
@@ -46,6 +49,25 @@ _FINAL_TAKES = 64
 rest, written by somebody who still runs, comes by readiness like everything else."""
 
 
+_JUDGED_BYTES = 1 << 20
+"""How much of the last output is searched for signs of a denial; what the reference keeps."""
+
+_EVIDENCE_BYTES = 128 << 10
+"""How much of the last output is read for evidence, line by line: a few milliseconds. What made a command
+fail is said at its end.
+"""
+
+_LAUNCHER_BYTES = 4096
+
+_SANDBOX_END_SECONDS = 3.0
+"""How long the end of a sandbox may take. It takes a millisecond, unless something in it hangs in the
+kernel."""
+
+
+def _ignore_end(_process: ManagedProcess, _unknown: bool) -> None:
+    """Nothing."""
+
+
 class Subscriber(Protocol):
     """Somebody who follows the log of a process by a cursor of their own."""
 
@@ -61,6 +83,9 @@ class ManagedProcess:
         number: our own number, the low half of its membership tag.
         spawned: descriptors that belong to this object from now on.
         on_closed: called once, when the process is closed.
+        confinement: its sandbox.
+        on_ended: called once for a process with a sandbox, when nothing is known to run in there any more;
+            the flag says that it is not known, and that somebody has to look.
     """
 
     def __init__(
@@ -72,8 +97,12 @@ class ManagedProcess:
         poller: DescriptorPoller,
         input_budget: InputBudget,
         on_closed: Callable[[ManagedProcess], None],
+        confinement: Confinement | None = None,
+        on_ended: Callable[[ManagedProcess, bool], None] = _ignore_end,
     ) -> None:
         self.process_id = process_id
+        self.confinement = confinement
+        self._on_ended = on_ended
         self.wire_id = msgspec.json.encode(process_id)
         """The id as JSON, for the events."""
         self.number = number
@@ -93,7 +122,14 @@ class ManagedProcess:
         self._released = False
         self._hung = False
         """Whether this is a terminal that nobody has open: the kernel would report that without end."""
+        self._sandbox_stands = False
+        self._judged: tuple[int, bool] | None = None
+        self.failure: str | None = None
+        """Why the command was never run: its sandbox could not be set up."""
         self._outputs: dict[Stream, Watch] = {}
+        self.inside: Inside | None = None
+        if spawned.status is not None and confinement is not None:
+            self.inside = Inside(self.pid, spawned.status, confinement.namespaces, poller)
         self._pidfd = poller.watch(spawned.pidfd, READABLE, self._on_exit)
         self.stdin: StdinWriter | None = None
         self._stdin_watch: Watch | None = None
@@ -184,6 +220,11 @@ class ManagedProcess:
         if not self.running:
             return False
         measures.signals["kill" if number == signal.SIGKILL else "interrupt"] += 1
+        if self.inside is not None:
+            if number != signal.SIGKILL:
+                self.inside.interrupt()
+                return True
+            self.inside.kill()
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
@@ -192,6 +233,56 @@ class ManagedProcess:
             # Some member changed its user; the others were signalled.
             pass
         return True
+
+    # -- the sandbox
+
+    @property
+    def sandbox_denied(self) -> bool:
+        """Whether the process failed and its sandbox seems to be why: the reference's guess."""
+        if self.confinement is None or not self.exit_code or self.failure is not None:
+            return False
+        if self._judged is None or self._judged[0] != self.log.total:
+            # The words that are looked for may come after the exit, from whoever holds the output.
+            self._judged = (self.log.total, denied(self.exit_code, self.log.tail(_JUDGED_BYTES)))
+        return self._judged[1]
+
+    def denial(self) -> dict[str, object] | None:
+        """What speaks for a denial; None while the process runs, or without a sandbox."""
+        if self.confinement is None or self.exit_code is None or self.failure is not None:
+            return None
+        confinement = self.confinement
+        found = evidence(
+            confinement.policy,
+            self.exit_code,
+            self.log.tail(_EVIDENCE_BYTES),
+            confinement.cwd,
+            landlock=confinement.backend == "landlock",
+        )
+        return found.as_json()
+
+    def sandbox_ended(self) -> None:
+        """Nothing of the sandbox is left, or nobody waits for that any longer."""
+        if self._sandbox_stands:
+            self._sandbox_stands = False
+            self._close_when_over()
+
+    def _leave_sandbox(self, by_signal: bool) -> None:
+        """The launcher has ended. The process is closed when nothing of its sandbox is left, so that
+        whoever looks then finds the workspace as it was.
+        """
+        if self.confinement is None:
+            return
+        self._sandbox_stands = True
+        asyncio.get_running_loop().call_later(_SANDBOX_END_SECONDS, self.sandbox_ended)
+        if self.inside is None:
+            # What has no namespace of its own for its processes ends like what has one.
+            self._on_ended(self, self.confinement.backend in ("landlock", "seatbelt"))
+            return
+        told = self.inside.launcher_ended(lambda: self._on_ended(self, False))
+        if not self.inside.set_up and not by_signal:
+            self.failure = f"failed to prepare process sandbox: {_last_words(self.log)}"
+        if not told:
+            self._on_ended(self, True)
 
     # -- pacing
 
@@ -299,11 +390,13 @@ class ManagedProcess:
         measures.process_exited(exit_code, by_signal=by_signal)
         if self._released:
             self.exit_code = exit_code
+            self._leave_sandbox(by_signal)
             return
         # What the leader wrote is in the pipes by now; it comes before `exited` where possible.
         for stream in tuple(self._outputs):
             self._drain(stream)
         self.exit_code = exit_code
+        self._leave_sandbox(by_signal)
         self._close_stdin()
         self.exited_seq = self.log.number_event()
         self._close_when_over()
@@ -328,7 +421,7 @@ class ManagedProcess:
             _close(watch)
 
     def _close_when_over(self) -> None:
-        if self.exit_code is None or self._outputs or self.closed or self._released:
+        if self.exit_code is None or self._outputs or self.closed or self._released or self._sandbox_stands:
             return
         self.closed_seq = self.log.number_event()
         self._notify()
@@ -352,6 +445,12 @@ class ManagedProcess:
             self.stdin.close()
             if self._stdin_watch is not None:
                 _close(self._stdin_watch)
+
+
+def _last_words(log: OutputLog) -> str:
+    """What the launcher said before it gave up."""
+    lines = [line for line in log.tail(_LAUNCHER_BYTES).splitlines() if line.startswith(b"bwrap: ")]
+    return lines[-1].decode("utf-8", "replace") if lines else "the launcher gave no reason"
 
 
 def _close(watch: Watch) -> None:

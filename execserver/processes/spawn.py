@@ -19,10 +19,13 @@ import struct
 import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from execserver import membership
 from execserver.processes.launch import LaunchPlan
 from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
+from execserver.sandbox.confinement import Wrapped
+from execserver.sandbox.limited_thread import spawn_limited
 
 # What the daemon ignores would stay ignored in the child.
 _DEFAULT_SIGNALS = [
@@ -51,6 +54,8 @@ class Spawned:
     stdin: int | None
     outputs: list[int]
     """`[stdout, stderr]`, or `[master]` of a terminal (then `stdin` is None: write to the master)."""
+    status: int | None = None
+    """What the launcher of a sandbox reports."""
 
 
 class Spawner:
@@ -75,17 +80,25 @@ class Spawner:
             OSError: the program or the directory is missing, or the system is out of something.
             ValueError: a NUL byte, or a variable name that cannot be.
         """
-        opened: list[int] = []
+        if plan.confinement is None:
+            wrapped = Wrapped(plan.program, plan.arguments, plan.environment)
+        else:
+            wrapped = plan.confinement.wrap(plan.command())
+        opened: list[int] = [] if wrapped.status is None else [wrapped.status]
         try:
-            return (
-                self._spawn_terminal(plan, tag, opened) if plan.tty else self._spawn_pipes(plan, tag, opened)
-            )
+            spawn = self._spawn_terminal if plan.tty else self._spawn_pipes
+            spawned = spawn(plan, wrapped, tag, opened)
         except BaseException:
             for fd in opened:
                 os.close(fd)
             raise
+        finally:
+            for fd in wrapped.passed:
+                os.close(fd)
+        spawned.status = wrapped.status
+        return spawned
 
-    def _spawn_pipes(self, plan: LaunchPlan, tag: int | None, opened: list[int]) -> Spawned:
+    def _spawn_pipes(self, plan: LaunchPlan, wrapped: Wrapped, tag: int | None, opened: list[int]) -> Spawned:
         out_read, out_write = _pipe(opened)
         err_read, err_write = _pipe(opened)
         if plan.pipe_stdin:
@@ -94,7 +107,8 @@ class Spawner:
         else:
             child_stdin, stdin = self._null, None
         pid = self._run(
-            plan,
+            wrapped,
+            plan.cwd,
             tag,
             [
                 (os.POSIX_SPAWN_DUP2, child_stdin, 0),
@@ -111,40 +125,60 @@ class Spawner:
         os.set_blocking(err_read, False)
         return Spawned(pid, pidfd, stdin, [out_read, err_read])
 
-    def _spawn_terminal(self, plan: LaunchPlan, tag: int | None, opened: list[int]) -> Spawned:
+    def _spawn_terminal(
+        self, plan: LaunchPlan, wrapped: Wrapped, tag: int | None, opened: list[int]
+    ) -> Spawned:
         master, slave = pty.openpty()
         opened += (master, slave)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, _WINDOW_SIZE)
-        # A session leader without a terminal gets the first one that it opens.
+        terminal = os.ttyname(slave)
+        # A session leader without a terminal gets the first one that it opens, unless it says otherwise.
+        flags = os.O_RDWR | (os.O_NOCTTY if wrapped.takes_terminal else 0)
         pid = self._run(
-            plan,
+            wrapped,
+            plan.cwd,
             tag,
             [
-                (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
+                (os.POSIX_SPAWN_OPEN, 0, terminal, flags, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, 0, 2),
             ],
+            terminal,
         )
         pidfd = self._adopt(pid)
         os.close(slave)
         os.set_blocking(master, False)
         return Spawned(pid, pidfd, None, [master])
 
-    def _run(self, plan: LaunchPlan, tag: int | None, file_actions: Sequence[tuple[int | str, ...]]) -> int:
-        os.chdir(plan.cwd)
+    def _run(
+        self,
+        wrapped: Wrapped,
+        cwd: str,
+        tag: int | None,
+        file_actions: Sequence[tuple[int | str, ...]],
+        terminal: str | None = None,
+    ) -> int:
+        # Onto itself: that is how a descriptor is passed under its own number.
+        passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in wrapped.passed]
+
+        def spawn() -> int:
+            return os.posix_spawn(
+                wrapped.program,
+                wrapped.arguments,
+                wrapped.environment,
+                setsid=True,
+                setsigdef=_DEFAULT_SIGNALS,
+                setsigmask=[],
+                file_actions=[*file_actions, *passed],
+            )
+
+        os.chdir(cwd)
         try:
             if tag is not None:
                 membership.set_own_tag(tag)
             self._limit_descriptors(self._nofile)
-            return os.posix_spawn(
-                plan.program,
-                plan.arguments,
-                plan.environment,
-                setsid=True,
-                setsigdef=_DEFAULT_SIGNALS,
-                setsigmask=[],
-                file_actions=file_actions,
-            )
+            limit = wrapped.limit
+            return spawn() if limit is None else spawn_limited(partial(limit, terminal), spawn)
         finally:
             self._limit_descriptors(None)
             os.fchdir(self._home)

@@ -28,7 +28,7 @@ from execserver.protocol.sandbox import SandboxContext
 
 class _Sandboxed(Params):
     sandbox: SandboxContext | None = None
-    """The sandbox for this request; null means none. One that has to be enforced is refused."""
+    """What the request may touch; null means no limit."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **arguments: Any) -> None:

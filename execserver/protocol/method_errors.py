@@ -54,7 +54,15 @@ ERRORS: dict[str, MethodError] = {
         SessionAttached, "The session to resume is attached to another connection that lives."
     ),
     "SandboxUnavailable": MethodError(
-        InvalidRequest, "The sandbox context limits something, and this executor has no sandbox to do that."
+        InvalidRequest,
+        "The sandbox context limits something, and nothing on this executor can enforce that; the message "
+        "says what is missing.",
+        "sandbox_unavailable",
+    ),
+    "SandboxRefused": MethodError(
+        InvalidRequest,
+        "This sandbox context cannot be enforced on this disk, or keeps from the request what it needs.",
+        "sandbox_refused",
     ),
     "ProxyUnavailable": MethodError(
         InvalidRequest, "A network proxy was asked for, and this executor has none."
@@ -139,7 +147,14 @@ ERRORS: dict[str, MethodError] = {
 }
 """Every error by the key that the OpenRPC document has for it."""
 
-_PATH = ("SandboxUnavailable", "ForeignPath", "PathNotFound", "PermissionDenied", "InvalidArgument")
+_PATH = (
+    "SandboxUnavailable",
+    "SandboxRefused",
+    "ForeignPath",
+    "PathNotFound",
+    "PermissionDenied",
+    "InvalidArgument",
+)
 _SYSTEM = ("NotADirectory", "TooManyOpenFiles", "InputOutput")
 _CHANGE = ("ReadOnly", "NoSpace")
 
@@ -147,6 +162,7 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     "initialize": ("AlreadyInitialized", "UnknownSession", "SessionAttached"),
     "process/start": (
         "SandboxUnavailable",
+        "SandboxRefused",
         "ProxyUnavailable",
         "ProcessExists",
         "StartCancelled",

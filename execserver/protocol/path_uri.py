@@ -88,8 +88,3 @@ def path_to_uri(path: str) -> str:
     if _PLAIN_PATH.fullmatch(path):
         return "file://" + path
     return "file://" + quote(os.fsencode(path), safe=_SAFE)
-
-
-def printable_path(path: str) -> str:
-    """The path as text fit for a message: bytes that are no UTF-8 become U+FFFD."""
-    return os.fsencode(path).decode("utf-8", "replace")

@@ -22,6 +22,8 @@ from execserver.protocol.model import (
 from execserver.protocol.sandbox import SandboxContext
 
 Stream = Literal["stdout", "stderr", "pty"]
+SandboxType = Literal["none", "linuxSeccomp", "linuxLandlock", "macosSeatbelt"]
+SandboxBackend = Literal["none", "bubblewrap", "landlock", "seccomp", "seatbelt"]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
 
 
@@ -161,13 +163,14 @@ class StartParams(Params):
     """How to make the environment from the daemon's own; null inherits nothing."""
 
     sandbox: SandboxContext | None = None
-    """The sandbox for the process; null means none. One that has to be enforced is refused."""
+    """What the process may touch; null means no limit. One that cannot be enforced here is refused."""
 
     enforce_managed_network: bool = False
-    """Whether the network of a sandbox is limited to `managedNetwork`; it matters only in one."""
+    """Whether the network of a sandbox is limited to `managedNetwork`, by a proxy, which this executor does
+    not have: refused with a sandbox, without effect without one."""
 
     managed_network: ManagedNetwork | None = None
-    """What stays reachable in such a network; null means nothing."""
+    """What stays reachable in such a network; null means nothing. Without effect in this version."""
 
     network_proxy: NetworkProxy | None = None
     """A proxy for the process; only null is served (see `capabilities` of `environment/info`)."""
@@ -192,11 +195,43 @@ class StartResult(TypedDict):
     processId: str
     """The process, as the client named it."""
 
-    sandboxType: str
-    """The kind of sandbox that confines the process: `none` in this version."""
+    sandboxType: SandboxType
+    """`none` without a sandbox context, else the kind of sandbox of this platform: `linuxSeccomp`, also when
+    the context limits nothing. Connections with extensions are told `linuxLandlock` apart."""
+
+    sandboxBackend: NotRequired[Annotated[SandboxBackend, EXTENSION]]
+    """What enforces the sandbox of the process; `none` when there is nothing to enforce. Only with a
+    sandbox context."""
 
     pid: NotRequired[Annotated[int, EXTENSION]]
-    """The process id of the leader on the executor, also the id of its process group."""
+    """The process id of the leader on the executor, also the id of its process group. In a sandbox that of
+    the program outside that made it."""
+
+
+class DenialEvidence(TypedDict):
+    """One sign that the sandbox stopped the command."""
+
+    kind: Literal["signal", "file", "network"]
+    """What it is about: the end by SIGSYS, a path, or the network."""
+
+    text: str
+    """The line of output that says so, at most 200 characters of it."""
+
+    path: NotRequired[str]
+    """The path that the line names and that the policy keeps out of reach."""
+
+
+class Denial(TypedDict):
+    """What speaks for it that the sandbox stopped a command that failed. Words alone count for nothing:
+    a line of output counts when it names an error of the system together with something that the policy
+    of the process really denies.
+    """
+
+    likely: bool
+    """Whether anything speaks for it."""
+
+    evidence: list[DenialEvidence]
+    """What does, at most five items."""
 
 
 class ReadParams(Params):
@@ -256,10 +291,14 @@ class ReadResult(TypedDict):
     cut says false."""
 
     failure: str | None
-    """Why the process could not be followed; always null in this version."""
+    """Why the command was never run: its sandbox could not be set up. Null otherwise."""
 
     sandboxDenied: bool
-    """Whether a sandbox seems to have stopped the command; false without a sandbox."""
+    """Whether a sandbox seems to have stopped the command, judged by its exit code and the words of its
+    output as the agent does it; false without a sandbox."""
+
+    denial: NotRequired[Annotated[Denial, EXTENSION]]
+    """What speaks for that. Only of a process with a sandbox that has exited."""
 
     firstSeq: NotRequired[U64]
     """The number of the oldest retained chunk; there only when output behind the cursor was lost."""
@@ -382,7 +421,11 @@ class ExitedEvent(TypedDict):
     """The status that the program gave, or 128 + N for death by signal N."""
 
     sandboxDenied: bool
-    """Whether a sandbox seems to have stopped the command; false without a sandbox."""
+    """Whether a sandbox seems to have stopped the command, judged by its exit code and the words of its
+    output as the agent does it; false without a sandbox."""
+
+    denial: NotRequired[Annotated[Denial, EXTENSION]]
+    """What speaks for that. Only of a process with a sandbox that has exited."""
 
 
 class ClosedEvent(TypedDict):

@@ -25,11 +25,11 @@ class SpecialPath(_Snake):
     kind: Literal[
         "root", "minimal", "current_working_directory", "project_roots", "tmpdir", "slash_tmp", "unknown"
     ]
-    """The role of the path: the root folder, the least that programs need, the working directory, the
-    workspace roots, `TMPDIR`, `/tmp`, or one that this version does not know."""
+    """The role of the path: the root folder, the least that programs need, the `cwd` of the context, its
+    `workspaceRoots`, `TMPDIR`, `/tmp`, or one that this version does not know, which stands for nothing."""
 
     subpath: str | None = None
-    """A path below it, relative; null for all of it."""
+    """A path below it, relative and not leading out of it; null for all of it."""
 
     path: str | None = None
     """The text of a role that is `unknown`; null otherwise."""
@@ -46,13 +46,13 @@ class LiteralEntryPath(_Snake):
 
 
 class GlobEntryPath(_Snake):
-    """All files that match a pattern at the time of the launch."""
+    """All files and folders that match a pattern when the sandbox is made."""
 
     type: Literal["glob_pattern"]
     """The mark of this kind of entry."""
 
     pattern: str
-    """The pattern, with `*`, `**` and `?`."""
+    """The pattern, with `*`, `?`, `**`, `[…]` and `{a,b}`; a relative one begins at the context's `cwd`."""
 
 
 class SpecialEntryPath(_Snake):
@@ -66,7 +66,10 @@ class SpecialEntryPath(_Snake):
 
 
 class FileSystemEntry(_Snake):
-    """What may be done below one path."""
+    """What may be done with one path and below it.
+
+    The entry for the deepest path wins; of two for one path `deny` does, then `write`.
+    """
 
     path: Annotated[LiteralEntryPath | GlobEntryPath | SpecialEntryPath, Field(discriminator="type")]
     """Where the entry applies."""
@@ -75,7 +78,7 @@ class FileSystemEntry(_Snake):
     """What is granted there; `write` includes reading, `none` is another word for `deny`."""
 
     missing_path_behavior: Literal["skip"] | None = None
-    """`skip` ignores the entry when its path is missing; null leaves that to the sandbox."""
+    """`skip` lets a path that is missing be made; null guards its place, where the entry forbids writing."""
 
 
 class UnrestrictedFileSystem(_Snake):
@@ -95,7 +98,7 @@ class RestrictedFileSystem(_Snake):
     """What is granted and denied, by path."""
 
     glob_scan_max_depth: Annotated[int, Field(ge=1)] | None = None
-    """How many levels of folders are searched for patterns, at least 1; null for no limit."""
+    """How many levels of folders are searched for patterns, at least 1; null for all."""
 
 
 class ManagedPermissions(_Snake):
@@ -119,7 +122,7 @@ class DisabledPermissions(_Snake):
 
 
 class ExternalPermissions(_Snake):
-    """The executor itself runs inside somebody else's sandbox."""
+    """Somebody else's sandbox around the executor limits files; only the network is ours to limit."""
 
     type: Literal["external"]
     """The mark of this kind of permissions."""
@@ -132,17 +135,15 @@ class PolicyContext(Params):
     """Where relative entries are resolved."""
 
     cwd: PathUri | None = None
-    """The folder for relative entries; null for that of the request."""
+    """The folder for relative entries; null for that of the sandbox context."""
 
     workspace_roots: list[PathUri] | None = None
     """The folders that the role `project_roots` stands for; null for those of the sandbox context."""
 
 
 class SandboxContext(Params):
-    """The sandbox that a request is to run in.
-
-    This version has no sandbox and never runs open what is to be confined: a context that limits
-    files or the network is refused with -32600, and one that limits nothing is served plain.
+    """What a request may touch. What limits something is enforced, or refused with -32600; what limits
+    nothing is served plain.
     """
 
     permissions: Annotated[
@@ -154,7 +155,8 @@ class SandboxContext(Params):
     """The kind of sandbox on Windows; it must be there, and has no effect on Linux."""
 
     cwd: PathUri | None = None
-    """The working directory that entries may refer to; null for that of the request."""
+    """The folder that entries may refer to; with null such entries grant nothing, and in `fs/*` they are
+    refused if `workspaceRoots` is empty too."""
 
     policy_context: PolicyContext | None = None
     """Where relative entries are resolved; null for the folders of this context."""
@@ -163,10 +165,11 @@ class SandboxContext(Params):
     """The folders that the role `project_roots` stands for."""
 
     user_home_dir: PathUri | None = None
-    """The home folder that entries may refer to; null for that of the executor."""
+    """Without effect: no entry refers to it. Null when it is not told."""
 
     temporary_directories: list[PathUri] | None = None
-    """The folders for temporary files; null for those of the executor."""
+    """In `fs/*` the folders that the role `tmpdir` stands for; null for the executor's `TMPDIR`. Without
+    effect in `process/start`, where the variables of the command say it."""
 
     windows_sandbox_private_desktop: bool = False
     """For Windows only; without effect on Linux."""
@@ -175,15 +178,5 @@ class SandboxContext(Params):
     """For Windows only; without effect on Linux. Null when it is not set."""
 
     use_legacy_landlock: bool = False
-    """A wish for the older kind of sandbox on Linux; without effect in this version."""
-
-    def needs_enforcement(self) -> bool:
-        """Whether anything in this context has to be enforced by a sandbox of ours."""
-        permissions = self.permissions
-        if isinstance(permissions, DisabledPermissions):
-            return False
-        if permissions.network == "restricted":
-            return True
-        return isinstance(permissions, ManagedPermissions) and isinstance(
-            permissions.file_system, RestrictedFileSystem
-        )
+    """A wish for an older kind of sandbox on Linux. It cannot enforce limits on files, and is refused with
+    them; without effect otherwise."""

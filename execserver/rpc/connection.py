@@ -148,7 +148,7 @@ class Connection:
         """`initialize` succeeded."""
         self._session = session
         self.extensions = extensions
-        self._attachment = session.attach(self, resumed=resumed)
+        self._attachment = session.attach(self, resumed=resumed, extensions=extensions)
         self._log = self._log.bind(session=session.id)
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
+import msgspec
 import pybase64
 
 from execserver.processes.output_log import Chunk, Page
@@ -36,6 +37,12 @@ to lose anything; a stopped one costs the child this much once."""
 HOLD_SECONDS = 0.25
 """After a resume, events wait this long for the client's first read of the process: the stock
 client keeps at most 1 MiB of events that arrive ahead of that answer."""
+
+
+def denial_member(process: ManagedProcess) -> bytes:
+    """`,"denial":{…}` of a process that ended in a sandbox; an extension."""
+    denial = process.denial()
+    return b"" if denial is None else b',"denial":' + msgspec.json.encode(denial)
 
 
 class Hold(Enum):
@@ -71,7 +78,10 @@ class OutputFeed:
         cursor: int,
         on_finished: Callable[[], None],
         hold: Hold | None = None,
+        *,
+        extensions: bool = False,
     ) -> None:
+        self._extensions = extensions
         self.process = process
         self._on_finished = on_finished
         self._sink = sink
@@ -186,9 +196,7 @@ class OutputFeed:
         if chunk is not None:
             self._send_chunk(chunk)
         elif seq == process.exited_seq:
-            self._send_end(
-                b"process/exited", seq, b',"exitCode":%d,"sandboxDenied":false' % (process.exit_code or 0)
-            )
+            self._send_end(b"process/exited", seq, self._exit_members())
         elif seq == process.closed_seq:
             self._send_end(b"process/closed", seq, b"")
             self._cursor = seq
@@ -199,6 +207,12 @@ class OutputFeed:
             self._skip(seq)
             return
         self._cursor = seq
+
+    def _exit_members(self) -> bytes:
+        process = self.process
+        denied = b"true" if process.sandbox_denied else b"false"
+        evidence = denial_member(process) if self._extensions else b""
+        return b',"exitCode":%d,"sandboxDenied":%b%b' % (process.exit_code or 0, denied, evidence)
 
     def _send_chunk(self, chunk: Chunk) -> None:
         lost = self._lost_before(chunk.offset, chunk.seq)

@@ -28,12 +28,12 @@ class Session:
         self.attachment: Attachment | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
-    def attach(self, sink: Sink, *, resumed: bool) -> Attachment:
+    def attach(self, sink: Sink, *, resumed: bool, extensions: bool = False) -> Attachment:
         """Bring events to a connection from now on."""
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None
-        self.attachment = Attachment(self.processes, sink, resumed=resumed)
+        self.attachment = Attachment(self.processes, sink, resumed=resumed, extensions=extensions)
         return self.attachment
 
 
@@ -44,8 +44,11 @@ class Attachment:
     older is sent only as the answer to a read.
     """
 
-    def __init__(self, processes: ProcessStore, sink: Sink, *, resumed: bool) -> None:
+    def __init__(
+        self, processes: ProcessStore, sink: Sink, *, resumed: bool, extensions: bool = False
+    ) -> None:
         self._sink = sink
+        self._extensions = extensions
         self._feeds: dict[int, OutputFeed] = {}
         self._behind: dict[int, OutputFeed] = {}
         self._hold: asyncio.TimerHandle | None = None
@@ -93,7 +96,9 @@ class Attachment:
         def finished() -> None:
             self._feeds.pop(process.number, None)
 
-        feed = self._feeds[process.number] = OutputFeed(process, self._sink, cursor, finished, hold)
+        feed = self._feeds[process.number] = OutputFeed(
+            process, self._sink, cursor, finished, hold, extensions=self._extensions
+        )
         return feed
 
     def _release_all(self) -> None:

@@ -18,8 +18,7 @@ import stat
 import struct
 from collections.abc import Mapping, Sequence
 
-from execserver.supervisor.config_file import ConfigFileError, listen_values
-from execserver.supervisor.folders import (
+from execserver.folders import (
     FolderError,
     create,
     fallback_folder,
@@ -27,6 +26,7 @@ from execserver.supervisor.folders import (
     open_folder,
     open_private,
 )
+from execserver.supervisor.config_file import ConfigFileError, listen_values
 
 LISTEN_VARIABLE = "EXECSERVER_LISTEN"
 # Clients that come while the server starts wait in the backlog (the kernel caps it by somaxconn).

@@ -45,9 +45,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from execserver import membership
+from execserver.folders import FolderError
 from execserver.supervisor import launch
 from execserver.supervisor.activation import listener_on, take_descriptors
-from execserver.supervisor.folders import FolderError
 from execserver.supervisor.listeners import Listener, ListenError, bind_all, requested
 from execserver.supervisor.notify import beat_seconds, notify
 from execserver.supervisor.packets import (

@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from execserver.folders import lock, lock_folder, open_private, runtime_folder, state_folder
 from execserver.membership import kill_members, new_instance
-from execserver.supervisor.folders import fallback_folder, lock, lock_folder, open_private
 
 
 class Record:
@@ -47,7 +47,7 @@ def claim(environment: Mapping[str, str]) -> tuple[Record, list[Record]]:
         FolderError: the folder is not private.
         OSError: it cannot be written.
     """
-    base = _base_folder(environment)
+    base = runtime_folder(environment) or state_folder(environment)
     # systemd creates $RUNTIME_DIRECTORY with 0755: nobody else may *write* it, `instances` is ours alone.
     os.close(open_private(base, forbidden=0o022))
     path = f"{base}/instances"
@@ -71,17 +71,6 @@ def sweep(stale: list[Record]) -> list[int]:
         else:
             record.remove()
     return survivors
-
-
-def _base_folder(environment: Mapping[str, str]) -> str:
-    # systemd may give several, separated by colons; absolute paths only, as XDG demands.
-    runtime = environment.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-    if runtime.startswith("/"):
-        return runtime
-    state = environment.get("XDG_STATE_HOME", "")
-    if state.startswith("/"):
-        return f"{state.rstrip('/')}/execserver"
-    return fallback_folder()
 
 
 def _take(folder: str, name: str) -> Record | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.conformance.endpoint import Endpoint
-from tests.support.wire import Client, Json, alive
+from tests.sandbox.profiles import DISABLED, READ_ONLY, context, unrestricted
+from tests.support.wire import Client, Json, ReplyError, alive
 
 
 @pytest.fixture
@@ -90,3 +92,71 @@ def test_extensions_are_of_the_connection(endpoint: Endpoint, first: bool) -> No
     again.notify("initialized")
     assert ("extensions" in reply["result"]) is not first
     assert ("pid" in again.start("/bin/true").started) is not first
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X6")
+def test_start_answers_what_enforces_the_sandbox(extended: Client) -> None:
+    for permissions, backend in (
+        (READ_ONLY, "bubblewrap"),
+        (unrestricted("restricted"), "bubblewrap"),
+        (DISABLED, "none"),
+    ):
+        process = extended.start("/bin/true", sandbox=context(permissions))
+        assert process.started["sandboxType"] == "linuxSeccomp"
+        assert process.started["sandboxBackend"] == backend
+    assert "sandboxBackend" not in extended.start("/bin/true").started
+
+
+@pytest.mark.statement("X6", "C3")
+def test_without_bubblewrap_a_limit_of_the_network_needs_seccomp_only(endpoint: Endpoint) -> None:
+    client = endpoint.private("--bubblewrap", "/nonexistent/bwrap").connect(extensions=True)
+    process = client.start("/bin/true", sandbox=context(unrestricted("restricted")))
+    assert process.started["sandboxType"] == "linuxSeccomp"
+    assert process.started["sandboxBackend"] == "seccomp"
+    assert process.wait_closed().exit_code == 0
+
+
+@pytest.mark.statement("X6", "C3")
+def test_landlock_stands_in_for_bubblewrap_where_it_is_allowed(endpoint: Endpoint, tmp_path: Path) -> None:
+    flags = ("--bubblewrap", "/nonexistent/bwrap", "--allow-landlock")
+    client = endpoint.private(*flags).connect(extensions=True)
+    try:
+        process = client.shell(f"echo x > {tmp_path}/made", sandbox=context(READ_ONLY))
+    except ReplyError as error:
+        if "Landlock" not in error.message:
+            raise
+        pytest.skip(f"this kernel has too little of Landlock: {error.message}")
+    assert process.started["sandboxType"] == "linuxLandlock"
+    assert process.started["sandboxBackend"] == "landlock"
+    assert process.wait_closed().exit_code
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X7")
+def test_a_denial_has_its_evidence(extended: Client, tmp_path: Path) -> None:
+    sandbox = context(READ_ONLY)
+    process = extended.shell(f"echo x > {tmp_path}/made", sandbox=sandbox).wait_closed()
+    denial = process.read()["denial"]
+    assert denial["likely"] is True
+    assert [(each["kind"], each["path"]) for each in denial["evidence"]] == [("file", f"{tmp_path}/made")]
+    assert "Read-only file system" in denial["evidence"][0]["text"]
+    assert process.log.events[-2][1]["denial"] == denial
+
+
+@pytest.mark.statement("X7")
+def test_words_alone_are_no_evidence(extended: Client) -> None:
+    script = "echo 'Permission denied (publickey)'; echo tests of the sandbox: 3 failed; exit 1"
+    process = extended.shell(script, sandbox=context(READ_ONLY)).wait_closed()
+    page = process.read()
+    assert page["sandboxDenied"] is True
+    assert page["denial"] == {"likely": False, "evidence": []}
+
+
+@pytest.mark.statement("X4", "X7")
+def test_denials_are_told_on_no_other_connections(client: Client, extended: Client) -> None:
+    for each, sandbox in ((client, context(READ_ONLY)), (extended, None), (extended, context(DISABLED))):
+        process = each.shell("echo Permission denied; exit 1", sandbox=sandbox).wait_closed()
+        assert "denial" not in process.read()
+        assert "denial" not in process.log.events[-2][1]

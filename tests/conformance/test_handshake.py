@@ -158,6 +158,7 @@ def test_environment_info(client: Client, endpoint: Endpoint, environment: dict[
         "fsWatchMissing",
         "environmentConfigRead",
         "httpHeaderEnvVars",
+        "sandboxedFileStreaming",
         "fileWriteStreaming",
     }
     assert all(isinstance(there, bool) for there in capabilities.values())

@@ -65,6 +65,7 @@ def test_a_number_is_that_of_its_constant(number: str, unit: str, name: str) -> 
         ("output.md", r"may have (\d+) KiB of unsent events", "sessions.feed.WINDOW_BYTES", 1 << 10),
         ("output.md", r"costs a child (\d+) seconds, once", "sessions.feed.GRACE_SECONDS", 1),
         ("output.md", r"up to (\d+) of them", "protocol.limits.MAX_FILLED_GAP", 1),
+        ("sandboxes.md", r"not answered for (\d+) seconds", "filesystem.worker_link.SILENT_SECONDS", 1),
         ("architecture.md", r"at most (\d+) threads", "filesystem.blocking.MAX_THREADS", 1),
         ("architecture.md", r"within (\d+) seconds of grace", "supervisor.program.STOP_GRACE_S", 1),
     ],

@@ -817,7 +817,8 @@ def spawn_stdio(
 class Server:
     """A server process that listens on one URL.
 
-    `listen` is `unix:///PATH` or `ws://127.0.0.1:0`; `url` is what it really bound.
+    `listen` is `unix:///PATH` or `ws://127.0.0.1:0`; `url` is what it really bound. `prefix` is a command
+    that becomes the server, to start it under other circumstances.
 
     Raises:
         StartError: it ended, or did not say its URL in time.
@@ -829,10 +830,11 @@ class Server:
         *flags: str,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self.process = subprocess.Popen(
-            [*server_command(), "--listen", listen, *flags],
+            [*prefix, *server_command(), "--listen", listen, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

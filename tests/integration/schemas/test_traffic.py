@@ -23,6 +23,19 @@ from tests.support.wire import Client, Json, Server, connect_unix, encode, path_
 EVERY_EVENT = frozenset(EVENTS)
 
 
+READ_ONLY = {
+    "permissions": {
+        "type": "managed",
+        "file_system": {
+            "type": "restricted",
+            "entries": [{"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}],
+        },
+        "network": "restricted",
+    },
+    "windowsSandboxLevel": "disabled",
+}
+
+
 class Witness:
     """Calls methods, and holds everything that is said against its schema."""
 
@@ -122,6 +135,11 @@ def use_processes(witness: Witness) -> None:
     witness.call("process/start", processId="loud", argv=argv, tty=True, **common)
     client.process("loud").wait_closed()
     assert witness.call("process/read", processId="loud", maxBytes=10)["lostBytes"] > 0
+    confined = client.process("confined")
+    argv = ["/bin/sh", "-c", "echo x >/forbidden"]
+    witness.call("process/start", processId="confined", argv=argv, tty=False, sandbox=READ_ONLY, **common)
+    confined.wait_closed()
+    assert witness.call("process/read", processId="confined")["sandboxDenied"]
     assert witness.refused("process/read", processId="nobody") == -32600
     assert witness.refused("process/start", processId="x", argv=["/nowhere"], tty=False, **common) == -32603
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
-from execserver.api.filesystem import handlers
+from execserver.api.filesystem import FileConfinement, handlers
 from execserver.filesystem.mounts import MountTable
 from execserver.protocol.methods import METHODS
 from execserver.protocol.path_uri import path_to_uri
@@ -21,11 +21,11 @@ T = TypeVar("T", bound=Closable)
 class StubCaller:
     """What handlers need of a connection; `call` decodes parameters and collects the result."""
 
-    def __init__(self, mounts: MountTable) -> None:
+    def __init__(self, mounts: MountTable, confinement: FileConfinement | None = None) -> None:
         self.extensions = False
         self.max_reply_bytes: int | None = None
         self.notifications: asyncio.Queue[tuple[str, Mapping[str, Any]]] = asyncio.Queue()
-        self._handlers = handlers(mounts)
+        self._handlers = handlers(mounts, confinement)
         self._owned: dict[type[Any], Closable] = {}
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +14,9 @@ import pytest
 import uvloop
 
 from execserver.filesystem.mounts import MountTable
+from tests.support.mounts import Mount, mounting
 from tests.support.noise import noise_watched
 from tests.unit.filesystem.caller import StubCaller
-
-# Mounts in a namespace of its own, and stays alive until its standard input ends.
-_MOUNT = """
-import ctypes, os, sys
-kind, target, options = sys.argv[1:]
-if kind == "fuse":
-    device = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.mount(b"test", target.encode(), kind.encode(), 0, options.encode()):
-    sys.exit(os.strerror(ctypes.get_errno()))
-print("mounted", flush=True)
-sys.stdin.read()
-"""
-
-Mount = Callable[..., Path]
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], Any]]:
@@ -66,29 +49,8 @@ async def other_caller(mounts: MountTable) -> AsyncIterator[StubCaller]:
 
 @pytest.fixture
 def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
-    """Mounts a file system: `mount("tmpfs", "size=64k")` gives the folder.
-
-    The mount belongs to a process in namespaces of its own, so that no rights are needed and
-    nothing is left behind; the folder is seen through that process.
-    """
-    with ExitStack() as stack:
-
-        def do_mount(kind: str, options: str = "") -> Path:
-            target = tmp_path_factory.mktemp(kind)
-            keeper = stack.enter_context(
-                subprocess.Popen(
-                    ["unshare", "-rm", sys.executable, "-c", _MOUNT, kind, str(target), options],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                )
-            )
-            assert keeper.stdin is not None
-            assert keeper.stdout is not None
-            stack.callback(keeper.stdin.close)
-            assert keeper.stdout.readline() == b"mounted\n"
-            return Path(f"/proc/{keeper.pid}/root{target}")
-
-        yield do_mount
+    """`mount("tmpfs", "size=64k")` gives a folder."""
+    yield from mounting(tmp_path_factory)
 
 
 @pytest.fixture

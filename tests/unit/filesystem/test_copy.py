@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.blocking import Abandoned
 from execserver.filesystem.copy import copy
 from execserver.filesystem.directories import create_directory
+from execserver.filesystem.giving_up import Abandoned
 from execserver.protocol.errors import InvalidRequest
-from tests.unit.filesystem.conftest import Mount
+from tests.support.mounts import Mount
 
 
 def _copy(source: Path, destination: Path, *, recursive: bool = False) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from execserver.filesystem.blocking import Abandoned
-from execserver.filesystem.directories import create_directory, encode_array, read_directory
+from execserver.filesystem.directories import create_directory
+from execserver.filesystem.giving_up import Abandoned
+from execserver.filesystem.listing import encode_array, read_directory
 
 
 def _entries(path: Path) -> dict[str, tuple[bool, bool]]:

@@ -9,22 +9,24 @@ from urllib.parse import unquote
 
 import pytest
 
+from execserver.filesystem import listing
 from execserver.filesystem import walk as walk_module
-from execserver.filesystem.blocking import Abandoned
-from execserver.filesystem.walk import walk
+from execserver.filesystem.giving_up import Abandoned
+from execserver.filesystem.listing import walk
+from execserver.filesystem.walk import WalkLimits
 from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.filesystem import WalkOptions
 from execserver.protocol.path_uri import path_to_uri
 
 
 def _walk(root: Path, **options: Any) -> dict[str, Any]:
-    limits = {
-        "maxDepth": 64,
-        "maxDirectories": 10_000,
-        "maxEntries": 50_000,
-        "followDirectorySymlinks": False,
-    }
-    result = walk(str(root), WalkOptions.model_validate({**limits, **options}), threading.Event())
+    limits = WalkLimits(
+        options.get("maxDepth", 64),
+        options.get("maxDirectories", 10_000),
+        options.get("maxEntries", 50_000),
+        options.get("followDirectorySymlinks", False),
+        options.get("pruneHiddenDirectories", False),
+    )
+    result = walk(str(root), limits, threading.Event())
     return dict(json.loads(result))
 
 
@@ -179,7 +181,7 @@ def test_a_reply_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest
     for number in range(10):
         (tmp_path / str(number)).touch()
     size = len(path_to_uri(str(tmp_path / "0")))
-    monkeypatch.setattr(walk_module, "_MOST_PATH_BYTES", 4 * size)
+    monkeypatch.setattr(listing, "MOST_PATH_BYTES", 4 * size)
 
     result = _walk(tmp_path)
 
@@ -189,7 +191,6 @@ def test_a_reply_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest
 def test_a_walk_that_nobody_waits_for_is_given_up(tree: Path) -> None:
     stop = threading.Event()
     stop.set()
-    options = {"maxDepth": 1, "maxDirectories": 9, "maxEntries": 9, "followDirectorySymlinks": False}
 
     with pytest.raises(Abandoned):
-        walk(str(tree), WalkOptions.model_validate(options), stop)
+        walk(str(tree), WalkLimits(1, 9, 9, False, False), stop)

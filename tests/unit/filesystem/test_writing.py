@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from execserver.filesystem import writing
 from execserver.filesystem.writing import write_file
 from execserver.protocol.errors import InvalidRequest
+from tests.support.mounts import Mount
 from tests.unit.filesystem.caller import StubCaller
-from tests.unit.filesystem.conftest import Mount
 
 PIECE_CHARS = 256 << 10
 

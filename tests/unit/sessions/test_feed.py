@@ -27,6 +27,7 @@ class FakeProcess:
         self.number = 1
         self.streams = ("stdout", "stderr")
         self.exit_code: int | None = None
+        self.sandbox_denied = False
         self.exited_seq: int | None = None
         self.closed_seq: int | None = None
         self.subscribers: list[OutputFeed] = []
@@ -40,6 +41,9 @@ class FakeProcess:
         os.close(write)
         self.wake()
         self.log.trim()
+
+    def denial(self) -> dict[str, object] | None:
+        return {"likely": self.sandbox_denied, "evidence": []} if self.sandbox_denied else None
 
     def finish(self, code: int = 0) -> None:
         self.exit_code = code
@@ -105,6 +109,17 @@ def test_every_number_is_sent_once_in_order() -> None:
     assert sink.numbers() == [1, 2, 3, 4]
     assert sink.events[2]["params"] == {"processId": "p", "seq": 3, "exitCode": 3, "sandboxDenied": False}
     assert not process.subscribers, "after the last event nobody follows"
+
+
+@pytest.mark.parametrize("extensions", [False, True])
+def test_evidence_of_a_denial_goes_to_those_who_asked_for_extensions(extensions: bool) -> None:
+    process, sink = FakeProcess(), RecordingSink()
+    OutputFeed(cast("ManagedProcess", process), sink, 0, lambda: None, extensions=extensions)
+    process.sandbox_denied = True
+    process.finish(1)
+    exited = sink.events[0]["params"]
+    assert exited["sandboxDenied"] is True
+    assert ("denial" in exited) is extensions
 
 
 async def test_without_room_nothing_is_sent_and_the_child_is_paced() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from execserver.folders import fallback_folder
 from execserver.supervisor import listeners
-from execserver.supervisor.folders import fallback_folder
 from execserver.supervisor.listeners import ListenError, UnixListener, bind_all, parse, requested
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.supervisor.folders import FolderError
+from execserver.folders import FolderError
 from execserver.supervisor.records import claim, sweep
 
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Mapping
 
 # A lock is held for milliseconds; somebody who holds one longer is broken or hostile.
 _LOCK_TIMEOUT_S = 5.0
@@ -15,9 +16,22 @@ class FolderError(Exception):
     """A folder is not what it has to be, with a text for the user."""
 
 
-def fallback_folder() -> str:
-    """Where things go without any XDG variable."""
-    return f"/tmp/execserver-{os.geteuid()}"  # noqa: S108  checked by open_private
+def fallback_folder(uid: int | None = None) -> str:
+    """Where things of a user (None: ours) go without any XDG variable."""
+    return f"/tmp/execserver-{os.geteuid() if uid is None else uid}"  # noqa: S108  checked by open_private
+
+
+def runtime_folder(environment: Mapping[str, str]) -> str | None:
+    """What the service manager made for us, if it did."""
+    # systemd may give several, separated by colons; absolute paths only, as XDG demands.
+    runtime = environment.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return runtime if runtime.startswith("/") else None
+
+
+def state_folder(environment: Mapping[str, str], uid: int | None = None) -> str:
+    """Where things of a user (None: ours) go that outlive a daemon, when no service manager gave a folder."""
+    state = environment.get("XDG_STATE_HOME", "")
+    return f"{state.rstrip('/')}/execserver" if state.startswith("/") else fallback_folder(uid)
 
 
 def create(path: str) -> None:
@@ -46,12 +60,13 @@ def open_folder(path: str) -> int:
         raise FolderError(f"folder {path}: {error.strerror}") from None
 
 
-def open_private(path: str, forbidden: int = 0o077) -> int:
+def open_private(path: str, forbidden: int = 0o077, uid: int | None = None) -> int:
     """Open a folder of our own, created when missing.
 
     Args:
         path: absolute.
         forbidden: mode bits that it may not have.
+        uid: whose it must be; None: ours.
 
     Raises:
         FolderError: a symbolic link, no folder, of another user, or open to others.
@@ -65,9 +80,10 @@ def open_private(path: str, forbidden: int = 0o077) -> int:
             raise FolderError(f"folder {path} is a symbolic link; remove it") from None
         raise FolderError(f"folder {path}: {error.strerror}") from None
     status = os.fstat(folder)
-    if status.st_uid != os.geteuid():
+    owner = os.geteuid() if uid is None else uid
+    if status.st_uid != owner:
         os.close(folder)
-        raise FolderError(f"folder {path} belongs to uid {status.st_uid}, not to us ({os.geteuid()})")
+        raise FolderError(f"folder {path} belongs to uid {status.st_uid}, not to us ({owner})")
     if status.st_mode & forbidden:
         os.close(folder)
         mode = stat.S_IMODE(status.st_mode)

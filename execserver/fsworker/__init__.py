@@ -1,0 +1,1 @@
+"""The program that does `fs/*` inside a sandbox, and what starts it. Standard library only."""

@@ -1,0 +1,173 @@
+"""The backends: bubblewrap, the limits of a thread (seccomp and Landlock), and macOS's Seatbelt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from execserver.sandbox import bubblewrap, landlock, seatbelt, seccomp
+from execserver.sandbox.confinement import Command, Confinement, Wrapped
+from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
+from execserver.sandbox.mount_points import Lease
+from execserver.sandbox.policy import Policy
+from execserver.sandbox.view import OwnThings, View
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Programs of the host that set a command up inside."""
+
+    bubblewrap: str
+    setsid: str | None
+    bash: str | None
+
+
+class Bubblewrapped(Confinement):
+    """In namespaces of its own."""
+
+    backend = "bubblewrap"
+
+    def __init__(
+        self,
+        policy: Policy,
+        view: View,
+        cwd: str,
+        lease: Lease | None,
+        tools: Tools,
+        sources: bubblewrap.Sources,
+        held: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(policy, cwd, lease)
+        self._held = dict(held or {})
+        self.namespaces = view.namespaces
+        self._tools = tools
+        self._filter = seccomp.program(network=policy.network, files_limited=policy.limits_files)
+        self._options = bubblewrap.options(view, sources, root_user=os.geteuid() == 0, held=self._held)
+
+    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+        """See `Confinement`."""
+        opened: list[int] = []
+        try:
+            program = _memory_file(self._filter, opened)
+            status, status_inside = os.pipe2(os.O_CLOEXEC)
+            opened += (status, status_inside)
+            os.set_blocking(status, False)
+            new_session = self.namespaces or not command.tty
+            inside = bubblewrap.Inside((), command.cwd, command.environment, new_session, dies_with_parent)
+            arguments = bubblewrap.arguments(self._options, inside, program, status_inside)
+            handed_over = _memory_file(arguments, opened)
+        except BaseException:
+            for fd in opened:
+                os.close(fd)
+            raise
+        return Wrapped(
+            self._tools.bubblewrap,
+            ("bwrap", "--args", str(handed_over), "--", *self._command_line(command)),
+            {},
+            (program, status_inside, handed_over, *self._take_held()),
+            status,
+            takes_terminal=command.tty,
+        )
+
+    def release(self) -> None:
+        """See `Confinement`."""
+        for fd in self._take_held():
+            os.close(fd)
+        super().release()
+
+    def _take_held(self) -> tuple[int, ...]:
+        held, self._held = tuple(self._held.values()), {}
+        return held
+
+    def _command_line(self, command: Command) -> Sequence[str]:
+        line = _named(command, self._tools.bash)
+        # With the terminal taken inside, its signals reach what is inside, and never the launcher.
+        return [self._tools.setsid, "-c", *line] if command.tty and self._tools.setsid is not None else line
+
+
+class Limited(Confinement):
+    """By what the kernel limits for a thread and everything that it starts: seccomp, and Landlock if files
+    are limited. Processes and signals are the host's.
+    """
+
+    namespaces = False
+
+    def __init__(self, policy: Policy, view: View, cwd: str, own: OwnThings) -> None:
+        super().__init__(policy, cwd, None)
+        self._view = view
+        self.backend = "landlock" if policy.limits_files else "seccomp"
+        self._own = own
+        self._filter = seccomp.program(
+            network=policy.network,
+            files_limited=policy.limits_files,
+            namespaces_denied=policy.limits_files,
+        )
+
+    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+        """See `Confinement`."""
+        # `dies_with_parent` has no meaning here: the parent would be the thread.
+        return Wrapped(command.program, tuple(command.arguments), command.environment, limit=self._limit)
+
+    def _limit(self, terminal: str | None) -> None:
+        if not self.policy.limits_files:
+            deny_new_privileges()
+            install_filter(self._filter)
+            return
+        with landlock.Ruleset.of_view(self._view, own=self._own, terminal=terminal) as rules:
+            rules.restrict_self(self._filter)
+
+
+class Seatbelted(Confinement):
+    """By macOS. Untested there (`seatbelt.py`)."""
+
+    backend = "seatbelt"
+    namespaces = False
+
+    def __init__(self, policy: Policy, cwd: str, made: seatbelt.Profile) -> None:
+        super().__init__(policy, cwd, None)
+        self._made = made
+
+    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+        """See `Confinement`."""
+        line = seatbelt.arguments(self._made, [command.program, *command.arguments[1:]])
+        return Wrapped(seatbelt.PROGRAM, tuple(line), {**command.environment, **seatbelt.ENVIRONMENT})
+
+
+def needs_own_name(command: Command) -> bool:
+    """Whether the program is to see another name than the one that it is found by."""
+    name = command.arguments[0]
+    return name != command.program and not _is_bare_name(command, name)
+
+
+def _is_bare_name(command: Command, name: str) -> bool:
+    # One that begins with a hyphen would be an option of what sets the command up.
+    by_name = name == os.path.basename(command.program) and "PATH" in command.environment
+    return by_name and not name.startswith("-")
+
+
+def _named(command: Command, bash: str | None) -> Sequence[str]:
+    """The command line that gives the program its name: bubblewrap has no way for that before 0.9."""
+    if needs_own_name(command) and bash is not None:
+        return [
+            bash,
+            "-p",  # It is not to run what `BASH_ENV` names.
+            "-c",
+            'exec -a "$0" -- "$@"',
+            command.arguments[0],
+            command.program,
+            *command.arguments[1:],
+        ]
+    name = command.arguments[0] if _is_bare_name(command, command.arguments[0]) else command.program
+    return [name, *command.arguments[1:]]
+
+
+def _memory_file(content: bytes, opened: list[int]) -> int:
+    """A descriptor from which the content can be read once."""
+    fd = os.memfd_create("execserver", os.MFD_CLOEXEC)
+    opened.append(fd)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,151 @@
+"""The arguments of bubblewrap for a view. Pure.
+
+One program does it all: it makes the namespaces and mounts, loads the seccomp program and execs the
+command; no helper of ours runs inside. Everything is handed over by a descriptor (`--args`): the
+variables of a command and the paths of a policy are nobody else's business, and a process's
+arguments can be read by every user. Bubblewrap itself runs with an empty environment: what a command
+sets for its loader must not steer a program that is not confined yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from execserver.sandbox.view import Bind, Hollow, Link, Mask, Mount, View
+
+MAX_ARGUMENTS = 8900
+"""Bubblewrap takes 9,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What masks are made of: a file and a folder of mode 000, with nothing in them."""
+
+    empty_file: str
+    empty_folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What runs in the sandbox."""
+
+    arguments: Sequence[str]
+    """The program, looked up in the `PATH` of `environment` when it is a bare name, and its arguments."""
+
+    cwd: str
+    environment: Mapping[str, str]
+    new_session: bool = True
+    """Whether it is in another session than bubblewrap from the start. One that takes a terminal makes a
+    session of its own; without a pid namespace nothing stands between it and bubblewrap, and a session's
+    leader cannot make another.
+    """
+
+    dies_with_parent: bool = False
+    """For workers of ours. Commands outlive the server (`RULES`: its death must not end them)."""
+
+
+def options(
+    view: View, sources: Sources, *, root_user: bool, held: Mapping[str, int] | None = None
+) -> list[str]:
+    """The options that make the view.
+
+    Args:
+        view: what is to be seen.
+        sources: what masks are made of.
+        root_user: whether the daemon is uid 0.
+        held: descriptors of what is bound writable, by its path (`--bind-fd`, where bubblewrap has that).
+    """
+    result = _base(view)
+    hollow = []
+    for mount in view.mounts:
+        result += _mount(mount, sources, held or {})
+        if isinstance(mount, Hollow):
+            hollow.append(mount.target)
+    result += _namespaces(view, root_user=root_user)
+    # Deep ones first: what is read-only cannot be mounted into.
+    for target in reversed(hollow):
+        result += ["--remount-ro", target]
+    if view.base == "empty":
+        result += ["--remount-ro", "/"]
+    return result
+
+
+def arguments(made: Sequence[str], inside: Inside, seccomp: int, status: int) -> bytes:
+    """Everything for `--args`: the options of the view and the command.
+
+    Args:
+        made: what `options` gave.
+        inside: the command.
+        seccomp: descriptor of the seccomp program.
+        status: descriptor for the child's pid and, if the set-up succeeded, its exit code.
+
+    Raises:
+        ValueError: a NUL byte, or more arguments than bubblewrap takes.
+    """
+    result = [
+        *(["--new-session"] if inside.new_session else []),
+        *made,
+        "--seccomp",
+        str(seccomp),
+        "--json-status-fd",
+        str(status),
+        "--chdir",
+        inside.cwd,
+    ]
+    if inside.dies_with_parent:
+        result.append("--die-with-parent")
+    for name, value in inside.environment.items():
+        if not name or "=" in name:
+            raise ValueError("illegal environment variable name")
+        result += ["--setenv", name, value]
+    if len(result) > MAX_ARGUMENTS:
+        raise ValueError(
+            f"the sandbox needs {len(result)} arguments and bubblewrap takes {MAX_ARGUMENTS}: "
+            "fewer entries, matches of patterns, or environment variables"
+        )
+    if any("\0" in text for text in (*result, *inside.arguments)):
+        raise ValueError("embedded null byte")
+    return b"".join(os.fsencode(text) + b"\0" for text in result)
+
+
+def _base(view: View) -> list[str]:
+    match view.base:
+        case "host":
+            return ["--dev-bind", "/", "/"]
+        case "write":
+            return ["--bind", "/", "/", "--dev", "/dev"]
+        case "read":
+            return ["--ro-bind", "/", "/", "--dev", "/dev"]
+        case "empty":
+            return ["--perms", "0755", "--tmpfs", "/", "--dev", "/dev"]
+
+
+def _mount(mount: Mount, sources: Sources, held: Mapping[str, int]) -> list[str]:
+    match mount:
+        case Bind(source, target, True, False) if source in held:
+            return ["--bind-fd", str(held[source]), target]
+        case Bind(source, target, writable, device):
+            option = "--dev-bind" if device and writable else "--bind" if writable else "--ro-bind"
+            return [option, source, target]
+        case Mask(target, directory):
+            return ["--ro-bind", sources.empty_folder if directory else sources.empty_file, target]
+        case Hollow(target, mode):
+            return ["--perms", f"{mode:04o}", "--tmpfs", target]
+        case Link(target, text):
+            return ["--symlink", text, target]
+
+
+def _namespaces(view: View, *, root_user: bool) -> list[str]:
+    if not view.namespaces:
+        # Files are not limited: root keeps its power over them, and sees the processes of the host.
+        return ["--cap-add", "ALL"] if root_user else ["--unshare-user", "--cap-drop", "ALL"]
+    result = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--disable-userns"]
+    if not view.network:
+        result.append("--unshare-net")
+    result += ["--proc", "/proc"]
+    if root_user:
+        # The kernel asks for uid 0 and nothing else before it changes a setting of the whole machine.
+        result += ["--ro-bind", "/proc/sys", "/proc/sys"]
+    return [*result, "--cap-drop", "ALL"]

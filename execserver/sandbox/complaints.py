@@ -1,0 +1,216 @@
+"""Complaints of programs in their output: where an errno text stands, and what file or operation it is about.
+
+Texts of glibc, in the spellings of shells, core utilities, Python, Node, Rust, Go, Java and Ruby. Nothing
+here knows what was allowed. Everything is bounded: the number of places that are looked at and the bytes
+of a line around each, so that the time is linear in the output.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_HITS = 100
+"""Places of one text that are looked at from each end of the output: failures stand at one of them, and
+the time for a megabyte of complaints stays bounded."""
+_BEFORE, _AFTER = 600, 400
+"""Bytes of a line around an errno text: a minified line may be as long as the output."""
+
+READ_ONLY, DENIED, NOT_PERMITTED, BUSY, NO_NETWORK = "EROFS", "EACCES", "EPERM", "EBUSY", "network"
+
+# In small letters: as glibc, Python (`[Errno N]`), Rust (`os error N`) and Node (`ENAME:`) have them.
+_TEXTS = {
+    b"read-only file system": READ_ONLY,
+    b"[errno 30]": READ_ONLY,
+    b"(os error 30)": READ_ONLY,
+    b"erofs:": READ_ONLY,
+    b"permission denied": DENIED,
+    b"[errno 13]": DENIED,
+    b"(os error 13)": DENIED,
+    b"eacces:": DENIED,
+    b"operation not permitted": NOT_PERMITTED,
+    b"[errno 1]": NOT_PERMITTED,
+    b"(os error 1)": NOT_PERMITTED,
+    b"eperm:": NOT_PERMITTED,
+    b" eperm ": NOT_PERMITTED,
+    b"device or resource busy": BUSY,
+    b"could not resolve host": NO_NETWORK,
+    b"unable to resolve host": NO_NETWORK,
+    b"temporary failure in name resolution": NO_NETWORK,
+    b"temporary failure resolving": NO_NETWORK,
+    b"name or service not known": NO_NETWORK,
+    b"getaddrinfo eai_again": NO_NETWORK,
+    b"getaddrinfo enotfound": NO_NETWORK,
+    b"network is unreachable": NO_NETWORK,
+}
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
+_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|\u2018([^\u2019]+)\u2019|`([^`']+)[`']")
+_QUOTES = "'\"`\u2018\u2019\u201c\u201d"
+# One errno text in several spellings, as in `[Errno 13] Permission denied` and `… (os error 13)`.
+_SPELLINGS = re.compile(
+    r"(?:\[errno (?:1|13|30)\]|e(?:rofs|acces|perm)\b:?|read-only file system|permission denied"
+    r"|operation not permitted|device or resource busy|\(os error (?:1|13|30)\)|\s)+",
+    re.IGNORECASE,
+)
+_ERRNO_NUMBER = re.compile(r"\(\d+: $")  # apt: `(30: Read-only file system)`
+_SEGMENT = re.compile(r":\s+| - ")
+_FILE_WORDS = re.compile(
+    r"access|chdir|chmod|copy|create|delete|directory|file|folder|from|into|link|lock|mkdir|modify|move|open"
+    r"|path|read|remove|rename|rmdir|stat|symlink|to|touch|truncate|unlink|write",
+    re.IGNORECASE,
+)
+"""The words before a bare name; they are no names themselves."""
+
+_FILE_TOOLS = re.compile(
+    r"\s*(?:cat|chattr|chgrp|chmod|chown|cp|ln|ls|mknod|mount|mv|rm|setcap|setfacl|touch)$"
+)
+_NETWORK_WORDS = re.compile(
+    r"(?:^|[\s(<_.])(?:socket|connect|connection|bind|listen|dial|sendto|urlopen|getaddrinfo|tcp|udp|netlink)"
+    r"(?:\(\d?\)|\(\.\.\.\))?(?: error| failed)?[\s(\[<]*$",
+    re.IGNORECASE,
+)
+_DEV_TCP = re.compile(r"/dev/(?:tcp|udp)/[^\s:]+$")
+_ELSEWHERE = re.compile(
+    r"^\s*(?:remote|scp|sftp|rsync|\S+@[^\s:]+|docker):\s|error response from daemon", re.IGNORECASE
+)
+_PYTHON_ERROR = re.compile(r"^\s*(?:PermissionError|OSError|socket\.error): \[Errno 1\] [A-Za-z ]*$")
+_SOCKET_CALL = re.compile(r"\bsocket\b|\.(?:connect|bind|sendto|create_connection)\(")
+
+
+def complaints(lower: bytes) -> list[tuple[int, int, str]]:
+    """The places of errno texts, in order; of very many the first and the last."""
+    found = []
+    for text, kind in _TEXTS.items():
+        found += [(at, at + len(text), kind) for at in _places(lower, text)]
+    return sorted(found)
+
+
+def _places(lower: bytes, text: bytes) -> Iterator[int]:
+    at = -1
+    for _ in range(_HITS):
+        at = lower.find(text, at + 1)
+        if at < 0:
+            return
+        yield at
+    first, at = at, len(lower)
+    for _ in range(_HITS):
+        at = lower.rfind(text, first + 1, at)
+        if at < 0:
+            return
+        yield at
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """An errno text in its line."""
+
+    before: str
+    """What stands before it in the line."""
+
+    after: str
+    """What follows the errno text and all its other spellings."""
+
+    line: str
+    """All of it, without colours; of a very long one what stands around the errno text."""
+
+    above: Sequence[str]
+    """Up to four lines above that are not blank; the nearest last."""
+
+    @classmethod
+    def at(cls, output: bytes, start: int, end: int) -> Complaint:
+        """The one whose errno text stands at `start` to `end`."""
+        far = max(0, start - _BEFORE)
+        begin = max(output.rfind(b"\n", far, start) + 1, output.rfind(b"\r", far, start) + 1, far)
+        before = _text(output[begin:start])
+        rest = _text(output[start : end + _AFTER].partition(b"\n")[0])
+        # Several spellings may stand in a row: "EROFS: read-only file system, open …".
+        spelled = _SPELLINGS.match(rest)
+        after = rest[spelled.end() if spelled else 0 :]
+        above = _text(output[max(0, begin - _BEFORE) : begin]).splitlines()
+        return cls(before, after, before + rest, [line for line in above if line.strip()][-4:])
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether the errno text is quoted by itself: then somebody writes *about* it."""
+        return self.before[-1:] in tuple(_QUOTES) and self.after[:1] in tuple(_QUOTES)
+
+    @property
+    def is_from_elsewhere(self) -> bool:
+        """Whether another machine, or a daemon, complains."""
+        return bool(_ELSEWHERE.search(self.line))
+
+
+def _text(data: bytes) -> str:
+    # Names in the output stay what they are, so that they are found in the policy's rules.
+    return _ESCAPES.sub("", os.fsdecode(data))
+
+
+def names_of(complaint: Complaint) -> list[str]:
+    """The file names that the errno text is about, as they are written."""
+    return [name for name in _names(complaint) if name and "\0" not in name]
+
+
+def _names(complaint: Complaint) -> list[str]:
+    names = _names_after(complaint.after)
+    if names:
+        return names
+    before = _ERRNO_NUMBER.sub("", complaint.before).rstrip(" \t:([,")
+    segments = [part for part in _SEGMENT.split(before) if part]
+    for segment in reversed(segments[-2:]):
+        # What begins a line that says more is the name of the program that complains.
+        if len(segments) > 1 and segment is segments[0]:
+            break
+        names = _names_in(segment)
+        if names:
+            return names
+    # Rust's chain of errors: the path stands in the line that "Caused by:" follows.
+    if (
+        not complaint.before.strip(" \t0123456789:")
+        and complaint.above
+        and complaint.above[-1].strip() == "Caused by:"
+    ):
+        return [name for line in complaint.above[-2:-1] for name in _names_in(line.split(": ", 1)[-1])]
+    return []
+
+
+def _names_after(after: str) -> list[str]:
+    """`: '/a'` (Python, shells), `, open '/a'` and `, rename '/a' -> '/b'` (Node), ` @ open - /a` (Ruby)."""
+    head = re.match(r"(?:\s*[:,]\s*(?:[a-z]+ )?|\s*@ \w+ - )(?=[/'\"\u2018`.])", after)
+    if head is None:
+        return []
+    rest = after[head.end() :]
+    if rest[0] in _QUOTES:
+        return [name for name in _quoted(rest)[:2] if "\n" not in name]
+    return [re.split(r"[\s:,;)]", rest, maxsplit=1)[0]]
+
+
+def _names_in(segment: str) -> list[str]:
+    quoted = _quoted(segment)
+    if quoted:
+        return quoted
+    if segment.startswith("/"):
+        return list(dict.fromkeys([segment, segment.split()[0].rstrip(",;")]))
+    words = segment.split()
+    names = [word.strip("(),;[]") for word in words if "/" in word.strip("(),;[]/") or word[:1] in "/."]
+    last = words[-1] if words else ""
+    plain = len(words) == 1 or (len(words) > 1 and _FILE_WORDS.fullmatch(words[-2]))
+    if plain and last not in names and not last.isdigit() and not _FILE_WORDS.fullmatch(last):
+        names.append(last)
+    return [name[name.index("(") + 1 :] if "(/" in name else name for name in names]
+
+
+def _quoted(text: str) -> list[str]:
+    return [next(filter(None, match.groups())) for match in _QUOTED.finditer(text)]
+
+
+def is_about_network(complaint: Complaint) -> bool:
+    """Whether what failed was making or using a socket."""
+    before = complaint.before.rstrip(" \t:")
+    if _FILE_TOOLS.match(before.split(":", 1)[0]):
+        return False
+    if _PYTHON_ERROR.match(complaint.line):
+        return any(_SOCKET_CALL.search(line) for line in complaint.above)
+    return bool(_NETWORK_WORDS.search(before) or _DEV_TCP.search(before))

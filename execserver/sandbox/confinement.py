@@ -1,0 +1,95 @@
+"""How one command is confined: what a backend makes of its program, arguments and variables.
+
+The backends themselves are in `backends.py`, which is imported when the first sandbox is made.
+
+Sandboxes.prepare ──▶ Confinement ──wrap, on the loop's thread──▶ Wrapped ──▶ spawn
+ (in a thread)            └── release, once nothing runs inside any more
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from execserver.sandbox.policy import Policy
+
+if TYPE_CHECKING:
+    from execserver.sandbox.mount_points import Lease
+
+Backend = Literal["bubblewrap", "landlock", "seccomp", "seatbelt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is to be run, as it would be without a sandbox."""
+
+    program: str
+    """Its path."""
+
+    arguments: Sequence[str]
+    """The first one is the name that the program sees as its own."""
+
+    cwd: str
+    environment: Mapping[str, str]
+    tty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """What is spawned in its place. The descriptors belong to the caller from now on."""
+
+    program: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    passed: tuple[int, ...] = ()
+    """Descriptors that the child gets under the same numbers, and that the caller closes afterwards."""
+
+    status: int | None = None
+    """Our end of what the launcher reports (`processes/inside.py`)."""
+
+    limit: Callable[[str | None], None] | None = None
+    """Takes the limits on, for the thread that spawns (`limited_thread.py`). It is told the path of the
+    command's terminal, if it gets one.
+    """
+
+    takes_terminal: bool = False
+    """Whether the command makes its terminal its own by itself, inside."""
+
+
+class Confinement(ABC):
+    """One command's sandbox."""
+
+    backend: Backend
+    namespaces: bool
+    """Whether it has processes of its own, all of which end with its first one."""
+
+    def __init__(self, policy: Policy, cwd: str, lease: Lease | None) -> None:
+        self.policy = policy
+        self.cwd = cwd
+        self._lease = lease
+
+    @abstractmethod
+    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+        """Prepare the spawn.
+
+        Raises:
+            OSError: no descriptor is to be had.
+            ValueError: something cannot be an argument.
+        """
+
+    @property
+    def releases_at_once(self) -> bool:
+        """Whether `release` cannot block."""
+        return self._lease is None
+
+    @property
+    def shows(self) -> bool:
+        """Whether there are folders on the host because of it, until it is released."""
+        return self._lease is not None and bool(self._lease.made)
+
+    def release(self) -> None:
+        """Give back what the sandbox needed on the host. May block for a moment; idempotent."""
+        if self._lease is not None:
+            self._lease.release()

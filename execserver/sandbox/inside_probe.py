@@ -1,0 +1,51 @@
+"""What the probe runs *inside* a sandbox: tries what must and what must not work, and prints it as JSON.
+
+    python -I -S inside_probe.py OPEN CLOSED MASKED
+
+A program of its own, standard library only: it is started by its path and imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+
+def main(arguments: list[str]) -> None:
+    """Try everything and print it: of an attempt an empty text when it succeeded, else the error's name."""
+    open_file, closed_file, masked = arguments
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    found = {
+        "open": _tried(lambda: _write(open_file)),
+        "closed": _tried(lambda: _write(closed_file)),
+        "masked": _tried(lambda: os.listdir(masked)),
+        "socket": _tried(lambda: socket.socket(socket.AF_INET).close()),
+        "seccomp": status.get("Seccomp", ""),
+        "no_new_privs": status.get("NoNewPrivs", ""),
+        "capabilities": status.get("CapEff", ""),
+        "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()],
+        "namespaces": {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net", "user", "mnt")},
+    }
+    json.dump(found, sys.stdout)
+
+
+def _write(path: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write("written inside\n")
+
+
+def _tried(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error))
+    return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,151 @@
+"""Why bubblewrap could not make a sandbox: from its own words and the machine's settings to cause and fix.
+
+The words are those of bubblewrap 0.8 to 0.11 in the C locale; settings are read where there are any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MINIMUM_VERSION = (0, 8, 0)
+"""The first bubblewrap with `--disable-userns`."""
+
+INSTALL = (
+    "install bubblewrap 0.8.0 or later: `apt install bubblewrap` (Debian, Ubuntu), `dnf install bubblewrap` "
+    "(Fedora, RHEL), `pacman -S bubblewrap` (Arch), `apk add bubblewrap` (Alpine), "
+    "`zypper install bubblewrap` (SUSE); or name the program with --bubblewrap"
+)
+
+_CONTAINER = (
+    "in a container, start it with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined`, or let the container be the wall: clients then send the profile "
+    '`{"type": "external", …}`'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is wrong, and what to do."""
+
+    cause: str
+    fix: str
+
+
+def explain(text: str, bubblewrap: str, proc: str = "/proc") -> Failure:
+    """Translate what bubblewrap wrote to stderr.
+
+    Args:
+        text: all of it, in the C locale.
+        bubblewrap: the program that wrote it.
+        proc: where procfs is.
+    """
+    said = _said(text)
+    if "unknown option" in text.lower():
+        return Failure(f"bubblewrap is too old: {said}", INSTALL)
+    if "setuid version" in text:
+        return Failure(
+            f"{bubblewrap} is set-user-id, and that kind cannot forbid nested user namespaces: {said}",
+            f"`chmod u-s {bubblewrap}` and let users make user namespaces, or name another with --bubblewrap",
+        )
+    if "PR_SET_SECCOMP" in text:
+        return Failure(
+            f"the kernel took no seccomp filter: {said}",
+            "use a kernel with CONFIG_SECCOMP_FILTER",
+        )
+    if "mount proc" in text:
+        return Failure(
+            f"a new /proc may not be mounted, because parts of the one outside are covered: {said}",
+            _CONTAINER,
+        )
+    if "max_*_namespaces" in text or "ENOSPC" in text or "No space left on device" in text:
+        return _limits(said, proc)
+    if any(words in text for words in _NAMESPACE_WORDS):
+        return restricted(said, bubblewrap, proc)
+    return Failure(
+        f"bubblewrap failed: {said}",
+        "see docs/how-to/doctor.md, or run the same by hand: "
+        f"`{bubblewrap} --ro-bind / / --unshare-user --unshare-pid --proc /proc true`",
+    )
+
+
+_NAMESPACE_WORDS = (
+    "No permissions to creat",  # "to creating" before 0.9
+    "Creating new namespace failed",
+    "setting up uid map",
+    "RTM_NEWADDR",
+    "RTM_NEWLINK",
+    "Failed to make / slave",
+    "Failed to mount tmpfs",
+    "pivot_root",
+    "Unexpected capabilities",
+    "unshare user ns",
+)
+
+
+def restricted(said: str, bubblewrap: str, proc: str = "/proc") -> Failure:
+    """Why namespaces cannot be made or used, when that is not allowed.
+
+    Args:
+        said: the words of who tried.
+        bubblewrap: the program that is to be allowed it.
+        proc: where procfs is.
+    """
+    if setting(proc, "kernel/unprivileged_userns_clone") == "0":
+        return Failure(
+            f"kernel.unprivileged_userns_clone is 0: only root may make user namespaces ({said})",
+            "`sysctl kernel.unprivileged_userns_clone=1`, and the same in /etc/sysctl.d/ to keep it",
+        )
+    if setting(proc, "user/max_user_namespaces") == "0":
+        return _limits(said, proc)
+    if setting(proc, "kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return Failure(
+            f"AppArmor takes all power from user namespaces of programs that it has no profile for ({said})",
+            apparmor_fix(bubblewrap),
+        )
+    return Failure(
+        f"namespaces may not be made or used here ({said}): a container's or a service's filter forbids it",
+        f"{_CONTAINER}; under systemd, leave out RestrictNamespaces= and ProtectKernelTunables=",
+    )
+
+
+def apparmor_fix(bubblewrap: str) -> str:
+    """How AppArmor is told that bubblewrap may have user namespaces."""
+    return (
+        "give bubblewrap a profile: "
+        f"`printf '%s\\n' 'abi <abi/4.0>,' 'profile bwrap {bubblewrap} flags=(unconfined) {{ userns, }}' "
+        "| sudo tee /etc/apparmor.d/bwrap && sudo apparmor_parser -r /etc/apparmor.d/bwrap`; "
+        "or, for every program, `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
+    )
+
+
+def setting(proc: str, name: str) -> str | None:
+    """The value of a kernel setting (`kernel/…`); None where the kernel has no such setting."""
+    try:
+        with open(f"{proc}/sys/{name}", encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _limits(said: str, proc: str) -> Failure:
+    zero = [kind for kind in ("user", "mnt", "pid", "ipc", "net") if setting(proc, _limit(kind)) == "0"]
+    if zero:
+        names = " and ".join(f"user.max_{kind}_namespaces" for kind in zero)
+        return Failure(
+            f"{names} is 0: no such namespace may be made ({said})",
+            " && ".join(f"`sysctl user.max_{kind}_namespaces=10000`" for kind in zero),
+        )
+    return Failure(
+        f"there are as many namespaces as may be, or they are nested too deep ({said})",
+        "raise the settings user.max_*_namespaces; inside a sandbox of bubblewrap, use the profile external",
+    )
+
+
+def _limit(kind: str) -> str:
+    return f"user/max_{kind}_namespaces"
+
+
+def _said(text: str) -> str:
+    """The last line, where bubblewrap says why it ends; bounded, for error messages."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "".join(char if char.isprintable() else "?" for char in lines[-1])[:300] if lines else "no message"

@@ -1,0 +1,20 @@
+"""What the operator says of sandboxes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOOL_PATH = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin:/run/current-system/sw/bin"
+"""Where programs that set a command up inside are looked for: never in the `PATH` of a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """The settings that `Sandboxes` goes by."""
+
+    bubblewrap: str | None = None
+    """The program; None is the first `bwrap` of the daemon's `PATH` and of the system's folders."""
+
+    allow_landlock: bool = False
+    spool_dir: str | None = None
+    """The state folder; None is the default (`state_folder.py`)."""

@@ -1,0 +1,332 @@
+"""From the sandbox context of a request to absolute rules. Pure: nothing is looked up on the disk.
+
+`docs/protocol.md`, "Sandbox context". Rules kept in this file:
+
+1. The most specific path wins; of two entries for one path, `deny` beats `write` beats `read`.
+2. A grant needs everything that it depends on: without workspace roots, `project_roots` grants
+   nothing. A denial that lacks something is taken as wide as it may be meant.
+3. What this version does not know (`unknown`) grants and denies nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from execserver.protocol.errors import InvalidParams
+from execserver.protocol.path_uri import ForeignPath
+from execserver.protocol.sandbox import (
+    DisabledPermissions,
+    ExternalPermissions,
+    FileSystemEntry,
+    GlobEntryPath,
+    LiteralEntryPath,
+    RestrictedFileSystem,
+    SandboxContext,
+    SpecialPath,
+    UnrestrictedFileSystem,
+)
+
+PROTECTED_NAMES = (".git", ".agents", ".codex", ".aws")
+"""Direct children of a writable root that stay read-only: what is in them is run, or trusted, by
+programs outside the sandbox."""
+
+PLATFORM_FOLDERS = (
+    "/bin",
+    "/sbin",
+    "/usr",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/nix/store",
+    "/run/current-system/sw",
+)
+"""What programs need to run at all: the read set of `minimal`."""
+
+_SLASH_TMP = "/tmp"  # noqa: S108 - the entry's own name for it
+
+
+class Access(enum.IntEnum):
+    """What may be done with a path and with everything below it."""
+
+    DENY = 0
+    READ = 1
+    WRITE = 2
+
+
+_ACCESS = {"read": Access.READ, "write": Access.WRITE, "deny": Access.DENY, "none": Access.DENY}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What holds from a path on down, until a rule for a deeper path."""
+
+    path: str
+    access: Access
+    skip_missing: bool = False
+    """Whether nothing is to be guarded when the path does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """What holds for the files and folders that match when the sandbox is made."""
+
+    pattern: str
+    """Absolute."""
+
+    access: Access
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a request may do. Equal policies are enforced by the same fs worker."""
+
+    unrestricted: bool
+    """No limit on files."""
+
+    network: bool
+    """Whether the network may be used."""
+
+    rules: tuple[Rule, ...] = ()
+    """At most one for a path; shallow ones first."""
+
+    minimal: bool = False
+    """Whether the platform's folders may be read."""
+
+    globs: tuple[Glob, ...] = ()
+    glob_depth: int | None = None
+    """How many levels of folders below a pattern's own folder are searched; None is all."""
+
+    unresolved: bool = False
+    """Some entry depends on a working directory or on workspace roots, and there are neither."""
+
+    @property
+    def limits_files(self) -> bool:
+        """Whether any file is out of reach."""
+        return not self.unrestricted
+
+    @property
+    def limits_anything(self) -> bool:
+        """Whether there is anything to enforce."""
+        return not (self.unrestricted and self.network)
+
+    @property
+    def deny_globs(self) -> tuple[str, ...]:
+        """The patterns of what must not be read."""
+        return tuple(glob.pattern for glob in self.globs if glob.access is Access.DENY)
+
+    def access(self, path: str) -> Access:
+        """What the rules say of an absolute path, by its text: patterns, links and protected
+        names are not considered.
+        """
+        if self.unrestricted:
+            return Access.WRITE
+        path = normal(path)
+        found = Access.DENY
+        if self.minimal and any(is_below(path, folder) for folder in PLATFORM_FOLDERS):
+            found = Access.READ
+        for rule in self.rules:
+            if is_below(path, rule.path):
+                found = rule.access
+        return found
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder or lies in it, by their texts."""
+    return path == folder or folder == "/" or path.startswith(folder + "/")
+
+
+def normal(path: str) -> str:
+    """An absolute path without `.`, `..` and repeated slashes; links are not looked at."""
+    # Two slashes at the beginning are kept by `normpath`, and mean nothing here.
+    return "/" + os.path.normpath(path).lstrip("/")
+
+
+def depth(path: str) -> int:
+    """The number of names in an absolute path; 0 for the root."""
+    return 0 if path == "/" else path.count("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the entries of a context may refer to, beside what the context itself says."""
+
+    cwd: str | None
+    """The working directory of the command; None for `fs/*`."""
+
+    tmpdir: str | None
+    """`TMPDIR` of the command, or of the daemon for `fs/*`."""
+
+
+def resolve(context: SandboxContext, surroundings: Surroundings) -> Policy:
+    """The policy of a request.
+
+    Raises:
+        InvalidParams: a path that is none on this host; the message names the member.
+    """
+    permissions = context.permissions
+    if isinstance(permissions, DisabledPermissions):
+        return Policy(unrestricted=True, network=True)
+    network = permissions.network == "enabled"
+    if isinstance(permissions, ExternalPermissions) or isinstance(
+        permissions.file_system, UnrestrictedFileSystem
+    ):
+        return Policy(unrestricted=True, network=network)
+    return _Resolver(context, surroundings, permissions.file_system).policy(network)
+
+
+class _Resolver:
+    """The entries of one context on their way to rules."""
+
+    def __init__(
+        self, context: SandboxContext, surroundings: Surroundings, file_system: RestrictedFileSystem
+    ) -> None:
+        place = context.policy_context
+        self._entries = file_system.entries
+        self._glob_depth = file_system.glob_scan_max_depth
+        cwd = place.cwd if place is not None and place.cwd is not None else context.cwd
+        roots: Sequence[str] = context.workspace_roots
+        if place is not None and place.workspace_roots is not None:
+            roots = place.workspace_roots
+        self._cwd = None if cwd is None else _native(cwd, "sandbox.cwd")
+        self._roots = [_native(root, "sandbox.workspaceRoots") for root in roots]
+        self._command_cwd = None if surroundings.cwd is None else normal(surroundings.cwd)
+        self._tmpdirs = _temporary(context, surroundings)
+        self._dynamic = False
+        self._minimal = False
+
+    def policy(self, network: bool) -> Policy:
+        rules = _strongest(self._rules())
+        globs = tuple(dict.fromkeys(self._globs()))
+        narrowed = any(rule.access is not Access.WRITE for rule in rules) or globs
+        return Policy(
+            unrestricted=bool(rules) and rules[0].path == "/" and not narrowed,
+            network=network,
+            rules=rules,
+            minimal=self._minimal,
+            globs=globs,
+            glob_depth=self._glob_depth,
+            unresolved=self._dynamic and self._cwd is None and not self._roots,
+        )
+
+    def _rules(self) -> Iterator[Rule]:
+        for entry in self._entries:
+            skip = entry.missing_path_behavior == "skip"
+            for path in self._paths(entry):
+                yield Rule(path, _ACCESS[entry.access], skip)
+
+    def _paths(self, entry: FileSystemEntry) -> Iterable[str]:
+        where = entry.path
+        if isinstance(where, LiteralEntryPath):
+            return [_native(where.path, "sandbox.permissions.file_system.entries")]
+        if isinstance(where, GlobEntryPath):
+            return []
+        value = where.value
+        if value.kind == "minimal":
+            # As a whole it can be read or not; it has no single path to write to.
+            self._minimal = self._minimal or entry.access in ("read", "write")
+            return []
+        return [_joined(base, value.subpath) for base in self._bases(value, entry.access)]
+
+    def _bases(self, value: SpecialPath, access: str) -> Sequence[str]:
+        match value.kind:
+            case "root":
+                return ["/"]
+            case "slash_tmp":
+                return [_SLASH_TMP]
+            case "tmpdir":
+                return self._tmpdirs
+            case "project_roots":
+                self._dynamic = True
+                return self._roots or self._instead_of_nothing(access)
+            case "current_working_directory":
+                self._dynamic = True
+                return [self._cwd] if self._cwd is not None else self._instead_of_nothing(access)
+            case _:
+                return []
+
+    def _instead_of_nothing(self, access: str) -> list[str]:
+        """What an entry is about when the folder that it depends on is not given."""
+        denied = _ACCESS[access] is Access.DENY
+        return (
+            [folder for folder in (self._cwd, self._command_cwd) if folder is not None][:1] if denied else []
+        )
+
+    def _globs(self) -> Iterator[Glob]:
+        for entry in self._entries:
+            where = entry.path
+            if not isinstance(where, GlobEntryPath):
+                continue
+            if "\0" in where.pattern:
+                raise InvalidParams(
+                    "a glob pattern holds a NUL byte", field="sandbox.permissions.file_system.entries"
+                )
+            access = _ACCESS[entry.access]
+            for pattern in self._absolute(where.pattern, access):
+                yield Glob(pattern, access)
+
+    def _absolute(self, pattern: str, access: Access) -> Iterable[str]:
+        if pattern.startswith("/"):
+            return [normal(pattern)]
+        self._dynamic = True
+        if self._cwd is not None:
+            folders = [self._cwd]
+        elif access is Access.DENY:
+            folders = [*self._roots, *([self._command_cwd] if self._command_cwd is not None else [])]
+        else:
+            folders = []
+        return [normal(f"{_as_literal(folder)}/{pattern}") for folder in folders]
+
+
+def _temporary(context: SandboxContext, surroundings: Surroundings) -> list[str]:
+    if surroundings.cwd is None and context.temporary_directories is not None:
+        return [_native(path, "sandbox.temporaryDirectories") for path in context.temporary_directories]
+    tmpdir = surroundings.tmpdir
+    return [normal(tmpdir)] if tmpdir is not None and tmpdir.startswith("/") else []
+
+
+def _native(path: str, field: str) -> str:
+    if isinstance(path, ForeignPath):
+        raise InvalidParams(f"{field}: '{path}' is invalid on 'linux'", field=field)
+    return normal(path)
+
+
+def _joined(base: str, subpath: str | None) -> str:
+    """A path below a base.
+
+    Raises:
+        InvalidParams: it would lead out of the base.
+    """
+    if not subpath:
+        return base
+    path = normal(f"{base}/{subpath}")
+    if subpath.startswith("/") or "\0" in subpath or not is_below(path, base):
+        raise InvalidParams(
+            f"subpath {subpath!r} must be relative and stay below its folder",
+            field="sandbox.permissions.file_system.entries",
+        )
+    return path
+
+
+def _as_literal(folder: str) -> str:
+    """A folder's name as a pattern that matches it and nothing else."""
+    return "".join(f"[{char}]" if char in "*?[{\\" else char for char in folder)
+
+
+def _strongest(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """One rule for a path, and the shallow ones first."""
+    kept: dict[str, Rule] = {}
+    for rule in rules:
+        other = kept.get(rule.path)
+        if other is None or _rank(rule) > _rank(other):
+            kept[rule.path] = rule
+    return tuple(sorted(kept.values(), key=lambda rule: (depth(rule.path), rule.path)))
+
+
+def _rank(rule: Rule) -> tuple[int, bool]:
+    order: Mapping[Access, int] = {Access.READ: 0, Access.WRITE: 1, Access.DENY: 2}
+    return order[rule.access], not rule.skip_missing

@@ -1,0 +1,245 @@
+"""All sandboxes of the daemon: which backend there is, and what a request's confinement needs.
+
+Rules kept in this file:
+
+1. A policy that limits anything is enforced by a backend that was seen to confine on this machine, or the
+   request is refused with the missing piece and the fix.
+2. Bubblewrap comes first. Landlock enforces what it can state, where the operator allowed it and
+   bubblewrap does not work; a limit on the network alone needs seccomp and nothing else.
+3. What was found out to work is kept until a launch fails; what does not work is tried again after a while.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import structlog
+
+from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox import bubblewrap, globs, landlock, seatbelt, seccomp, state_folder
+from execserver.sandbox.backends import Bubblewrapped, Limited, Seatbelted, Tools, needs_own_name
+from execserver.sandbox.confinement import Command, Confinement
+from execserver.sandbox.disk import open_without_links
+from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.options import TOOL_PATH, SandboxOptions
+from execserver.sandbox.policy import Policy
+from execserver.sandbox.probe import ProbeResult, probe
+from execserver.sandbox.view import Bind, Needs, OwnThings, View, look, refused
+
+log = structlog.get_logger(__name__)
+
+
+_ASK_AGAIN_SECONDS = 5.0
+"""What does not work may have been mended; a trial costs some 50 ms."""
+
+
+class Sandboxes:
+    """Makes confinements. All methods may block, and may be called from any thread.
+
+    Args:
+        options: what the operator says.
+        own: what is hidden in every sandbox; the state folder is added.
+        environment: the daemon's own, at its launch.
+    """
+
+    def __init__(self, options: SandboxOptions, own: OwnThings, environment: Mapping[str, str]) -> None:
+        self._options = options
+        self._environment = environment
+        self._own = own
+        self._lock = threading.Lock()
+        self._probed: ProbeResult | None = None
+        self._ask_again = 0.0
+        """When something that did not work is tried anew."""
+        self._state: str | None = None
+        self._mount_points: MountPoints | None = None
+        self._open: set[Confinement] = set()
+
+    def warm_up(self) -> None:
+        """Find out what there is, and remove what dead daemons left in workspaces. Never raises."""
+        try:
+            self._open_state()
+            removed = self._mounts().sweep()
+            if removed:
+                log.info("removed mount points that were left behind", count=len(removed))
+            result = self._probe()
+        except Exception as error:
+            log.warning("sandboxes are not available", reason=str(error))
+            return
+        if not result.works:
+            log.warning("bubblewrap is not available", reason=result.reason, fix=result.fix)
+
+    def prepare(
+        self,
+        policy: Policy,
+        command: Command,
+        extra: tuple[str, ...] = (),
+    ) -> Confinement:
+        """Make the confinement of one command.
+
+        Args:
+            policy: one that limits something.
+            command: what is to be run.
+            extra: paths that are readable inside whatever the policy says.
+
+        Raises:
+            InvalidRequest: it cannot be enforced here; the message says what is missing, and the fix.
+        """
+        try:
+            self._open_state()
+            confinement = self._prepare(policy, command, extra)
+        except state_folder.StateFolderError as error:
+            raise refused(str(error), "sandbox") from None
+        except OSError as error:
+            raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
+        self._open.add(confinement)
+        return confinement
+
+    def release(self, confinement: Confinement) -> None:
+        """Nothing runs in a confinement any more."""
+        confinement.release()
+        self._open.discard(confinement)
+
+    def launch_failed(self) -> None:
+        """A launch failed for the launcher's own reasons: what was found out may hold no longer."""
+        with self._lock:
+            self._probed = None
+
+    def close(self) -> None:
+        """Give everything back; for the end of the daemon."""
+        while self._open:
+            self._open.pop().release()
+        if self._mount_points is not None:
+            with suppress(OSError):
+                self._mount_points.sweep()  # what another daemon was using when we let it go
+            self._mount_points.close()
+
+    # -- backends
+
+    def _prepare(self, policy: Policy, command: Command, extra: tuple[str, ...]) -> Confinement:
+        if sys.platform == "darwin":
+            return self._seatbelted(policy, command)
+        if not sys.platform.startswith("linux"):
+            raise InvalidRequest(
+                "failed to prepare process sandbox: there is no sandbox backend on this platform "
+                f"({sys.platform})",
+                name="sandbox_unavailable",
+                field="sandbox",
+            )
+        result = self._probe()
+        if result.works and result.path is not None:
+            return self._bubblewrapped(result, result.path, policy, command, extra)
+        view = look(policy, self._own, Needs(command.cwd, command.program, (), extra))
+        if not policy.limits_files:
+            return self._limited(policy, view, command)
+        if not self._options.allow_landlock:
+            raise _unavailable(result, "")
+        reason = landlock.unavailable() or landlock.unstatable(view, self._own)
+        if reason is not None:
+            raise _unavailable(result, f"; and {reason}")
+        return self._limited(policy, view, command)
+
+    def _bubblewrapped(
+        self, result: ProbeResult, path: str, policy: Policy, command: Command, extra: tuple[str, ...]
+    ) -> Confinement:
+        tools = Tools(
+            path,
+            self._tool("setsid", "util-linux", "tty") if command.tty else None,
+            self._tool("bash", "bash", "arg0") if needs_own_name(command) else None,
+        )
+        used = tuple(tool for tool in (tools.setsid, tools.bash) if tool is not None)
+        view = look(policy, self._own, Needs(command.cwd, command.program, used, extra))
+        assert self._state is not None
+        sources = bubblewrap.Sources(
+            state_folder.empty_file(self._state), state_folder.empty_folder(self._state)
+        )
+        lease = self._mounts().acquire(view.mount_points) if view.mount_points else None
+        try:
+            for target in lease.foreign if lease is not None else ():
+                if os.path.islink(target):
+                    raise refused(f"{target} became a symbolic link just now", "sandbox")
+            held = _hold(view) if "bind-fd" in result.features else {}
+            return Bubblewrapped(policy, view, command.cwd, lease, tools, sources, held)
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
+
+    def _seatbelted(self, policy: Policy, command: Command) -> Confinement:
+        if not os.access(seatbelt.PROGRAM, os.X_OK):
+            raise refused(f"{seatbelt.PROGRAM} is missing", "sandbox")
+        if needs_own_name(command):
+            raise refused("sandbox-exec cannot give a program another name", "arg0")
+        budget = globs.Budget()
+        denied = [*self._own.folders, *self._own.files]
+        for pattern in policy.deny_globs:
+            denied += globs.expand(pattern, [command.cwd], policy.glob_depth, budget)
+        granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
+        return Seatbelted(policy, command.cwd, seatbelt.profile(granted))
+
+    def _limited(self, policy: Policy, view: View, command: Command) -> Confinement:
+        try:
+            return Limited(policy, view, command.cwd, self._own)
+        except seccomp.UnknownArchitectureError as error:
+            raise refused(str(error), "sandbox") from None
+
+    def _tool(self, name: str, package: str, field: str) -> str:
+        path = shutil.which(name, path=TOOL_PATH)
+        if path is None:
+            raise refused(f"the program {name} is missing: install {package}", field)
+        return path
+
+    def _probe(self) -> ProbeResult:
+        with self._lock:
+            stale = self._probed is not None and not self._probed.works and time.monotonic() > self._ask_again
+            if self._probed is None or stale:
+                assert self._state is not None
+                self._probed = probe(self._options.bubblewrap, self._state, self._environment.get("PATH"))
+                self._ask_again = time.monotonic() + _ASK_AGAIN_SECONDS
+            return self._probed
+
+    # -- state
+
+    def _open_state(self) -> None:
+        with self._lock:
+            if self._state is None:
+                self._state = state_folder.open_state_folder(
+                    self._options.spool_dir, self._environment, os.geteuid()
+                )
+                self._mount_points = MountPoints(self._state)
+                self._own = OwnThings((*self._own.folders, self._state), self._own.files, self._own.home)
+
+    def _mounts(self) -> MountPoints:
+        assert self._mount_points is not None
+        return self._mount_points
+
+
+def _hold(view: View) -> dict[str, int]:
+    """Descriptors of what the view makes writable. Somebody else may be able to move it, and to put a link in
+    its place, before bubblewrap has looked at it too.
+    """
+    held: dict[str, int] = {}
+    try:
+        for mount in view.mounts:
+            if isinstance(mount, Bind) and mount.writable and not mount.device:
+                held[mount.source] = open_without_links(mount.source)
+    except OSError as error:
+        for fd in held.values():
+            os.close(fd)
+        raise refused(f"{_named(error)} was replaced just now: {error.strerror}", "sandbox") from None
+    return held
+
+
+def _unavailable(result: ProbeResult, more: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"failed to prepare process sandbox: {result.reason}; {result.fix}{more}", name="sandbox_unavailable"
+    )
+
+
+def _named(error: OSError) -> str:
+    return os.fsencode(error.filename).decode("utf-8", "replace") if error.filename else str(error)

@@ -1,0 +1,243 @@
+"""The seccomp filters of sandboxed commands, as programs for the kernel. Pure.
+
+Which system calls a sandboxed command may not make. What is not named here is allowed. A refused call
+fails with EPERM; a call through another architecture's gate, where the numbers mean other things, ends
+the process with SIGSYS (exit 159).
+
+Rules kept in this file:
+
+1. A flag or number that the kernel takes as 32 bits is compared as 32 bits: the upper half of the register
+   is the caller's to fill, and a comparison of all 64 bits could be walked around with it.
+2. Where new flags may come (`unshare`), the harmless ones are named and all others refused.
+3. The chain of comparisons is flat: for numbers whose answer does not depend on arguments the kernel keeps
+   the answer in a bitmap, so that its length costs nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import platform
+from collections.abc import Callable
+
+from execserver.sandbox.seccomp_bpf import Assembler
+from execserver.sandbox.seccomp_numbers import ARCHITECTURES, Architecture
+
+ALLOW = 0x7FFF_0000  # SECCOMP_RET_ALLOW
+KILL_PROCESS = 0x8000_0000  # SECCOMP_RET_KILL_PROCESS
+_FAIL = 0x0005_0000  # SECCOMP_RET_ERRNO
+REFUSE = _FAIL | errno.EPERM
+NOT_IMPLEMENTED = _FAIL | errno.ENOSYS
+NO_SOCKET = _FAIL | errno.ENOTSOCK
+
+_NUMBER = 0  # offsets in struct seccomp_data
+_ARCHITECTURE = 4
+_ARGUMENTS = 16
+
+_X32_BIT = 0x4000_0000
+_NO_CALL = 0xFFFF_FFFF
+"""Number -1: a debugger put it there to skip a call. It is no call of the x32 gate."""
+
+_AF_UNIX = 1
+_AF_VSOCK = 40
+_SOCK_STREAM = 1
+_SOCK_SEQPACKET = 5
+_SOCK_TYPE_MASK = 0xF
+"""The rest of `type` are SOCK_CLOEXEC and SOCK_NONBLOCK."""
+
+_TIOCSTI = 0x5412
+_TIOCLINUX = 0x541C
+
+_CLONE_NEW = 0x7E02_0000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME (0x80) lies where `clone`
+has the exit signal, so that `clone` cannot make one."""
+
+_UNSHARE_HARMLESS = 0x0005_0F00
+"""CLONE_VM, FS, FILES, SIGHAND, THREAD, SYSVSEM: own copies of what threads share."""
+
+
+class UnknownArchitectureError(Exception):
+    """There is no table of system calls for this machine."""
+
+
+ALWAYS_REFUSED = (
+    # A ring does what the filter refuses, unseen by it.
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    # Much kernel code that nothing in a sandbox needs.
+    "bpf",
+    # Keyrings belong to the user, not to the sandbox.
+    "keyctl",
+    "add_key",
+    "request_key",
+)
+"""And `ioctl` with TIOCSTI or TIOCLINUX: they type into the terminal that the caller reads."""
+
+REFUSED_WITHOUT_NETWORK = (
+    # Other processes, which may have the network.
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "pidfd_getfd",
+    "connect",
+    "accept",
+    "accept4",
+    "bind",
+    "listen",
+    "getsockname",
+    "shutdown",
+    "sendto",
+    "sendmmsg",
+    "recvmmsg",
+    "getsockopt",
+    "setsockopt",
+)
+"""And `socket` and `socketpair` but for Unix streams and sequenced packets. Datagrams are out because
+`sendmsg`, which pairs need, could send one to any Unix socket of the host. `sendmsg`, `recvmsg` and
+`recvfrom` stay. `getpeername` says that the descriptor is no socket: bash takes EPERM for the word of a
+remote shell, and would run `~/.bashrc` for every script."""
+
+REFUSED_WITHOUT_NAMESPACES = (
+    "mount",
+    "umount2",
+    "pivot_root",
+    "move_mount",
+    "open_tree",
+    "open_tree_attr",
+    "fsopen",
+    "fsmount",
+    "fsconfig",
+    "fspick",
+    "mount_setattr",
+    "setns",
+    "chroot",
+)
+"""And `unshare` and `clone` of namespaces. `clone3`, whose flags lie in memory, is not implemented: C
+libraries then use `clone`."""
+
+
+def program(
+    *,
+    network: bool,
+    files_limited: bool,
+    namespaces_denied: bool = False,
+    architecture: str = platform.machine(),
+) -> bytes:
+    """The filter for a policy, as an array of `struct sock_filter`.
+
+    Args:
+        network: whether the network may be used.
+        files_limited: whether the policy limits files.
+        namespaces_denied: refuse the making and entering of namespaces, mounts and `chroot` too, where
+            nothing else does.
+        architecture: as `platform.machine()` has it.
+
+    Raises:
+        UnknownArchitectureError: no table for the architecture.
+        ValueError: neither files nor network are limited, so that nothing is to be refused.
+
+    What is always refused is refused without limits on files too: typing into the terminal of the caller
+    would be a way around any limit. Otherwise `files_limited` decides only whether there is a filter while
+    the network is enabled.
+    """
+    if network and not files_limited:
+        raise ValueError("a policy that limits neither files nor the network has no seccomp filter")
+    try:
+        machine = ARCHITECTURES[architecture]
+    except KeyError:
+        raise UnknownArchitectureError(
+            f"no seccomp filter for the architecture {architecture!r}: there are tables for "
+            f"{' and '.join(ARCHITECTURES)}; use a policy of type 'disabled' or 'external' with the network "
+            "enabled, or run the daemon on one of these"
+        ) from None
+    return _built(machine, network, namespaces_denied)
+
+
+@functools.lru_cache(maxsize=8)
+def _built(machine: Architecture, network: bool, namespaces_denied: bool) -> bytes:
+    refused = list(ALWAYS_REFUSED)
+    examined: list[tuple[tuple[str, ...], Callable[[Assembler], None]]] = [(("ioctl",), _examine_ioctl)]
+    if network:
+        examined.append((("socket", "socketpair"), _examine_vsock))
+    else:
+        refused += REFUSED_WITHOUT_NETWORK
+        examined += [
+            (("socket", "socketpair"), _examine_socket),
+            (("getpeername",), lambda code: code.leave(NO_SOCKET)),
+        ]
+    if namespaces_denied:
+        refused += REFUSED_WITHOUT_NAMESPACES
+        examined += [
+            (("clone",), functools.partial(_examine_flags, forbidden=_CLONE_NEW)),
+            (("unshare",), functools.partial(_examine_flags, forbidden=~_UNSHARE_HARMLESS & 0xFFFF_FFFF)),
+            (("clone3",), lambda code: code.leave(NOT_IMPLEMENTED)),
+        ]
+    return _assemble(machine, refused, examined)
+
+
+def _assemble(
+    machine: Architecture,
+    refused: list[str],
+    examined: list[tuple[tuple[str, ...], Callable[[Assembler], None]]],
+) -> bytes:
+    code = Assembler()
+    code.load(_ARCHITECTURE)
+    code.if_equal(machine.audit, otherwise="kill")
+    code.load(_NUMBER)
+    if machine.has_x32:
+        code.if_equal(_NO_CALL, then="allow")
+        code.if_any_bit(_X32_BIT, then="kill")
+    for name in refused:
+        code.if_equal(machine.numbers[name], then="refuse")
+    for names, _ in examined:
+        for name in names:
+            code.if_equal(machine.numbers[name], then=names[0])
+    code.label("allow")
+    code.leave(ALLOW)
+    for names, examine in examined:
+        code.label(names[0])
+        examine(code)
+    code.label("refuse")
+    code.leave(REFUSE)
+    code.label("kill")
+    code.leave(KILL_PROCESS)
+    return code.assemble()
+
+
+def _load_argument(code: Assembler, index: int) -> None:
+    """The lower 32 bits: both machines are little-endian."""
+    code.load(_ARGUMENTS + 8 * index)
+
+
+def _examine_ioctl(code: Assembler) -> None:
+    _load_argument(code, 1)
+    code.if_equal(_TIOCSTI, then="refuse")
+    code.if_equal(_TIOCLINUX, then="refuse")
+    code.leave(ALLOW)
+
+
+def _examine_socket(code: Assembler) -> None:
+    _load_argument(code, 0)
+    code.if_equal(_AF_UNIX, otherwise="refuse")
+    _load_argument(code, 1)
+    code.mask(_SOCK_TYPE_MASK)
+    code.if_equal(_SOCK_STREAM, then="allow stream")
+    code.if_equal(_SOCK_SEQPACKET, otherwise="refuse")
+    code.label("allow stream")
+    code.leave(ALLOW)
+
+
+def _examine_vsock(code: Assembler) -> None:
+    _load_argument(code, 0)
+    code.if_equal(_AF_VSOCK, then="refuse")
+    code.leave(ALLOW)
+
+
+def _examine_flags(code: Assembler, *, forbidden: int) -> None:
+    """Of `clone` and `unshare`: on both machines the flags are the first argument, and of its 64 bits the
+    kernel either ignores the upper 32 (`clone`) or fails if one is set (`unshare`).
+    """
+    _load_argument(code, 0)
+    code.if_any_bit(forbidden, then="refuse")
+    code.leave(ALLOW)

@@ -1,0 +1,121 @@
+"""The numbers of the system calls that seccomp filters name, by machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Architecture:
+    """What a filter must know of a machine."""
+
+    audit: int
+    """AUDIT_ARCH_…: which gate a call came through."""
+
+    numbers: Mapping[str, int]
+    """System call numbers by name."""
+
+    has_x32: bool = False
+    """Whether a bit of the number selects a second table under the same audit value."""
+
+
+# The same on every machine that got them: calls since Linux 5.1.
+_COMMON = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "fspick": 433,
+    "clone3": 435,
+    "pidfd_getfd": 438,
+    "mount_setattr": 442,
+    "open_tree_attr": 467,
+}
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "x86_64": Architecture(
+            0xC000_003E,
+            MappingProxyType(
+                _COMMON
+                | {
+                    "ioctl": 16,
+                    "socket": 41,
+                    "connect": 42,
+                    "accept": 43,
+                    "sendto": 44,
+                    "shutdown": 48,
+                    "bind": 49,
+                    "listen": 50,
+                    "getsockname": 51,
+                    "getpeername": 52,
+                    "socketpair": 53,
+                    "setsockopt": 54,
+                    "getsockopt": 55,
+                    "clone": 56,
+                    "ptrace": 101,
+                    "pivot_root": 155,
+                    "chroot": 161,
+                    "mount": 165,
+                    "umount2": 166,
+                    "add_key": 248,
+                    "request_key": 249,
+                    "keyctl": 250,
+                    "unshare": 272,
+                    "accept4": 288,
+                    "recvmmsg": 299,
+                    "sendmmsg": 307,
+                    "setns": 308,
+                    "process_vm_readv": 310,
+                    "process_vm_writev": 311,
+                    "bpf": 321,
+                }
+            ),
+            has_x32=True,
+        ),
+        "aarch64": Architecture(
+            0xC000_00B7,
+            MappingProxyType(
+                _COMMON
+                | {
+                    "ioctl": 29,
+                    "umount2": 39,
+                    "mount": 40,
+                    "pivot_root": 41,
+                    "chroot": 51,
+                    "unshare": 97,
+                    "ptrace": 117,
+                    "socket": 198,
+                    "socketpair": 199,
+                    "bind": 200,
+                    "listen": 201,
+                    "accept": 202,
+                    "connect": 203,
+                    "getsockname": 204,
+                    "getpeername": 205,
+                    "sendto": 206,
+                    "setsockopt": 208,
+                    "getsockopt": 209,
+                    "shutdown": 210,
+                    "add_key": 217,
+                    "request_key": 218,
+                    "keyctl": 219,
+                    "clone": 220,
+                    "accept4": 242,
+                    "recvmmsg": 243,
+                    "setns": 268,
+                    "sendmmsg": 269,
+                    "process_vm_readv": 270,
+                    "process_vm_writev": 271,
+                    "bpf": 280,
+                }
+            ),
+        ),
+    }
+)

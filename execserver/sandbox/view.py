@@ -1,0 +1,287 @@
+"""From a policy to what a sandbox sees: an ordered list of mounts.
+
+    Policy ──┬─ entries, where they lead ──┐
+             ├─ patterns, what they match ─┼──▶ Tree: real path → access ──▶ View
+             ├─ protected names ───────────┤
+             └─ the daemon's own things ───┘
+
+The disk is looked at and not changed; the mount points that are missing are named for somebody else
+to make (`mount_points.py`). All functions here may block and are called in a thread.
+
+A command can plant links and move folders for the commands after it. So no grant follows a link that
+a command could have put there, no limit is accepted that depends on one, and a folder with something
+limited in it is held in place: it is mounted over itself, and a mount point cannot be moved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+
+from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox import globs
+from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
+from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
+from execserver.sandbox.protected import protect
+from execserver.sandbox.tree import Bind, Hollow, Link, Mask, Mount, OwnThings, Tree
+
+__all__ = ["Bind", "Hollow", "Link", "Mask", "Mount", "Needs", "OwnThings", "View", "look", "refused"]
+
+log = structlog.get_logger(__name__)
+
+RUNTIME_FOLDERS = ("/run", "/var/run")
+"""Where daemons have their sockets; container daemons among them, which run anything for whoever asks."""
+
+RESOLVER_PATHS = (
+    "/run/systemd/resolve",
+    "/run/resolvconf",
+    "/run/NetworkManager/resolv.conf",
+    "/run/NetworkManager/no-stub-resolv.conf",
+)
+"""What `/etc/resolv.conf` leads to on many systems: names can still be looked up. NetworkManager has a socket
+beside its files that lets root do anything.
+"""
+
+USER_RUNTIME_FOLDERS = (
+    ".docker/run",
+    ".docker/desktop",
+    ".colima",
+    ".rd",
+    ".orbstack/run",
+    ".lima",
+    ".local/share/containers/podman",
+)
+"""The same below a home folder."""
+
+_BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
+    Access.DENY: "empty",
+    Access.READ: "read",
+    Access.WRITE: "write",
+}
+
+_ENTRIES = "sandbox.permissions.file_system.entries"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a sandboxed command finds."""
+
+    base: Literal["read", "write", "empty", "host"]
+    """What the root is: the host's, read-only or not; nothing; or the host's with all its devices."""
+
+    mounts: tuple[Mount, ...]
+    """In the order in which they are made."""
+
+    mount_points: tuple[str, ...] = ()
+    """Folders that must exist on the host meanwhile, and must not be left there."""
+
+    network: bool = False
+    namespaces: bool = True
+    """Whether there are processes and System V objects of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What must be found inside for the request to make sense."""
+
+    cwd: str | None = None
+    program: str | None = None
+    tools: tuple[str, ...] = ()
+    """Programs that set the command up, inside."""
+
+    extra: tuple[str, ...] = ()
+    """Paths that are readable in this sandbox whatever the policy says: an interpreter of our own."""
+
+
+def look(policy: Policy, own: OwnThings, needs: Needs) -> View:
+    """Make the view for a policy, as the disk is now.
+
+    Raises:
+        InvalidRequest: something cannot be guarded, or what the request needs would not be there.
+    """
+    if policy.unrestricted:
+        tree = Tree(Access.WRITE)
+        tree.add_masks(own)
+        mounts = tree.mounts(base_visible=True, hold=False)
+        return View("host", tuple(mounts), (), policy.network, namespaces=False)
+    return _Looker(policy, own, needs).view()
+
+
+class _Looker:
+    """One look at the disk for one policy."""
+
+    def __init__(self, policy: Policy, own: OwnThings, needs: Needs) -> None:
+        self._policy = policy
+        self._own = own
+        self._needs = needs
+        self._tree = Tree(Access.DENY)
+        self._links: list[Mount] = []
+
+    def view(self) -> View:
+        self._add_rules()
+        self._add_globs()
+        protect(self._tree)
+        if self._policy.network:
+            self._add_runtime_folders()
+        self._tree.add_masks(self._own)
+        self._add_platform()
+        for path in self._needs.extra:
+            place = locate(path)
+            if place is not None and place.exists and self._tree.at(place.path) is Access.DENY:
+                self._tree.set(place, Access.READ)
+        self._check_needs()
+        mounts = [*self._links, *self._tree.mounts(base_visible=self._root is not Access.DENY)]
+        guards = tuple(dict.fromkeys(self._tree.guards))
+        return View(_BASES[self._root], _without_repeats(mounts), guards, self._policy.network)
+
+    @property
+    def _root(self) -> Access:
+        return self._tree.at("/")
+
+    def _add_rules(self) -> None:
+        found = [(rule, self._place(rule)) for rule in self._policy.rules]
+        # What commands may replace depends on all that they can write to, whatever the order of the rules.
+        everything = Tree(Access.DENY)
+        for rule, place in found:
+            if place is not None and place.exists:
+                everything.set(place, rule.access)
+        for rule, place in found:
+            if place is None or not self._is_reliable(rule, place, everything):
+                continue
+            if place.exists:
+                self._tree.set(place, rule.access)
+        for rule, place in found:
+            limits = rule.access is not Access.WRITE and not rule.skip_missing
+            if limits and place is not None and not place.exists:
+                self._guard_missing(place)
+
+    def _place(self, rule: Rule) -> Place | None:
+        """Where a rule applies; None when it changes nothing."""
+        place = locate(rule.path)
+        if place is None:
+            if rule.access is Access.WRITE:
+                return None
+            raise refused(f"{rule.path} leads through too many links: name what it leads to", _ENTRIES)
+        if not is_below(place.path, "/proc"):
+            return place
+        if rule.access is Access.DENY:
+            raise refused(
+                f"{rule.path} cannot be denied: every sandbox has a /proc of its own, with nothing in it "
+                "but its own processes; leave the entry out",
+                _ENTRIES,
+            )
+        return None
+
+    def _is_reliable(self, rule: Rule, place: Place, everything: Tree) -> bool:
+        link = next((link for link, _ in place.links if _is_replaceable(link, everything)), None)
+        if link is None:
+            return True
+        if rule.access is Access.WRITE:
+            log.warning("a sandbox entry leads through a link that commands may replace; it grants nothing")
+            return False
+        raise refused(
+            f"{rule.path} leads through the symbolic link {link}, and nothing can keep a command from "
+            "replacing it: name what it leads to",
+            _ENTRIES,
+        )
+
+    def _guard_missing(self, place: Place) -> None:
+        """Something that must not be written is not there: nobody inside may make it."""
+        missing = place.missing or place.path
+        parent = os.path.dirname(missing)
+        if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
+            self._tree.guard(missing)
+
+    def _replaceable(self, link: str) -> bool:
+        return _is_replaceable(link, self._tree)
+
+    def _add_globs(self) -> None:
+        if not self._policy.globs:
+            return
+        budget = globs.Budget()
+        folders = self._tree.writable_folders()
+        if self._needs.cwd is not None:
+            folders.append(self._needs.cwd)
+        for glob in self._policy.globs:
+            found = globs.expand(
+                glob.pattern,
+                folders,
+                self._policy.glob_depth,
+                budget,
+                unlistable=glob.access is Access.DENY,
+            )
+            for path in found:
+                # A link that matches stands for what it leads to; for a grant only where it can be trusted.
+                place = locate(path) if glob.access is Access.DENY else locate(path, self._replaceable)
+                if place is None or not place.exists or is_below(place.path, "/proc"):
+                    continue
+                if place.path == "/" and glob.access is Access.DENY:
+                    raise refused(f"the link {path} leads to / and a pattern denies it: remove it", _ENTRIES)
+                self._set_for_glob(place, glob.access)
+
+    def _set_for_glob(self, place: Place, access: Access) -> None:
+        if access is Access.READ and self._tree.at(place.path) is Access.WRITE:
+            self._tree.narrow(place)
+        elif access is not self._tree.at(place.path):
+            self._tree.set(place, access)
+
+    def _add_runtime_folders(self) -> None:
+        for path in RUNTIME_FOLDERS:
+            self._tree.add_hollow(path)
+        for path in RESOLVER_PATHS if self._root is not Access.DENY else ():
+            place = locate(path)
+            if place is not None and place.exists and not self._tree.has_rule(place.path):
+                self._tree.set(place, Access.READ)
+        home = self._own.home
+        if home is not None:
+            masked = OwnThings(folders=tuple(f"{home}/{name}" for name in USER_RUNTIME_FOLDERS))
+            self._tree.add_masks(masked)
+
+    def _add_platform(self) -> None:
+        if not self._policy.minimal or self._root is not Access.DENY:
+            return
+        for path in PLATFORM_FOLDERS:
+            place = locate(path)
+            if place is None or not place.exists:
+                continue
+            self._links += self._tree.links_to(place)
+            if not self._tree.has_rule(place.path):
+                self._tree.set(place, Access.READ)
+
+    def _check_needs(self) -> None:
+        cwd, program = self._needs.cwd, self._needs.program
+        if cwd is not None:
+            self._require(cwd, "the working directory", "cwd")
+        if program is not None:
+            self._require(program, "the program", "argv")
+        for tool in self._needs.tools:
+            self._require(tool, "the program", "tty")
+
+    def _require(self, path: str, what: str, field: str) -> None:
+        place = locate(path)
+        if place is None or not place.exists or place.path == "/":
+            return  # What is missing the spawn tells in the system's own words; and there always is a root.
+        if self._tree.at(place.path) is Access.DENY and not is_below(place.path, "/proc"):
+            raise refused(
+                f"{what} {path} cannot be read under this policy: allow reading it, or take another", field
+            )
+        if self._root is Access.DENY:
+            self._links += self._tree.links_to(place)
+
+
+def refused(reason: str, field: str) -> InvalidRequest:
+    """The error of a request whose sandbox cannot be made."""
+    return InvalidRequest(f"failed to prepare process sandbox: {reason}", name="sandbox_refused", field=field)
+
+
+def _is_replaceable(link: str, tree: Tree) -> bool:
+    """Whether a command under these rules could put another link in the place of this one."""
+    return tree.at(os.path.dirname(link)) is Access.WRITE and replaceable_inside(link)
+
+
+def _without_repeats(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
+    return tuple(dict.fromkeys(mounts))

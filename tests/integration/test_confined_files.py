@@ -1,0 +1,304 @@
+"""`fs/*` under a sandbox of bubblewrap: the handlers, the pool and real workers behind the real filter."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from execserver.api.filesystem import FileConfinement
+from execserver.filesystem.mounts import MountTable
+from execserver.filesystem.worker_pool import WorkerPool
+from execserver.fsworker.interpreter import interpreter_paths
+from execserver.fsworker.process import WorkerProcess
+from execserver.membership import children_of
+from execserver.protocol.errors import InternalError, InvalidRequest, NotFound, RpcError
+from execserver.protocol.path_uri import path_to_uri
+from execserver.sandbox.policy import Policy
+from tests.support.fs_workers import BareLauncher, BubblewrapLauncher, bubblewrap_works, confined
+from tests.unit.filesystem.caller import StubCaller
+
+pytestmark = pytest.mark.skipif(not bubblewrap_works(), reason="needs bubblewrap and user namespaces")
+
+_WALK = {"maxDepth": 9, "maxDirectories": 99, "maxEntries": 999, "followDirectorySymlinks": False}
+
+
+def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], Any]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    (folder / "file").write_text("inside")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("outside")
+    return folder
+
+
+@pytest.fixture
+def mounts() -> Iterator[MountTable]:
+    table = MountTable()
+    table.can_hang = False
+    yield table
+    table.close()
+
+
+@pytest.fixture
+def launcher() -> BareLauncher:
+    return BubblewrapLauncher()
+
+
+@pytest.fixture
+async def caller(launcher: BareLauncher, mounts: MountTable) -> AsyncIterator[StubCaller]:
+    pool = WorkerPool(launcher)
+    connection = StubCaller(mounts, FileConfinement(pool, None))
+    yield connection
+    connection.close()
+    await pool.close()
+
+
+def _sandbox(workspace: Path) -> dict[str, Any]:
+    def entry(path: dict[str, Any], access: str) -> dict[str, Any]:
+        return {"path": path, "access": access}
+
+    return {
+        "permissions": {
+            "type": "managed",
+            "network": "restricted",
+            "file_system": {
+                "type": "restricted",
+                "entries": [
+                    entry({"type": "special", "value": {"kind": "root"}}, "read"),
+                    entry({"type": "special", "value": {"kind": "project_roots"}}, "write"),
+                ],
+            },
+        },
+        "workspaceRoots": [path_to_uri(str(workspace))],
+        "windowsSandboxLevel": "disabled",
+    }
+
+
+async def test_what_is_written_inside_is_there_and_as_the_daemon_would_write_it(
+    caller: StubCaller, workspace: Path
+) -> None:
+    sandbox = _sandbox(workspace)
+    old = os.umask(0o027)
+    try:
+        await caller.call("fs/writeFile", path=workspace / "new", dataBase64="QUJD", sandbox=sandbox)
+        await caller.call("fs/createDirectory", path=workspace / "a" / "b", sandbox=sandbox)
+    finally:
+        os.umask(old)
+    await caller.call(
+        "fs/copy",
+        sourcePath=workspace / "a",
+        destinationPath=workspace / "c",
+        recursive=True,
+        sandbox=sandbox,
+    )
+    await caller.call("fs/open", handleId="h", path=workspace / "block", mode="replace", sandbox=sandbox)
+    await caller.call("fs/writeBlock", handleId="h", offset=2, chunk="QUJD")
+    await caller.call("fs/close", handleId="h")
+    await caller.call("fs/remove", path=workspace / "file", sandbox=sandbox)
+
+    assert (workspace / "new").read_bytes() == b"ABC"
+    status = os.stat(workspace / "new")
+    assert (status.st_uid, status.st_gid) == (os.geteuid(), os.stat("/proc/self").st_gid)
+    assert stat.S_IMODE(status.st_mode) == 0o640
+    assert stat.S_IMODE(os.stat(workspace / "a").st_mode) == 0o750
+    assert (workspace / "c" / "b").is_dir()
+    assert (workspace / "block").read_bytes() == b"\0\0ABC"
+    assert not (workspace / "file").exists()
+
+
+async def test_everything_can_be_looked_at_and_read(caller: StubCaller, workspace: Path) -> None:
+    for path in (workspace / "link" / "file", workspace.parent / "outside" / "file"):
+        looks: list[tuple[str, dict[str, Any]]] = [
+            ("fs/readFile", {"path": path}),
+            ("fs/getMetadata", {"path": path}),
+            ("fs/canonicalize", {"path": path}),
+            ("fs/readDirectory", {"path": path.parent}),
+            ("fs/walk", {"path": path.parent, "options": _WALK}),
+        ]
+        for method, params in looks:
+            inside = await caller.call(method, **params, sandbox=_sandbox(workspace))
+            assert inside == await caller.call(method, **params)
+
+
+async def test_nothing_outside_is_changed(
+    caller: StubCaller, launcher: BareLauncher, workspace: Path
+) -> None:
+    sandbox, outside = _sandbox(workspace), workspace.parent / "outside"
+    # The mount comes before the mode, as for who truncates while opening.
+    (outside / "locked").touch(mode=0)
+    acts: list[tuple[str, dict[str, Any]]] = [
+        ("fs/writeFile", {"path": outside / "new", "dataBase64": ""}),
+        ("fs/writeFile", {"path": outside / "file", "dataBase64": "QUJD"}),
+        ("fs/writeFile", {"path": outside / "locked", "dataBase64": "QUJD"}),
+        ("fs/writeFile", {"path": workspace / "link" / "file", "dataBase64": "QUJD"}),
+        ("fs/writeFile", {"path": workspace / ".." / "outside" / "file", "dataBase64": "QUJD"}),
+        ("fs/createDirectory", {"path": outside / "folder"}),
+        ("fs/remove", {"path": outside / "file"}),
+        ("fs/remove", {"path": outside}),
+        ("fs/open", {"path": outside / "file", "handleId": "h", "mode": "replace"}),
+        (
+            "fs/copy",
+            {"sourcePath": workspace / "file", "destinationPath": outside / "copy", "recursive": False},
+        ),
+        (
+            "fs/copy",
+            {"sourcePath": workspace, "destinationPath": outside / "tree", "recursive": True},
+        ),
+    ]
+    for method, params in acts:
+        with pytest.raises(InternalError) as refused:
+            await caller.call(method, **params, sandbox=sandbox)
+        assert (refused.value.message, refused.value.name) == (
+            "Read-only file system (os error 30)",
+            "read_only",
+        )
+    assert sorted(os.listdir(outside)) == ["file", "locked"]
+    assert (outside / "file").read_text() == "outside"
+    assert len(launcher.started) == 1
+
+    # The same acts work without a sandbox.
+    for method, params in (*acts[:2], *acts[3:6]):
+        await caller.call(method, **params)
+    assert (outside / "file").read_text() == "ABC"
+
+
+async def test_errors_are_those_of_requests_without_a_sandbox(caller: StubCaller, workspace: Path) -> None:
+    acts: list[tuple[str, dict[str, Any]]] = [
+        ("fs/readFile", {"path": workspace / "missing"}),
+        ("fs/readFile", {"path": workspace}),
+        ("fs/readDirectory", {"path": workspace / "file"}),
+        ("fs/createDirectory", {"path": workspace / "file", "recursive": False}),
+        ("fs/writeFile", {"path": workspace / "file" / "below", "dataBase64": ""}),
+        ("fs/writeFile", {"path": workspace / "new", "dataBase64": "?"}),
+        ("fs/remove", {"path": workspace / "missing", "force": False}),
+        ("fs/walk", {"path": workspace, "options": {**_WALK, "maxEntries": 0}}),
+        ("fs/copy", {"sourcePath": workspace, "destinationPath": workspace / "x", "recursive": True}),
+    ]
+    for method, params in acts:
+        seen = []
+        for sandbox in ({"sandbox": _sandbox(workspace)}, {}):
+            with pytest.raises(RpcError) as refused:
+                await caller.call(method, **params, **sandbox)
+            error = refused.value
+            seen.append((error.code, error.message, error.name, error.field))
+        assert seen[0] == seen[1], method
+    assert not (workspace / "new").exists()
+
+
+async def test_a_worker_killed_inside_its_namespace_is_an_error_and_the_next_request_has_another(
+    caller: StubCaller, launcher: BareLauncher, workspace: Path
+) -> None:
+    await caller.call("fs/getMetadata", path=workspace, sandbox=_sandbox(workspace))
+    inside = _youngest(launcher.started[0].pid)
+    assert inside != launcher.started[0].pid
+    os.kill(inside, signal.SIGSTOP)
+    asked = asyncio.ensure_future(caller.call("fs/getMetadata", path=workspace, sandbox=_sandbox(workspace)))
+    await asyncio.sleep(0.05)
+
+    os.kill(inside, signal.SIGKILL)
+
+    with pytest.raises(InternalError, match="fs worker ended"):
+        await asked
+    assert (await caller.call("fs/getMetadata", path=workspace, sandbox=_sandbox(workspace)))["isDirectory"]
+    assert len(launcher.started) == 2
+
+
+async def test_a_handle_reads_on_when_its_worker_is_gone(
+    caller: StubCaller, launcher: BareLauncher, workspace: Path
+) -> None:
+    await caller.call("fs/open", handleId="h", path=workspace / "file", sandbox=_sandbox(workspace))
+    launcher.started[0].kill()
+
+    block = await caller.call("fs/readBlock", handleId="h", offset=0, len=100)
+
+    assert base64.b64decode(block["chunk"]) == b"inside"
+
+
+async def test_an_unlimited_request_has_no_worker(
+    caller: StubCaller, launcher: BareLauncher, workspace: Path
+) -> None:
+    for permissions in (
+        {"type": "disabled"},
+        {"type": "external", "network": "restricted"},
+        {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}},
+    ):
+        sandbox = {"permissions": permissions, "windowsSandboxLevel": "disabled"}
+        await caller.call("fs/writeFile", path=workspace / "new", dataBase64="", sandbox=sandbox)
+
+    assert launcher.started == []
+
+
+async def test_a_view_with_the_interpreter_alone_is_enough_for_a_worker(
+    mounts: MountTable, workspace: Path
+) -> None:
+    async def launch(policy: Policy) -> WorkerProcess:
+        view: list[str] = ["--tmpfs", "/", "--dev", "/dev"]
+        for path in interpreter_paths():
+            view += ("--ro-bind", path, path)
+        return confined(
+            [*view, "--bind", str(workspace), str(workspace), "--proc", "/proc", "--remount-ro", "/"]
+        )
+
+    pool = WorkerPool(launch)
+    caller = StubCaller(mounts, FileConfinement(pool, None))
+    sandbox = _sandbox(workspace)
+    try:
+        await caller.call("fs/writeFile", path=workspace / "new", dataBase64="QUJD", sandbox=sandbox)
+        walked = await caller.call("fs/walk", path=workspace, options=_WALK, sandbox=sandbox)
+        await caller.call(
+            "fs/copy",
+            sourcePath=workspace / "new",
+            destinationPath=workspace / "copy",
+            recursive=False,
+            sandbox=sandbox,
+        )
+        await caller.call("fs/remove", path=workspace / "new", sandbox=sandbox)
+        with pytest.raises(NotFound):
+            await caller.call("fs/readFile", path=workspace.parent / "outside" / "file", sandbox=sandbox)
+        with pytest.raises(InternalError, match="Read-only file system"):
+            await caller.call("fs/createDirectory", path=Path("/made"), sandbox=sandbox)
+    finally:
+        caller.close()
+        await pool.close()
+
+    assert len(walked["entries"]) == 2
+    assert sorted(os.listdir(workspace)) == ["copy", "file", "link"]
+
+
+async def test_a_sandbox_that_cannot_be_made_runs_nothing(mounts: MountTable, workspace: Path) -> None:
+    async def launch(policy: Policy) -> WorkerProcess:
+        return confined(["--ro-bind", "/does/not/exist", "/"])
+
+    pool = WorkerPool(launch)
+    caller = StubCaller(mounts, FileConfinement(pool, None))
+    try:
+        with pytest.raises(InvalidRequest, match=r"^failed to prepare process sandbox: .*bwrap: .*exist"):
+            await caller.call(
+                "fs/writeFile", path=workspace / "new", dataBase64="", sandbox=_sandbox(workspace)
+            )
+    finally:
+        caller.close()
+        await pool.close()
+    assert not (workspace / "new").exists()
+
+
+def _youngest(pid: int) -> int:
+    """The process at the end of the line that begins with one."""
+    while children := children_of(pid):
+        (pid,) = children
+    return pid

@@ -1,0 +1,53 @@
+"""Mounts of our own that vanish with the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+# Mounts in a namespace of its own, and stays alive until its standard input ends.
+_MOUNT = """
+import ctypes, os, sys
+kind, target, options = sys.argv[1:]
+if kind == "fuse":
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"test", target.encode(), kind.encode(), 0, options.encode()):
+    sys.exit(os.strerror(ctypes.get_errno()))
+print("mounted", flush=True)
+sys.stdin.read()
+"""
+
+Mount = Callable[..., Path]
+
+
+def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    """The body of a fixture that mounts file systems: `mount("tmpfs", "size=64k")` gives the folder.
+
+    The mount belongs to a process in namespaces of its own, so that no rights are needed and
+    nothing is left behind; the folder is seen through that process.
+    """
+    with ExitStack() as stack:
+
+        def do_mount(kind: str, options: str = "") -> Path:
+            target = tmp_path_factory.mktemp(kind)
+            keeper = stack.enter_context(
+                subprocess.Popen(
+                    ["unshare", "-rm", sys.executable, "-c", _MOUNT, kind, str(target), options],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+            assert keeper.stdin is not None
+            assert keeper.stdout is not None
+            stack.callback(keeper.stdin.close)
+            assert keeper.stdout.readline() == b"mounted\n"
+            return Path(f"/proc/{keeper.pid}/root{target}")
+
+        yield do_mount

@@ -1,0 +1,244 @@
+"""What is meant for a sandboxed command reaches it, and not the launcher that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from execserver.processes.inside import Inside
+from execserver.processes.poller import DescriptorPoller
+
+SECONDS = 20.0
+"""More than anything here takes on the slowest machine."""
+
+NAMESPACES = ("--unshare-user", "--unshare-pid", "--proc", "/proc")
+
+
+class Launcher:
+    """A bubblewrap with a command in it, and what we know of its inside."""
+
+    def __init__(self, poller: DescriptorPoller, command: Sequence[str], options: Sequence[str]) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read, False)
+        self.process = subprocess.Popen(
+            [
+                *("bwrap", "--new-session", "--dev-bind", "/", "/", *options),
+                *("--json-status-fd", str(write), "--", *command),
+            ],
+            pass_fds=(write,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(write)
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self._said = b""
+        self.inside = Inside(self.process.pid, read, "--unshare-pid" in options, poller)
+        self.ended = False
+
+    async def says(self, word: str) -> None:
+        assert self.process.stdout is not None
+
+        def said() -> bool:
+            assert self.process.stdout is not None
+            self._said += self.process.stdout.read() or b""
+            return word.encode() in self._said
+
+        await until(said)
+
+    async def over(self) -> int:
+        """Wait for the launcher, and tell what it left inside that it is gone."""
+        await until(lambda: self.process.poll() is not None)
+        self.told = self.inside.launcher_ended(self._on_ended)
+        return self.process.returncode
+
+    def _on_ended(self) -> None:
+        self.ended = True
+
+
+async def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < deadline, "nothing came of it"
+        await asyncio.sleep(0.01)
+
+
+Launch = Callable[..., Launcher]
+
+
+@pytest.fixture
+async def poller() -> DescriptorPoller:
+    return DescriptorPoller(asyncio.get_running_loop())
+
+
+@pytest.fixture
+def launch(poller: DescriptorPoller) -> Iterator[Launch]:
+    launched: list[Launcher] = []
+
+    def start(script: str | Sequence[str], *options: str) -> Launcher:
+        command = ["/bin/sh", "-c", script] if isinstance(script, str) else script
+        launched.append(Launcher(poller, command, options))
+        return launched[-1]
+
+    yield start
+    for launcher in launched:
+        launcher.inside.kill()
+        launcher.process.kill()
+        launcher.process.wait()
+        assert launcher.process.stdout is not None
+        launcher.process.stdout.close()
+    poller.close()
+
+
+TRAP = "trap 'echo trapped; exit 7' INT; echo ready; while :; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize("options", [NAMESPACES, ()], ids=["namespaces", "host"])
+async def test_an_interrupt_reaches_the_command_and_its_own_exit_code_comes_back(
+    launch: Launch, options: Sequence[str]
+) -> None:
+    launcher = launch(TRAP, *options)
+    await launcher.says("ready")
+    launcher.inside.interrupt()
+    assert await launcher.over() == 7
+    await launcher.says("trapped")
+    assert launcher.inside.set_up
+
+
+async def test_an_interrupt_that_comes_before_the_command_reaches_it_when_it_is_there(launch: Launch) -> None:
+    # Not through a shell: one that has just begun may lose a signal of its own accord.
+    launcher = launch(["sleep", "60"], *NAMESPACES)
+    launcher.inside.interrupt()
+    assert await launcher.over() == 128 + signal.SIGINT
+
+
+async def test_interrupts_can_be_repeated(launch: Launch) -> None:
+    launcher = launch(
+        "n=0; trap 'n=$((n+1)); echo got $n; [ $n = 2 ] && exit 3' INT; echo ready; "
+        "while :; do sleep 0.1; done",
+        *NAMESPACES,
+    )
+    await launcher.says("ready")
+    launcher.inside.interrupt()
+    await launcher.says("got 1")
+    launcher.inside.interrupt()
+    assert await launcher.over() == 3
+
+
+async def test_a_kill_ends_everything_inside_also_what_left_its_session(launch: Launch) -> None:
+    launcher = launch("setsid sleep 61 & echo ready; sleep 60", *NAMESPACES)
+    await launcher.says("ready")
+    launcher.inside.kill()
+    assert await launcher.over() == 128 + signal.SIGKILL
+    assert launcher.told
+    await until(lambda: launcher.ended)
+
+
+async def test_a_kill_without_namespaces_ends_the_commands_group_and_not_the_launcher(launch: Launch) -> None:
+    launcher = launch("sleep 61 & echo ready; sleep 60")
+    await launcher.says("ready")
+    launcher.inside.kill()
+    assert await launcher.over() == 128 + signal.SIGKILL
+
+
+async def test_nothing_goes_on_inside_when_the_launcher_is_killed(launch: Launch) -> None:
+    launcher = launch("echo ready; exec sleep 60", *NAMESPACES)
+    await launcher.says("ready")
+    launcher.process.kill()
+    assert await launcher.over() == -signal.SIGKILL
+    assert launcher.told
+    await until(lambda: launcher.ended)
+
+
+async def test_what_is_left_without_namespaces_is_waited_for_and_not_killed(
+    launch: Launch, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "gate")
+    launcher = launch(f"exec 3<>{tmp_path}/gate; echo ready; read word <&3")
+    await launcher.says("ready")
+    launcher.process.kill()
+    assert await launcher.over() == -signal.SIGKILL
+    assert launcher.told
+    await asyncio.sleep(0.1)
+    assert not launcher.ended
+    (tmp_path / "gate").write_text("go on\n")
+    await until(lambda: launcher.ended)
+
+
+@pytest.mark.parametrize("status", [0, 5])
+async def test_the_set_up_has_succeeded_when_the_launcher_tells_an_exit_code(
+    launch: Launch, status: int
+) -> None:
+    launcher = launch(f"exit {status}", *NAMESPACES)
+    assert await launcher.over() == status
+    assert launcher.inside.set_up
+
+
+async def test_a_set_up_that_fails_is_told_apart_from_a_command_that_fails(launch: Launch) -> None:
+    launcher = launch("exit 1", *NAMESPACES, "--bind", "/no/such/folder", "/mnt")
+    assert await launcher.over() == 1
+    assert not launcher.inside.set_up
+
+
+async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoller) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    inside = Inside(0, read, False, poller)
+    try:
+        for line in (b"no json", b"[1]", b'{"child-pid": "x"}', b'{"other": 1}', b"\xff"):
+            os.write(write, line + b"\n")
+        inside.interrupt()
+        assert not inside.set_up
+        os.write(write, json.dumps({"child-pid": child.pid}).encode()[:5])
+        await asyncio.sleep(0.05)
+        os.write(write, json.dumps({"child-pid": child.pid}).encode()[5:] + b"\n")
+        await until(lambda: child.poll() is not None)
+        assert child.returncode == -signal.SIGINT
+    finally:
+        child.kill()
+        child.wait()
+        os.close(write)
+        inside.launcher_ended(lambda: None)
+        poller.close()
+
+
+async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: DescriptorPoller) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.close(write)
+    inside = Inside(0, read, True, poller)
+    inside.interrupt()
+    inside.kill()
+    assert not inside.launcher_ended(lambda: None)
+    assert not inside.set_up
+    poller.close()
+
+
+async def test_a_launcher_that_says_too_much_is_not_listened_to_any_more(poller: DescriptorPoller) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    inside = Inside(0, read, True, poller)
+    try:
+        written = 0
+        while written < 1 << 20:
+            try:
+                written += os.write(write, b"x" * 4096)
+            except BrokenPipeError:
+                break
+            await asyncio.sleep(0)
+        assert written < 1 << 20
+    finally:
+        os.close(write)
+        assert not inside.launcher_ended(lambda: None)
+        poller.close()

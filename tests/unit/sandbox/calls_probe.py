@@ -1,0 +1,123 @@
+"""A program: make every system call that a filter may refuse, and print what came of it.
+
+    calls_probe.py [FILTER_FILE]      take the filter on first; without, it is on already or not wanted
+
+The arguments are such that a call does nothing and fails with something else than EPERM wherever the
+kernel looks at arguments before it looks at privileges. Prints JSON: name → [result, errno].
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import platform
+import sys
+from pathlib import Path
+
+from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
+from execserver.sandbox.seccomp_numbers import ARCHITECTURES
+
+HIGH = 1 << 40
+TIOCSTI, TIOCLINUX, FIONREAD = 0x5412, 0x541C, 0x541B
+UNIX, INET, INET6, NETLINK, PACKET, ALG, VSOCK = 1, 2, 10, 16, 17, 38, 40
+STREAM, DGRAM, RAW, SEQPACKET = 1, 2, 3, 5
+CLONE_NEWUSER, CLONE_FS, NO_FLAG = 0x10000000, 0x200, 0x1000
+
+ALWAYS: dict[str, tuple[int, ...]] = {
+    "io_uring_setup": (0, 0),
+    "io_uring_enter": (-1,),
+    "io_uring_register": (-1,),
+    "bpf": (0, 0, 1 << 20),
+    "keyctl": (0, -3, 0),
+    "add_key": (),
+    "request_key": (),
+    "ioctl TIOCSTI": (-1, TIOCSTI),
+    "ioctl TIOCLINUX": (-1, TIOCLINUX),
+    "ioctl TIOCSTI with upper bits": (-1, TIOCSTI | HIGH),
+}
+OTHER_PROCESSES: dict[str, tuple[int, ...]] = {
+    "ptrace": (0x7777, 0x7FFFFFFF),
+    "process_vm_readv": (0x7FFFFFFF,),
+    "process_vm_writev": (0x7FFFFFFF,),
+    "pidfd_getfd": (-1,),
+}
+WITHOUT_NETWORK: dict[str, tuple[int, ...]] = {
+    "connect": (-1,),
+    "accept": (-1,),
+    "accept4": (-1,),
+    "bind": (-1,),
+    "listen": (-1,),
+    "getsockname": (-1,),
+    "shutdown": (-1,),
+    "sendto": (-1,),
+    "sendmmsg": (-1,),
+    "recvmmsg": (-1,),
+    "getsockopt": (-1,),
+    "setsockopt": (-1,),
+    "socket INET": (INET, STREAM),
+    "socket INET with upper bits": (INET | HIGH, STREAM),
+    "socket INET datagram": (INET, DGRAM),
+    "socket INET6": (INET6, STREAM),
+    "socket NETLINK": (NETLINK, DGRAM),
+    "socket ALG": (ALG, SEQPACKET),
+    "socket UNIX datagram": (UNIX, DGRAM),
+    "socket UNIX raw": (UNIX, RAW),
+    "socketpair INET": (INET, STREAM),
+    "socketpair UNIX datagram": (UNIX, DGRAM),
+}
+PACKETS: dict[str, tuple[int, ...]] = {"socket PACKET": (PACKET, RAW)}  # of root only, filter or not
+VSOCKETS: dict[str, tuple[int, ...]] = {"socket VSOCK": (VSOCK, STREAM), "socketpair VSOCK": (VSOCK, STREAM)}
+WITHOUT_NAMESPACES: dict[str, tuple[int, ...]] = {
+    "mount": (),
+    "umount2": (0, 0xFFFF),
+    "pivot_root": (),
+    "move_mount": (-1, 0, -1, 0, 1 << 30),
+    "open_tree": (-1, 0, 1 << 30),
+    "open_tree_attr": (-1, 0, 1 << 30),
+    "fsopen": (),
+    "fsmount": (-1,),
+    "fsconfig": (-1,),
+    "fspick": (-1, 0, 1 << 30),
+    "mount_setattr": (-1, 0, 1 << 30),
+    "setns": (-1,),
+    "chroot": (),
+    "unshare NEWUSER": (CLONE_NEWUSER | NO_FLAG,),
+    "unshare NEWUSER with upper bits": (CLONE_NEWUSER | HIGH,),
+    "clone NEWUSER": (CLONE_NEWUSER | CLONE_FS,),
+}
+NOT_THERE: dict[str, tuple[int, ...]] = {"clone3": ()}
+NO_SOCKETS: dict[str, tuple[int, ...]] = {"getpeername": (-1,)}
+HARMLESS: dict[str, tuple[int, ...]] = {
+    "ioctl FIONREAD": (-1, FIONREAD),
+    "socket UNIX stream": (UNIX, STREAM),
+    "socket UNIX packets": (UNIX, SEQPACKET),
+    "unshare FS": (CLONE_FS,),
+}
+CALLS = (
+    *(ALWAYS, OTHER_PROCESSES, WITHOUT_NETWORK, PACKETS, VSOCKETS),
+    *(WITHOUT_NAMESPACES, NOT_THERE, NO_SOCKETS, HARMLESS),
+)
+
+
+def main() -> None:
+    numbers = ARCHITECTURES[platform.machine()].numbers
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    if len(sys.argv) > 1:
+        deny_new_privileges()
+        install_filter(Path(sys.argv[1]).read_bytes())
+    found = {}
+    for group in CALLS:
+        for name, arguments in group.items():
+            pair = (ctypes.c_int * 2)()
+            padded = list(map(ctypes.c_long, [*arguments, *[0] * (6 - len(arguments))]))
+            if name.startswith("socketpair"):
+                padded[3] = ctypes.c_long(ctypes.addressof(pair))
+            ctypes.set_errno(0)
+            result = libc.syscall(ctypes.c_long(numbers[name.split()[0]]), *padded)
+            found[name] = [result, ctypes.get_errno() if result < 0 else 0]
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Real sandboxes around short scripts: a policy is looked at, mounted by bubblewrap, and tried out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from execserver.sandbox import bubblewrap, state_folder
+from execserver.sandbox.backends import Bubblewrapped, Tools
+from execserver.sandbox.confinement import Command
+from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.policy import Access, Glob, Policy, Rule, depth
+from execserver.sandbox.view import Needs, OwnThings, View, look
+
+READ, WRITE, DENY = Access.READ, Access.WRITE, Access.DENY
+
+TOOLS = Tools("/usr/bin/bwrap", "/usr/bin/setsid", "/bin/bash")
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def policy(
+    *rules: tuple[str | Path, Access] | Rule,
+    network: bool = False,
+    minimal: bool = False,
+    globs: Sequence[Glob] = (),
+    glob_depth: int | None = None,
+) -> Policy:
+    """A policy that limits files; its rules may be given in any order."""
+    made = [rule if isinstance(rule, Rule) else Rule(str(rule[0]), rule[1]) for rule in rules]
+    made.sort(key=lambda rule: (depth(rule.path), rule.path))
+    return Policy(False, network, tuple(made), minimal, tuple(globs), glob_depth)
+
+
+def workspace(folder: str | Path, *more: tuple[str | Path, Access] | Rule, network: bool = False) -> Policy:
+    """Everything may be read, one folder written to."""
+    return policy(("/", READ), (folder, WRITE), *more, network=network)
+
+
+def deny(pattern: str) -> Glob:
+    return Glob(pattern, DENY)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a script."""
+
+    status: int
+    output: str
+
+
+class Rig:
+    """A state folder, and sandboxes that use it."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = str(state)
+        state.mkdir(mode=0o700)
+        self.sources = bubblewrap.Sources(
+            state_folder.empty_file(self.state), state_folder.empty_folder(self.state)
+        )
+        self.mount_points = MountPoints(self.state)
+
+    @property
+    def own(self) -> OwnThings:
+        return OwnThings((self.state,))
+
+    def look(self, limits: Policy, *, cwd: str | None = "/", own: OwnThings | None = None) -> View:
+        return look(limits, own or self.own, Needs(cwd, "/bin/sh"))
+
+    def run(
+        self,
+        limits: Policy,
+        script: str,
+        *,
+        cwd: str | Path = "/",
+        own: OwnThings | None = None,
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] | None = None,
+        program: str = "/bin/sh",
+    ) -> Ran:
+        """Run a shell script, or a command line, under a policy; nothing is left of it afterwards."""
+        view = self.look(limits, cwd=str(cwd), own=own)
+        lease = self.mount_points.acquire(view.mount_points) if view.mount_points else None
+        confinement = Bubblewrapped(limits, view, str(cwd), lease, TOOLS, self.sources)
+        try:
+            wrapped = confinement.wrap(
+                Command(
+                    program,
+                    arguments or ("sh", "-c", script),
+                    str(cwd),
+                    {"PATH": PATH} if environment is None else environment,
+                    tty=False,
+                )
+            )
+            try:
+                done = subprocess.run(
+                    wrapped.arguments,
+                    executable=wrapped.program,
+                    env=dict(wrapped.environment),
+                    pass_fds=wrapped.passed,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    timeout=60,
+                    check=False,
+                )
+            finally:
+                for fd in (*wrapped.passed, wrapped.status):
+                    assert fd is not None
+                    os.close(fd)
+        finally:
+            confinement.release()
+        return Ran(done.returncode, os.fsdecode(done.stdout))
+
+    def close(self) -> None:
+        self.mount_points.close()
+
+
+def same_things(folder: Path) -> dict[str, int]:
+    """The inodes of everything in a folder, by path: what must not have changed."""
+    return {
+        os.path.join(where, name): os.lstat(os.path.join(where, name)).st_ino
+        for where, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    }

@@ -1,0 +1,268 @@
+"""What a confinement makes of a command, and that the command is none the wiser."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from execserver.sandbox import bubblewrap
+from execserver.sandbox.backends import Bubblewrapped, Limited, Tools, needs_own_name
+from execserver.sandbox.confinement import Command, Wrapped
+from execserver.sandbox.policy import Policy
+from execserver.sandbox.view import View
+from tests.unit.sandbox.rig import PATH, READ, TOOLS, WRITE, Rig, policy, workspace
+
+OFFLINE = Policy(unrestricted=True, network=False)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path.resolve()
+
+
+@pytest.fixture
+def rig(base: Path) -> Iterator[Rig]:
+    made = Rig(base / "state")
+    yield made
+    made.close()
+
+
+def command(
+    *arguments: str,
+    program: str = "/bin/sh",
+    environment: Mapping[str, str] | None = None,
+    tty: bool = False,
+) -> Command:
+    return Command(program, arguments, "/", {"PATH": PATH} if environment is None else environment, tty)
+
+
+def bubblewrapped(rig: Rig, limits: Policy | None = None, tools: Tools = TOOLS) -> Bubblewrapped:
+    limits = limits or policy(("/", READ))
+    return Bubblewrapped(limits, rig.look(limits), "/", None, tools, rig.sources)
+
+
+def close(wrapped: Wrapped) -> None:
+    for fd in (*wrapped.passed, *([] if wrapped.status is None else [wrapped.status])):
+        os.close(fd)
+
+
+def line(rig: Rig, given: Command, tools: Tools = TOOLS) -> Sequence[str]:
+    """The command line inside."""
+    wrapped = bubblewrapped(rig, tools=tools).wrap(given)
+    close(wrapped)
+    return wrapped.arguments[wrapped.arguments.index("--") + 1 :]
+
+
+# -- the launcher
+
+
+def test_what_is_spawned_shows_nobody_what_the_command_is_given(rig: Rig) -> None:
+    wrapped = bubblewrapped(rig).wrap(command("sh", "-c", "x", environment={"PATH": PATH, "KEY": "word"}))
+    close(wrapped)
+    assert wrapped.program == "/usr/bin/bwrap"
+    assert wrapped.arguments[:2] == ("bwrap", "--args")
+    assert wrapped.arguments[3:] == ("--", "sh", "-c", "x")
+    assert wrapped.environment == {}
+    assert not wrapped.takes_terminal
+
+
+def test_every_descriptor_is_the_callers_and_none_is_inherited_by_accident(rig: Rig) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    wrapped = bubblewrapped(rig).wrap(command("sh"))
+    assert wrapped.status is not None
+    for fd in (*wrapped.passed, wrapped.status):
+        assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    assert not os.get_blocking(wrapped.status)
+    close(wrapped)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_command_that_cannot_be_wrapped_leaves_no_descriptor_open(rig: Rig) -> None:
+    confinement = bubblewrapped(rig)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match="illegal environment variable name"):
+        confinement.wrap(command("sh", environment={"": "x"}))
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_terminal_is_taken_inside(rig: Rig) -> None:
+    wrapped = bubblewrapped(rig).wrap(command("sh", tty=True))
+    close(wrapped)
+    assert wrapped.takes_terminal
+    assert wrapped.arguments[4:] == ("/usr/bin/setsid", "-c", "sh")
+
+
+def test_a_wrapped_command_can_be_run_as_often_as_it_is_wrapped(rig: Rig) -> None:
+    confinement = bubblewrapped(rig)
+    for _ in range(2):
+        wrapped = confinement.wrap(command("sh", "-c", "exit 5"))
+        done = subprocess.run(
+            wrapped.arguments, executable=wrapped.program, env={}, pass_fds=wrapped.passed, check=False
+        )
+        assert wrapped.status is not None
+        said = os.read(wrapped.status, 4096)
+        close(wrapped)
+        assert done.returncode == 5
+        assert b'"exit-code": 5' in said
+
+
+def test_whether_there_are_processes_of_its_own_is_the_views_affair(rig: Rig) -> None:
+    assert bubblewrapped(rig).namespaces
+    assert not bubblewrapped(rig, OFFLINE).namespaces
+    assert bubblewrapped(rig).backend == "bubblewrap"
+
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        (command("/bin/sh", "x"), False),
+        (command("sh", "x"), False),
+        (command("-sh", "x"), True),
+        (command("other", "x"), True),
+        (command("sh", environment={}), True),
+        (command("-x", program="/bin/-x"), True),
+    ],
+    ids=["path", "bare", "login", "other", "no-PATH", "hyphen"],
+)
+def test_a_name_that_is_not_the_programs_own_needs_a_tool(given: Command, own: bool) -> None:
+    assert needs_own_name(given) is own
+
+
+def test_a_command_line_is_that_of_the_command(rig: Rig) -> None:
+    assert line(rig, command("sh", "a", "")) == ("sh", "a", "")
+    assert line(rig, command("/bin/sh", "a")) == ("/bin/sh", "a")
+    assert line(rig, command("-sh", "a"), Tools("/usr/bin/bwrap", None, "/bin/bash")) == (
+        *("/bin/bash", "-p", "-c", 'exec -a "$0" -- "$@"', "-sh", "/bin/sh", "a"),
+    )
+
+
+@pytest.mark.parametrize("name", ["sh", "-sh", "a name", "$(x)", "--", ""])
+def test_a_command_sees_the_name_that_it_was_given(rig: Rig, name: str) -> None:
+    ran = rig.run(policy(("/", READ)), "", arguments=(name, "-c", 'tr "\\0" "|" < /proc/$$/cmdline'))
+    assert ran.output.startswith(f"{name}|-c|")
+
+
+def test_what_gives_a_command_its_name_runs_nothing_else(rig: Rig, base: Path) -> None:
+    (base / "startup").write_text("echo from the startup file\n")
+    ran = rig.run(
+        policy(("/", READ)),
+        "",
+        arguments=("-sh", "-c", "echo $BASH_ENV"),
+        environment={"PATH": PATH, "BASH_ENV": f"{base}/startup", "ENV": "/nowhere", "HOME": "/nowhere"},
+    )
+    assert ran.output == f"{base}/startup\n"
+
+
+def test_a_program_whose_name_is_an_option_is_run_all_the_same(rig: Rig, base: Path) -> None:
+    folder = base / "bin"
+    folder.mkdir()
+    (folder / "-c").write_text("#!/bin/sh\necho ran\n")
+    (folder / "-c").chmod(0o755)
+    ran = rig.run(
+        policy(("/", READ)),
+        "",
+        program=f"{folder}/-c",
+        arguments=("-c",),
+        environment={"PATH": f"{folder}:{PATH}"},
+    )
+    assert ran.output == "ran\n"
+
+
+def test_a_command_finds_exactly_the_variables_that_it_was_given(rig: Rig) -> None:
+    given = {"PATH": PATH, "A": "1", "B": "two\nlines", "LD_PRELOAD": "", "BASH_ENV": "/nowhere"}
+    for name in ("env", "/usr/bin/env"):
+        ran = rig.run(
+            policy(("/", READ)), "", program="/usr/bin/env", arguments=(name, "-0"), environment=given
+        )
+        found = dict(entry.split("=", 1) for entry in ran.output.rstrip("\0").split("\0"))
+        found.pop("PWD", None)  # Bubblewrap tells where it has gone to.
+        assert found == given
+
+
+def test_a_variable_for_the_loader_has_no_power_over_the_launcher(rig: Rig, base: Path) -> None:
+    ran = rig.run(
+        policy(("/", READ)),
+        "",
+        program="/bin/true",
+        arguments=("/bin/true",),
+        environment={"LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": f"{base}/loader"},
+    )
+    assert ran.status == 0
+    # The command's own loader cannot write there, and the launcher's was not asked to.
+    assert not list(base.glob("loader*"))
+
+
+@pytest.mark.parametrize("number", [9, 15, 6])
+def test_the_death_of_a_command_by_a_signal_is_told_as_a_shell_does(rig: Rig, number: int) -> None:
+    assert rig.run(policy(("/", READ)), f"kill -{number} $$").status == 128 + number
+
+
+def test_mount_points_are_given_back_once_and_again(rig: Rig, base: Path) -> None:
+    ws = base / "ws"
+    ws.mkdir()
+    limits = workspace(ws)
+    view = rig.look(limits)
+    lease = rig.mount_points.acquire(view.mount_points)
+    assert len(os.listdir(ws)) == 4
+    confinement = Bubblewrapped(limits, view, "/", lease, TOOLS, rig.sources)
+    confinement.release()
+    assert os.listdir(ws) == []
+    confinement.release()
+
+
+def test_a_mount_source_that_is_gone_lets_nothing_run(rig: Rig, base: Path) -> None:
+    ws = base / "ws"
+    ws.mkdir()
+    limits = policy(("/", READ), (ws, WRITE))
+    view = rig.look(limits)
+    ws.rmdir()
+    wrapped = Bubblewrapped(limits, view, "/", None, TOOLS, rig.sources).wrap(
+        command("sh", "-c", f"echo ran > {base}/ran")
+    )
+    done = subprocess.run(
+        wrapped.arguments,
+        executable=wrapped.program,
+        env={},
+        pass_fds=wrapped.passed,
+        check=False,
+        stderr=subprocess.PIPE,
+    )
+    assert wrapped.status is not None
+    said = os.read(wrapped.status, 4096)
+    close(wrapped)
+    assert done.returncode == 1
+    assert b"bwrap: Can't find source path" in done.stderr
+    assert b"exit-code" not in said
+
+
+# -- limits of a thread
+
+
+def test_limits_of_a_thread_leave_the_command_as_it_is(rig: Rig) -> None:
+    for limits, backend in ((OFFLINE, "seccomp"), (policy(("/", READ)), "landlock")):
+        confinement = Limited(limits, View("read", ()), "/", rig.own)
+        wrapped = confinement.wrap(command("name", "x", environment={"A": "1"}))
+        assert confinement.backend == backend
+        assert not confinement.namespaces
+        assert (wrapped.program, wrapped.arguments, wrapped.environment) == (
+            "/bin/sh",
+            ("name", "x"),
+            {"A": "1"},
+        )
+        assert (wrapped.passed, wrapped.status, wrapped.takes_terminal) == ((), None, False)
+        assert wrapped.limit is not None
+        confinement.release()
+
+
+def test_sources_of_masks_are_empty_and_closed(rig: Rig) -> None:
+    assert isinstance(rig.sources, bubblewrap.Sources)
+    for path in (rig.sources.empty_file, rig.sources.empty_folder):
+        assert os.stat(path).st_mode & 0o7777 == 0

@@ -1,0 +1,394 @@
+"""Patterns: which paths they match, and what is found of them on a disk that somebody else can change."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox import globs
+from execserver.sandbox.globs import Budget, expand, folder_of, matcher, matches
+
+
+def found(pattern: str, *folders: str, depth: int | None = None, unlistable: bool = False) -> list[str]:
+    return sorted(expand(pattern, folders, depth, Budget(), unlistable=unlistable))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path.resolve()
+
+
+def make(base: Path, *names: str) -> list[str]:
+    for name in names:
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("")
+    return [str(base / name) for name in names]
+
+
+# -- matching
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "answer"),
+    [
+        ("/w/*.key", "/w/a.key", True),
+        ("/w/*.key", "/w/.key", True),
+        ("/w/*.key", "/w/s/a.key", False),
+        ("/w/*.key", "/w/a.KEY", False),
+        ("/w/?", "/w/a", True),
+        ("/w/?", "/w/", False),
+        ("/w?a", "/w/a", False),
+        ("/w/**/.env", "/w/.env", True),
+        ("/w/**/.env", "/w/a/b/.env", True),
+        ("/w/**/.env", "/w/a.env", False),
+        ("/w/**/**/.env", "/w/a/.env", True),
+        ("/w/**", "/w/a/b", True),
+        ("/w/**", "/w", False),
+        ("/w/a**", "/w/ab", True),
+        ("/w/a**", "/w/a/b", False),
+        ("/w/**a/b", "/w/x/a/b", False),
+        ("/w/***", "/w/a/b", False),
+        ("/w/{a,b}.key", "/w/b.key", True),
+        ("/w/{a,b}.key", "/w/c.key", False),
+        ("/w/{a,{b,c}d}", "/w/cd", True),
+        ("/w/{a/b,c}/d", "/w/a/b/d", True),
+        ("/w/a,b}", "/w/a,b}", True),
+        ("/w/[ab]", "/w/b", True),
+        ("/w/[!ab]", "/w/b", False),
+        ("/w/[^ab]", "/w/c", True),
+        ("/w[!a]x", "/w/x", False),
+        ("/w/[a-c]", "/w/b", True),
+        ("/w/[a-]", "/w/-", True),
+        ("/w/[-a]", "/w/-", True),
+        ("/w/[+--]", "/w/,", True),
+        ("/w/[]a]", "/w/]", True),
+        ("/w/[[]", "/w/[", True),
+        ("/w/[&&~~||^]", "/w/~", True),
+        ("/w/[\\]", "/w/\\", True),
+        ("/w/\\*", "/w/*", True),
+        ("/w/\\*", "/w/a", False),
+        ("/w/a.b+c$", "/w/a.b+c$", True),
+        ("/w/a.b", "/w/axb", False),
+        ("/w/*", "/w/two\nlines", True),
+        ("/w/a", "/w/a\n", False),
+        ("/w/*", "/w/\udcff\udcfe", True),
+    ],
+)
+def test_a_path_matches_or_not(pattern: str, path: str, answer: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        matcher.cache_clear()
+        assert (matcher(pattern).fullmatch(path) is not None) is answer
+
+
+def oracle(pattern: str, path: str) -> bool:
+    """By trying everything: `**` between slashes is any number of names."""
+
+    @cache
+    def names(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
+        if not left:
+            return not right
+        if left[0] == "**":
+            if len(left) == 1:
+                return len(right) >= 1
+            return names(left[1:], right) or (bool(right) and names(left, right[1:]))
+        return bool(right) and name(left[0], right[0]) and names(left[1:], right[1:])
+
+    @cache
+    def name(left: str, right: str) -> bool:
+        if not left:
+            return not right
+        if left[0] == "*":
+            return name(left[1:], right) or (bool(right) and name(left, right[1:]))
+        if left[0] == "?":
+            return bool(right) and name(left[1:], right[1:])
+        if left.startswith("[ab]"):
+            return right[:1] in ("a", "b") and name(left[4:], right[1:])
+        if left.startswith("[!a]"):
+            return bool(right) and right[0] != "a" and name(left[4:], right[1:])
+        if left.startswith("{a,bb}"):
+            rest = left[6:]
+            return any(right.startswith(text) and name(rest, right[len(text) :]) for text in ("a", "bb"))
+        return right[:1] == left[0] and name(left[1:], right[1:])
+
+    return names(tuple(pattern.split("/")[1:]), tuple(path.split("/")[1:]))
+
+
+_pieces = st.lists(st.sampled_from(["a", "b", "*", "?", "[ab]", "[!a]", "{a,bb}"]), min_size=1, max_size=4)
+_names = st.one_of(_pieces.map("".join), st.just("**"))
+_patterns = st.lists(_names, min_size=1, max_size=4).map(lambda names: "/" + "/".join(names))
+_some_paths = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=4).map(
+    lambda names: "/" + "/".join(names)
+)
+
+
+@settings(max_examples=200)
+@given(pattern=_patterns, path=_some_paths)
+@example("/**/**", "/a")
+@example("/a/**/**/b", "/a/b")
+@example("/**", "/a/b/c")
+def test_matching_agrees_with_trying_everything(pattern: str, path: str) -> None:
+    assert (matcher(pattern).fullmatch(path) is not None) is oracle(pattern, path)
+
+
+def test_what_lies_in_a_folder_that_matches_matches_too() -> None:
+    assert matches("/w/*.d", "/w/a.d/b/c")
+    assert matches("/w/*.d", "/w/a.d")
+    assert not matches("/w/*.d", "/w/a/b.d")
+    assert not matches("/w/*.d", "/")
+    assert not matches("/w/*.d", "")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("/w/{a,b", "a brace is not closed"),
+        ("/w/[ab", "a bracket is not closed"),
+        ("/w/[]", "a bracket is not closed"),
+        ("/w/[!]", "a bracket is not closed"),
+        ("/w/[b-a]", "a set of characters is none: bad character range"),
+    ],
+)
+def test_a_pattern_that_is_none_is_an_error_that_says_why(pattern: str, why: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        matcher(pattern)
+    assert str(caught.value).startswith(f"glob pattern {pattern!r}: {why}")
+
+
+def test_a_pattern_with_folders_over_and_over_is_matched_in_no_time() -> None:
+    # Naively, more steps than there are atoms: this ends at all, or the test's own time limit ends it.
+    assert not matcher("/" + "**/" * 40 + "x").fullmatch("/a" * 120)
+
+
+# -- the folder of a pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [
+        ("/w/x/*.key", "/w/x"),
+        ("/w/x/a.key", "/w/x"),
+        ("/w/**/a", "/w"),
+        ("/w*/a", "/"),
+        ("/**/a", "/"),
+        ("/a[*]b[[]c/*", "/a*b[c"),
+        ("/a[\\]b/*", "/a\\b"),
+        ("/w/a\\*/b/*", "/w"),
+        ("/w/a[!b]/c/*", "/w"),
+        ("/w/a[bc]/c/*", "/w"),
+        ("/w/{a}/c/*", "/w"),
+        ("/w/[{]a,b}/*", "/w/{a,b}"),
+    ],
+)
+def test_a_pattern_is_searched_below_what_stands_before_its_first_special_character(
+    pattern: str, folder: str
+) -> None:
+    assert folder_of(pattern) == folder
+
+
+@settings(max_examples=100)
+@given(pattern=_patterns, path=_some_paths)
+def test_all_matches_lie_in_the_folder_of_the_pattern(pattern: str, path: str) -> None:
+    if matcher(pattern).fullmatch(path):
+        assert path.startswith(folder_of(pattern).rstrip("/") + "/")
+
+
+# -- on the disk
+
+
+def test_what_matches_is_found_hidden_or_not(base: Path) -> None:
+    expected = make(base, ".env", ".hidden/.env", "a/b/c/.env")
+    make(base, "a/env", ".envrc")
+    assert found(f"{base}/**/.env") == sorted(expected)
+
+
+def test_names_of_any_bytes_are_found(base: Path) -> None:
+    for name in (b"two\nlines.key", b"\xff\xfe.key", b"[a]*?.key"):
+        with open(os.path.join(os.fsencode(base), name), "w"):
+            pass
+    assert len(found(f"{base}/*.key")) == 3
+
+
+def test_a_folder_that_matches_is_not_searched_any_further(base: Path) -> None:
+    make(base, "x.d/y.d/z")
+    assert found(f"{base}/**/*.d") == [f"{base}/x.d"]
+
+
+def test_links_are_found_and_not_followed(base: Path) -> None:
+    make(base, "real/a.key")
+    (base / "link").symlink_to("real")
+    (base / "b.key").symlink_to("/nowhere")
+    assert found(f"{base}/**/*.key") == [f"{base}/b.key", f"{base}/real/a.key"]
+
+
+def test_the_depth_is_counted_from_the_patterns_own_folder(base: Path) -> None:
+    one, two, three = make(base, "w/k", "w/a/k", "w/a/b/k")
+    assert found(f"{base}/w/**/k", depth=1) == [one]
+    assert found(f"{base}/w/**/k", depth=2) == sorted([one, two])
+    assert found(f"{base}/w/**/k") == sorted([one, two, three])
+
+
+def test_a_pattern_without_a_folder_is_looked_for_where_it_is_told(base: Path) -> None:
+    expected = make(base, "w/k", "v/k")
+    make(base, "u/k")
+    assert found("/**/k", f"{base}/w", f"{base}/v", f"{base}/w") == sorted(expected)
+    assert found("/**/k") == []
+
+
+def test_a_folder_that_is_missing_or_none_has_no_matches(base: Path) -> None:
+    make(base, "file")
+    (base / "loop").symlink_to("loop")
+    for name in ("missing", "file", "loop"):
+        assert found(f"{base}/{name}/*", unlistable=True) == []
+
+
+def test_no_more_is_looked_at_than_can_match(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(base, "a.key", *(f"big/{number}" for number in range(50)))
+    monkeypatch.setattr(globs, "MAX_SCANNED", 10)
+    assert found(f"{base}/*.key") == [f"{base}/a.key"]
+
+
+def test_too_many_names_are_an_error_that_says_what_to_do(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(base, *(str(number) for number in range(20)))
+    monkeypatch.setattr(globs, "MAX_SCANNED", 19)
+    with pytest.raises(InvalidRequest, match="look at more than 19 names; set glob_scan_max_depth"):
+        found(f"{base}/**/none")
+
+
+def test_too_many_matches_are_an_error_that_says_what_to_do(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(base, *(f"{number}.key" for number in range(4)))
+    monkeypatch.setattr(globs, "MAX_MATCHES", 4)
+    assert len(found(f"{base}/*.key")) == 4
+    monkeypatch.setattr(globs, "MAX_MATCHES", 3)
+    with pytest.raises(InvalidRequest, match="match more than 3 paths; name their folder instead"):
+        found(f"{base}/*.key")
+
+
+def test_all_patterns_of_a_policy_share_one_budget(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(base, "a.key", "b.key")
+    monkeypatch.setattr(globs, "MAX_MATCHES", 3)
+    budget = Budget()
+    assert len(list(expand(f"{base}/*.key", (), None, budget))) == 2
+    with pytest.raises(InvalidRequest):
+        list(expand(f"{base}/*.key", (), None, budget))
+
+
+# -- folders that somebody wants to hide something in
+
+
+@pytest.fixture
+def too_deep(base: Path) -> Iterator[Path]:
+    """Folders in each other, deeper than any path can say."""
+    home = os.open(".", os.O_PATH)
+    levels = 30
+    os.chdir(base)
+    try:
+        for _ in range(levels):
+            os.mkdir("n" * 200)
+            os.chdir("n" * 200)
+        with open(".env", "w"):
+            pass
+        yield base
+    finally:
+        os.chdir(base)
+        for _ in range(levels):
+            os.chdir("n" * 200)
+        os.unlink(".env")
+        for _ in range(levels):
+            os.chdir("..")
+            os.rmdir("n" * 200)
+        os.fchdir(home)
+        os.close(home)
+
+
+def test_what_is_too_deep_for_a_path_is_an_error_and_not_passed_over(too_deep: Path) -> None:
+    with pytest.raises(InvalidRequest, match="paths are too long; remove these folders"):
+        found(f"{too_deep}/**/.env", unlistable=True)
+
+
+def test_too_many_folders_in_each_other_are_an_error_that_says_what_to_do(base: Path) -> None:
+    (base / "/".join("n" * (globs.MAX_LEVELS - 1))).mkdir(parents=True)
+    assert found(f"{base}/**/.env") == []
+    (base / "/".join("n" * globs.MAX_LEVELS)).mkdir()
+    with pytest.raises(InvalidRequest, match="128 folders in each other; set glob_scan_max_depth"):
+        found(f"{base}/**/.env")
+    assert found(f"{base}/**/.env", depth=5) == []
+
+
+def test_an_error_with_a_folder_that_is_there_is_not_passed_over(base: Path) -> None:
+    make(base, "a/.env")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # No descriptor is to be had for the listing.
+    taken = [os.open("/", os.O_PATH)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, hard))
+    try:
+        while True:
+            try:
+                taken.append(os.open("/", os.O_PATH))
+            except OSError:
+                break
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            found(f"{base}/**/.env")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+    assert found(f"{base}/**/.env") == [f"{base}/a/.env"]
+
+
+@pytest.fixture
+def ordinary() -> Iterator[Path]:
+    """A folder of a user to whom modes apply, and we are that user."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    as_root = os.geteuid() == 0
+    if as_root:
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        if as_root:
+            os.seteuid(0)
+        else:
+            for path in folder.iterdir():
+                path.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def test_a_folder_that_its_owner_has_closed_counts_as_a_match_for_a_denial(ordinary: Path) -> None:
+    make(ordinary, "hidden/.env")
+    (ordinary / "hidden").chmod(0)
+    assert found(f"{ordinary}/**/.env", unlistable=True) == [f"{ordinary}/hidden"]
+    assert found(f"{ordinary}/**/.env") == []
+
+
+def test_a_folder_that_another_user_has_closed_does_not(ordinary: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can make a folder of another user")
+    os.seteuid(0)
+    make(ordinary, "hidden/.env")
+    (ordinary / "hidden").chmod(0)
+    os.seteuid(65534)
+    assert found(f"{ordinary}/**/.env", unlistable=True) == []
+
+
+def test_compiled_patterns_are_whole_expressions() -> None:
+    assert isinstance(matcher("/a|/b"), re.Pattern)
+    assert not matcher("/a|/b").fullmatch("/a")

@@ -1,0 +1,356 @@
+"""A request is confined by a backend that works here, or refused with the missing piece and the fix."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder
+from execserver.sandbox.backends import Bubblewrapped, Limited
+from execserver.sandbox.confinement import Command, Confinement
+from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.options import SandboxOptions
+from execserver.sandbox.policy import PROTECTED_NAMES, Policy
+from execserver.sandbox.probe import probe
+from execserver.sandbox.sandboxes import Sandboxes
+from execserver.sandbox.view import Needs, OwnThings, View, look
+from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
+
+OFFLINE = Policy(unrestricted=True, network=False)
+
+Make = Callable[..., Sandboxes]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path.resolve()
+
+
+@pytest.fixture
+def ws(base: Path) -> Path:
+    folder = base / "ws"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def make(base: Path) -> Iterator[Make]:
+    made: list[Sandboxes] = []
+
+    def do_make(
+        bubblewrap: str | None = None, *, landlock: bool = False, spool: str | None = None
+    ) -> Sandboxes:
+        options = SandboxOptions(bubblewrap, landlock, spool or str(base / "state"))
+        made.append(Sandboxes(options, OwnThings(), {"PATH": PATH}))
+        return made[-1]
+
+    yield do_make
+    for one in made:
+        one.close()
+
+
+def command(*arguments: str, tty: bool = False, cwd: str = "/") -> Command:
+    return Command("/bin/sh", arguments or ("sh",), cwd, {"PATH": PATH}, tty)
+
+
+def run(confinement: Confinement, script: str) -> subprocess.CompletedProcess[str]:
+    wrapped = confinement.wrap(command("sh", "-c", script))
+    try:
+        return subprocess.run(
+            wrapped.arguments,
+            executable=wrapped.program,
+            env=dict(wrapped.environment),
+            pass_fds=wrapped.passed,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        for fd in (*wrapped.passed, *([] if wrapped.status is None else [wrapped.status])):
+            os.close(fd)
+
+
+# -- bubblewrap
+
+
+def test_a_command_is_confined_and_nothing_is_left_of_that(make: Make, base: Path, ws: Path) -> None:
+    boxes = make()
+    confinement = boxes.prepare(workspace(ws), command())
+    assert isinstance(confinement, Bubblewrapped)
+    assert sorted(os.listdir(ws)) == [".agents", ".aws", ".codex", ".git"]
+    ran = run(confinement, f"echo 1 > {ws}/n; echo 1 > {base}/n; ls -A {base}/state")
+    boxes.release(confinement)
+    assert os.listdir(ws) == ["n"]
+    assert not (base / "n").exists()
+    assert ran.stdout == "", "our own state is hidden"
+
+
+def test_a_daemons_end_gives_everything_back(make: Make, ws: Path) -> None:
+    boxes = make()
+    boxes.prepare(workspace(ws), command())
+    assert os.listdir(ws)
+    boxes.close()
+    assert os.listdir(ws) == []
+
+
+def test_many_threads_may_ask_at_once(make: Make, ws: Path) -> None:
+    boxes = make()
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for _ in range(5):
+                boxes.release(boxes.prepare(workspace(ws), command()))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert os.listdir(ws) == []
+
+
+def test_what_is_needed_beside_is_readable_inside(make: Make, base: Path, ws: Path) -> None:
+    (base / "beside").write_text("found\n")
+    limits = policy((ws, READ), (base, DENY), minimal=True)
+    boxes = make()
+    for extra, output in (((str(base / "beside"),), "found\n"), ((), "")):
+        confinement = boxes.prepare(limits, command(), extra)
+        assert run(confinement, f"cat {base}/beside").stdout == output
+        boxes.release(confinement)
+
+
+def test_a_command_that_could_not_run_is_refused_and_leaves_nothing(make: Make, base: Path, ws: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"the working directory .* cannot be read under this policy"):
+        make().prepare(policy((ws, READ), minimal=True), command(cwd=str(base)))
+    assert os.listdir(ws) == []
+
+
+def test_a_link_that_takes_a_protected_place_at_the_last_moment_is_refused(
+    make: Make, ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def look_then_plant(limits: Policy, own: OwnThings, needs: Needs) -> View:
+        view = look(limits, own, needs)
+        (ws / ".git").symlink_to("/etc")
+        return view
+
+    monkeypatch.setattr(sandboxes, "look", look_then_plant)
+    with pytest.raises(InvalidRequest, match="became a symbolic link just now"):
+        make().prepare(workspace(ws), command())
+    assert os.listdir(ws) == [".git"]
+
+
+def bind_fd(base: Path) -> bool:
+    """Whether this machine's bubblewrap takes what is to be bound as descriptors."""
+    return "bind-fd" in probe(None, str(base), PATH).features
+
+
+def open_again(most: int) -> bool:
+    """Whether no more descriptors are open; those of removed folders are closed a moment later."""
+    deadline = time.monotonic() + 20
+    while len(os.listdir("/proc/self/fd")) > most:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_writable_folder_that_is_swapped_for_a_link_after_the_look_leads_nowhere_else(
+    make: Make, base: Path, ws: Path
+) -> None:
+    if not bind_fd(base):
+        pytest.skip("bubblewrap has no --bind-fd")
+    (base / "out").mkdir()
+    confinement = make().prepare(workspace(ws), command())
+    ws.rename(base / "moved")
+    ws.symlink_to("out")
+    run(confinement, f"echo x > {ws}/new")
+    assert not (base / "out/new").exists()
+    control = f"echo x > {ws}/new"
+    subprocess.run(["/bin/sh", "-c", control], check=True)
+    assert (base / "out/new").exists(), "it would have led there"
+
+
+def test_a_writable_folder_that_is_swapped_during_the_look_is_refused(
+    make: Make, base: Path, ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not bind_fd(base):
+        pytest.skip("bubblewrap has no --bind-fd")
+    (base / "out").mkdir()
+
+    def look_then_swap(limits: Policy, own: OwnThings, needs: Needs) -> View:
+        view = look(limits, own, needs)
+        ws.rename(base / "moved")
+        ws.symlink_to("out")
+        return view
+
+    monkeypatch.setattr(sandboxes, "look", look_then_swap)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidRequest, match="was replaced just now"):
+        # `.git` is there, so that nothing has to be made in the folder itself.
+        make().prepare(
+            policy(("/", READ), (ws, WRITE), *((ws / name, WRITE) for name in PROTECTED_NAMES)), command()
+        )
+    assert open_again(before + 3)  # the registry's own
+
+
+def test_a_confinement_that_is_never_used_gives_its_descriptors_back(make: Make, ws: Path) -> None:
+    sandbox = make()
+    sandbox.release(sandbox.prepare(workspace(ws), command()))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        sandbox.release(sandbox.prepare(workspace(ws), command()))
+    assert open_again(before)
+
+
+def test_on_macos_commands_are_run_by_sandbox_exec(
+    make: Make, ws: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = base / "sandbox-exec"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(seatbelt, "PROGRAM", str(program))
+    wrapped = make().prepare(workspace(ws), command("sh", "-c", "true")).wrap(command("sh", "-c", "true"))
+    assert wrapped.program == str(program)
+    assert wrapped.arguments[:2] == (str(program), "-p")
+    assert wrapped.arguments[-3:] == ("/bin/sh", "-c", "true")
+    assert str(ws) not in wrapped.arguments[2], "paths are parameters"
+    assert any(argument.endswith(str(ws)) for argument in wrapped.arguments)
+    assert wrapped.environment["CODEX_SANDBOX"] == "seatbelt"
+
+
+@pytest.mark.parametrize("platform", ["win32", "freebsd14"])
+def test_a_platform_without_a_backend_refuses(
+    make: Make, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    with pytest.raises(InvalidRequest, match="no sandbox backend on this platform"):
+        make().prepare(OFFLINE, command())
+
+
+def test_a_mount_point_that_cannot_be_made_is_an_error_that_names_it(make: Make, ws: Path) -> None:
+    (ws / "file").write_text("")
+    with pytest.raises(InvalidRequest) as caught:
+        make().prepare(workspace(ws, (ws / "file" / "x", DENY)), command())
+    assert str(caught.value) == f"failed to prepare process sandbox: Not a directory: {ws}/file/x"
+    assert os.listdir(ws) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("given", "tool", "package", "field"),
+    [(command(tty=True), "setsid", "util-linux", "tty"), (command("-sh"), "bash", "bash", "arg0")],
+    ids=["setsid", "bash"],
+)
+def test_a_tool_that_is_missing_is_named_with_its_package(
+    make: Make,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: Command,
+    tool: str,
+    package: str,
+    field: str,
+) -> None:
+    monkeypatch.setattr(sandboxes, "TOOL_PATH", str(base))
+    with pytest.raises(InvalidRequest, match=f"the program {tool} is missing: install {package}") as caught:
+        make().prepare(policy(("/", READ)), given)
+    assert caught.value.field == field
+    # Who does not need it is not bothered.
+    assert make().prepare(policy(("/", READ)), command()).backend == "bubblewrap"
+
+
+# -- what was found out
+
+
+def test_what_works_is_found_out_once_and_again_after_a_failed_launch(make: Make, base: Path) -> None:
+    program = base / "bwrap"
+    program.symlink_to("/usr/bin/bwrap")
+    boxes = make(str(program))
+    boxes.prepare(policy(("/", READ)), command())
+    program.unlink()
+    program.symlink_to("/bin/false")
+    assert boxes.prepare(policy(("/", READ)), command()).backend == "bubblewrap"
+    boxes.launch_failed()
+    with pytest.raises(InvalidRequest) as caught:
+        boxes.prepare(policy(("/", READ)), command())
+    assert caught.value.name == "sandbox_unavailable"
+    program.unlink()
+    program.symlink_to("/usr/bin/bwrap")
+    boxes.launch_failed()
+    assert boxes.prepare(policy(("/", READ)), command()).backend == "bubblewrap"
+
+
+def test_a_warm_up_removes_what_a_killed_daemon_left(make: Make, base: Path, ws: Path) -> None:
+    boxes = make()
+    boxes.warm_up()
+    pid = os.fork()
+    if pid == 0:
+        MountPoints(str(base / "state")).acquire([f"{ws}/.git"])
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.listdir(ws) == [".git"]
+    make().warm_up()
+    assert os.listdir(ws) == []
+
+
+def test_a_warm_up_never_fails(make: Make, base: Path) -> None:
+    (base / "file").write_text("")
+    make(spool=str(base / "file")).warm_up()
+    make("/no/such/bwrap").warm_up()
+
+
+@pytest.mark.parametrize("name", ["file", "open", "link"])
+def test_a_state_folder_that_cannot_be_used_refuses_every_sandbox(make: Make, base: Path, name: str) -> None:
+    (base / "file").write_text("")
+    (base / "open").mkdir(mode=0o755)
+    (base / "link").symlink_to("open")
+    with pytest.raises(InvalidRequest) as caught:
+        make(spool=str(base / name)).prepare(policy(("/", READ)), command())
+    assert str(base / name) in str(caught.value)
+    assert "--spool-dir" in str(caught.value)
+    assert isinstance(caught.value.__context__, state_folder.StateFolderError)
+
+
+# -- other backends
+
+
+def test_without_bubblewrap_a_limit_on_files_is_refused_with_the_missing_piece_and_the_fix(
+    make: Make,
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"^failed to prepare process sandbox: .*bwrap.*; ") as caught:
+        make("/no/such/bwrap").prepare(policy(("/", READ)), command())
+    assert caught.value.name == "sandbox_unavailable"
+    assert "install" in str(caught.value) or "--bubblewrap" in str(caught.value)
+
+
+def test_without_bubblewrap_a_limit_on_the_network_alone_is_kept_all_the_same(make: Make) -> None:
+    confinement = make("/no/such/bwrap").prepare(OFFLINE, command())
+    assert isinstance(confinement, Limited)
+    assert confinement.backend == "seccomp"
+
+
+def test_landlock_takes_over_where_it_is_allowed_and_can_state_the_policy(make: Make, ws: Path) -> None:
+    if (reason := landlock.unavailable()) is not None:
+        pytest.skip(reason)
+    boxes = make("/no/such/bwrap", landlock=True)
+    confinement = boxes.prepare(policy(("/usr", READ), minimal=True), command(cwd="/usr"))
+    assert confinement.backend == "landlock"
+    with pytest.raises(InvalidRequest, match=r"bwrap.*; and ") as caught:
+        boxes.prepare(workspace(ws, (ws / "x", DENY)), command())
+    assert caught.value.name == "sandbox_unavailable"
+    assert os.listdir(ws) == []
+
+
+def test_bubblewrap_comes_before_landlock(make: Make) -> None:
+    assert make(landlock=True).prepare(policy(("/", READ)), command()).backend == "bubblewrap"

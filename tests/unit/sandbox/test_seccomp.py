@@ -1,0 +1,258 @@
+"""What the filters say of calls, judged by an interpreter, for both machines."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from execserver.sandbox import seccomp
+from execserver.sandbox.seccomp_numbers import ARCHITECTURES
+from tests.unit.sandbox import bpf
+
+ALLOWED, REFUSED, NOT_IMPLEMENTED, KILLED = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+NO_SOCKET = 0x00050058
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+AUDIT_I386, AUDIT_ARM = 0x40000003, 0x40000028
+MACHINES = ("x86_64", "aarch64")
+
+
+def _table(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in (each.split("=") for each in text.split())}
+
+
+# From the kernel's headers (asm/unistd_64.h, asm-generic/unistd.h), a second time on purpose.
+NUMBERS = {
+    "x86_64": _table("""
+        ioctl=16 socket=41 connect=42 accept=43 sendto=44 shutdown=48 bind=49 listen=50
+        getsockname=51 getpeername=52 socketpair=53 setsockopt=54 getsockopt=55 clone=56 ptrace=101
+        pivot_root=155 chroot=161 mount=165 umount2=166 add_key=248 request_key=249 keyctl=250
+        unshare=272 accept4=288 recvmmsg=299 sendmmsg=307 setns=308 process_vm_readv=310
+        process_vm_writev=311 bpf=321 read=0 write=1 recvfrom=45 sendmsg=46 recvmsg=47 fork=57
+        vfork=58 execve=59 kill=62
+    """),
+    "aarch64": _table("""
+        ioctl=29 umount2=39 mount=40 pivot_root=41 chroot=51 unshare=97 ptrace=117 socket=198
+        socketpair=199 bind=200 listen=201 accept=202 connect=203 getsockname=204 getpeername=205
+        sendto=206 setsockopt=208 getsockopt=209 shutdown=210 add_key=217 request_key=218 keyctl=219
+        clone=220 accept4=242 recvmmsg=243 setns=268 sendmmsg=269 process_vm_readv=270
+        process_vm_writev=271 bpf=280 read=63 write=64 recvfrom=207 sendmsg=211 recvmsg=212
+        execve=221 kill=129
+    """),
+}
+SINCE_5_1 = _table("""
+    io_uring_setup=425 io_uring_enter=426 io_uring_register=427 open_tree=428 move_mount=429
+    fsopen=430 fsconfig=431 fsmount=432 fspick=433 clone3=435 pidfd_getfd=438 mount_setattr=442
+    open_tree_attr=467
+""")
+
+IO_URING = ("io_uring_setup", "io_uring_enter", "io_uring_register")
+KEYS_AND_BPF = ("bpf", "keyctl", "add_key", "request_key")
+OTHER_PROCESSES = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
+SOCKETS = (
+    "connect", "accept", "accept4", "bind", "listen", "getsockname", "shutdown", "sendto",
+    "sendmmsg", "recvmmsg", "getsockopt", "setsockopt",
+)  # fmt: skip
+MOUNTS = (
+    "mount", "umount2", "pivot_root", "move_mount", "open_tree", "open_tree_attr", "fsopen", "fsmount",
+    "fsconfig", "fspick", "mount_setattr", "setns", "chroot",
+)  # fmt: skip
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, AF_PACKET, AF_ALG, AF_VSOCK = 1, 2, 10, 16, 17, 38, 40
+STREAM, DGRAM, RAW, SEQPACKET = 1, 2, 3, 5
+CLOEXEC, NONBLOCK = 0o2000000, 0o4000
+HIGH = 0xDEADBEEF << 32
+TIOCSTI, TIOCLINUX, TIOCGWINSZ = 0x5412, 0x541C, 0x5413
+CLONE_NEW = {
+    "NEWNS": 0x00020000,
+    "NEWCGROUP": 0x02000000,
+    "NEWUTS": 0x04000000,
+    "NEWIPC": 0x08000000,
+    "NEWUSER": 0x10000000,
+    "NEWPID": 0x20000000,
+    "NEWNET": 0x40000000,
+}
+
+
+class Filter(NamedTuple):
+    network: bool
+    files_limited: bool
+    namespaces_denied: bool
+
+
+OFFLINE = Filter(network=False, files_limited=True, namespaces_denied=False)
+OFFLINE_UNLIMITED_FILES = Filter(network=False, files_limited=False, namespaces_denied=False)
+ONLINE = Filter(network=True, files_limited=True, namespaces_denied=False)
+OFFLINE_ALONE = Filter(network=False, files_limited=True, namespaces_denied=True)
+ONLINE_ALONE = Filter(network=True, files_limited=True, namespaces_denied=True)
+FILTERS = (OFFLINE, OFFLINE_UNLIMITED_FILES, ONLINE, OFFLINE_ALONE, ONLINE_ALONE)
+OFFLINES = (OFFLINE, OFFLINE_UNLIMITED_FILES, OFFLINE_ALONE)
+ONLINES = (ONLINE, ONLINE_ALONE)
+
+
+def number(machine: str, name: str) -> int:
+    return (NUMBERS[machine] | SINCE_5_1)[name]
+
+
+def verdict(machine: str, which: Filter, name: str, *arguments: int) -> int:
+    program = seccomp.program(**which._asdict(), architecture=machine)
+    return bpf.run(program, number(machine, name), AUDIT[machine], arguments)
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES["x86_64"].numbers}))
+def test_every_call_that_is_named_has_the_headers_number(machine: str, name: str) -> None:
+    assert ARCHITECTURES[machine].numbers[name] == number(machine, name)
+
+
+def test_both_machines_name_the_same_calls() -> None:
+    assert set(ARCHITECTURES["x86_64"].numbers) == set(ARCHITECTURES["aarch64"].numbers)
+
+
+@pytest.mark.parametrize("which", FILTERS)
+@pytest.mark.parametrize("name", IO_URING + KEYS_AND_BPF)
+def test_rings_bpf_and_keyrings_are_always_refused(machine: str, which: Filter, name: str) -> None:
+    assert verdict(machine, which, name) == REFUSED
+
+
+@pytest.mark.parametrize("which", FILTERS)
+@pytest.mark.parametrize("command", [TIOCSTI, TIOCLINUX])
+def test_typing_into_the_terminal_is_always_refused(machine: str, which: Filter, command: int) -> None:
+    assert verdict(machine, which, "ioctl", 0, command) == REFUSED
+    assert verdict(machine, which, "ioctl", 0, command | HIGH) == REFUSED
+
+
+@pytest.mark.parametrize("which", FILTERS)
+@pytest.mark.parametrize("name", ["read", "write", "sendmsg", "recvmsg", "recvfrom", "execve", "kill"])
+def test_what_programs_live_on_is_always_allowed(machine: str, which: Filter, name: str) -> None:
+    assert verdict(machine, which, name) == ALLOWED
+
+
+@pytest.mark.parametrize("which", FILTERS)
+def test_other_terminal_controls_are_allowed(machine: str, which: Filter) -> None:
+    assert verdict(machine, which, "ioctl", TIOCSTI, TIOCGWINSZ, TIOCSTI) == ALLOWED
+
+
+@pytest.mark.parametrize("name", OTHER_PROCESSES + SOCKETS)
+def test_without_the_network_no_connections_and_no_other_processes(machine: str, name: str) -> None:
+    for which in OFFLINES:
+        assert verdict(machine, which, name) == REFUSED
+    for which in ONLINES:
+        assert verdict(machine, which, name) == ALLOWED
+
+
+@pytest.mark.parametrize("call", ["socket", "socketpair"])
+@pytest.mark.parametrize("family", [0, AF_INET, AF_INET6, AF_NETLINK, AF_PACKET, AF_ALG, AF_VSOCK, 0xFFFF])
+@pytest.mark.parametrize("which", OFFLINES)
+def test_without_the_network_only_unix_sockets(machine: str, which: Filter, call: str, family: int) -> None:
+    assert verdict(machine, which, call, family, STREAM) == REFUSED
+    assert verdict(machine, which, call, family | HIGH, STREAM) == REFUSED
+
+
+@pytest.mark.parametrize("call", ["socket", "socketpair"])
+@pytest.mark.parametrize("flags", [0, CLOEXEC, CLOEXEC | NONBLOCK, HIGH])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(STREAM, ALLOWED), (SEQPACKET, ALLOWED), (DGRAM, REFUSED), (RAW, REFUSED), (0, REFUSED), (15, REFUSED)],
+)
+def test_without_the_network_unix_sockets_are_streams_or_sequenced_packets(
+    machine: str, call: str, flags: int, kind: int, expected: int
+) -> None:
+    for which in OFFLINES:
+        assert verdict(machine, which, call, AF_UNIX, kind | flags) == expected
+
+
+def test_the_upper_half_of_a_socket_family_hides_nothing_and_means_nothing(machine: str) -> None:
+    assert verdict(machine, OFFLINE, "socket", AF_UNIX | HIGH, STREAM) == ALLOWED
+
+
+@pytest.mark.parametrize("call", ["socket", "socketpair"])
+@pytest.mark.parametrize("which", ONLINES)
+def test_with_the_network_only_sockets_of_the_hypervisor_are_refused(
+    machine: str, which: Filter, call: str
+) -> None:
+    assert verdict(machine, which, call, AF_VSOCK, STREAM) == REFUSED
+    assert verdict(machine, which, call, AF_VSOCK | HIGH, STREAM) == REFUSED
+    for family in (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK):
+        assert verdict(machine, which, call, family, DGRAM) == ALLOWED
+
+
+@pytest.mark.parametrize("name", MOUNTS)
+def test_mounts_and_roots_are_refused_where_nothing_else_does(machine: str, name: str) -> None:
+    assert verdict(machine, OFFLINE_ALONE, name) == REFUSED
+    assert verdict(machine, ONLINE_ALONE, name) == REFUSED
+    assert verdict(machine, OFFLINE, name) == ALLOWED
+    assert verdict(machine, ONLINE, name) == ALLOWED
+
+
+@pytest.mark.parametrize("flag", CLONE_NEW.values(), ids=CLONE_NEW.keys())
+@pytest.mark.parametrize("call", ["clone", "unshare"])
+def test_new_namespaces_are_refused_where_nothing_else_does(machine: str, call: str, flag: int) -> None:
+    for flags in (flag, flag | 17, flag | 0x200, flag | HIGH):
+        assert verdict(machine, OFFLINE_ALONE, call, flags) == REFUSED
+        assert verdict(machine, ONLINE_ALONE, call, flags) == REFUSED
+        assert verdict(machine, OFFLINE, call, flags) == ALLOWED
+
+
+def test_time_namespaces_and_unknown_flags_cannot_be_unshared(machine: str) -> None:
+    for flags in (0x80, 0x100000, 0x1000, 0x80000000):
+        assert verdict(machine, OFFLINE_ALONE, "unshare", flags) == REFUSED
+
+
+def test_threads_forks_and_own_copies_are_made_as_ever(machine: str) -> None:
+    pthread, posix_spawn, fork = 0x3D0F00, 0x4111, 0x1200011
+    for flags in (pthread, posix_spawn, fork):
+        assert verdict(machine, OFFLINE_ALONE, "clone", flags) == ALLOWED
+    for flags in (0, 0x200, 0x400, 0x40000, 0x600):
+        assert verdict(machine, OFFLINE_ALONE, "unshare", flags) == ALLOWED
+
+
+def test_without_the_network_descriptors_are_said_to_be_no_sockets_when_their_peer_is_asked(
+    machine: str,
+) -> None:
+    for program in (OFFLINE, OFFLINE_ALONE):
+        assert verdict(machine, program, "getpeername") == NO_SOCKET
+    assert verdict(machine, ONLINE, "getpeername") == ALLOWED
+
+
+def test_clone3_is_said_not_to_exist_so_that_clone_is_used(machine: str) -> None:
+    assert verdict(machine, OFFLINE_ALONE, "clone3") == NOT_IMPLEMENTED
+    assert verdict(machine, OFFLINE, "clone3") == ALLOWED
+
+
+@pytest.mark.parametrize("which", FILTERS)
+def test_calls_through_another_architectures_gate_end_the_process(machine: str, which: Filter) -> None:
+    program = seccomp.program(**which._asdict(), architecture=machine)
+    others = {AUDIT_I386, AUDIT_ARM, 0, *AUDIT.values()} - {AUDIT[machine]}
+    for audit in others:
+        assert bpf.run(program, number(machine, "read"), audit) == KILLED
+
+
+def test_the_x32_gate_ends_the_process_on_x86_64_only() -> None:
+    x32_getpid = 0x40000000 | 39
+    for which in FILTERS:
+        intel = seccomp.program(**which._asdict(), architecture="x86_64")
+        assert bpf.run(intel, x32_getpid, AUDIT["x86_64"]) == KILLED
+        assert bpf.run(intel, 0x40000000 | number("x86_64", "socket"), AUDIT["x86_64"]) == KILLED
+        assert bpf.run(intel, 0xC0000000, AUDIT["x86_64"]) == KILLED
+        arm = seccomp.program(**which._asdict(), architecture="aarch64")
+        assert bpf.run(arm, x32_getpid, AUDIT["aarch64"]) == ALLOWED
+
+
+def test_a_call_that_a_debugger_skipped_does_not_end_the_process(machine: str) -> None:
+    program = seccomp.program(**ONLINE._asdict(), architecture=machine)
+    assert bpf.run(program, -1, AUDIT[machine]) == ALLOWED
+
+
+@pytest.mark.parametrize("machine", ["riscv64", "i686", ""])
+def test_an_unknown_machine_is_a_clear_error(machine: str) -> None:
+    with pytest.raises(seccomp.UnknownArchitectureError, match=f"'{machine}'.*x86_64 and aarch64"):
+        seccomp.program(network=False, files_limited=True, architecture=machine)
+
+
+def test_a_policy_that_limits_nothing_has_no_filter() -> None:
+    with pytest.raises(ValueError, match="limits neither files nor the network"):
+        seccomp.program(network=True, files_limited=False)

@@ -1,0 +1,232 @@
+"""The private folder, and the empty things in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from execserver.sandbox.state_folder import StateFolderError, empty_file, empty_folder, open_state_folder
+
+UID = os.geteuid()
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+# Which folder.
+
+
+def test_the_setting_comes_before_every_variable(tmp_path: Path) -> None:
+    environment = {"RUNTIME_DIRECTORY": f"{tmp_path}/run", "XDG_STATE_HOME": f"{tmp_path}/xdg"}
+    assert open_state_folder(f"{tmp_path}/set", environment, UID) == f"{tmp_path}/set"
+    assert os.listdir(tmp_path) == ["set"]
+
+
+def test_the_service_managers_folder_comes_before_the_users(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    environment = {
+        "RUNTIME_DIRECTORY": f"{tmp_path}/run:{tmp_path}/more",
+        "XDG_STATE_HOME": f"{tmp_path}/xdg",
+    }
+    assert open_state_folder(None, environment, UID) == f"{tmp_path}/run"
+
+
+def test_in_a_service_managers_folder_that_others_can_read_there_is_one_of_our_own(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o755)  # systemd's default
+    path = open_state_folder(None, {"RUNTIME_DIRECTORY": f"{tmp_path}/run"}, UID)
+    assert path == f"{tmp_path}/run/execserver"
+    assert mode(path) == 0o700
+
+
+@pytest.mark.parametrize("runtime", ["", "relative"])
+def test_without_a_service_manager_it_is_below_the_users_state(runtime: str, tmp_path: Path) -> None:
+    environment = {"RUNTIME_DIRECTORY": runtime, "XDG_STATE_HOME": f"{tmp_path}/xdg/"}
+    path = open_state_folder(None, environment, UID)
+    assert path == f"{tmp_path}/xdg/execserver"
+    assert mode(path) == 0o700
+
+
+@pytest.mark.parametrize("state", ["", "relative"])
+def test_without_any_variable_it_is_below_tmp(state: str) -> None:
+    # In a mount namespace of its own, where /tmp is empty: nothing of the machine's own is touched.
+    program = (
+        "import os\n"
+        "from execserver.sandbox.state_folder import open_state_folder\n"
+        f"path = open_state_folder(None, {{'XDG_STATE_HOME': {state!r}}}, os.geteuid())\n"
+        "print(path, oct(os.stat(path).st_mode & 0o7777), os.listdir('/tmp'))\n"
+    )
+    shell = 'mount -t tmpfs tmpfs /tmp && exec "$@"'
+    result = subprocess.run(
+        ["unshare", "-rm", "/bin/sh", "-c", shell, "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout == "/tmp/execserver-0 0o700 ['execserver-0']\n", result.stderr
+
+
+def test_the_path_has_no_symbolic_links(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert open_state_folder(f"{tmp_path}/link/state/", {}, UID) == f"{tmp_path}/real/state"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777], ids=oct)
+def test_missing_parents_are_made_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        path = open_state_folder(f"{tmp_path}/a/b", {}, UID)
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "a"), mode(path)) == (0o700, 0o700)
+
+
+def test_an_existing_folder_keeps_what_is_in_it(tmp_path: Path) -> None:
+    path = open_state_folder(f"{tmp_path}/state", {}, UID)
+    Path(path, "x").write_text("x")
+    assert open_state_folder(f"{tmp_path}/state", {}, UID) == path
+    assert os.listdir(path) == ["x"]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("link", "folder {} is a symbolic link; remove it"),
+        ("dangling link", "folder {} is a symbolic link; remove it"),
+        ("file", "folder {}: Not a directory"),
+        ("open to the group", "folder {} has mode 0710, open to others; chmod it to 0700"),
+        ("open to all", "folder {} has mode 1777, open to others; chmod it to 0700"),
+    ],
+)
+@pytest.mark.parametrize("by", ["setting", "variable"])
+def test_a_folder_that_is_not_private_is_refused_with_path_and_way_out(
+    case: str, text: str, by: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "execserver"
+    match case:
+        case "link":
+            (tmp_path / "real").mkdir(mode=0o700)
+            path.symlink_to("real")
+        case "dangling link":
+            path.symlink_to("nowhere")
+        case "file":
+            path.touch()
+        case "open to the group":
+            path.mkdir()
+            path.chmod(0o710)
+        case "open to all":
+            path.mkdir()
+            path.chmod(0o1777)
+    configured, environment = (
+        (f"{path}/", {}) if by == "setting" else (None, {"XDG_STATE_HOME": str(tmp_path)})
+    )
+    with pytest.raises(StateFolderError, match=f"{re.escape(text.format(path))}.*--spool-dir"):
+        open_state_folder(configured, environment, UID)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateFolderError, match=f"belongs to uid {UID}, not to us \\({UID + 1}\\)"):
+        open_state_folder(f"{tmp_path}/state", {}, UID + 1)
+
+
+def test_a_service_managers_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o775)
+    with pytest.raises(StateFolderError, match=f"folder {tmp_path}/run has mode 0775"):
+        open_state_folder(None, {"RUNTIME_DIRECTORY": f"{tmp_path}/run"}, UID)
+    assert os.listdir(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("path", ["", "relative/folder", "/zero\0byte"])
+def test_a_setting_that_is_no_absolute_path_is_refused(path: str) -> None:
+    with pytest.raises(StateFolderError, match="no absolute path"):
+        open_state_folder(path, {}, UID)
+
+
+def test_a_place_where_nothing_can_be_made_is_refused_with_its_path() -> None:
+    with pytest.raises(StateFolderError, match=r"folder /proc/none/state: No such file.*--spool-dir"):
+        open_state_folder("/proc/none/state", {}, UID)
+
+
+# The empty things.
+
+
+def test_the_empty_things_have_mode_000_and_are_made_once(tmp_path: Path) -> None:
+    file, folder = empty_file(str(tmp_path)), empty_folder(str(tmp_path))
+    assert stat.S_ISREG(os.lstat(file).st_mode)
+    assert os.lstat(file).st_size == 0
+    assert stat.S_ISDIR(os.lstat(folder).st_mode)
+    assert (mode(file), mode(folder)) == (0, 0)
+    inodes = os.lstat(file).st_ino, os.lstat(folder).st_ino
+    assert (empty_file(str(tmp_path)), empty_folder(str(tmp_path))) == (file, folder)
+    assert (os.lstat(file).st_ino, os.lstat(folder).st_ino) == inodes
+    assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, (file, folder)))
+
+
+@pytest.mark.parametrize("wrong", ["content", "mode", "link", "folder", "socket"])
+def test_an_empty_file_that_is_none_is_made_anew(wrong: str, tmp_path: Path) -> None:
+    path = Path(empty_file(str(tmp_path)))
+    path.unlink()
+    match wrong:
+        case "content":
+            path.write_text("x")
+            path.chmod(0)
+        case "mode":
+            path.touch()
+            path.chmod(0o400)
+        case "link":
+            path.symlink_to("/etc/passwd")
+        case "folder":
+            path.mkdir(mode=0)
+        case "socket":
+            os.mkfifo(path, 0)
+    assert empty_file(str(tmp_path)) == str(path)
+    assert stat.S_ISREG(path.lstat().st_mode)
+    assert (path.lstat().st_size, mode(path)) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["mode", "link", "file"])
+def test_an_empty_folder_that_is_none_is_made_anew(wrong: str, tmp_path: Path) -> None:
+    path = Path(empty_folder(str(tmp_path)))
+    path.rmdir()
+    match wrong:
+        case "mode":
+            path.mkdir(mode=0o755)
+        case "link":
+            path.symlink_to("/etc")
+        case "file":
+            path.touch()
+    assert empty_folder(str(tmp_path)) == str(path)
+    assert stat.S_ISDIR(path.lstat().st_mode)
+    assert mode(path) == 0
+    assert Path("/etc/passwd").exists()
+
+
+def test_an_empty_folder_with_something_in_it_is_said_and_not_emptied(tmp_path: Path) -> None:
+    path = Path(empty_folder(str(tmp_path)))
+    path.chmod(0o700)
+    (path / "x").touch()
+    if UID == 0:
+        path.chmod(0)  # root sees it all the same; nobody else could
+    with pytest.raises(StateFolderError, match=f"cannot make {path}: Directory not empty; remove it"):
+        empty_folder(str(tmp_path))
+    path.chmod(0o700)
+    assert os.listdir(path) == ["x"]
+
+
+def test_empty_things_cannot_be_made_in_a_folder_that_is_gone(tmp_path: Path) -> None:
+    for make in (empty_file, empty_folder):
+        with pytest.raises(StateFolderError, match=f"{tmp_path}/gone/empty-"):
+            make(f"{tmp_path}/gone")

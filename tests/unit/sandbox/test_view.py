@@ -1,0 +1,532 @@
+"""What a sandbox shows, tried out from the inside, and what a command there cannot turn to its use."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox.policy import Glob, Policy, Rule
+from execserver.sandbox.view import Bind, Hollow, Mask, Needs, OwnThings, View, look
+from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, deny, policy, same_things, workspace
+
+GUARDED = (".git", ".agents", ".codex", ".aws")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Where everything is: a path without links."""
+    return tmp_path.resolve()
+
+
+@pytest.fixture
+def rig(base: Path) -> Iterator[Rig]:
+    made = Rig(base / "state")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ws(base: Path) -> Path:
+    folder = base / "ws"
+    folder.mkdir()
+    (folder / "a.txt").write_text("content of a\n")
+    return folder
+
+
+@pytest.fixture
+def out(base: Path) -> Path:
+    folder = base / "out"
+    folder.mkdir()
+    (folder / "secret").write_text("what nobody may see\n")
+    return folder
+
+
+def mounts_at(view: View, path: Path | str) -> list[object]:
+    return [mount for mount in view.mounts if mount.target == str(path)]
+
+
+def ids(paths: list[str]) -> list[str]:
+    return [path.strip("/").replace("/", "-") for path in paths]
+
+
+# -- what is seen
+
+
+def test_a_readable_root_with_a_workspace_can_be_written_to_there_and_nowhere_else(
+    rig: Rig, ws: Path, out: Path
+) -> None:
+    ran = rig.run(workspace(ws), f"echo 1 > {ws}/new; echo 1 > {out}/new; cat {out}/secret")
+    assert (ws / "new").read_text() == "1\n"
+    assert not (out / "new").exists()
+    assert "what nobody may see" in ran.output
+
+
+def test_without_a_rule_for_the_root_nothing_else_is_there_and_the_root_cannot_be_written_to(
+    rig: Rig, ws: Path, out: Path
+) -> None:
+    ran = rig.run(
+        policy((ws, WRITE), minimal=True),
+        f"cat {ws}/a.txt; ls {out} || echo unseen; ls -A {rig.state} || echo hidden; mkdir /n || echo closed",
+    )
+    assert "content of a" in ran.output
+    assert "unseen" in ran.output
+    assert "hidden" in ran.output
+    assert "closed" in ran.output
+
+
+def test_a_denied_file_keeps_its_name_and_is_empty_and_of_mode_000(rig: Rig, ws: Path, out: Path) -> None:
+    ran = rig.run(
+        workspace(ws, (out / "secret", DENY)),
+        f"stat -c '%a %s' {out}/secret; cat {out}/secret || echo refused; "
+        f"chmod 600 {out}/secret || echo kept",
+    )
+    assert ran.output.startswith("0 0\n")
+    assert "refused" in ran.output
+    assert "kept" in ran.output
+
+
+def test_a_denied_folder_is_an_empty_one_of_mode_000(rig: Rig, ws: Path, out: Path) -> None:
+    ran = rig.run(
+        workspace(ws, (out, DENY)),
+        f"stat -c %a {out}; ls {out} || echo unlisted; cat {out}/secret || echo refused; mkdir {out}/x",
+    )
+    assert ran.output.startswith("0\n")
+    assert "unlisted" in ran.output
+    assert "refused" in ran.output
+    assert not (out / "x").exists()
+
+
+def test_a_denied_folder_with_something_open_in_it_can_be_passed_and_not_listed_nor_written_to(
+    rig: Rig, ws: Path
+) -> None:
+    (ws / "closed" / "open").mkdir(parents=True)
+    (ws / "closed" / "f").write_text("hidden\n")
+    ran = rig.run(
+        workspace(ws, (ws / "closed", DENY), (ws / "closed" / "open", WRITE)),
+        f"ls {ws}/closed || echo unlisted; cat {ws}/closed/f || echo absent; "
+        f"echo 1 > {ws}/closed/n || echo unwritten; echo 1 > {ws}/closed/open/n",
+    )
+    assert "unlisted" in ran.output
+    assert "absent" in ran.output
+    assert "unwritten" in ran.output
+    assert (ws / "closed" / "open" / "n").exists()
+
+
+def test_a_folder_is_narrowed_and_opened_again_below(rig: Rig, ws: Path) -> None:
+    (ws / "ro" / "rw").mkdir(parents=True)
+    rig.run(
+        workspace(ws, (ws / "ro", READ), (ws / "ro" / "rw", WRITE)),
+        f"echo 1 > {ws}/ro/n; echo 1 > {ws}/ro/rw/n",
+    )
+    assert not (ws / "ro" / "n").exists()
+    assert (ws / "ro" / "rw" / "n").exists()
+
+
+def test_a_writable_root_that_is_missing_makes_nothing_writable(rig: Rig, ws: Path, out: Path) -> None:
+    ran = rig.run(workspace(ws, (out / "later" / "x", WRITE)), f"mkdir {out}/later || echo closed")
+    assert "closed" in ran.output
+    assert sorted(os.listdir(out)) == ["secret"]
+
+
+@pytest.mark.parametrize("access", [READ, DENY], ids=["read", "deny"])
+def test_what_must_not_be_written_and_is_missing_cannot_be_made(rig: Rig, ws: Path, access: object) -> None:
+    limits = workspace(ws, Rule(str(ws / "x" / "y"), READ if access is READ else DENY))
+    ran = rig.run(limits, f"mkdir -p {ws}/x/y || echo closed; rmdir {ws}/x || echo stays")
+    assert "closed" in ran.output
+    assert "stays" in ran.output
+    assert sorted(os.listdir(ws)) == ["a.txt"]
+
+
+def test_what_may_be_missing_is_not_guarded(rig: Rig, ws: Path) -> None:
+    rig.run(workspace(ws, Rule(str(ws / "x"), DENY, skip_missing=True)), f"mkdir {ws}/x")
+    assert (ws / "x").is_dir()
+
+
+def test_a_file_can_be_a_writable_root(rig: Rig, ws: Path, out: Path) -> None:
+    rig.run(workspace(ws, (out / "secret", WRITE)), f"echo 1 > {out}/secret; echo 1 > {out}/n")
+    assert (out / "secret").read_text() == "1\n"
+    assert not (out / "n").exists()
+
+
+def test_links_of_the_host_on_the_way_are_there_too(rig: Rig, base: Path, ws: Path) -> None:
+    (base / "alias").symlink_to("ws")
+    limits = policy((base / "alias", WRITE), minimal=True)
+    ran = rig.run(limits, f"cat {base}/alias/a.txt; pwd -P", cwd=base / "alias")
+    assert ran.output == f"content of a\n{ws}\n"
+
+
+def test_a_working_directory_may_be_reached_by_a_link_that_no_rule_names(
+    rig: Rig, base: Path, ws: Path
+) -> None:
+    (base / "alias").symlink_to("ws")
+    ran = rig.run(policy((ws, WRITE), minimal=True), "pwd -P", cwd=base / "alias")
+    assert ran.output == f"{ws}\n"
+
+
+def test_a_rule_that_leads_to_the_root_through_a_link_is_one_for_the_root(
+    rig: Rig, base: Path, ws: Path, out: Path
+) -> None:
+    (base / "all").symlink_to("/")
+    ran = rig.run(
+        policy((base / "all", READ), (ws, WRITE), (out, DENY)), f"cat {out}/secret; echo 1 > {ws}/n"
+    )
+    assert (ws / "n").exists()
+    assert "nobody" not in ran.output
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        rig.look(policy(("/", DENY), (base / "all", READ)))
+
+
+def test_two_names_of_one_folder_are_one_and_the_denial_wins(
+    rig: Rig, base: Path, ws: Path, out: Path
+) -> None:
+    (base / "alias").symlink_to("out")
+    for rules in ([(base / "alias", DENY), (out, WRITE)], [(base / "alias", WRITE), (out, DENY)]):
+        ran = rig.run(workspace(ws, *rules), f"cat {out}/secret; cat {base}/alias/secret; echo 1 > {out}/n")
+        assert "nobody" not in ran.output
+        assert not (out / "n").exists()
+
+
+def test_everything_unrestricted_leaves_the_host_as_it_is_but_for_our_own_things(
+    rig: Rig, ws: Path, out: Path
+) -> None:
+    ran = rig.run(
+        Policy(True, False), f"echo 1 > {out}/n; ls -A {rig.state} || true; ls /proc | grep -cx {os.getpid()}"
+    )
+    assert (out / "n").exists()
+    assert "empty" not in ran.output
+    assert ran.output.rstrip().endswith("1")
+
+
+def test_processes_of_the_host_are_not_seen_when_files_are_limited(rig: Rig, ws: Path) -> None:
+    assert rig.run(workspace(ws), f"ls /proc | grep -cx {os.getpid()}").output != "1\n" or os.getpid() < 10
+    assert "/1/" not in rig.run(workspace(ws), "readlink /proc/self/ns/pid").output
+    assert os.readlink("/proc/self/ns/pid") not in rig.run(workspace(ws), "readlink /proc/self/ns/pid").output
+
+
+def test_settings_of_the_machine_cannot_be_written_to(rig: Rig, ws: Path) -> None:
+    # An ordinary user may change what belongs to the namespaces of the sandbox, and root nothing at all.
+    folders = "/proc/irq /proc/bus /sys" + (" /proc/sys" if os.geteuid() == 0 else "")
+    assert rig.run(workspace(ws), f"find {folders} -type f -writable 2>/dev/null").output == ""
+
+
+def test_no_descriptor_of_the_launch_is_open_inside(rig: Rig, ws: Path) -> None:
+    # The listing itself has one more open: the folder that it lists.
+    assert sorted(rig.run(workspace(ws), "ls /proc/self/fd").output.split()) == ["0", "1", "2", "3"]
+
+
+# -- what the request needs
+
+
+def test_a_working_directory_that_cannot_be_read_is_refused(rig: Rig, ws: Path, out: Path) -> None:
+    with pytest.raises(InvalidRequest, match=f"the working directory {out} cannot be read") as caught:
+        rig.look(policy((ws, WRITE), minimal=True), cwd=str(out))
+    assert "allow reading it" in str(caught.value)
+
+
+def test_a_program_that_cannot_be_read_is_refused(rig: Rig, ws: Path) -> None:
+    limits = policy((ws, WRITE))
+    with pytest.raises(InvalidRequest, match="the program /bin/sh cannot be read"):
+        look(limits, rig.own, Needs(str(ws), "/bin/sh"))
+    with pytest.raises(InvalidRequest, match="the program /usr/bin/setsid cannot be read"):
+        look(limits, rig.own, Needs(str(ws), None, ("/usr/bin/setsid",)))
+
+
+def test_what_is_missing_is_left_to_the_spawn_to_complain_about(rig: Rig, ws: Path) -> None:
+    assert look(workspace(ws), rig.own, Needs(str(ws / "no"), str(ws / "none"))).base == "read"
+
+
+def test_what_a_request_needs_beside_is_readable_whatever_the_policy_says(
+    rig: Rig, ws: Path, out: Path
+) -> None:
+    limits = policy((ws, WRITE), (out, DENY), minimal=True)
+    view = look(limits, rig.own, Needs(str(ws), None, (), (str(out / "secret"), str(out / "none"))))
+    assert mounts_at(view, out / "secret") == [Bind(str(out / "secret"), str(out / "secret"), writable=False)]
+    assert not mounts_at(view, out / "none")
+
+
+def test_no_entries_at_all_let_nothing_run(rig: Rig) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read under this policy"):
+        rig.look(policy())
+
+
+# -- what is our own
+
+
+def test_what_is_our_own_is_hidden_also_in_a_workspace(rig: Rig, ws: Path) -> None:
+    (ws / "run").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(ws / "run" / "s"))
+        own = OwnThings((rig.state,), (str(ws / "run" / "s"), str(ws / "none")))
+        script = f"stat -c %F {ws}/run/s; mv {ws}/run {ws}/away || echo stays; rm {ws}/run/s || echo stays"
+        ran = rig.run(workspace(ws), script, own=own)
+    assert "regular empty file" in ran.output
+    assert ran.output.count("stays\n") == 2
+    assert stat.S_ISSOCK(os.lstat(ws / "run" / "s").st_mode)
+
+
+def test_a_workspace_that_holds_our_state_does_not_show_it(rig: Rig, base: Path) -> None:
+    ran = rig.run(
+        workspace(base), f"ls -A {rig.state} || echo unlisted; mv {rig.state} {base}/x || echo stays"
+    )
+    assert "unlisted" in ran.output
+    assert "stays" in ran.output
+
+
+def test_an_empty_folder_of_ours_with_a_protected_name_is_hidden_all_the_same(rig: Rig, ws: Path) -> None:
+    (ws / ".codex").mkdir()
+    view = rig.look(workspace(ws), own=OwnThings((str(ws / ".codex"),)))
+    assert mounts_at(view, ws / ".codex") == [Mask(str(ws / ".codex"), directory=True)]
+
+
+def test_sockets_of_daemons_are_not_found_when_the_network_is_on(rig: Rig, ws: Path) -> None:
+    ran = rig.run(workspace(ws, network=True), "find /run -type s; mkdir /run/x || echo closed; ls /run")
+    assert set(ran.output.split("closed\n")[1].split()) <= {"systemd", "resolvconf", "NetworkManager"}
+    sockets = [line for line in ran.output.split("\n") if line.startswith("/run/")]
+    assert all(line.startswith("/run/systemd/resolve/") for line in sockets)
+
+
+def test_a_workspace_below_run_is_still_there_when_the_network_is_on(rig: Rig) -> None:
+    limits = workspace("/run", network=True)
+    assert Hollow("/run", 0o755) not in rig.look(limits).mounts
+    limits = policy(("/", READ), network=True)
+    assert Hollow("/run", 0o755) in rig.look(limits).mounts
+
+
+@pytest.mark.parametrize("minimal", [False, True], ids=["readable-root", "minimal"])
+def test_sockets_of_container_daemons_in_the_home_folder_are_hidden_when_the_network_is_on(
+    rig: Rig, ws: Path, minimal: bool
+) -> None:
+    (ws / ".docker" / "run").mkdir(parents=True)
+    (ws / ".docker" / "run" / "docker.sock").write_text("stands for it\n")
+    own = OwnThings((rig.state,), (), str(ws))
+    limits = policy((ws, WRITE), minimal=True, network=True) if minimal else workspace(ws, network=True)
+    script = f"cat {ws}/.docker/run/docker.sock; mv {ws}/.docker {ws}/d && echo moved"
+    ran = rig.run(limits, script, own=own)
+    assert "stands" not in ran.output
+    assert "moved" not in ran.output
+
+
+# -- links that a command may have planted
+
+
+def test_no_grant_follows_a_link_out_of_a_writable_folder(rig: Rig, ws: Path, out: Path) -> None:
+    (ws / "link").symlink_to(out)
+    rig.run(workspace(ws, (ws / "link", WRITE)), f"echo 1 > {ws}/link/n; echo 1 > {out}/n")
+    assert sorted(os.listdir(out)) == ["secret"]
+
+
+def test_no_grant_follows_such_a_link_either_when_its_folder_has_another_shorter_name(
+    rig: Rig, base: Path, out: Path
+) -> None:
+    deep = base / "p" / "q" / "ws"
+    deep.mkdir(parents=True)
+    (base / "s").symlink_to(deep)
+    (deep / "link").symlink_to(out)
+    # By its text this rule comes before the one that makes its folder writable.
+    ran = rig.run(workspace(deep, (base / "s" / "link", WRITE)), f"echo 1 > {out}/n; ls -A {out}")
+    assert not (out / "n").exists(), ran.output
+
+
+@pytest.mark.parametrize("access", ["read", "deny"])
+def test_a_limit_behind_a_link_that_commands_may_replace_is_refused(rig: Rig, ws: Path, access: str) -> None:
+    (ws / "real").mkdir()
+    (ws / "link").symlink_to("real")
+    rule = Rule(str(ws / "link" / "x"), READ if access == "read" else DENY)
+    with pytest.raises(InvalidRequest, match="link") as caught:
+        rig.look(workspace(ws, rule))
+    assert str(ws / "link") in str(caught.value)
+    assert "name what it leads to" in str(caught.value)
+
+
+def test_links_that_go_round_in_circles_grant_nothing_and_guard_nothing(
+    rig: Rig, base: Path, ws: Path
+) -> None:
+    (base / "a").symlink_to("b")
+    (base / "b").symlink_to("a")
+    assert not mounts_at(rig.look(workspace(ws, (base / "a", WRITE))), base / "a")
+    with pytest.raises(InvalidRequest, match="too many links"):
+        rig.look(workspace(ws, (base / "a", DENY)))
+
+
+def test_a_missing_path_is_guarded_also_under_another_shorter_name(rig: Rig, base: Path) -> None:
+    deep = base / "p" / "q" / "ws"
+    deep.mkdir(parents=True)
+    (base / "s").symlink_to(deep)
+    ran = rig.run(workspace(deep, (base / "s" / "secret", DENY)), f"echo 1 > {deep}/secret || echo closed")
+    assert "closed" in ran.output
+    assert not (deep / "secret").exists()
+
+
+# -- folders that a command may rename
+
+
+@pytest.mark.parametrize("access", [READ, DENY], ids=["read", "deny"])
+@pytest.mark.parametrize("missing", [False, True], ids=["there", "missing"])
+def test_no_folder_can_be_moved_out_of_the_way_with_what_is_limited_in_it(
+    rig: Rig, ws: Path, access: object, missing: bool
+) -> None:
+    guarded = ws / "x" / "y" / "secret"
+    guarded.parent.mkdir(parents=True)
+    if not missing:
+        guarded.write_text("kept\n")
+    before = same_things(ws)
+    rule = (guarded, READ if access is READ else DENY)
+    ran = rig.run(
+        workspace(ws, rule),
+        f"mv {ws}/x/y {ws}/x/z; mv {ws}/x {ws}/z; rm -rf {ws}/x; mkdir -p {ws}/x/y; echo forged > {guarded}; "
+        f"find {ws} -path '*/x/y' -o -path '*/z*'",
+    )
+    assert same_things(ws) == before, ran.output
+    if not missing:
+        assert guarded.read_text() == "kept\n"
+
+
+def test_a_workspace_inside_another_writable_folder_cannot_be_moved_away_from_its_protected_names(
+    rig: Rig, base: Path
+) -> None:
+    tmp, inner = base / "tmp", base / "tmp" / "job" / "ws"
+    (inner / ".git").mkdir(parents=True)
+    (inner / ".git" / "config").write_text("[core]\n")
+    before = same_things(tmp)
+    rig.run(
+        workspace(tmp, (inner, WRITE)),
+        f"mv {tmp}/job {tmp}/x; mv {inner} {tmp}/y; mkdir -p {inner}/.git; echo forged > {inner}/.git/config",
+    )
+    after = same_things(tmp)
+    assert {path: after.get(path) for path in before} == before
+    assert (inner / ".git" / "config").read_text() == "[core]\n"
+
+
+def test_files_can_still_be_moved_between_folders_that_are_held_in_place(rig: Rig, ws: Path) -> None:
+    (ws / "x" / "y").mkdir(parents=True)
+    (ws / "x" / "y" / "secret").write_text("kept\n")
+    ran = rig.run(
+        workspace(ws, (ws / "x" / "y" / "secret", DENY)),
+        f"mv {ws}/a.txt {ws}/x/y/ && mkdir {ws}/x/n && mv {ws}/x/n {ws}/x/m && echo done",
+    )
+    assert ran.output == "done\n"
+    assert (ws / "x" / "y" / "a.txt").read_text() == "content of a\n"
+
+
+def test_what_nobody_inside_could_move_is_not_mounted_for_it() -> None:
+    view = look(policy(("/", READ), ("/usr/bin/env", DENY)), OwnThings(), Needs())
+    assert [mount.target for mount in view.mounts] == [os.path.realpath("/usr/bin/env")]
+
+
+# -- patterns
+
+
+def test_a_pattern_hides_what_matches_hidden_deep_and_with_strange_names(rig: Rig, ws: Path) -> None:
+    strange = [
+        b".env",
+        b"sub/.env",
+        b"sub/new\nline/.env",
+        b"sub/\xff\xfe/.env",
+        b"*[a]/.env",
+        b"sub/ {} /.env",
+    ]
+    for name in strange:
+        path = os.path.join(os.fsencode(ws), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(b"hidden word\n")
+    limits = policy(("/", READ), (ws, WRITE), globs=[deny(f"{ws}/**/.env")])
+    ran = rig.run(limits, f"find {ws} -name .env -exec cat {{}} + ; find {ws} -name .env | wc -l")
+    assert "hidden word" not in ran.output
+    assert os.fsencode(ran.output).count(b".env") >= len(strange)
+
+
+def test_folders_with_matches_in_them_cannot_be_moved_to_where_nothing_matches(rig: Rig, ws: Path) -> None:
+    (ws / "conf" / "keys").mkdir(parents=True)
+    (ws / "conf" / "keys" / "k").write_text("hidden word\n")
+    before = same_things(ws)
+    limits = policy(("/", READ), (ws, WRITE), globs=[deny(f"{ws}/*/keys/*")])
+    rig.run(limits, f"mv {ws}/conf/keys {ws}/conf/other; mv {ws}/conf {ws}/other")
+    assert same_things(ws) == before
+
+
+def test_a_link_that_matches_hides_what_it_leads_to(rig: Rig, ws: Path, out: Path) -> None:
+    (ws / ".env").symlink_to(out / "secret")
+    limits = policy(("/", READ), (ws, WRITE), globs=[deny(f"{ws}/**/.env")])
+    assert "nobody" not in rig.run(limits, f"cat {ws}/.env {out}/secret").output
+
+
+def test_a_planted_link_to_the_root_does_not_lift_other_denials(rig: Rig, ws: Path, out: Path) -> None:
+    (ws / ".env").symlink_to("/")
+    limits = policy(("/", READ), (ws, WRITE), (out / "secret", DENY), globs=[deny(f"{ws}/**/.env")])
+    with pytest.raises(InvalidRequest, match="leads to /"):
+        rig.look(limits)
+
+
+def test_a_planted_link_into_proc_is_of_no_account(rig: Rig, ws: Path) -> None:
+    (ws / ".env").symlink_to("/proc/self/environ")
+    limits = policy(("/", READ), (ws, WRITE), globs=[deny(f"{ws}/**/.env")])
+    assert rig.run(limits, "echo ran").output == "ran\n"
+
+
+def test_patterns_can_grant_and_narrow_too(rig: Rig, ws: Path, out: Path) -> None:
+    for name in ("x.log", "x.lock"):
+        (out / name).write_text("")
+        (ws / name).write_text("")
+    limits = policy(("/", READ), (ws, WRITE), globs=[Glob(f"{out}/*.log", WRITE), Glob(f"{ws}/*.lock", READ)])
+    rig.run(limits, f"for f in {out}/x.log {out}/x.lock {ws}/x.log {ws}/x.lock; do echo 1 > $f; done")
+    assert [
+        len(path.read_text()) for path in (out / "x.log", out / "x.lock", ws / "x.log", ws / "x.lock")
+    ] == [*(2, 0, 2, 0)]
+
+
+def test_a_pattern_grants_nothing_through_a_planted_link(rig: Rig, ws: Path, out: Path) -> None:
+    (ws / "x.log").symlink_to(out / "secret")
+    limits = policy(("/", READ), (ws, WRITE), globs=[Glob(f"{ws}/*.log", WRITE)])
+    rig.run(limits, f"echo 1 > {out}/secret")
+    assert (out / "secret").read_text() == "what nobody may see\n"
+
+
+def test_a_pattern_without_a_folder_is_looked_for_in_workspaces_and_the_working_directory(
+    rig: Rig, ws: Path, out: Path
+) -> None:
+    (ws / "x.key").write_text("")
+    (out / "x.key").write_text("")
+    view = rig.look(policy(("/", READ), (ws, WRITE), globs=[deny("/**/*.key")]), cwd=str(out))
+    assert mounts_at(view, ws / "x.key")
+    assert mounts_at(view, out / "x.key")
+    view = rig.look(policy(("/", READ), (ws, WRITE), globs=[deny("/**/*.key")]), cwd=None)
+    assert not mounts_at(view, out / "x.key")
+
+
+# -- places that a sandbox has of its own
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/cpuinfo"], ids=ids)
+def test_a_denial_below_proc_is_refused_because_it_cannot_be_kept(rig: Rig, ws: Path, path: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{path} cannot be denied"):
+        rig.look(workspace(ws, (path, DENY)))
+
+
+def test_a_grant_below_proc_changes_nothing(rig: Rig, ws: Path) -> None:
+    ran = rig.run(workspace(ws, ("/proc", WRITE)), "echo x > /proc/sys/kernel/core_pattern || echo closed")
+    assert "closed" in ran.output
+
+
+def test_devices_are_the_few_harmless_ones_unless_a_rule_names_them(rig: Rig, ws: Path) -> None:
+    names = rig.run(workspace(ws), "ls /dev").output.split()
+    assert set(names) <= {
+        *("console", "core", "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin"),
+        *("stdout", "tty", "urandom", "zero"),
+    }
+    ran = rig.run(workspace(ws, ("/dev/shm", WRITE)), "ls -d /dev/shm; stat -c %i /dev/shm")
+    assert str(os.stat("/dev/shm").st_ino) in ran.output.split()
+
+
+def test_mounts_come_in_an_order_in_which_none_covers_a_deeper_one(rig: Rig, ws: Path) -> None:
+    (ws / "a" / "b" / "c").mkdir(parents=True)
+    view = rig.look(workspace(ws, (ws / "a", DENY), (ws / "a" / "b", READ), (ws / "a" / "b" / "c", WRITE)))
+    targets = [mount.target for mount in view.mounts]
+    for index, target in enumerate(targets):
+        assert not any(target.startswith(later + "/") for later in targets[index:])
