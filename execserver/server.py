@@ -56,6 +56,10 @@ log = structlog.get_logger(__name__)
 LAST_EVENTS_SECONDS = 1.0
 """How long clients have, at the end of the service, to take the last events."""
 
+WARM_UP_AFTER_SECONDS = 2.0
+"""When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
+processor, which a client that starts a daemon for a single command should not wait for."""
+
 LAST_SPANS_SECONDS = 1.0
 """How long the last spans may take to reach their collector, where there is one."""
 
@@ -107,7 +111,9 @@ def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | N
     files = [os.path.join(host.cwd, name) for name in named if name is not None]
     for listener in hello.listeners:
         if listener.kind == "unix" and listener.socket is not None:
-            files.append(listener.socket.getsockname())
+            name = listener.socket.getsockname()
+            # A socket that was passed to us may have an abstract name, or none.
+            files += [name] if isinstance(name, str) and name.startswith("/") else []
     return OwnThings((), tuple(files), host.home)
 
 
@@ -188,7 +194,10 @@ class Server:
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, health.pages(gauges))
         self._freeze_heap()
-        run_in_background(self._sandboxes.warm_up)
+        run_in_background(self._sandboxes.sweep)
+        asyncio.get_running_loop().call_later(
+            WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up
+        )
         self._channel.send({"type": "ready"})
         if self._hello.beat_seconds is not None:
             self._beat(self._hello.beat_seconds)

@@ -198,6 +198,7 @@ class Executor:
             self._input_budget,
             closed,
             plan.confinement,
+            self._tag(number),
             self._left_sandbox,
         )
 
@@ -263,7 +264,8 @@ class Executor:
         confinement = process.confinement
         if confinement is not None and confinement.releases_at_once and not unknown and not process.failure:
             self._sandboxes.release(confinement)
-            process.sandbox_ended()
+            # The exit itself has perhaps not been numbered yet.
+            self._loop.call_soon(process.sandbox_ended)
         else:
             self._loop.run_in_executor(None, self._end_sandbox, process, unknown)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from execserver import membership
 from execserver.processes.poller import READABLE, DescriptorPoller, Watch
 
 _RETRY_SECONDS = 0.002
@@ -32,10 +33,14 @@ class Inside:
         launcher: the pid of the process that was spawned.
         status: our end of the launcher's report, non-blocking; it belongs to this object from now on.
         namespaces: whether the first process inside is the `init` of a pid namespace.
+        tag: the membership tag that it must bear; None when there are no tags.
         poller: tells when there is something to read.
     """
 
-    def __init__(self, launcher: int, status: int, namespaces: bool, poller: DescriptorPoller) -> None:
+    def __init__(
+        self, launcher: int, status: int, namespaces: bool, tag: int | None, poller: DescriptorPoller
+    ) -> None:
+        self._tag = tag
         self._launcher = launcher
         self._namespaces = namespaces
         self._poller = poller
@@ -113,9 +118,12 @@ class Inside:
         if isinstance(first, int) and self._first is None:
             self._first = first
             try:
-                # The launcher has just made it, and does not reap it before it ends itself.
                 pidfd = os.pidfd_open(first)
             except OSError:
+                return
+            if self._tag is not None and membership.tag_of(first) != self._tag:
+                # It ended before we looked, and the number is somebody else's by now.
+                os.close(pidfd)
                 return
             self._pidfd = self._poller.watch(pidfd, 0, lambda _events: self._ended())
 

@@ -84,6 +84,7 @@ class ManagedProcess:
         spawned: descriptors that belong to this object from now on.
         on_closed: called once, when the process is closed.
         confinement: its sandbox.
+        tag: the membership tag of what it starts; None without tags.
         on_ended: called once for a process with a sandbox, when nothing is known to run in there any more;
             the flag says that it is not known, and that somebody has to look.
     """
@@ -98,6 +99,7 @@ class ManagedProcess:
         input_budget: InputBudget,
         on_closed: Callable[[ManagedProcess], None],
         confinement: Confinement | None = None,
+        tag: int | None = None,
         on_ended: Callable[[ManagedProcess, bool], None] = _ignore_end,
     ) -> None:
         self.process_id = process_id
@@ -124,12 +126,13 @@ class ManagedProcess:
         """Whether this is a terminal that nobody has open: the kernel would report that without end."""
         self._sandbox_stands = False
         self._judged: tuple[int, bool] | None = None
+        self._evidence: tuple[int, dict[str, object]] | None = None
         self.failure: str | None = None
         """Why the command was never run: its sandbox could not be set up."""
         self._outputs: dict[Stream, Watch] = {}
         self.inside: Inside | None = None
         if spawned.status is not None and confinement is not None:
-            self.inside = Inside(self.pid, spawned.status, confinement.namespaces, poller)
+            self.inside = Inside(self.pid, spawned.status, confinement.namespaces, tag, poller)
         self._pidfd = poller.watch(spawned.pidfd, READABLE, self._on_exit)
         self.stdin: StdinWriter | None = None
         self._stdin_watch: Watch | None = None
@@ -250,6 +253,8 @@ class ManagedProcess:
         """What speaks for a denial; None while the process runs, or without a sandbox."""
         if self.confinement is None or self.exit_code is None or self.failure is not None:
             return None
+        if self._evidence is not None and self._evidence[0] == self.log.total:
+            return self._evidence[1]
         confinement = self.confinement
         found = evidence(
             confinement.policy,
@@ -258,7 +263,8 @@ class ManagedProcess:
             confinement.cwd,
             landlock=confinement.backend == "landlock",
         )
-        return found.as_json()
+        self._evidence = self.log.total, found.as_json()
+        return self._evidence[1]
 
     def sandbox_ended(self) -> None:
         """Nothing of the sandbox is left, or nobody waits for that any longer."""

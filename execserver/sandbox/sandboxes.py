@@ -60,17 +60,24 @@ class Sandboxes:
         self._mount_points: MountPoints | None = None
         self._open: set[Confinement] = set()
 
-    def warm_up(self) -> None:
-        """Find out what there is, and remove what dead daemons left in workspaces. Never raises."""
+    def sweep(self) -> None:
+        """Remove what dead daemons left in workspaces. Never raises."""
         try:
             self._open_state()
             removed = self._mounts().sweep()
-            if removed:
-                log.info("removed mount points that were left behind", count=len(removed))
-            result = self._probe()
         except Exception as error:
             log.warning("sandboxes are not available", reason=str(error))
             return
+        if removed:
+            log.info("removed mount points that were left behind", count=len(removed))
+
+    def warm_up(self) -> None:
+        """Find out what there is, before the first request needs it. Never raises."""
+        try:
+            self._open_state()
+            result = self._probe()
+        except Exception:
+            return  # `sweep` has said why, and so will every request.
         if not result.works:
             log.warning("bubblewrap is not available", reason=result.reason, fix=result.fix)
 
@@ -112,6 +119,7 @@ class Sandboxes:
 
     def close(self) -> None:
         """Give everything back; for the end of the daemon."""
+        # Others may still take from the set: its operations are atomic, and a release may be repeated.
         while self._open:
             self._open.pop().release()
         if self._mount_points is not None:
@@ -159,6 +167,7 @@ class Sandboxes:
             state_folder.empty_file(self._state), state_folder.empty_folder(self._state)
         )
         lease = self._mounts().acquire(view.mount_points) if view.mount_points else None
+        held: dict[str, int] = {}
         try:
             for target in lease.foreign if lease is not None else ():
                 if os.path.islink(target):
@@ -166,6 +175,8 @@ class Sandboxes:
             held = _hold(view) if "bind-fd" in result.features else {}
             return Bubblewrapped(policy, view, command.cwd, lease, tools, sources, held)
         except BaseException:
+            for fd in held.values():
+                os.close(fd)
             if lease is not None:
                 lease.release()
             raise
@@ -178,7 +189,7 @@ class Sandboxes:
         budget = globs.Budget()
         denied = [*self._own.folders, *self._own.files]
         for pattern in policy.deny_globs:
-            denied += globs.expand(pattern, [command.cwd], policy.glob_depth, budget)
+            denied += globs.expand(pattern, [command.cwd], policy.glob_depth, budget, unlistable=True)
         granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
         return Seatbelted(policy, command.cwd, seatbelt.profile(granted))
 

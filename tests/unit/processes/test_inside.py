@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from execserver import membership
 from execserver.processes.inside import Inside
 from execserver.processes.poller import DescriptorPoller
 
@@ -43,7 +44,7 @@ class Launcher:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._said = b""
-        self.inside = Inside(self.process.pid, read, "--unshare-pid" in options, poller)
+        self.inside = Inside(self.process.pid, read, "--unshare-pid" in options, None, poller)
         self.ended = False
 
     async def says(self, word: str) -> None:
@@ -194,7 +195,7 @@ async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoll
     read, write = os.pipe()
     os.set_blocking(read, False)
     child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    inside = Inside(0, read, False, poller)
+    inside = Inside(0, read, False, None, poller)
     try:
         for line in (b"no json", b"[1]", b'{"child-pid": "x"}', b'{"other": 1}', b"\xff"):
             os.write(write, line + b"\n")
@@ -217,7 +218,7 @@ async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: Des
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.close(write)
-    inside = Inside(0, read, True, poller)
+    inside = Inside(0, read, True, None, poller)
     inside.interrupt()
     inside.kill()
     assert not inside.launcher_ended(lambda: None)
@@ -228,7 +229,7 @@ async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: Des
 async def test_a_launcher_that_says_too_much_is_not_listened_to_any_more(poller: DescriptorPoller) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
-    inside = Inside(0, read, True, poller)
+    inside = Inside(0, read, True, None, poller)
     try:
         written = 0
         while written < 1 << 20:
@@ -242,3 +243,23 @@ async def test_a_launcher_that_says_too_much_is_not_listened_to_any_more(poller:
         os.close(write)
         assert not inside.launcher_ended(lambda: None)
         poller.close()
+
+
+async def test_a_process_with_another_tag_has_the_number_of_one_that_is_gone(
+    poller: DescriptorPoller,
+) -> None:
+    other = membership.tag_value(membership.new_instance(), 7)
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    stranger = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
+    try:
+        inside = Inside(0, read, False, other, poller)
+        os.write(write, b'{"child-pid": %d}\n' % stranger.pid)
+        inside.kill()
+        inside.interrupt()
+        assert not inside.launcher_ended(lambda: None), "others have to look"
+        await asyncio.sleep(0.05)
+        assert stranger.poll() is None
+    finally:
+        os.close(write)
+        stranger.kill()
+        stranger.wait()

@@ -291,23 +291,24 @@ def test_what_works_is_found_out_once_and_again_after_a_failed_launch(make: Make
     assert boxes.prepare(policy(("/", READ)), command()).backend == "bubblewrap"
 
 
-def test_a_warm_up_removes_what_a_killed_daemon_left(make: Make, base: Path, ws: Path) -> None:
+def test_a_sweep_removes_what_a_killed_daemon_left(make: Make, base: Path, ws: Path) -> None:
     boxes = make()
-    boxes.warm_up()
+    boxes.sweep()
     pid = os.fork()
     if pid == 0:
         MountPoints(str(base / "state")).acquire([f"{ws}/.git"])
         os._exit(0)
     os.waitpid(pid, 0)
     assert os.listdir(ws) == [".git"]
-    make().warm_up()
+    make().sweep()
     assert os.listdir(ws) == []
 
 
-def test_a_warm_up_never_fails(make: Make, base: Path) -> None:
+def test_what_is_done_at_the_start_never_fails(make: Make, base: Path) -> None:
     (base / "file").write_text("")
-    make(spool=str(base / "file")).warm_up()
-    make("/no/such/bwrap").warm_up()
+    for sandbox in (make(spool=str(base / "file")), make("/no/such/bwrap")):
+        sandbox.sweep()
+        sandbox.warm_up()
 
 
 @pytest.mark.parametrize("name", ["file", "open", "link"])
