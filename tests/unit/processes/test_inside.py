@@ -23,6 +23,11 @@ SECONDS = 20.0
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--proc", "/proc")
 
 
+def hear_interrupts() -> None:
+    """In a child, as the server does for its own: what runs in the background of a shell ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Launcher:
     """A bubblewrap with a command in it, and what we know of its inside."""
 
@@ -39,6 +44,7 @@ class Launcher:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=hear_interrupts,
         )
         os.close(write)
         assert self.process.stdout is not None
@@ -194,7 +200,7 @@ async def test_a_set_up_that_fails_is_told_apart_from_a_command_that_fails(launc
 async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoller) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
-    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True, preexec_fn=hear_interrupts)
     inside = Inside(0, read, False, None, poller)
     try:
         for line in (b"no json", b"[1]", b'{"child-pid": "x"}', b'{"other": 1}', b"\xff"):
