@@ -58,17 +58,18 @@ def test_without_a_service_manager_it_is_below_the_users_state(runtime: str, tmp
 def test_without_any_variable_it_is_below_tmp(state: str) -> None:
     # In a mount namespace of its own, where /tmp is empty: nothing of the machine's own is touched.
     program = (
-        "import os\n"
+        "import os, subprocess\n"
         "from execserver.sandbox.state_folder import open_state_folder\n"
+        "subprocess.run(['mount', '-t', 'tmpfs', 'tmpfs', '/tmp'], check=True)\n"
         f"path = open_state_folder(None, {{'XDG_STATE_HOME': {state!r}}}, os.geteuid())\n"
         "print(path, oct(os.stat(path).st_mode & 0o7777), os.listdir('/tmp'))\n"
     )
-    shell = 'mount -t tmpfs tmpfs /tmp && exec "$@"'
     result = subprocess.run(
-        ["unshare", "-rm", "/bin/sh", "-c", shell, "sh", sys.executable, "-c", program],
+        ["unshare", "-rm", sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=False,
+        cwd=Path(__file__).parents[3],
     )
     assert result.stdout == "/tmp/execserver-0 0o700 ['execserver-0']\n", result.stderr
 
