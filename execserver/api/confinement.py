@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Mapping
 
 from execserver.processes.launch import LaunchPlan, require_program
-from execserver.protocol.errors import InternalError, InvalidParams, InvalidRequest, os_error_text
+from execserver.protocol.errors import InternalError, InvalidParams, os_error_text
 from execserver.protocol.sandbox import SandboxContext
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.policy import Policy, Surroundings, resolve
+from execserver.sandbox.refusal import refused
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
 
@@ -54,11 +55,7 @@ def file_policy(sandbox: SandboxContext | None, tmpdir: str | None) -> Policy | 
 
 def _refuse_older_kind(sandbox: SandboxContext, policy: Policy) -> None:
     if sandbox.use_legacy_landlock and policy.limits_files:
-        raise InvalidRequest(
-            "failed to prepare process sandbox: useLegacyLandlock cannot limit files; leave it out",
-            name="sandbox_refused",
-            field="sandbox.useLegacyLandlock",
-        )
+        raise refused("useLegacyLandlock cannot limit files; leave it out", "sandbox.useLegacyLandlock")
 
 
 class Preparation:

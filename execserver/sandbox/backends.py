@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from execserver.sandbox import bubblewrap, landlock, seatbelt, seccomp
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
+from execserver.sandbox.memory_file import memory_file
 from execserver.sandbox.mount_points import Lease
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.view import OwnThings, View
@@ -49,14 +50,16 @@ class Bubblewrapped(Confinement):
         """See `Confinement`."""
         opened: list[int] = []
         try:
-            program = _memory_file(self._filter, opened)
+            program = memory_file(self._filter)
+            opened.append(program)
             status, status_inside = os.pipe2(os.O_CLOEXEC)
             opened += (status, status_inside)
             os.set_blocking(status, False)
             new_session = self.namespaces or not command.tty
             inside = bubblewrap.Inside((), command.cwd, command.environment, new_session, dies_with_parent)
             arguments = bubblewrap.arguments(self._options, inside, program, status_inside)
-            handed_over = _memory_file(arguments, opened)
+            # The last: nothing can fail between this and the return.
+            handed_over = memory_file(arguments)
         except BaseException:
             for fd in opened:
                 os.close(fd)
@@ -160,14 +163,3 @@ def _named(command: Command, bash: str | None) -> Sequence[str]:
         ]
     name = command.arguments[0] if _is_bare_name(command, command.arguments[0]) else command.program
     return [name, *command.arguments[1:]]
-
-
-def _memory_file(content: bytes, opened: list[int]) -> int:
-    """A descriptor from which the content can be read once."""
-    fd = os.memfd_create("execserver", os.MFD_CLOEXEC)
-    opened.append(fd)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd

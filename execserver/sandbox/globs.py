@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox.refusal import refused
 
 MAX_MATCHES = 256
 """Files and folders that patterns may match: each is a mount of its own in every sandbox."""
@@ -106,11 +107,7 @@ class Budget:
 
 
 def _too_much(what: str, fix: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"failed to prepare process sandbox: the glob patterns {what}; {fix}",
-        name="sandbox_refused",
-        field="sandbox.permissions.file_system.entries",
-    )
+    return refused(f"the glob patterns {what}; {fix}", "sandbox.permissions.file_system.entries")
 
 
 class _Search:

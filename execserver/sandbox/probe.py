@@ -24,6 +24,7 @@ from execserver import membership
 from execserver.sandbox import bubblewrap as builder
 from execserver.sandbox import inside_probe, seccomp
 from execserver.sandbox.launch_failures import INSTALL, MINIMUM_VERSION, explain
+from execserver.sandbox.memory_file import memory_file
 from execserver.sandbox.state_folder import remove_old_folders
 from execserver.sandbox.view import Bind, Mask, View
 
@@ -205,10 +206,10 @@ def _confined(path: str, folder: Path, program: bytes, timeout: float) -> subpro
     inside = builder.Inside(command, "/", {"LC_ALL": "C"}, dies_with_parent=True)
     descriptors: list[int] = []
     try:
-        descriptors.append(_memory_file(program))
+        descriptors.append(memory_file(program))
         descriptors.append(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC))  # the status is told anyway
         made = builder.options(view, sources, root_user=os.geteuid() == 0)
-        descriptors.append(_memory_file(builder.arguments(made, inside, descriptors[0], descriptors[1])))
+        descriptors.append(memory_file(builder.arguments(made, inside, descriptors[0], descriptors[1])))
         launch = [path, "--args", str(descriptors[2]), "--", *command]
         return _run(launch, timeout, descriptors)
     finally:
@@ -257,14 +258,6 @@ def _judged_by(seen: Mapping[str, Any], folder: Path, path: str) -> tuple[str, s
 
 def _not_confining(path: str, what: str) -> tuple[str, str]:
     return f"bubblewrap ({path}) runs but does not confine: {what}", _REPLACE
-
-
-def _memory_file(content: bytes) -> int:
-    descriptor = os.memfd_create("execserver-probe", os.MFD_CLOEXEC)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 def _run(

@@ -12,6 +12,7 @@ import stat
 
 from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, is_below
+from execserver.sandbox.refusal import refused
 from execserver.sandbox.tree import Tree
 
 _MOST_POINTER_BYTES = 64 << 10
@@ -53,8 +54,6 @@ def _protect(tree: Tree, path: str, roots: list[str]) -> None:
 
 
 def _protect_link(tree: Tree, path: str, roots: list[str]) -> None:
-    from execserver.sandbox.view import refused
-
     if replaceable_inside(path):
         raise refused(
             f"{path} is a symbolic link, and nothing can keep a command from replacing it: put what it "

@@ -30,7 +30,8 @@ from execserver.sandbox.mount_points import MountPoints
 from execserver.sandbox.options import TOOL_PATH, SandboxOptions
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.probe import ProbeResult, probe
-from execserver.sandbox.view import Bind, Needs, OwnThings, View, look, refused
+from execserver.sandbox.refusal import refused
+from execserver.sandbox.view import Bind, Needs, OwnThings, View, look
 
 log = structlog.get_logger(__name__)
 

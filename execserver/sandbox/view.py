@@ -22,14 +22,14 @@ from typing import Literal
 
 import structlog
 
-from execserver.protocol.errors import InvalidRequest
 from execserver.sandbox import globs
 from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
 from execserver.sandbox.protected import protect
+from execserver.sandbox.refusal import refused
 from execserver.sandbox.tree import Bind, Hollow, Link, Mask, Mount, OwnThings, Tree
 
-__all__ = ["Bind", "Hollow", "Link", "Mask", "Mount", "Needs", "OwnThings", "View", "look", "refused"]
+__all__ = ["Bind", "Hollow", "Link", "Mask", "Mount", "Needs", "OwnThings", "View", "look"]
 
 log = structlog.get_logger(__name__)
 
@@ -271,11 +271,6 @@ class _Looker:
             )
         if self._root is Access.DENY:
             self._links += self._tree.links_to(place)
-
-
-def refused(reason: str, field: str) -> InvalidRequest:
-    """The error of a request whose sandbox cannot be made."""
-    return InvalidRequest(f"failed to prepare process sandbox: {reason}", name="sandbox_refused", field=field)
 
 
 def _is_replaceable(link: str, tree: Tree) -> bool:

@@ -1,4 +1,4 @@
-"""A workspace, and daemons that make mount points in it."""
+"""A workspace, daemons that make mount points in it, and sandboxes made by hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from execserver.sandbox.mount_points import MountPoints
 from tests.support.mounts import Mount, mounting
 from tests.unit.sandbox.mount_point_daemons import Daemon
+from tests.unit.sandbox.rig import Rig
 
 
 @pytest.fixture
@@ -44,3 +45,16 @@ def daemons(state: Path) -> Iterator[list[Daemon]]:
 @pytest.fixture
 def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     yield from mounting(tmp_path_factory)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Where everything is: a path without links."""
+    return tmp_path.resolve()
+
+
+@pytest.fixture
+def rig(base: Path) -> Iterator[Rig]:
+    made = Rig(base / "state")
+    yield made
+    made.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,18 +18,6 @@ from execserver.sandbox.view import View
 from tests.unit.sandbox.rig import PATH, READ, TOOLS, WRITE, Rig, policy, workspace
 
 OFFLINE = Policy(unrestricted=True, network=False)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path.resolve()
-
-
-@pytest.fixture
-def rig(base: Path) -> Iterator[Rig]:
-    made = Rig(base / "state")
-    yield made
-    made.close()
 
 
 def command(

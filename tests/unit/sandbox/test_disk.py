@@ -14,11 +14,6 @@ import pytest
 from execserver.sandbox.disk import locate, replaceable_inside, writable_inside
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path.resolve()
-
-
 def test_a_path_without_links_is_where_it_says(base: Path) -> None:
     (base / "a").write_text("")
     for path, folder in ((base, True), (base / "a", False)):

@@ -26,11 +26,6 @@ def found(pattern: str, *folders: str, depth: int | None = None, unlistable: boo
     return sorted(expand(pattern, folders, depth, Budget(), unlistable=unlistable))
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path.resolve()
-
-
 def make(base: Path, *names: str) -> list[str]:
     for name in names:
         (base / name).parent.mkdir(parents=True, exist_ok=True)

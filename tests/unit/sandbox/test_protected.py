@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,18 +14,6 @@ from execserver.protocol.errors import InvalidRequest
 from execserver.sandbox.policy import PROTECTED_NAMES, Rule
 from execserver.sandbox.view import Bind, OwnThings
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, policy, workspace
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path.resolve()
-
-
-@pytest.fixture
-def rig(base: Path) -> Iterator[Rig]:
-    made = Rig(base / "state")
-    yield made
-    made.close()
 
 
 @pytest.fixture

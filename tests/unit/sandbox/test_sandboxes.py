@@ -29,11 +29,6 @@ Make = Callable[..., Sandboxes]
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path.resolve()
-
-
-@pytest.fixture
 def ws(base: Path) -> Path:
     folder = base / "ws"
     folder.mkdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,6 @@ from execserver.sandbox.view import Bind, Hollow, Mask, Needs, OwnThings, View, 
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, deny, policy, same_things, workspace
 
 GUARDED = (".git", ".agents", ".codex", ".aws")
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """Where everything is: a path without links."""
-    return tmp_path.resolve()
-
-
-@pytest.fixture
-def rig(base: Path) -> Iterator[Rig]:
-    made = Rig(base / "state")
-    yield made
-    made.close()
 
 
 @pytest.fixture
