@@ -15,7 +15,7 @@ PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,pr
 STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
-.PHONY: help setup run test check lint format types imports schemas schemas-check unit docs docs-check bench bench-gate soak fuzz bubblewrap interop interop-setup probe vectors stock-client foreign-clients systemd-setup systemd-verify clean
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests docs docs-check bench bench-gate soak faults fuzz bubblewrap interop interop-setup probe vectors stock-client stock-websocket stock-stdio foreign-clients systemd-setup systemd-verify clean
 
 help:
 	@echo "make run       set up, start a daemon, run the quick start through the client"
@@ -24,6 +24,7 @@ help:
 	@echo "make vectors   the recorded cases of sandboxes in $(SHARED)/vectors, as root and as an ordinary user"
 	@echo "make bench     compare with the reference, as ratios"
 	@echo "make soak      10,000 commands, then look for what they left behind"
+	@echo "make faults    kill, cut, fill and starve the daemon in every state, and under 128 MiB each way"
 	@echo "make fuzz      200,000 mutated messages over each framing; EXECSERVER_FUZZ_MESSAGES sets more"
 	@echo "make docs      the manual as a site, in site/; make docs-check runs its commands"
 	@echo "make format | lint | types | schemas   the parts"
@@ -74,8 +75,18 @@ schemas-check: setup
 	$(BIN)/python -m execserver.protocol.errors_reference --check docs/protocol.md docs/reference/errors.md
 	$(BIN)/python -m execserver.telemetry.definitions --check docs/reference/metrics.md
 
+# Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
+# first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
+FIRST_TESTS := tests/faults tests/integration tests/sandbox
+
 unit: setup bubblewrap
-	$(BIN)/python -m pytest -q
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests
+
+first-tests: setup
+	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/first $(FIRST_TESTS)
+
+second-tests: setup
+	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%)
 
 # Commands and file requests are confined by it.
 bubblewrap:
@@ -97,6 +108,11 @@ docs-check: setup
 soak: setup
 	EXECSERVER_SOAK_COMMANDS=10000 $(BIN)/python -m pytest -q tests/soak --timeout 900
 
+# FAULTS='-k take_over' picks a part.
+faults: setup
+	EXECSERVER_FAULTS=long $(BIN)/python -m pytest -q tests/faults/matrix tests/faults/test_streams.py \
+		tests/faults/test_take_over.py tests/faults/test_unread.py $(FAULTS)
+
 # FUZZ='-k websocket/lean' picks a framing; EXECSERVER_FUZZ_SEED makes other messages.
 fuzz: setup
 	EXECSERVER_FUZZ_MESSAGES=$${EXECSERVER_FUZZ_MESSAGES:-200000} $(BIN)/python -m pytest -q tests/fuzz $(FUZZ)
@@ -106,7 +122,10 @@ fuzz: setup
 interop-setup: setup
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .interop @openai/codex@$(CODEX_VERSION)
 
-interop: interop-setup probe vectors stock-client foreign-clients systemd-verify
+# Two at a time, for two cores, once nothing more is to be installed; the probe does that by itself.
+interop: interop-setup bubblewrap systemd-setup probe
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
+		stock-websocket vectors stock-stdio foreign-clients systemd-verify
 
 probe: setup
 	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
@@ -116,15 +135,20 @@ probe: setup
 vectors: setup bubblewrap
 	EXECSERVER_VECTORS=$${EXECSERVER_VECTORS:-$(SHARED)/vectors} $(BIN)/python -m pytest -q tests/vectors $(VECTORS)
 
-stock-client: interop-setup
+stock-client: stock-websocket stock-stdio
+
+stock-websocket: interop-setup
 	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
 	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python $(SHARED)/stock_client/run_turn.py --scenario $(SCENARIOS) \
 		--server-cmd "$(SERVE) --listen ws://127.0.0.1:{port}"
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http,kill_server \
+		--server-cmd "$(SERVE) --listen ws://127.0.0.1:{port}"
+
+stock-stdio: interop-setup
+	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
 	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python $(SHARED)/stock_client/run_turn.py --scenario $(STDIO_SCENARIOS) \
 		--stdio-cmd "$(SERVE) --listen stdio"
-	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_http_mcp $(SHARED) \
-		--server-cmd "$(SERVE) --listen ws://127.0.0.1:{port}"
-	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_http_mcp $(SHARED) \
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http \
 		--stdio-cmd "$(SERVE) --listen stdio"
 
 # -- systemd's own programs; systemd need not run

@@ -23,6 +23,11 @@ _SHOW_DESCRIPTION = """\
 Print what `execserver serve` with the same flags, here and now, would go by: each setting with the
 flag, variable or line of the file that it comes from. Secrets are not printed."""
 
+_CHECK_DESCRIPTION = """\
+Would `execserver serve` with the same flags, here and now, start? Loads everything that the daemon would
+load, and reads what the settings name, but binds nothing. Exit status 0 if so, 1 with the reasons if not. A
+daemon that is told to upgrade asks the newly installed code this before it makes room for it."""
+
 _DOCTOR_DESCRIPTION = """\
 Try what sandboxes are made of, as `execserver serve` with the same flags, here and now, would use it: a line
 for each mechanism, with cause and fix of what is wrong. Exit status 0 if requests that ask for a sandbox will
@@ -39,7 +44,7 @@ def main(argv: list[str]) -> int:
     if options.command == "serve":
         return _serve(options)
     if options.command == "config":
-        return _config_show(options)
+        return _config_check(options) if options.action == "check" else _config_show(options)
     if options.command == "doctor":
         return _doctor(options)
     parser.print_help()
@@ -68,6 +73,32 @@ def _config_show(options: argparse.Namespace) -> int:
     text = (show.as_json if options.json else show.as_toml)(effective, os.environ)
     # File names may hold bytes that are no UTF-8.
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
+    try:
+        authenticator_from(effective.settings.authentication, base=Path.cwd())
+    except ConfigurationError as error:
+        _complain(str(error))
+        return 1
+    return 0
+
+
+def _config_check(options: argparse.Namespace) -> int:
+    from execserver.supervisor.launch import enter_launch_folder
+    from execserver.supervisor.packets import VERSION
+
+    if options.supervisor not in (None, VERSION):
+        # It would be the running one that starts this code.
+        _complain(
+            f"the supervisor that runs speaks version {options.supervisor}, this code {VERSION}: "
+            "an upgrade is not possible, stop the service and start it again"
+        )
+        return 1
+    enter_launch_folder()
+    effective = _effective(options)
+    if effective is None:
+        return 1
+    from execserver import server  # noqa: F401  what cannot be loaded is to be found out here
+    from execserver.transports.authentication import ConfigurationError, authenticator_from
+
     try:
         authenticator_from(effective.settings.authentication, base=Path.cwd())
     except ConfigurationError as error:
@@ -131,6 +162,10 @@ def _parser(command: list[str]) -> argparse.ArgumentParser:
         "show", help="what holds, and where it comes from", allow_abbrev=False, description=_SHOW_DESCRIPTION
     )
     show.add_argument("--json", action="store_true", help="as JSON")
+    check = actions.add_parser(
+        "check", help="would the daemon start?", allow_abbrev=False, description=_CHECK_DESCRIPTION
+    )
+    check.add_argument("--supervisor", type=int, help=argparse.SUPPRESS)
     doctor = commands.add_parser(
         "doctor", help="can commands be confined here?", allow_abbrev=False, description=_DOCTOR_DESCRIPTION
     )
@@ -139,6 +174,7 @@ def _parser(command: list[str]) -> argparse.ArgumentParser:
         _add_flags(serve)
     elif command == ["config"]:
         _add_flags(show)
+        _add_flags(check)
     elif command == ["doctor"]:
         _add_flags(doctor)
     return parser

@@ -7,7 +7,7 @@ import pwd
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from execserver import __version__
 from execserver.protocol.environment import Capabilities, EnvironmentInfo
@@ -70,6 +70,10 @@ class Host:
             hostname=socket.gethostname(),
             provider_id=f"execserver:{secrets.token_hex(16)}",
         )
+
+    def continued(self, cwd: str, provider_id: str) -> Host:
+        """The same host, as a server before this one has described it."""
+        return replace(self, cwd=cwd, provider_id=provider_id)
 
     def info(self) -> EnvironmentInfo:
         """The answer to `environment/info`."""

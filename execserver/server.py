@@ -1,8 +1,9 @@
 """The server process: wires the parts, and owns the order of start-up and shut-down.
 
-Start-up: facts of the launch, chdir to `/`, logs, loop, executor, sessions, handlers, listeners,
-*ready*. Shut-down: stop accepting, kill by membership, send the last events, drop connections,
-exit. The supervisor above does the rest (`supervisor/program.py`).
+Start-up: facts of the launch, chdir to `/`, logs, loop, executor, sessions (and what a dead server left of
+them), handlers, listeners, *ready*. Shut-down: stop accepting, kill by membership, send the last events,
+drop connections, exit. Upgrade: try the new code, stop reading, answer what was read, exit;
+nothing is killed. The supervisor above does the rest (`supervisor/program.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from pathlib import Path
 import structlog
 import uvloop
 
+from execserver import fault_points, membership
 from execserver.api import discover, environment, filesystem, handshake, health, http, process
 from execserver.configuration import Settings
 from execserver.credentials import Credentials
+from execserver.fault_points import reach
 from execserver.filesystem.blocking import run_in_background
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.worker_pool import WorkerPool
@@ -29,12 +32,15 @@ from execserver.host import Host
 from execserver.memory import reuse_buffers
 from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
+from execserver.processes.survival import Legacy, Survival
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
 from execserver.sandbox.sandboxes import Sandboxes
+from execserver.sandbox.state_folder import StateFolderError, open_state_folder
 from execserver.sandbox.view import OwnThings
 from execserver.sessions.table import SessionTable
+from execserver.spool.spool import Spool, SpoolLimits
 from execserver.supervisor.channel import (
     ChannelError,
     Hello,
@@ -49,12 +55,16 @@ from execserver.transports.authentication import ConfigurationError
 from execserver.transports.http_head import Pages
 from execserver.transports.sockets import Listener, serve_socket
 from execserver.transports.stdio import serve_stdio
+from execserver.upgrade import Trial
 from execserver.worker_launch import WorkerLauncher
 
 log = structlog.get_logger(__name__)
 
 LAST_EVENTS_SECONDS = 1.0
 """How long clients have, at the end of the service, to take the last events."""
+
+LAST_ANSWERS_SECONDS = 10.0
+"""How long requests may take that were read before an upgrade."""
 
 WARM_UP_AFTER_SECONDS = 2.0
 """When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
@@ -87,6 +97,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
     except ConfigurationError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
+    fault_points.arm(os.environ)
     own = _own_things(config, hello, host, config_file)
     os.chdir("/")
     writer = logs.configure(config.log_level, config.log_format)
@@ -168,14 +179,22 @@ class Server:
         self._exit_code = 0
         self._executor: Executor | None = None
         self._workers: WorkerPool | None = None
+        self._upgrading = False
         self._connections: set[Connection] = set()
         self._listeners: list[Listener] = []
 
     async def serve(self) -> int:
         """The story of a server's life. Returns the exit code."""
         self._watch_supervisor()
-        executor = self._executor = self._make_executor()
+        survival, legacy = self._take_over()
+        executor = self._executor = self._make_executor(survival)
         sessions = SessionTable(executor, self._config.session_ttl)
+        if legacy is not None:
+            sessions.inherit(legacy)
+            await executor.kill_unfinished_starts(legacy.state.highest)
+            reach("take-over-restored")
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._hello.keeper.fileno(), self._keeper_spoke, executor)
         gauges = self._make_gauges(executor, sessions)
         handlers = self._make_handlers(executor, sessions, gauges)
 
@@ -195,15 +214,13 @@ class Server:
             await self._listen(listener, connect, executor, health.pages(gauges))
         self._freeze_heap()
         run_in_background(self._sandboxes.sweep)
-        asyncio.get_running_loop().call_later(
-            WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up
-        )
+        loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         self._channel.send({"type": "ready"})
         if self._hello.beat_seconds is not None:
             self._beat(self._hello.beat_seconds)
         log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
         await self._stop_requested.wait()
-        await self._shut_down(executor)
+        await (self._make_room(executor) if self._upgrading else self._shut_down(executor))
         return self._exit_code
 
     # -- start-up
@@ -214,7 +231,26 @@ class Server:
         loop.add_reader(pidfd, self._supervisor_gone)
         loop.add_reader(self._channel.fileno(), self._supervisor_spoke)
 
-    def _make_executor(self) -> Executor:
+    def _take_over(self) -> tuple[Survival, Legacy | None]:
+        """Begin, or go on where a server before this one ended."""
+        keeper = self._hello.keeper
+        if not self._hello.take_over:
+            return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
+        handed = keeper.take_over()
+        if not handed:
+            # It ended before it had begun.
+            return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
+        survival, legacy = Survival.resume(keeper, handed)
+        service = legacy.state.service
+        if service is not None:
+            self._host = self._host.continued(service.cwd, service.provider_id)
+        fault_points.only_of_take_over(first=service is None or service.servers == 1)
+        reach("take-over-begun")
+        if legacy.state.skipped:
+            log.warning("parts of the ledger were not understood", lines=legacy.state.skipped)
+        return survival, legacy
+
+    def _make_executor(self, survival: Survival) -> Executor:
         home = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -225,7 +261,24 @@ class Server:
             Spawner(home, null, nofile if nofile != soft else None),
             self._config.limits,
             self._sandboxes,
+            survival,
+            self._make_spool(),
         )
+
+    def _make_spool(self) -> Spool:
+        def tell(failing: bool, reason: str) -> None:
+            if failing:
+                log.warning("output is kept in memory: the disk takes none", reason=reason)
+            else:
+                log.info("output is kept on disk again")
+
+        folder: str | None = None
+        try:
+            configured = self._config.sandboxes.spool_dir
+            folder = f"{open_state_folder(configured, self._host.environment, os.geteuid())}/spool"
+        except StateFolderError as error:
+            log.warning("output is kept in memory", reason=str(error))
+        return Spool(folder, SpoolLimits(disk=self._config.limits.spool_max_bytes), tell)
 
     def _make_gauges(self, executor: Executor, sessions: SessionTable) -> Gauges:
         return Gauges(
@@ -234,7 +287,7 @@ class Server:
             connections=lambda: len(self._connections),
             processes=lambda: executor.live,
             retained_output_bytes=lambda: executor.retained_output_bytes,
-            retained_output_limit_bytes=self._config.limits.daemon_output_bytes,
+            retained_output_limit_bytes=self._config.limits.spool_max_bytes,
             queued_input_bytes=lambda: executor.queued_input_bytes,
         )
 
@@ -324,11 +377,26 @@ class Server:
         self._channel.send({"type": "beat"})
         asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
 
+    def _keeper_spoke(self, executor: Executor) -> None:
+        while (ended := self._hello.keeper.receive()) is not None:
+            executor.inherited_end(ended.number, ended.status)
+
     async def _reload(self) -> None:
+        """Make room for a server with new code, settings and credentials, if it would start."""
         error = await self._credentials.reload()
         if error is None:
+            error = await self._try_new_code()
+        if error is not None:
+            log.warning("no upgrade: everything is as before", reason=error)
+            self._channel.send({"type": "reloaded", "error": error})
+        elif any(listener.kind == "stdio" for listener in self._hello.listeners):
+            # Requests that were read half cannot be taken over; the credentials are what can change.
             log.info("reloaded")
-        self._channel.send({"type": "reloaded", "error": error})
+            self._channel.send({"type": "reloaded", "error": None})
+        elif not self._stopping:
+            log.info("upgrading", connections=len(self._connections))
+            self._upgrading = True
+            self._stop_requested.set()
 
     def _supervisor_gone(self) -> None:
         """Nobody is left to clean up after us: do it now, and go."""
@@ -338,13 +406,45 @@ class Server:
         finally:
             os._exit(1)
 
-    # -- shut-down
+    async def _try_new_code(self) -> str | None:
+        """Why a new server would not start."""
+        if any(listener.kind == "stdio" for listener in self._hello.listeners):
+            return None
+        tag = self._executor.service_tag if self._executor is not None else None
+        if tag is not None:
+            membership.set_own_tag(tag)
+        try:
+            trial = Trial(sys.argv[2:], self._host)
+        except OSError as failed:
+            return f"the new code could not be tried: {failed}"
+        return await asyncio.to_thread(trial.refusal)
+
+    # -- the end
+
+    async def _make_room(self, executor: Executor) -> None:
+        """Answer what was read, and end; the processes go on."""
+        self._stopping = True
+        self._channel.send({"type": "upgrading"})
+        for listener in self._listeners:
+            listener.close()
+        for connection in self._connections:
+            connection.drain()
+        executor.hurry()
+        deadline = asyncio.get_running_loop().time() + LAST_ANSWERS_SECONDS
+        while not all(connection.has_answered for connection in self._connections):
+            if asyncio.get_running_loop().time() > deadline:
+                log.warning("some requests are not answered in time")
+                break
+            await asyncio.sleep(0.005)
+        for connection in list(self._connections):
+            connection.abort()
 
     async def _shut_down(self, executor: Executor) -> None:
         self._stopping = True
         log.info("stopping", connections=len(self._connections))
         self._channel.send({"type": "stopping"})
         executor.stopping = True
+        executor.end_all_for("serviceStop")
         for connection in self._connections:
             connection.stop_reading()
         survivors = await asyncio.to_thread(executor.kill_all)

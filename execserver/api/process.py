@@ -14,12 +14,20 @@ from execserver.api.confinement import Preparation, command_policy
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.host import Host
 from execserver.processes.child_environment import child_environment
-from execserver.processes.executor import Executor
+from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan, plan_launch
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
+from execserver.processes.start_digest import differing, start_digest
 from execserver.processes.store import ProcessStore
-from execserver.protocol.errors import InternalError, InvalidParams, InvalidRequest, start_cancelled
+from execserver.protocol.errors import (
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    start_cancelled,
+    start_differs,
+    start_unknown,
+)
 from execserver.protocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
 from execserver.protocol.path_uri import ForeignPath
 from execserver.protocol.process import (
@@ -38,7 +46,7 @@ from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sessions.feed import denial_member
+from execserver.sessions.feed import end_members
 
 MAX_WAITING_INPUT_BYTES = 32 << 20
 """Bytes of writes of a session that wait for a child to read. Half of what a connection's
@@ -75,7 +83,10 @@ class ProcessHandlers:
     def start(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
         """Start a process, at once or when it is this one's turn."""
         _check_start(params)
-        caller.session.processes.require_free(params.process_id)
+        store = caller.session.processes
+        if params.if_exists == "attach" and store.is_taken(params.process_id):
+            return self._attach(caller, params)
+        store.require_free(params.process_id)
         if params.sandbox is not None:
             policy = self._policy(params, params.sandbox)
             if policy is not None:
@@ -117,6 +128,7 @@ class ProcessHandlers:
         process = store.find(params.process_id)
         if process is None:
             return {"running": False}
+        process.end_for("terminated")
         if params.scope == "tree":
             return self._terminate_tree(caller, process, process.running)
         return {"running": process.signal_group(signal.SIGKILL)}
@@ -124,21 +136,38 @@ class ProcessHandlers:
     def _start(
         self, caller: Caller, params: StartParams, make_plan: Callable[[StartParams], LaunchPlan]
     ) -> Encoded:
-        process = caller.session.processes.start(params.process_id, lambda: make_plan(params))
-        # The reference says so of every sandbox, also of one that limits nothing.
-        sandbox_type: SandboxType = "none" if params.sandbox is None else _PLATFORM_SANDBOX
-        result: StartResult = {"processId": params.process_id, "sandboxType": sandbox_type}
-        if caller.extensions:
-            result["pid"] = process.pid
-            if params.sandbox is not None:
-                result["sandboxBackend"] = (
-                    "none" if process.confinement is None else process.confinement.backend
-                )
-                if result["sandboxBackend"] == "landlock":
-                    result["sandboxType"] = "linuxLandlock"
+        terms = Terms(
+            _seconds(params.timeout_ms),
+            _seconds(params.idle_timeout_ms),
+            # Of what nobody will ask for again the comparison would cost more than a spawn has to spare.
+            start_digest(params) if caller.extensions or params.if_exists == "attach" else None,
+        )
+        process = caller.session.processes.start(params.process_id, lambda: make_plan(params), terms)
+        result = _start_result(caller, params, process)
         # No event of a process may overtake the reply to its start.
         release = caller.attachment.follow(process)
         return Encoded(encode_json(result), after=release, begun=True)
+
+    def _attach(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
+        """Answer for the process that there is, if it was asked for with the same parameters."""
+        process = caller.session.processes.find(params.process_id)
+        if process is None:
+            return self._attach_when_started(caller, params)
+        digests = process.started.digests
+        if digests is None:
+            raise start_unknown(params.process_id)
+        parameter = differing(digests, start_digest(params))
+        if parameter is not None:
+            raise start_differs(params.process_id, parameter)
+        result = _start_result(caller, params, process)
+        if caller.extensions:
+            result["attached"] = True
+        return Encoded(encode_json(result))
+
+    async def _attach_when_started(self, caller: Caller, params: StartParams) -> Encoded:
+        await caller.session.processes.wait_for_start(params.process_id)
+        result = self.start(caller, params)
+        return result if isinstance(result, Encoded) else await result
 
     async def _start_in_turn(self, caller: Caller, params: StartParams) -> Encoded:
         with caller.session.processes.reserve(params.process_id) as reservation:
@@ -188,6 +217,23 @@ class ProcessHandlers:
         if caller.extensions:
             result["survivors"] = survivors
         return result
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _start_result(caller: Caller, params: StartParams, process: ManagedProcess) -> StartResult:
+    # The reference says so of every sandbox, also of one that limits nothing.
+    sandbox_type: SandboxType = "none" if params.sandbox is None else _PLATFORM_SANDBOX
+    result: StartResult = {"processId": params.process_id, "sandboxType": sandbox_type}
+    if caller.extensions:
+        result["pid"] = process.pid
+        if params.sandbox is not None:
+            result["sandboxBackend"] = process.sandbox_backend
+            if result["sandboxBackend"] == "landlock":
+                result["sandboxType"] = "linuxLandlock"
+    return result
 
 
 def _check_start(params: StartParams) -> None:
@@ -278,7 +324,7 @@ def _encode_page(
             _boolean(process.closed and covers_end),
             b"null" if process.failure is None else encode_json(process.failure),
             _boolean(exited and process.sandbox_denied),
-            denial_member(process) if extensions and exited else b"",
+            end_members(process) if extensions and exited else b"",
             b""
             if page.first_seq is None
             else b',"firstSeq":%d,"lostBytes":%d' % (page.first_seq, page.lost_bytes),

@@ -161,9 +161,9 @@ class Settings(BaseSettings):
         unit="bytes",
         ge=0,
     )
-    daemon_output_bytes: int = _option(
-        _LIMITS.daemon_output_bytes,
-        "output kept by all processes together",
+    spool_max_bytes: int = _option(
+        _LIMITS.spool_max_bytes,
+        "output kept on disk by all processes together; of more, whoever holds most loses its oldest",
         group=LIMITS,
         metavar="N",
         unit="bytes",
@@ -171,7 +171,7 @@ class Settings(BaseSettings):
     )
     session_ttl: float = _option(
         80.0,  # what the reference was measured to do
-        "how long a session without a connection is kept, with everything that it started",
+        "how long a session without a connection is kept, with everything that it started; hours are fine",
         group=LIMITS,
         metavar="S",
         unit="seconds",
@@ -198,7 +198,8 @@ class Settings(BaseSettings):
     )
     spool_dir: Path | None = _option(
         None,
-        "the folder for what outlives a crash; private (mode 0700), created when missing",
+        "the folder on whose disk output is kept, and where open sandboxes are noted; private (mode 0700), "
+        "created when missing",
         group=GENERAL,
         metavar="DIR",
         unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else /tmp/execserver-UID",
@@ -251,7 +252,7 @@ class Settings(BaseSettings):
         """What the executor keeps."""
         return ExecutorLimits(
             retained_output_bytes=self.retained_output_bytes,
-            daemon_output_bytes=self.daemon_output_bytes,
+            spool_max_bytes=self.spool_max_bytes,
             process_ttl=self.process_ttl,
         )
 

@@ -5,25 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import resource
-import threading
+import signal
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from execserver import membership
+from execserver.processes.cause import OomCounter
+from execserver.processes.deadlines import Deadlines, Passed
 from execserver.processes.launch import LaunchPlan
-from execserver.processes.output_log import OutputBudget, OutputLog
+from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
-from execserver.processes.process import ManagedProcess
-from execserver.processes.spawn import Spawner
+from execserver.processes.process import ManagedProcess, Surroundings
+from execserver.processes.spares import SpareDescriptors
+from execserver.processes.spawn import Spawned, Spawner
 from execserver.processes.stdin import InputBudget
+from execserver.processes.survival import Legacy, Slots, Survival
+from execserver.protocol.process import ExitCause
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.sandboxes import Sandboxes
+from execserver.spool.arena import ProcessIndex
+from execserver.spool.records import ProcessState, Started
+from execserver.spool.spool import Spool, SpoolBudget
+from execserver.supervisor.registration import DATA, MEMORY, PROCESS, SANDBOX
 from execserver.telemetry.measures import measures
 
 log = structlog.get_logger(__name__)
@@ -35,15 +45,14 @@ _KILL_ATTEMPTS = 120
 _KILL_PAUSE_SECONDS = 0.5
 """A full table is usually full for a moment only; a minute of it is an operator's affair."""
 
-_SPARE_DESCRIPTORS = 64
-"""A scan of the processes needs one, each process that is killed another; they are killed in turns
-when there are more."""
+_DESCRIPTORS_A_PROCESS = 9
+"""A pidfd, up to five ends of pipes, the files of output and input, and one for the moment of the spawn."""
 
-_DESCRIPTORS_A_PROCESS = 5
-"""A pidfd, three pipe ends, and one for the moment of the spawn."""
+_DESCRIPTORS_A_SANDBOX = 18
+"""What its launcher reports, a pidfd of the first process inside, and the locks of eight mount points."""
 
-_DESCRIPTORS_A_SANDBOX = 2
-"""What its launcher reports, and a pidfd of the first process inside."""
+_SHARE_OF_CLOSED = 4
+"""One part in so many of the table is for the output of processes that are closed."""
 
 SPAWNS_A_TURN = 4
 """A spawn blocks the loop for up to 0.6 ms while the child execs; after this many, other
@@ -54,35 +63,22 @@ requests have their turn."""
 class ExecutorLimits:
     """How much is kept, and for how long."""
 
-    retained_output_bytes: int = 1 << 20
-    daemon_output_bytes: int = 256 << 20
+    retained_output_bytes: int = 64 << 20
+    spool_max_bytes: int = 2 << 30
     process_ttl: float = 80.0
     """Seconds that a closed process stays readable. What the reference was measured to do."""
 
 
-class SpareDescriptors:
-    """Descriptors kept for the one thing that must work when the table is full: finding processes and
-    killing them.
-    """
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a start asks for beside the program."""
 
-    def __init__(self) -> None:
-        self._held: list[int] = []
-        self._lock = threading.Lock()
-        # Not so many that a small table is full because of them.
-        self._wanted = min(_SPARE_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
-        self.take()
-
-    def take(self) -> None:
-        """Hold as many as there are to be had, up to the number wanted."""
-        with self._lock, contextlib.suppress(OSError):
-            while len(self._held) < self._wanted:
-                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
-    def release(self) -> None:
-        """Give them up, for a moment."""
-        with self._lock:
-            while self._held:
-                os.close(self._held.pop())
+    timeout: float | None = None
+    """Seconds after which the process is killed."""
+    idle_timeout: float | None = None
+    """Seconds without output or input after which it is killed."""
+    digests: dict[str, str] | None = None
+    """What a later start is compared with that wants to attach to this one."""
 
 
 class Executor:
@@ -94,6 +90,8 @@ class Executor:
         spawner: how to start a child.
         limits: how much is kept, and for how long.
         sandboxes: who gets confinements back.
+        survival: what a successor is to know.
+        spool: where output is kept.
     """
 
     def __init__(
@@ -103,8 +101,11 @@ class Executor:
         spawner: Spawner,
         limits: ExecutorLimits,
         sandboxes: Sandboxes,
+        survival: Survival,
+        spool: Spool,
     ) -> None:
         self.limits = limits
+        self.survival = survival
         self._instance = instance
         self._protected = frozenset(protected)
         self._spawner = spawner
@@ -112,12 +113,26 @@ class Executor:
         self._confined = 0
         """Live processes with a sandbox."""
         self._loop = asyncio.get_running_loop()
-        self._poller = DescriptorPoller(self._loop)
-        self._budget = OutputBudget(limits.daemon_output_bytes)
-        self._input_budget = InputBudget()
-        self._numbers = itertools.count(1)
-        self._tagged = _may_tag(instance)
         self._spares = SpareDescriptors()
+        self._spool = spool
+        self._budget = SpoolBudget(spool.limits)
+        self._around = Surroundings(
+            DescriptorPoller(self._loop),
+            InputBudget(),
+            survival,
+            Deadlines(self._loop, self._deadline_passed),
+            OomCounter(),
+            self._spares,
+        )
+        self._processes: dict[int, ManagedProcess] = {}
+        """All that are not forgotten, by number."""
+        self._next_number = 1
+        self._unfinished: list[int] = []
+        """Numbers of processes of a dead server that were not inherited, and may run."""
+        self._unfinished_locks: list[int] = []
+        """What holds the mount points of their sandboxes."""
+        self._overdue: set[asyncio.Task[list[int]]] = set()
+        self._tagged = _may_tag(instance)
         self.spares_are_out = 0
         """Kills that need the spare descriptors right now: nothing else should take a descriptor."""
         self.stopping = False
@@ -128,6 +143,8 @@ class Executor:
         self._turns: deque[asyncio.Future[None]] = deque()
         self._retained: OrderedDict[int, tuple[float, Callable[[], None]]] = OrderedDict()
         """Closed processes by number, oldest first: when, and how, each is forgotten."""
+        self._with_files: OrderedDict[int, ManagedProcess] = OrderedDict()
+        """Those of them whose output takes descriptors, likewise."""
         self._retention_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -143,7 +160,7 @@ class Executor:
     @property
     def queued_input_bytes(self) -> int:
         """Input accepted for processes that have not read it yet."""
-        return self._input_budget.held
+        return self._around.input_budget.held
 
     # -- starting
 
@@ -162,7 +179,12 @@ class Executor:
                 return
 
     def start(
-        self, process_id: str, plan: LaunchPlan, on_closed: Callable[[ManagedProcess], None]
+        self,
+        session_id: str,
+        process_id: str,
+        plan: LaunchPlan,
+        on_closed: Callable[[ManagedProcess], None],
+        terms: Terms,
     ) -> ManagedProcess:
         """Spawn.
 
@@ -173,49 +195,249 @@ class Executor:
         """
         soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = soft_limit - _RESERVED_DESCRIPTORS - self._confined * _DESCRIPTORS_A_SANDBOX
+        room -= len(self._with_files)
         if self.live >= max(1, room // _DESCRIPTORS_A_PROCESS):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not self._spawns_this_turn:
             self._loop.call_soon(self._next_turn)
         self._spawns_this_turn += 1
-        number = next(self._numbers)
+        number = self._next_number
+        self._next_number += 1
         spawned = self._spawner.spawn(plan, self._tag(number))
-        self.live += 1
-        self._confined += plan.confinement is not None
+        confinement = plan.confinement
+        description, locks = (None, []) if confinement is None else confinement.kept()
+        started_at = time.monotonic()
+        started = Started(
+            number,
+            session_id,
+            process_id,
+            spawned.pid,
+            plan.tty,
+            plan.pipe_stdin,
+            started_at,
+            None if terms.timeout is None else started_at + terms.timeout,
+            terms.idle_timeout,
+            terms.digests,
+            description,
+        )
+        try:
+            index = self.survival.arena.open(number)
+            slots = self.survival.started(started, spawned.kept(), spawned.status, locks)
+        except OSError:
+            # What a successor would not know must not run.
+            self._undo(spawned)
+            self.survival.forgotten(number, urgent=True)
+            raise
+        self._count(confinement, 1)
         measures.processes_started += 1
+        log = self._make_log(number, index)
+        process = self._make_process(started, log, on_closed, confinement)
+        process.begin(spawned, slots)
+        return process
 
+    def _restore_log(
+        self, number: int, index: ProcessIndex, disk: int | None, memory: int | None
+    ) -> OutputLog:
+        restore = partial(
+            OutputLog.restore,
+            index,
+            self._spool,
+            self._budget,
+            self.limits.retained_output_bytes,
+            partial(self.survival.keep_data, number),
+        )
+        try:
+            return restore(disk, memory)
+        except (OSError, ValueError) as error:
+            log.error("output is lost: its file cannot be used", number=number, reason=str(error))
+            return restore(None, None)
+
+    def _undo(self, spawned: Spawned) -> None:
+        os.killpg(spawned.pid, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, spawned.pidfd, os.WEXITED)
+        spawned.close()
+
+    def _make_log(self, number: int, index: ProcessIndex) -> OutputLog:
+        return OutputLog(
+            index,
+            self._spool,
+            self._budget,
+            self.limits.retained_output_bytes,
+            partial(self.survival.keep_data, number),
+        )
+
+    def _make_process(
+        self,
+        started: Started,
+        log: OutputLog,
+        on_closed: Callable[[ManagedProcess], None],
+        confinement: Confinement | None,
+    ) -> ManagedProcess:
         def closed(process: ManagedProcess) -> None:
             self.live -= 1
             on_closed(process)
 
-        log = OutputLog(self.limits.retained_output_bytes, self._budget)
-        return ManagedProcess(
-            process_id,
-            number,
-            spawned,
-            log,
-            self._poller,
-            self._input_budget,
-            closed,
-            plan.confinement,
-            self._tag(number),
-            self._left_sandbox,
+        number = started.number
+        process = self._processes[number] = ManagedProcess(
+            started, log, self._around, closed, confinement, self._tag(number), self._left_sandbox
         )
+        return process
+
+    def _count(self, confinement: Confinement | None, by: int) -> None:
+        self.live += by
+        if confinement is not None:
+            self._confined += by
 
     def forget(self, process: ManagedProcess) -> None:
         """Release a process; the caller deals with its descendants."""
         if not process.closed:
             self.live -= 1
         self._retained.pop(process.number, None)
+        self._with_files.pop(process.number, None)
+        self._processes.pop(process.number, None)
         process.release()
+
+    # -- taking over
+
+    def inherit(
+        self, legacy: Legacy, on_closed: Callable[[str], Callable[[ManagedProcess], None]]
+    ) -> dict[str, list[ManagedProcess]]:
+        """Go on with the processes of a dead server; by session, oldest first.
+
+        Args:
+            legacy: what it left.
+            on_closed: for a session id, what is called when one of its processes is closed.
+        """
+        inherited: dict[str, list[ManagedProcess]] = {}
+        state = legacy.state
+        for number, known in state.processes.items():
+            slots, index = legacy.slots.pop(number, {}), legacy.indices.pop(number, None)
+            ends = slots.pop(PROCESS, [])
+            if index is None or not (ends or known.closed_at is not None):
+                log.info("process was not inherited", process=known.started.process_id, number=number)
+                self._unfinished_locks += _locks(slots)
+                _close_all([ends], slots.values())
+                if index is not None:
+                    self.survival.arena.free(index)
+                self._unfinished.append(number)
+                continue
+            process = self._inherit_one(known, ends, index, slots, on_closed(known.started.session))
+            inherited.setdefault(known.started.session, []).append(process)
+            _close_all(slots.values())
+        for number, slots in legacy.slots.items():
+            self._unfinished_locks += _locks(slots)
+            _close_all(slots.values())
+            self.survival.unknown(number)
+        for index in legacy.indices.values():
+            self.survival.arena.free(index)
+        # A survivor of `kill_unfinished_starts` may bear the next one.
+        self._next_number = state.highest + 2
+        for number, status in legacy.exits.items():
+            self.inherited_end(number, status)
+        for process in [*self._processes.values()]:
+            process.check()
+        return inherited
+
+    def _inherit_one(
+        self,
+        known: ProcessState,
+        ends: list[int],
+        index: ProcessIndex,
+        slots: Slots,
+        on_closed: Callable[[ManagedProcess], None],
+    ) -> ManagedProcess:
+        started, number = known.started, known.started.number
+        disk, memory = (next(iter(slots.pop(slot, ())), None) for slot in (DATA, MEMORY))
+        restored = self._restore_log(number, index, disk, memory)
+        closed = known.closed_at is not None
+        if restored.closed_seq is not None and not closed:
+            # The server was killed between the index and the ledger.
+            closed = True
+            self.survival.closed(number, slots, told=True, urgent=True)
+        confinement = None
+        if started.sandbox is not None and not closed:
+            confinement = self._sandboxes.adopt(started.sandbox, _locks(slots))
+        process = self._make_process(started, restored, on_closed, confinement)
+        if ends and not closed:
+            self._count(confinement, 1)
+            process.inherit(known, Spawned.from_kept(started.pid, ends, tty=started.tty), slots)
+        else:
+            _close_all([ends])
+            process.inherit(known, None, slots)
+        return process
+
+    async def kill_unfinished_starts(self, highest: int) -> None:
+        """Kill what a dead server had begun to start, and nobody was told of: what `inherit` did not find
+        complete, and whatever bears a number above `highest`, the last one that the ledger knows.
+        """
+        if self._tagged:
+            if self._unfinished:
+                await self._kill_with_patience(self._unfinished, [])
+            await self._kill_with_patience(range(highest + 1, 1 << membership.NUMBER_BITS), [])
+        for number in self._unfinished:
+            self.survival.forgotten(number, urgent=True)
+        self._unfinished.clear()
+        if self._unfinished_locks:
+            locks, self._unfinished_locks = self._unfinished_locks, []
+            leftover = self._sandboxes.adopt(None, locks)
+            self._loop.run_in_executor(None, self._sandboxes.release, leftover)
+
+    def inherited_end(self, number: int, status: int) -> None:
+        """The supervisor tells of the end of a process that it has inherited."""
+        process = self._processes.get(number)
+        if process is None:
+            self.survival.unknown(number)
+        else:
+            process.inherited_end(status)
 
     # -- afterwards
 
-    def retain(self, process: ManagedProcess, forget: Callable[[], None]) -> None:
-        """Call `forget` when the time that a closed process is kept is over."""
-        self._retained[process.number] = (time.monotonic() + self.limits.process_ttl, forget)
+    def retain(self, process: ManagedProcess, forget: Callable[[], None], since: float | None = None) -> None:
+        """Call `forget` when the time that a closed process is kept is over.
+
+        Args:
+            process: a closed one.
+            forget: what is to be done.
+            since: when it was closed (CLOCK_MONOTONIC, seconds), for the processes of a dead server, oldest
+                first; None for now.
+        """
+        now = time.monotonic()
+        until = (now if since is None else since) + self.limits.process_ttl
+        self._retained[process.number] = (until, forget)
+        if process.log.has_files:
+            self._with_files[process.number] = process
+            self._spare_descriptors()
         if self._retention_timer is None:
-            self._retention_timer = self._loop.call_later(self.limits.process_ttl, self._expire)
+            self._retention_timer = self._loop.call_later(max(0.0, until - now), self._expire)
+
+    def _spare_descriptors(self) -> None:
+        """Output that nobody may ask for must not take the place of commands: above a share of the table the
+        oldest is dropped.
+        """
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_CLOSED
+        while len(self._with_files) > most:
+            number, process = self._with_files.popitem(last=False)
+            process.log.empty()
+            self.survival.drop_data(number)
+
+    def _deadline_passed(self, number: int, which: Passed) -> None:
+        process = self._processes.get(number)
+        if process is not None and process.running:
+            log.info("process ended by the daemon", process=process.process_id, cause=which)
+            process.end_for(which)
+            task = self._loop.create_task(self.kill([number], [process.pid]))
+            self._overdue.add(task)
+            task.add_done_callback(self._overdue.discard)
+
+    def end_all_for(self, cause: ExitCause) -> None:
+        """Remember why everything is about to be killed."""
+        for process in self._processes.values():
+            process.end_for(cause)
+
+    def hurry(self) -> None:
+        """Answer all waiting reads now."""
+        for process in self._processes.values():
+            process.hurry()
 
     async def kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
         """Kill every descendant of the processes with these numbers, wherever it went.
@@ -289,7 +511,8 @@ class Executor:
         """Stop watching; for the end of the daemon."""
         if self._retention_timer is not None:
             self._retention_timer.cancel()
-        self._poller.close()
+        self._around.deadlines.close()
+        self._around.poller.close()
 
     def _next_turn(self) -> None:
         self._spawns_this_turn = 0
@@ -312,6 +535,23 @@ class Executor:
                 return
             self._retained.popitem(last=False)
             forget()
+
+
+def _close_all(*groups: Iterable[Iterable[int]]) -> None:
+    for group in groups:
+        for descriptors in group:
+            for fd in descriptors:
+                os.close(fd)
+
+
+def _locks(slots: Slots) -> list[int]:
+    """What holds mount points; the slots are empty then."""
+    locks: list[int] = []
+    for slot in sorted(slots):
+        if slot >= SANDBOX:
+            locks += slots[slot]
+            slots[slot] = []
+    return locks
 
 
 def _may_tag(instance: int) -> bool:

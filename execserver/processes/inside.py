@@ -1,8 +1,11 @@
 """The inside of a sandboxed process, as the launcher reports it.
 
-The process that we spawned is the launcher, which waits outside. It tells, on a descriptor, the pid of
+The process that we spawned is the launcher, which waits outside. It writes into a file (a memfd) the pid of
 the first process inside, and at the end the exit code, *if* the set-up succeeded. What is meant for
 the command is sent inside: a signal to the launcher would end the watch and not the command.
+
+The report is looked at when it is needed and never used up. So a server that takes over from one that was
+killed makes an `Inside` of the same file, and knows all that its predecessor knew.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _RETRY_SECONDS = 0.002
 _MOST_RETRIES = 2500
 """A command that was told to be interrupted at once is interrupted when there is one: 5 s at most."""
 
-_MOST_STATUS_BYTES = 64 << 10
+_MOST_REPORT_BYTES = 64 << 10
 """What a launcher says is a few hundred bytes."""
 
 
@@ -31,43 +34,44 @@ class Inside:
 
     Args:
         launcher: the pid of the process that was spawned.
-        status: our end of the launcher's report, non-blocking; it belongs to this object from now on.
+        report: the file that the launcher writes to; it belongs to this object from now on.
         namespaces: whether the first process inside is the `init` of a pid namespace.
         tag: the membership tag that it must bear; None when there are no tags.
-        poller: tells when there is something to read.
+        poller: tells when the first process has ended.
     """
 
     def __init__(
-        self, launcher: int, status: int, namespaces: bool, tag: int | None, poller: DescriptorPoller
+        self, launcher: int, report: int, namespaces: bool, tag: int | None, poller: DescriptorPoller
     ) -> None:
         self._tag = tag
         self._launcher = launcher
         self._namespaces = namespaces
         self._poller = poller
-        self._said = b""
+        self._report: int | None = report
         self._first: int | None = None
-        self._pidfd: Watch | None = None
-        self._on_end: Callable[[], None] | None = None
+        self._pidfd: int | None = None
+        self._gone = False
+        """Whether the first process is known to have ended."""
+        self._stranger = False
+        """Whether the number of the first process is somebody else's by now."""
         self._interrupts = 0
         self.set_up = False
         """Whether the command was run; final once the launcher has ended."""
-        self._status: Watch | None = poller.watch(status, READABLE, lambda _events: self._read())
 
     # -- what is meant for the command
 
     def interrupt(self) -> None:
         """Send SIGINT to the command's process group, as soon as there is one."""
-        self._read()
         if self._interrupts == 0:
             self._interrupts = _MOST_RETRIES
             self._try_interrupt()
 
     def kill(self) -> None:
         """SIGKILL everything inside that can be told from here. The launcher is the caller's affair."""
-        self._read()
         self._interrupts = 0
-        if self._pidfd is not None:
-            _send(self._pidfd.fd, signal.SIGKILL)
+        pidfd = self._find_first()
+        if pidfd is not None:
+            _send(pidfd, signal.SIGKILL)
             if not self._namespaces and self._first is not None:
                 _kill_group(self._first, signal.SIGKILL, but_not=self._launcher)
 
@@ -75,35 +79,57 @@ class Inside:
         """The launcher was reaped: nobody inside has a reason to go on.
 
         Args:
-            on_end: called when nothing runs inside any more.
+            on_end: called, but not before the return, when nothing runs inside any more.
 
         Returns:
             Whether that will be told; if not, the first process is not known, and others have to look.
         """
-        self._read()
-        self._close_status()
-        if self._pidfd is None:
-            return False
-        self._on_end = on_end
+        pidfd = self._find_first()
+        self._close_report()
+        if pidfd is None:
+            if not self._gone:
+                return False
+            # The others of a pid namespace are reaped before its first process is.
+            asyncio.get_running_loop().call_soon(on_end)
+            return True
         if self._namespaces:
-            _send(self._pidfd.fd, signal.SIGKILL)
-        self._pidfd.set(READABLE)
+            _send(pidfd, signal.SIGKILL)
+
+        def ended(_events: int) -> None:
+            self._gone, self._pidfd = True, None
+            _close(watch)
+            on_end()
+
+        watch = self._poller.watch(pidfd, READABLE, ended)
         return True
 
     # -- the report
 
+    def _find_first(self) -> int | None:
+        """A pidfd of the first process inside; None: there is none yet, or none any more."""
+        self._read()
+        if self._first is None or self._pidfd is not None or self._gone or self._stranger:
+            return self._pidfd
+        try:
+            pidfd = os.pidfd_open(self._first)
+        except ProcessLookupError:
+            self._gone = True
+            return None
+        except OSError:
+            return None  # no descriptor is to be had
+        if self._tag is not None and membership.tag_of(self._first) != self._tag:
+            os.close(pidfd)
+            self._stranger = True
+            return None
+        self._pidfd = pidfd
+        return pidfd
+
     def _read(self) -> None:
-        while self._status is not None:
-            try:
-                data = os.read(self._status.fd, 4096)
-            except BlockingIOError:
-                return
-            self._said += data
-            *lines, self._said = self._said.split(b"\n")
-            for line in lines:
-                self._take(line)
-            if not data or len(self._said) > _MOST_STATUS_BYTES:
-                self._close_status()
+        if self._report is None or self.set_up:
+            return
+        # By offset: the launcher writes where the descriptor stands.
+        for line in os.pread(self._report, _MOST_REPORT_BYTES, 0).split(b"\n")[:-1]:
+            self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:
@@ -117,29 +143,11 @@ class Inside:
         first = said.get("child-pid")
         if isinstance(first, int) and self._first is None:
             self._first = first
-            try:
-                pidfd = os.pidfd_open(first)
-            except OSError:
-                return
-            if self._tag is not None and membership.tag_of(first) != self._tag:
-                # It ended before we looked, and the number is somebody else's by now.
-                os.close(pidfd)
-                return
-            self._pidfd = self._poller.watch(pidfd, 0, lambda _events: self._ended())
 
-    def _close_status(self) -> None:
-        if self._status is not None:
-            watch, self._status = self._status, None
-            _close(watch)
-
-    def _ended(self) -> None:
-        if self._pidfd is not None:
-            watch, self._pidfd = self._pidfd, None
-            _close(watch)
-        self._interrupts = 0
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end()
+    def _close_report(self) -> None:
+        if self._report is not None:
+            os.close(self._report)
+            self._report = None
 
     # -- interrupts
 
@@ -152,14 +160,14 @@ class Inside:
             self._interrupts = 0
             return
         self._interrupts -= 1
-        if self._status is None and self._pidfd is None:
+        if self._gone or self._stranger or (self._report is None and self._pidfd is None):
             self._interrupts = 0
         if self._interrupts:
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._try_interrupt)
 
     def _leaders(self) -> list[int]:
         """Processes of the command's group."""
-        if self._first is None or self._pidfd is None:
+        if self._find_first() is None or self._first is None:
             return []
         if not self._namespaces:
             return [self._first]

@@ -3,37 +3,35 @@
 Rules kept in this file:
 
 1. One dense counter numbers output, `exited` and `closed`; a number never has two meanings.
-2. The log *takes* from a descriptor, it is never handed bytes: where the bytes are kept is its
-   own affair, and nothing that reads the log can make it wait.
+2. The log *takes* from a descriptor, it is never handed bytes, and nothing that reads the log can make
+   it wait. The kernel moves the bytes into a data file; only then are they recorded, and only what is
+   recorded is told to anybody. What a killed server moved and did not record becomes the next chunk.
 3. What is dropped is dropped oldest first, in whole chunks, and stays counted, so that every
    gap can be stated in bytes.
 
-Bytes are kept in memory: `retained_bytes` a process, and all logs together within an
-`OutputBudget`. `docs/protocol.md`, "Output retention".
+Bytes are kept on disk, `retained_bytes` a process. While the disk takes nothing they stay in the pipe, and
+are then moved into memory, where a process has less room. A gap is only ever at the beginning of what is
+kept: when the room in memory is used up, what is on disk and older goes too. `docs/protocol.md`, "Output
+retention".
 """
 
 from __future__ import annotations
 
-import os
-from array import array
-from bisect import bisect_right
+import select
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
+from execserver.fault_points import reach
 from execserver.protocol.process import Stream
+from execserver.spool.data_file import DataFile
+from execserver.spool.log_files import LogFiles, UnreadableError
+from execserver.spool.process_index import ProcessIndex, Record
+from execserver.spool.spool import TAKE_BYTES, Spool, SpoolBudget
 
-TAKE_BYTES = 64 << 10
-"""Bytes taken at a time: as much as a pipe holds. Larger pieces gain nothing, smaller ones cost
-a third of the throughput."""
-
-MAX_CHUNKS = 16_384
+MAX_CHUNKS = 100_000
 """Chunks kept a process, whatever their size: a child that writes single bytes must not cost
 more in bookkeeping than in content."""
-
-_INDEXED_EVICTIONS = 32_768
-"""How many evicted chunks keep their place in the stream known, to state a gap exactly (256 KiB)."""
-
-_COMPACT_AFTER = 1024
 
 
 class Chunk(NamedTuple):
@@ -59,108 +57,185 @@ class Page:
     """Bytes dropped between the cursor and the first chunk kept."""
 
 
-class OutputBudget:
-    """Bytes of output kept by all processes of the daemon together."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-        self._logs: set[OutputLog] = set()
-
-    def join(self, log: OutputLog) -> None:
-        """Count this log from now on."""
-        self._logs.add(log)
-
-    def leave(self, log: OutputLog) -> None:
-        """Count it no longer."""
-        self._logs.discard(log)
-        self.held -= log.held
-
-    def enforce(self) -> None:
-        """Drop the oldest chunks of whoever holds most until the budget is met."""
-        while self.held > self.limit:
-            largest = max(self._logs, key=lambda log: log.held)
-            target = max(0, largest.held - (self.held - self.limit))
-            if not largest.evict_to(target):
-                return
-
-
 class OutputLog:
-    """The log of one process."""
+    """The log of one process.
 
-    def __init__(self, retained_bytes: int, budget: OutputBudget) -> None:
-        self.next_seq = 1
-        self.held = 0
-        self.total = 0
-        """Bytes ever taken."""
+    Args:
+        index: its index, which belongs to the log.
+        spool: where data files come from.
+        budget: what all logs keep together.
+        retained_bytes: how much this one keeps.
+        keep: called with a slot and a new data file's descriptor before anything is moved into it, so
+            that the file outlives the server.
+    """
+
+    def __init__(
+        self,
+        index: ProcessIndex,
+        spool: Spool,
+        budget: SpoolBudget,
+        retained_bytes: int,
+        keep: Callable[[int, int], None],
+    ) -> None:
+        self.disk_held = 0
+        self.memory_held = 0
         self.ended: set[Stream] = set()
         """Streams whose descriptor reached its end."""
-        self._retained_bytes = retained_bytes
+        self._index = index
+        self._spool = spool
         self._budget = budget
-        self._chunks: list[Chunk] = []
-        self._start = 0
-        self._evicted_through = 0
-        self._evicted_offset = 0
-        self._evicted_ends: array[int] = array("Q")
-        self._evicted_seqs: array[int] = array("Q")
-        self._index_base = 0
-        """The offset that the index of dropped chunks begins at."""
+        self._retained_bytes = retained_bytes
+        self._memory_share = spool.memory_share(retained_bytes)
+        self._files = LogFiles(index, spool, retained_bytes, keep, self._make_room)
         budget.join(self)
+
+    @classmethod
+    def restore(
+        cls,
+        index: ProcessIndex,
+        spool: Spool,
+        budget: SpoolBudget,
+        retained_bytes: int,
+        keep: Callable[[int, int], None],
+        disk: int | None,
+        memory: int | None,
+    ) -> OutputLog:
+        """The log that a server before this one left.
+
+        Args:
+            index: as restored.
+            spool: where data files come from.
+            budget: what all logs keep together.
+            retained_bytes: how much this one keeps.
+            keep: as for a new log.
+            disk: the data file on disk, which belongs to the log from now on; None if there was none.
+            memory: the one in memory, likewise.
+
+        Raises:
+            ValueError: a data file is not the one that the index is about.
+            OSError: a data file cannot be used, or there is no memory.
+        """
+        log = cls(index, spool, budget, retained_bytes, keep)
+        budget.leave(log)
+        log._files.restore(disk, memory)
+        log._count_held()
+        budget.join(log)
+        log.trim()
+        return log
+
+    # -- taking
 
     def take(self, stream: Stream, fd: int) -> int:
         """Move what `fd` (non-blocking) has into the log, as one chunk at most.
 
         Returns the number of bytes taken; 0 when there is nothing now or ever again. The
         stream is in `ended` once its end was reached.
+
+        Raises:
+            OSError: no descriptor or no memory is to be had; the bytes are where they were.
         """
+        files = self._files
+        if files.disk is None and files.memory is None and not self._has_bytes(stream, fd):
+            return 0
         try:
-            data = os.read(fd, TAKE_BYTES)
+            moved = files.move(stream, fd)
         except BlockingIOError:
             return 0
-        except OSError:
-            # A terminal whose other side is gone reports EIO: that is its end of file.
-            data = b""
-        if not data:
+        if moved is None:
             self.ended.add(stream)
             return 0
-        size = len(data)
-        self._chunks.append(Chunk(self.next_seq, stream, data, self.total))
-        self.next_seq += 1
-        self.total += size
-        self.held += size
-        self._budget.held += size
+        reach("after-splice")
+        size = moved.size
+        self._index.append(moved.kind, size, moved.position, moved.in_memory)
+        reach("after-index")
+        if moved.in_memory:
+            self.memory_held += size
+            self._budget.memory_held += size
+        else:
+            self.disk_held += size
+            self._budget.disk_held += size
+            if files.retry_at or self._spool.failing:
+                files.disk_works()
         return size
 
     def trim(self) -> None:
         """Drop what exceeds the limits. To be called after each `take`, when whoever follows the
         log has had the chance to pass the new chunk on.
         """
-        if self.held > self._retained_bytes or len(self._chunks) - self._start > MAX_CHUNKS:
-            self.evict_to(self._retained_bytes)
-        if self._budget.held > self._budget.limit:
-            self._budget.enforce()
+        if (
+            self.held > self._retained_bytes
+            or self.memory_held > self._memory_share
+            or self._index.next_seq - 1 - self._index.evicted_through > MAX_CHUNKS
+        ):
+            self._evict(self._retained_bytes, self._retained_bytes, self._memory_share)
+        budget = self._budget
+        if budget.disk_held > budget.limits.disk or budget.memory_held > budget.limits.memory:
+            budget.enforce()
 
-    def number_event(self) -> int:
-        """The number of an `exited` or `closed` event, which happens now."""
-        seq = self.next_seq
-        self.next_seq += 1
-        return seq
+    def number_event(self, kind: Literal["exited", "closed"]) -> int:
+        """The number of an `exited` or `closed` event, which happens now.
+
+        Raises:
+            OSError: no memory.
+        """
+        return self._index.append(kind)
+
+    # -- what there is
+
+    @property
+    def next_seq(self) -> int:
+        """The number that the next chunk or event will have."""
+        return self._index.next_seq
+
+    @property
+    def total(self) -> int:
+        """Bytes ever taken."""
+        return self._index.total
+
+    @property
+    def held(self) -> int:
+        """Bytes kept."""
+        return self.disk_held + self.memory_held
+
+    @property
+    def exited_seq(self) -> int | None:
+        """The number of `exited`, once it happened."""
+        return self._index.exited_seq
+
+    @property
+    def closed_seq(self) -> int | None:
+        """The number of `closed`, once it happened."""
+        return self._index.closed_seq
 
     @property
     def evicted_through(self) -> int:
         """The number of the newest chunk that was dropped; 0 when none was."""
-        return self._evicted_through
+        return self._index.evicted_through
+
+    def first_kept(self) -> Record | None:
+        """The oldest chunk kept, without its bytes."""
+        return self._first_after(self._index.evicted_through)
+
+    def lost_after(self, seq: int) -> int:
+        """Bytes after number `seq` that were dropped. Exact for a cursor at 0 or among the last
+        32,768 dropped chunks; for one in between, what is known to be lost at the least.
+        """
+        return self._index.lost_after(seq)
+
+    # -- reading
 
     def chunk(self, seq: int) -> Chunk | None:
-        """The chunk of that number, or None when it was dropped or is no chunk."""
-        index = self._index_after(seq - 1)
-        if index < len(self._chunks) and self._chunks[index].seq == seq:
-            return self._chunks[index]
-        return None
+        """The chunk of that number, or None when it was dropped or is no chunk.
 
-    def first_kept(self) -> Chunk | None:
-        """The oldest chunk kept."""
-        return self._chunks[self._start] if self._start < len(self._chunks) else None
+        A chunk whose bytes cannot be read is dropped, and all that is older with it.
+        """
+        if seq <= self._index.evicted_through:
+            return None
+        record = self._index.record(seq)
+        if record is None or not record.has_bytes:
+            return None
+        chunks = self._contents([record])
+        return chunks[0] if chunks else None
 
     def read(self, after_seq: int, max_bytes: int | None, page_bytes: int) -> Page:
         """The kept chunks after a cursor, oldest first.
@@ -169,97 +244,163 @@ class OutputLog:
         in any case. Without: at most `page_bytes`, likewise.
         """
         limit = page_bytes if max_bytes is None else max_bytes
-        chunks = self._chunks
-        index = self._index_after(after_seq)
-        taken: list[Chunk] = []
-        size = 0
-        while index < len(chunks):
-            chunk = chunks[index]
-            if taken and size + len(chunk.data) > limit:
-                break
-            taken.append(chunk)
-            size += len(chunk.data)
-            index += 1
-            if size >= limit:
-                break
+        index = self._index
+        chunks: list[Chunk] | None = None
+        while chunks is None:
+            taken: list[Record] = []
+            size, complete = 0, True
+            for record in index.records_after(max(after_seq, index.evicted_through)):
+                if not record.has_bytes:
+                    continue
+                if taken and (size >= limit or size + record.length > limit):
+                    complete = False
+                    break
+                taken.append(record)
+                size += record.length
+            # What cannot be read is dropped, and then the page begins later.
+            chunks = self._contents(taken)
         lost = self.lost_after(after_seq)
-        first = self.first_kept()
+        first = self.first_kept() if lost else None
         return Page(
-            chunks=taken,
-            complete=index >= len(chunks),
-            first_seq=(first.seq if first else self.next_seq) if lost else None,
+            chunks=chunks,
+            complete=complete,
+            first_seq=(first.seq if first else index.next_seq) if lost else None,
             lost_bytes=lost,
         )
 
     def tail(self, most: int) -> bytes:
         """The last output that is kept, over all streams: up to `most` bytes and a chunk."""
-        parts: list[bytes] = []
-        for index in range(len(self._chunks) - 1, self._start - 1, -1):
-            if most <= 0:
-                break
-            data = self._chunks[index].data
-            parts.append(data)
-            most -= len(data)
-        return b"".join(reversed(parts))
+        records: list[Record] = []
+        seq = self._index.next_seq - 1
+        while most > 0 and seq > self._index.evicted_through:
+            record = self._index.record(seq)
+            seq -= 1
+            if record is not None and record.has_bytes:
+                records.append(record)
+                most -= record.length
+        records.reverse()
+        return b"".join(chunk.data for chunk in self._contents(records) or ())
 
-    def lost_after(self, seq: int) -> int:
-        """Bytes after number `seq` that were dropped. Exact for a cursor at 0 or among the last
-        32,768 dropped chunks; for one in between, what is known to be lost at the least.
-        """
-        if seq >= self._evicted_through:
-            return 0
-        if seq == 0:
-            return self._evicted_offset
-        low = bisect_right(self._evicted_seqs, seq)
-        known_end = self._evicted_ends[low - 1] if low else self._index_base
-        return self._evicted_offset - known_end
+    # -- dropping
 
     def evict_to(self, size: int) -> bool:
         """Drop oldest chunks until at most `size` bytes and `MAX_CHUNKS` chunks are kept.
         Says whether any was dropped.
         """
-        chunks, start = self._chunks, self._start
-        before = start
-        while start < len(chunks) and (self.held > size or len(chunks) - start > MAX_CHUNKS):
-            chunk = chunks[start]
-            start += 1
-            length = len(chunk.data)
-            self.held -= length
-            self._budget.held -= length
-            self._evicted_through = chunk.seq
-            self._evicted_offset = chunk.offset + length
-            self._evicted_seqs.append(chunk.seq)
-            self._evicted_ends.append(self._evicted_offset)
-            # The list keeps its place until it is compacted; the bytes must go now.
-            chunks[start - 1] = _DROPPED
-        self._start = start
-        if start > _COMPACT_AFTER and start * 2 > len(chunks):
-            del chunks[:start]
-            self._start = 0
-        if len(self._evicted_seqs) > 2 * _INDEXED_EVICTIONS:
-            self._index_base = self._evicted_ends[-_INDEXED_EVICTIONS - 1]
-            del self._evicted_seqs[:-_INDEXED_EVICTIONS]
-            del self._evicted_ends[:-_INDEXED_EVICTIONS]
-        return start > before
+        return self._evict(size, size, size)
+
+    def make_way(self, disk: int, memory: int) -> bool:
+        """Drop oldest chunks until at most so many bytes are held on disk and in memory, and free their
+        space. Says whether any was dropped.
+        """
+        dropped = self._evict(self.held, disk, memory)
+        self._files.give_back(self.disk_held, self.memory_held)
+        return dropped
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it has descriptors open."""
+        return self._files.disk is not None or self._files.memory is not None
+
+    def empty(self) -> None:
+        """Drop everything that is kept, and close the descriptors; for a process that is closed."""
+        self._evict(0, 0, 0)
+        self._files.close()
 
     def close(self) -> None:
         """Give everything up; the log is not used any more."""
         self._budget.leave(self)
-        self._chunks.clear()
-        self._start = self.held = 0
+        self._files.close()
+        self.disk_held = self.memory_held = 0
+        self._index.free()
 
-    def _index_after(self, seq: int) -> int:
-        """The index of the first kept chunk whose number is above `seq`.
+    # -- inside
 
-        Numbers are dense but for the one of `exited`, so the guess is off by one at most.
+    def _has_bytes(self, stream: Stream, fd: int) -> bool:
+        """Whether there is anything to make a file for: most processes have a stream that stays empty."""
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        events = poller.poll(0)
+        if not events:
+            return False
+        if events[0][1] & select.POLLIN:
+            return True
+        self.ended.add(stream)
+        return False
+
+    def _make_room(self, file: DataFile) -> None:
+        """Drop what would be overwritten. `trim` has done so, unless several chunks came in a row."""
+        room = file.capacity - TAKE_BYTES
+        if file.in_memory:
+            if self.memory_held > room:
+                self._evict(self.held, self.held, room)
+        elif self.disk_held > room:
+            self._evict(self.held, room, self.held)
+
+    def _first_after(self, seq: int) -> Record | None:
+        """The first chunk whose number is above `seq`, which is not dropped."""
+        index = self._index
+        seq += 1
+        while seq < index.next_seq:
+            record = index.record(seq)
+            if record is not None and record.has_bytes:
+                return record
+            seq += 1
+        return None
+
+    def _contents(self, records: list[Record]) -> list[Chunk] | None:
+        """Chunks with their bytes. None when some cannot be read: these and all older ones are dropped."""
+        try:
+            contents = self._files.bytes_of(records)
+        except UnreadableError as error:
+            self._budget.leave(self)
+            self._index.evict_through(error.record)
+            self._count_held()
+            self._budget.join(self)
+            return None
+        return [
+            Chunk(record.seq, cast("Stream", record.kind), data, record.offset)
+            for record, data in zip(records, contents, strict=True)
+        ]
+
+    def _evict(self, total: int, disk: int, memory: int) -> bool:
+        """Drop oldest chunks until at most so many bytes are kept together, on disk, and in memory, and
+        at most `MAX_CHUNKS` chunks. Says whether any was dropped.
         """
-        chunks, start = self._chunks, self._start
-        if start >= len(chunks):
-            return len(chunks)
-        index = min(start + max(0, seq + 1 - chunks[start].seq), len(chunks))
-        while index > start and chunks[index - 1].seq > seq:
-            index -= 1
-        return index
+        index = self._index
+        held_disk, held_memory = self.disk_held, self.memory_held
+        last: Record | None = None
+        seq = index.evicted_through
+        while (
+            held_disk + held_memory > total
+            or held_disk > disk
+            or held_memory > memory
+            or index.next_seq - 1 - seq > MAX_CHUNKS
+        ):
+            record = self._first_after(seq)
+            if record is None:
+                break
+            last, seq = record, record.seq
+            if record.in_memory:
+                held_memory -= record.length
+            else:
+                held_disk -= record.length
+        if last is None:
+            return False
+        # Before the bytes are overwritten: nobody may find a record whose bytes are others'.
+        index.evict_through(last)
+        self._budget.disk_held -= self.disk_held - held_disk
+        self._budget.memory_held -= self.memory_held - held_memory
+        self.disk_held, self.memory_held = held_disk, held_memory
+        if not held_memory:
+            self._files.give_back_memory(0)
+        return True
 
-
-_DROPPED = Chunk(0, "stdout", b"", 0)
+    def _count_held(self) -> None:
+        index = self._index
+        memory = 0
+        if self._files.memory is not None:
+            kept = index.records_after(index.evicted_through)
+            memory = sum(record.length for record in kept if record.in_memory)
+        self.memory_held = memory
+        self.disk_held = index.total - index.evicted_offset - memory

@@ -5,6 +5,11 @@
 `exited` and `closed` are two events: a background child may hold the output open long after
 the leader is gone. A terminal closes with its leader. A failed start never gets this far.
 
+A process outlives the server: whatever a successor has to know is in the ledger and with the supervisor
+before anybody is told of it (`survival.py`). `ManagedProcess` is made in two ways, for a child that was just
+spawned, and by `inherit` for one that a server before this one has spawned; the latter's end is told by
+the supervisor, whose child it is by then.
+
 Nothing here waits for a reader. A subscriber that has fallen behind may ask that the child
 be read no faster than it drains (`pause`), and the process forgets that wish by itself when
 the subscriber makes no progress (`sessions/feed.py` decides; a stalled reader never holds a
@@ -14,25 +19,41 @@ child back).
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol, cast
 
 import msgspec
+import structlog
 
+from execserver.fault_points import reach
+from execserver.processes.cause import OomCounter, exit_cause, may_be_out_of_memory
+from execserver.processes.deadlines import Deadline, Deadlines
 from execserver.processes.inside import Inside
 from execserver.processes.output_log import OutputLog, Page
 from execserver.processes.poller import READABLE, WRITABLE, DescriptorPoller, Watch
+from execserver.processes.relay import TerminalRelay
+from execserver.processes.spares import SpareDescriptors
 from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget, StdinWriter
-from execserver.protocol.errors import InternalError
+from execserver.processes.survival import Slots, Survival
+from execserver.protocol.errors import InternalError, os_error_text
 from execserver.protocol.limits import REMEMBERED_WRITE_IDS
-from execserver.protocol.process import Stream, WriteResult
+from execserver.protocol.process import ExitCause, Stream, WriteResult
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.denial import denied, evidence
+from execserver.sandbox.description import Backend
+from execserver.spool.records import ProcessState, Started
+from execserver.supervisor.registration import INPUT, STATUS
 from execserver.telemetry.measures import measures
+
+log = structlog.get_logger(__name__)
 
 _TERMINAL_END_SECONDS = 0.2
 """How long a terminal may take to report its end after its leader was reaped. The kernel hangs
@@ -40,6 +61,9 @@ it up at once; a descendant that ignored the hang-up must not keep it open."""
 
 _TERMINAL_REOPEN_SECONDS = 0.05
 """How often a terminal that nobody has open is looked at while its leader lives."""
+
+_TAKE_AGAIN_SECONDS = 0.1
+"""When output is looked at again that could not be taken for want of descriptors or memory."""
 
 _TERMINAL: tuple[Stream, ...] = ("pty",)
 _PIPES: tuple[Stream, ...] = ("stdout", "stderr")
@@ -59,6 +83,12 @@ fail is said at its end.
 
 _LAUNCHER_BYTES = 4096
 
+_SIGNALLED = 128
+"""Exit codes above this one are deaths by a signal, as a rule."""
+
+_UNKNOWN_EXIT = 255
+"""For a process of which nobody can tell how it ended."""
+
 _SANDBOX_END_SECONDS = 3.0
 """How long the end of a sandbox may take. It takes a millisecond, unless something in it hangs in the
 kernel."""
@@ -75,13 +105,25 @@ class Subscriber(Protocol):
         """The log has something new."""
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all processes of the daemon share."""
+
+    poller: DescriptorPoller
+    input_budget: InputBudget
+    survival: Survival
+    deadlines: Deadlines
+    oom_kills: OomCounter
+    spares: SpareDescriptors
+
+
 class ManagedProcess:
     """A process of a session.
 
     Args:
-        process_id: the client's name for it.
-        number: our own number, the low half of its membership tag.
-        spawned: descriptors that belong to this object from now on.
+        started: what it is.
+        log: its output, which belongs to this object from now on.
+        around: what all processes share.
         on_closed: called once, when the process is closed.
         confinement: its sandbox.
         tag: the membership tag of what it starts; None without tags.
@@ -91,37 +133,43 @@ class ManagedProcess:
 
     def __init__(
         self,
-        process_id: str,
-        number: int,
-        spawned: Spawned,
+        started: Started,
         log: OutputLog,
-        poller: DescriptorPoller,
-        input_budget: InputBudget,
+        around: Surroundings,
         on_closed: Callable[[ManagedProcess], None],
         confinement: Confinement | None = None,
         tag: int | None = None,
         on_ended: Callable[[ManagedProcess, bool], None] = _ignore_end,
     ) -> None:
-        self.process_id = process_id
+        self.started = started
+        self.process_id = started.process_id
         self.confinement = confinement
         self._on_ended = on_ended
-        self.wire_id = msgspec.json.encode(process_id)
+        self.wire_id = msgspec.json.encode(started.process_id)
         """The id as JSON, for the events."""
-        self.number = number
-        self.pid = spawned.pid
-        self.tty = len(spawned.outputs) == 1
+        self.number = started.number
+        self.pid = started.pid
+        self.tty = started.tty
         self.log = log
         self.exit_code: int | None = None
+        self.cause: ExitCause | None = None
         self.exited_seq: int | None = None
         self.closed_seq: int | None = None
         self.subscribers: list[Subscriber] = []
         self.streams = _TERMINAL if self.tty else _PIPES
-        self._poller = poller
+        self._around = around
         self._on_closed = on_closed
+        self._tag = tag
         self._waiters: list[asyncio.Future[None]] = []
         self._write_ids: OrderedDict[str, None] = OrderedDict()
+        self._ending: ExitCause | None = None
+        self._oom_kills: int | None = None
+        self._deadline: Deadline | None = None
         self._paused = False
         self._released = False
+        self._hurried = False
+        self._exiting = False
+        """Whether the end of the leader is being handled."""
         self._hung = False
         """Whether this is a terminal that nobody has open: the kernel would report that without end."""
         self._sandbox_stands = False
@@ -130,24 +178,113 @@ class ManagedProcess:
         self.failure: str | None = None
         """Why the command was never run: its sandbox could not be set up."""
         self._outputs: dict[Stream, Watch] = {}
+        self._relay: TerminalRelay | None = None
+        self._relay_ends: tuple[int, ...] = ()
         self.inside: Inside | None = None
-        if spawned.status is not None and confinement is not None:
-            self.inside = Inside(self.pid, spawned.status, confinement.namespaces, tag, poller)
-        self._pidfd = poller.watch(spawned.pidfd, READABLE, self._on_exit)
+        self._pidfd: Watch | None = None
         self.stdin: StdinWriter | None = None
         self._stdin_watch: Watch | None = None
+        self._other_slots: list[int] = []
+        """What the supervisor keeps beside our ends and the output, until the process is closed."""
+
+    def begin(self, spawned: Spawned, slots: Iterable[int]) -> None:
+        """Watch a child of ours; its descriptors belong to this object from now on. In `slots` is what else
+        the supervisor keeps until it is closed.
+        """
+        self._other_slots += slots
+        around = self._around
+        self._oom_kills = around.oom_kills.before_start()
+        if spawned.status is not None:
+            self._look_inside(spawned.status)
+        self._pidfd = around.poller.watch(spawned.pidfd, READABLE, self._on_exit)
+        self._watch_ends(spawned)
+        self._set_deadline()
+
+    def inherit(self, state: ProcessState, spawned: Spawned | None, slots: Slots) -> None:
+        """Go on with the child of a server before this one.
+
+        Args:
+            state: what the ledger says of it.
+            spawned: its descriptors, which belong to this object from now on; None when it is closed.
+            slots: what else was kept. What this object takes is removed.
+        """
+        around = self._around
+        self._other_slots += slots
+        self._write_ids = OrderedDict.fromkeys(state.write_ids)
+        self._ending = cast("ExitCause | None", state.ending)
+        if state.exited is not None:
+            self.exit_code = state.exited.code
+            self.cause = cast("ExitCause", state.exited.cause)
+            self.failure = state.exited.failure
+            # The server may have been killed between the ledger and the index.
+            self.exited_seq = self.log.exited_seq or self.log.number_event("exited")
+        self.closed_seq = self.log.closed_seq
+        if spawned is None:
+            if not self.closed:
+                self.closed_seq = self.log.number_event("closed")
+            return
+        # Whoever waits for this process is its new parent; the pidfd is for signals only.
+        self._pidfd = around.poller.watch(spawned.pidfd, 0, _ignore)
+        if slots.get(STATUS):
+            self._look_inside(slots.pop(STATUS)[0])
+        self._watch_ends(spawned)
+        if self._relay is not None and self._relay.held:
+            # The terminal itself may have nothing more to wake anybody with.
+            asyncio.get_running_loop().call_soon(self._outputs["pty"].callback, READABLE)
+        if self.stdin is not None:
+            self.stdin.restore(next(iter(slots.pop(INPUT, [])), None), state.accepted_end)
+        if self.running:
+            self._set_deadline()
+        else:
+            self._close_pidfd()
+            self._after_exit(by_signal=self.exit_code is not None and self.exit_code > _SIGNALLED)
+
+    def _look_inside(self, report: int) -> None:
+        assert self.confinement is not None
+        namespaces = self.confinement.namespaces
+        self.inside = Inside(self.pid, report, namespaces, self._tag, self._around.poller)
+
+    def _watch_ends(self, spawned: Spawned) -> None:
+        around = self._around
+        poller, survival, number = around.poller, around.survival, self.number
+        journal = partial(survival.written, number)
+        if spawned.relay is not None:
+            read, write, input_read, input_write = self._relay_ends = spawned.relay
+            self._relay = TerminalRelay(self.log, spawned.outputs[0], read, write)
         for index, stream in enumerate(self.streams):
             fd = spawned.outputs[index]
             self._outputs[stream] = poller.watch(fd, READABLE, self._reader(stream, fd))
-        if self.tty:
+        if self._relay is not None:
             master = self._outputs["pty"]
             self.stdin = StdinWriter(
-                master.fd, input_budget, lambda wanted: master.want(WRITABLE, wanted and not self._hung)
+                master.fd,
+                around.input_budget,
+                lambda wanted: master.want(WRITABLE, wanted and not self._hung),
+                self._keep_input,
+                journal,
+                (input_read, input_write),
             )
         elif spawned.stdin is not None:
             watch = poller.watch(spawned.stdin, 0, lambda _events: self._flush_stdin())
             self._stdin_watch = watch
-            self.stdin = StdinWriter(watch.fd, input_budget, lambda wanted: watch.want(WRITABLE, wanted))
+            self.stdin = StdinWriter(
+                watch.fd,
+                around.input_budget,
+                lambda wanted: watch.want(WRITABLE, wanted),
+                self._keep_input,
+                journal,
+            )
+
+    def _keep_input(self, fd: int) -> None:
+        self._other_slots.append(INPUT)
+        self._around.survival.keep_input(self.number, fd)
+
+    def _set_deadline(self) -> None:
+        started = self.started
+        if started.timeout_at is not None or started.idle_timeout is not None:
+            deadlines = self._around.deadlines
+            self._deadline = Deadline(started.timeout_at, started.idle_timeout, deadlines.clock())
+            deadlines.add(self.number, self._deadline)
 
     # -- state
 
@@ -181,7 +318,7 @@ class ManagedProcess:
         """Return when a read after this cursor would say something new, or time is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while not self.has_news(after_seq):
+        while not (self.has_news(after_seq) or self._hurried):
             waiter: asyncio.Future[None] = loop.create_future()
             timer = loop.call_at(deadline, _resolve, waiter)
             self._waiters.append(waiter)
@@ -193,6 +330,11 @@ class ManagedProcess:
                     self._waiters.remove(waiter)
             if loop.time() >= deadline:
                 return
+
+    def hurry(self) -> None:
+        """Answer now whoever waits for news: this server is about to end."""
+        self._hurried = True
+        self._wake_waiters()
 
     # -- writing and signals
 
@@ -209,12 +351,23 @@ class ManagedProcess:
             return {"status": "accepted"}
         if stdin.closed:
             raise InternalError("failed to write to process stdin")
+        try:
+            stdin.write(data, write_id)
+        except OSError as error:
+            raise InternalError(f"nothing was written: {os_error_text(error)}") from None
         self._write_ids[write_id] = None
         if len(self._write_ids) > REMEMBERED_WRITE_IDS:
             self._write_ids.popitem(last=False)
-        stdin.write(data)
+        if self._deadline is not None:
+            self._deadline.touch(self._around.deadlines.clock())
         measures.stdin_bytes += len(data)
         return {"status": "accepted"}
+
+    def end_for(self, cause: ExitCause) -> None:
+        """Remember why we are about to kill the process; who says so first is believed."""
+        if self.running and self._ending is None:
+            self._ending = cause
+            self._around.survival.ending(self.number, cause)
 
     def signal_group(self, number: signal.Signals) -> bool:
         """Signal the process group. False, and nothing happens, once the leader is reaped: only
@@ -266,6 +419,11 @@ class ManagedProcess:
         self._evidence = self.log.total, found.as_json()
         return self._evidence[1]
 
+    @property
+    def sandbox_backend(self) -> Backend | Literal["none"]:
+        """What confines it."""
+        return "none" if self.confinement is None else self.confinement.backend
+
     def sandbox_ended(self) -> None:
         """Nothing of the sandbox is left, or nobody waits for that any longer."""
         if self._sandbox_stands:
@@ -311,22 +469,25 @@ class ManagedProcess:
         runs (somebody is about to kill it) is reaped when it ends.
         """
         self._released = True
+        urgent = bool(self._outputs) or self.stdin is not None
         self.subscribers.clear()
+        self._around.deadlines.forget(self.number)
         self._close_stdin()
-        for watch in self._outputs.values():
-            _close(watch)
-        self._outputs.clear()
+        for stream in tuple(self._outputs):
+            self._close_output(stream)
+        kept = not self.closed or self.log.has_files
+        self._around.survival.forgotten(self.number, kept=kept, urgent=urgent)
         self.log.close()
         self._notify()
         # The callbacks are what holds this object in cycles; ten thousand dead processes should not
         # wait for the collector.
         self._on_closed = _ignore
-        self.stdin = self._stdin_watch = None
+        self.stdin = self._stdin_watch = self._relay = None
 
     # -- events
 
     def _reader(self, stream: Stream, fd: int) -> Callable[[int], None]:
-        take, ended = self.log.take, self.log.ended
+        take, ended = self._taker(stream, fd), self.log.ended
 
         def on_ready(events: int) -> None:
             if events & WRITABLE and self.stdin is not None:
@@ -335,9 +496,11 @@ class ManagedProcess:
                     return
             if self._paused:
                 return
-            size = take(stream, fd)
+            size = take()
             if size:
                 measures.output_bytes += size
+                if self._deadline is not None:
+                    self._deadline.touch(self._around.deadlines.clock())
                 self._notify()
                 self.log.trim()
             elif stream in ended:
@@ -347,6 +510,37 @@ class ManagedProcess:
                     self._end(stream)
 
         return on_ready
+
+    def _taker(self, stream: Stream, fd: int) -> Callable[[], int]:
+        relay = self._relay
+        take = partial(self.log.take, stream, fd) if relay is None else relay.take
+
+        def take_in_any_case() -> int:
+            try:
+                return take()
+            except OSError as error:
+                return self._take_in_need(stream, take, error)
+
+        return take_in_any_case
+
+    def _take_in_need(self, stream: Stream, take: Callable[[], int], error: OSError) -> int:
+        """The table of descriptors is full, or there is no memory: what is not taken stays where it is."""
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            with suppress(OSError), self._around.spares.lent():
+                return take()
+        log.warning("output cannot be taken now", process=self.process_id, reason=os_error_text(error))
+        watch = self._outputs.get(stream)
+        if watch is not None:
+            watch.set(0)
+            asyncio.get_running_loop().call_later(_TAKE_AGAIN_SECONDS, self._take_again, watch)
+        return 0
+
+    def _take_again(self, watch: Watch) -> None:
+        if watch in self._outputs.values():
+            watch.want(READABLE, not (self._paused or self._hung))
+            watch.want(WRITABLE, self.tty and self.stdin is not None and self.stdin.waiting)
+            if self._relay is not None and self._relay.held:
+                watch.callback(READABLE)
 
     def _look_again_later(self) -> None:
         """Nobody has the terminal open, but the leader lives: it may be about to exit, or open it
@@ -365,34 +559,73 @@ class ManagedProcess:
             watch.want(WRITABLE, self.stdin is not None and self.stdin.waiting)
 
     def _end(self, stream: Stream) -> None:
-        watch = self._outputs.pop(stream, None)
-        if watch is not None:
-            if self.tty:
-                self._close_stdin()
-            _close(watch)
+        if stream in self._outputs:
+            self._close_output(stream)
         self._close_when_over()
+
+    def _close_output(self, stream: Stream) -> None:
+        watch = self._outputs.pop(stream)
+        if self.tty:
+            self._close_stdin()
+            for fd in self._relay_ends:
+                os.close(fd)
+            self._relay_ends = ()
+        _close(watch)
 
     def _end_terminal(self) -> None:
         """The leader is gone for a while: take the last words, however far behind a reader is."""
         watch = self._outputs.get("pty")
         if watch is not None:
+            take = self._taker("pty", watch.fd)
             for _ in range(_FINAL_TAKES):
-                size = self.log.take("pty", watch.fd)
+                size = take()
                 if not size:
                     break
                 measures.output_bytes += size
                 self._notify()
+            if not watch.events and not self._paused and not self._hung:
+                # It could not be taken: later.
+                asyncio.get_running_loop().call_later(_TERMINAL_END_SECONDS, self._end_terminal)
+                return
             self._end("pty")
             self.log.trim()
 
-    def _on_exit(self, events: int) -> None:
-        result = os.waitid(os.P_PIDFD, self._pidfd.fd, os.WEXITED | os.WNOHANG)
+    def _on_exit(self, _events: int) -> None:
+        """The leader, our child, has ended: it is reaped when the ledger says so."""
+        assert self._pidfd is not None
+        fd = self._pidfd.fd
+        result = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return
-        _close(self._pidfd)
-        status = result.si_status
         by_signal = result.si_code != os.CLD_EXITED
-        exit_code = 128 + status if by_signal else status
+        self._pidfd.set(0)
+        self._exited(128 + result.si_status if by_signal else result.si_status, by_signal=by_signal)
+        os.waitid(os.P_PIDFD, fd, os.WEXITED)
+        reach("after-reap")
+        self._close_pidfd()
+
+    def inherited_end(self, status: int) -> None:
+        """The leader, the supervisor's child, has ended with this status (as `os.waitpid` gives it)."""
+        if self.running:
+            code = os.waitstatus_to_exitcode(status)
+            self._exited(128 - code if code < 0 else code, by_signal=code < 0)
+        self._close_pidfd()
+        self._around.survival.reaped(self.number)
+
+    def check(self) -> None:
+        """Find out whether an inherited leader is gone of whose end nobody has told."""
+        if not self.running or self._pidfd is None:
+            return
+        try:
+            signal.pidfd_send_signal(self._pidfd.fd, 0)
+        except ProcessLookupError:
+            # Somebody has reaped it. That of a zombie succeeds.
+            self._exited(_UNKNOWN_EXIT, by_signal=False, cause="unknown")
+            self._close_pidfd()
+        except PermissionError:
+            return
+
+    def _exited(self, exit_code: int, *, by_signal: bool, cause: ExitCause | None = None) -> None:
         measures.process_exited(exit_code, by_signal=by_signal)
         if self._released:
             self.exit_code = exit_code
@@ -401,35 +634,63 @@ class ManagedProcess:
         # What the leader wrote is in the pipes by now; it comes before `exited` where possible.
         for stream in tuple(self._outputs):
             self._drain(stream)
+        around = self._around
+        around.deadlines.forget(self.number)
         self.exit_code = exit_code
         self._leave_sandbox(by_signal)
+        self.cause = cause or self._find_cause(exit_code, by_signal)
+        around.survival.exited(self.number, exit_code, self.cause, self.failure)
+        self.exited_seq = self.log.number_event("exited")
+        self._exiting = True
+        self._after_exit(by_signal=None)
+        self._exiting = False
+
+    def _after_exit(self, *, by_signal: bool | None) -> None:
+        """What follows the end of the leader. `by_signal` is None when the sandbox was left already."""
+        if by_signal is not None:
+            self._leave_sandbox(by_signal)
         self._close_stdin()
-        self.exited_seq = self.log.number_event()
+        reach("after-exited")
         self._close_when_over()
         self._notify()
         if self.tty and not self.closed:
             asyncio.get_running_loop().call_later(_TERMINAL_END_SECONDS, self._end_terminal)
 
+    def _find_cause(self, exit_code: int, by_signal: bool) -> ExitCause:
+        counter = self._around.oom_kills
+        return exit_cause(
+            exit_code,
+            by_signal=by_signal,
+            ending=self._ending,
+            oom_kills_before=self._oom_kills,
+            oom_kills_now=counter.look() if may_be_out_of_memory(exit_code, self._ending) else None,
+            launched=self.inside is not None,
+        )
+
+    def _close_pidfd(self) -> None:
+        if self._pidfd is not None:
+            _close(self._pidfd)
+            self._pidfd = None
+
     def _drain(self, stream: Stream) -> None:
-        watch = self._outputs[stream]
+        take = self._taker(stream, self._outputs[stream].fd)
         for _ in range(_FINAL_TAKES):
             # A subscriber that is behind would lose what the log has no room for.
-            size = 0 if self._paused else self.log.take(stream, watch.fd)
+            size = 0 if self._paused else take()
             if not size:
                 break
             measures.output_bytes += size
             self._notify()
             self.log.trim()
         if stream in self.log.ended:
-            self._outputs.pop(stream)
-            if self.tty:
-                self._close_stdin()
-            _close(watch)
+            self._close_output(stream)
 
     def _close_when_over(self) -> None:
         if self.exit_code is None or self._outputs or self.closed or self._released or self._sandbox_stands:
             return
-        self.closed_seq = self.log.number_event()
+        self.closed_seq = self.log.number_event("closed")
+        # An urgent drop wakes the supervisor: somebody may wait for the terminal to be hung up.
+        self._around.survival.closed(self.number, self._other_slots, told=self._exiting, urgent=self.tty)
         self._notify()
         self._on_closed(self)
 
@@ -437,6 +698,10 @@ class ManagedProcess:
         # A feed that sends its last event leaves the list.
         for subscriber in tuple(self.subscribers):
             subscriber.wake()
+        if self._waiters:
+            self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:

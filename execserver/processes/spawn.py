@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from execserver import membership
+from execserver.fault_points import reach
 from execserver.processes.launch import LaunchPlan
 from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
 from execserver.sandbox.confinement import Wrapped
@@ -54,8 +55,35 @@ class Spawned:
     stdin: int | None
     outputs: list[int]
     """`[stdout, stderr]`, or `[master]` of a terminal (then `stdin` is None: write to the master)."""
+    relay: tuple[int, int, int, int] | None = None
+    """Of a terminal: the ends (read, write) of the pipes that its output and its input pass through.
+    `splice` moves nothing between a terminal and a file."""
     status: int | None = None
     """What the launcher of a sandbox reports."""
+
+    def kept(self) -> list[int]:
+        """The descriptors in the order in which the supervisor keeps them, the pidfd first."""
+        ends = [*self.outputs, *(self.relay or ())]
+        return [self.pidfd, *ends] if self.stdin is None else [self.pidfd, *ends, self.stdin]
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for fd in (*self.kept(), *([] if self.status is None else [self.status])):
+            os.close(fd)
+
+    @classmethod
+    def from_kept(cls, pid: int, descriptors: Sequence[int], *, tty: bool) -> Spawned:
+        """What `kept` gave, handed back.
+
+        Raises:
+            ValueError: these are not all of them.
+        """
+        pidfd, *ends = descriptors
+        if tty:
+            master, read, write, in_read, in_write = ends
+            return cls(pid, pidfd, None, [master], (read, write, in_read, in_write))
+        stdout, stderr, *stdin = ends
+        return cls(pid, pidfd, stdin[0] if stdin else None, [stdout, stderr])
 
 
 class Spawner:
@@ -130,6 +158,7 @@ class Spawner:
     ) -> Spawned:
         master, slave = pty.openpty()
         opened += (master, slave)
+        relay = (*_pipe(opened), *_pipe(opened))
         fcntl.ioctl(slave, termios.TIOCSWINSZ, _WINDOW_SIZE)
         terminal = os.ttyname(slave)
         # A session leader without a terminal gets the first one that it opens, unless it says otherwise.
@@ -147,8 +176,9 @@ class Spawner:
         )
         pidfd = self._adopt(pid)
         os.close(slave)
-        os.set_blocking(master, False)
-        return Spawned(pid, pidfd, None, [master])
+        for fd in (master, *relay):
+            os.set_blocking(fd, False)
+        return Spawned(pid, pidfd, None, [master], relay)
 
     def _run(
         self,
@@ -178,6 +208,7 @@ class Spawner:
                 membership.set_own_tag(tag)
             self._limit_descriptors(self._nofile)
             limit = wrapped.limit
+            reach("before-spawn")
             return spawn() if limit is None else spawn_limited(partial(limit, terminal), spawn)
         finally:
             self._limit_descriptors(None)

@@ -1,11 +1,31 @@
-"""Writing to a child's standard input without ever waiting for it."""
+"""Writing to a child's standard input without ever waiting for it, or losing what was accepted.
+
+Rules kept in this file:
+
+1. Input lies in a memfd that the supervisor keeps too. An accepted write is appended, then journalled (its
+   id and where it ends), then answered, then delivered.
+2. Bytes leave the memfd by `splice(2)` at its own position alone. The position belongs to the open file,
+   not to us: after a kill it says to the byte what the kernel has delivered.
+3. Nothing beyond the end that was journalled last is ever delivered. A successor cuts it off: nobody was
+   told that it was accepted, so the client sends it again.
+4. A terminal takes nothing from a file. An inner pipe, kept as well, lies in between, and is emptied before
+   it is filled.
+5. Memory that the child may not have read is never given back: the pipe refers to pages of the file, it has
+   no copy, and of a large page the kernel clears what is given back.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import fcntl
 import os
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
+
+from execserver.fault_points import reach
 
 QUEUE_BYTES = 64 << 20
 """Bytes queued for a child before the answer to a further write waits: the answer is what paces a
@@ -15,6 +35,19 @@ DAEMON_QUEUE_BYTES = 256 << 20
 """Bytes queued for all children together, above which only a short queue still takes more."""
 
 SHORT_QUEUE_BYTES = 1 << 20
+
+_DISCARD_BYTES = 256 << 10
+"""Delivered bytes that are kept until their memory is given back, all at once: little enough for a
+thousand children at a time, and so much that the system call is not noticed."""
+
+_PAGE = os.sysconf("SC_PAGESIZE")
+
+_PUNCH_HOLE_AND_KEEP_SIZE = 0x02 | 0x01  # linux/falloc.h
+
+_libc = ctypes.CDLL(None)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+_INT = struct.Struct("i")
 
 
 class InputBudget:
@@ -27,7 +60,7 @@ class InputBudget:
 class StdinWriter:
     """The queue in front of one non-blocking descriptor, which belongs to the process.
 
-    `accepted` on the wire means queued here. A child that closed its input swallows what
+    `accepted` on the wire means journalled here. A child that closed its input swallows what
     follows, as a pipe to a finished program does.
 
     Args:
@@ -35,25 +68,69 @@ class StdinWriter:
         budget: what all writers share.
         want_writable: called with True when `flush` is to be called once the descriptor takes
             more, and with False when it need not.
+        keep: called with the memfd, before the first byte is journalled. It belongs to this object;
+            the supervisor is given a copy.
+        journal: called with the write id and the length of all accepted input. When it returns, a
+            successor knows them.
+        relay: the inner pipe of a terminal, read end first; both are non-blocking and belong to the process.
     """
 
-    def __init__(self, fd: int, budget: InputBudget, want_writable: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        budget: InputBudget,
+        want_writable: Callable[[bool], None],
+        keep: Callable[[int], None],
+        journal: Callable[[str, int], None],
+        relay: tuple[int, int] | None = None,
+    ) -> None:
         self._fd = fd
         self._budget = budget
         self._want_writable = want_writable
-        self._queue: deque[memoryview] = deque()
-        self._queued = 0
+        self._keep = keep
+        self._journal = journal
+        self._relay_read, self._relay_write = relay or (-1, fd)
+        self._relayed = 0
+        """Bytes in the inner pipe."""
+        self._file: int | None = None
+        self._end = 0
+        """Where the accepted input ends in the file."""
+        self._position = 0
+        """Where the delivered input ends."""
+        self._discarded = 0
+        """Where the input ends whose memory was given back."""
         self._waiting = False
         self._broken = False
+        self._when_delivered: Callable[[], None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self.closed = False
+
+    def restore(self, file: int | None, accepted_end: int) -> None:
+        """Go on where a dead server stopped; for a writer that was not used yet. What is undelivered goes out
+        as soon as the descriptor takes it.
+
+        Args:
+            file: the memfd that was kept, which belongs to this object from now on; None when there is none.
+            accepted_end: the length of all input that was journalled.
+
+        Raises:
+            OSError: the descriptors are not what they should be.
+        """
+        if self._relay_read >= 0:
+            self._relayed = _unread(self._relay_read)
+        if file is not None:
+            os.ftruncate(file, accepted_end)
+            self._file = file
+            self._end = accepted_end
+            self._position = os.lseek(file, 0, os.SEEK_CUR)
+            self._budget.held += self._queued
+        self._wait(bool(self._undelivered))
 
     @property
     def full(self) -> bool:
         """Whether a further write should wait for room."""
-        return self._queued > QUEUE_BYTES or (
-            self._queued > SHORT_QUEUE_BYTES and self._budget.held > DAEMON_QUEUE_BYTES
-        )
+        queued = self._queued
+        return queued > QUEUE_BYTES or (queued > SHORT_QUEUE_BYTES and self._budget.held > DAEMON_QUEUE_BYTES)
 
     @property
     def waiting(self) -> bool:
@@ -67,48 +144,122 @@ class StdinWriter:
             self._room.append(room)
             await room
 
-    def write(self, data: bytes) -> None:
-        """Queue bytes; what the child can take goes out at once."""
+    def write(self, data: bytes, write_id: str) -> None:
+        """Accept bytes; what the child can take goes out at once.
+
+        Raises:
+            OSError: no memory, no descriptor; nothing was accepted.
+        """
         if self._broken or not data:
             return
-        self._queue.append(memoryview(data))
-        self._queued += len(data)
+        if self._file is None:
+            file = os.memfd_create("stdin", os.MFD_CLOEXEC)
+            self._keep(file)
+            self._file = file
+        _append(self._file, data, self._end)
+        reach("after-stdin-append")
+        end = self._end + len(data)
+        self._journal(write_id, end)
+        reach("after-stdin-journal")
+        self._end = end
         self._budget.held += len(data)
         if not self._waiting:
             self.flush()
 
     def flush(self) -> None:
-        """Write what the child takes now."""
+        """Deliver what the child takes now."""
+        if self._broken:
+            return
         try:
-            while self._queue:
-                head = self._queue[0]
-                written = os.write(self._fd, head)
-                self._queued -= written
-                self._budget.held -= written
-                if written < len(head):
-                    self._queue[0] = head[written:]
-                else:
-                    self._queue.popleft()
+            while self._drain_relay() and self._queued:
+                self._deliver()
         except BlockingIOError:
             pass
         except OSError:
             self._break()
-        self._wait(bool(self._queue))
+        self._wait(bool(self._undelivered))
         if not self.full:
             self._wake()
+        self._tell_delivered()
+
+    def close_when_delivered(self, close: Callable[[], None]) -> None:
+        """Call `close` once everything is delivered, or never will be: possibly
+        now. It closes the descriptor, the supervisor's first. It is not called after `close`, whose caller
+        knows that the child is gone. The caller lets no further `write` through.
+        """
+        self._when_delivered = close
+        self._tell_delivered()
 
     def close(self) -> None:
         """The child is gone: drop what is queued, let every writer go on."""
         self.closed = True
+        self._when_delivered = None
         self._break()
         self._wait(False)
         self._wake()
+        self._close_file()
+
+    @property
+    def _queued(self) -> int:
+        return self._end - self._position
+
+    @property
+    def _undelivered(self) -> int:
+        return self._queued + self._relayed
+
+    def _deliver(self) -> None:
+        assert self._file is not None
+        moved = os.splice(self._file, self._relay_write, self._queued, flags=os.SPLICE_F_NONBLOCK)
+        self._position += moved
+        self._budget.held -= moved
+        if self._relay_read >= 0:
+            self._relayed += moved
+        if self._position - self._discarded >= _DISCARD_BYTES:
+            self._discard()
+
+    def _drain_relay(self) -> bool:
+        """Empty the inner pipe into the terminal."""
+        while self._relayed:
+            self._relayed -= os.splice(self._relay_read, self._fd, self._relayed, flags=os.SPLICE_F_NONBLOCK)
+        return True
+
+    def _discard(self) -> None:
+        """Give back the memory of what the child has read."""
+        assert self._file is not None
+        end = (self._position - _unread(self._relay_write)) // _PAGE * _PAGE
+        if end > self._discarded:
+            _libc.fallocate(self._file, _PUNCH_HOLE_AND_KEEP_SIZE, self._discarded, end - self._discarded)
+            self._discarded = end
 
     def _break(self) -> None:
+        """Nothing can be delivered any more. A successor need not try."""
+        if self._broken:
+            return
         self._broken = True
-        self._queue.clear()
-        self._budget.held -= self._queued
-        self._queued = 0
+        if self._position - self._discarded >= _PAGE:
+            self._discard()
+        if self._file is not None and self._queued:
+            # The position first: from then on there is nothing to deliver, whatever a successor finds here.
+            os.lseek(self._file, self._end, os.SEEK_SET)
+            os.ftruncate(self._file, self._position)
+            os.ftruncate(self._file, self._end)
+            self._budget.held -= self._queued
+            self._position = self._end
+        if self._relayed:
+            os.read(self._relay_read, self._relayed)
+            self._relayed = 0
+
+    def _tell_delivered(self) -> None:
+        if self._when_delivered is not None and not self._undelivered:
+            close, self._when_delivered = self._when_delivered, None
+            self.closed = True
+            self._close_file()
+            close()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _wait(self, wanted: bool) -> None:
         if wanted != self._waiting:
@@ -120,3 +271,19 @@ class StdinWriter:
             room = self._room.popleft()
             if not room.done():
                 room.set_result(None)
+
+
+def _append(file: int, data: bytes, at: int) -> None:
+    written = 0
+    try:
+        while written < len(data):
+            written += os.pwrite(file, memoryview(data)[written:] if written else data, at + written)
+    except OSError:
+        os.ftruncate(file, at)
+        raise
+
+
+def _unread(pipe: int) -> int:
+    """How many bytes are in a pipe."""
+    answer = fcntl.ioctl(pipe, termios.FIONREAD, bytes(_INT.size))
+    return int(_INT.unpack(answer)[0])

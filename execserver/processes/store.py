@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import structlog
 
-from execserver.processes.executor import Executor
+from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan
 from execserver.processes.process import ManagedProcess
 from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text
@@ -15,12 +16,15 @@ from execserver.telemetry.measures import measures
 
 log = structlog.get_logger(__name__)
 
+_NO_TERMS = Terms()
+
 
 class Reservation:
     """A start that waits for its turn."""
 
     def __init__(self) -> None:
         self.cancelled = False
+        self.over = asyncio.Event()
 
 
 class ProcessStore:
@@ -31,6 +35,7 @@ class ProcessStore:
 
     def __init__(self, executor: Executor, session_id: str) -> None:
         self.executor = executor
+        self._session_id = session_id
         self._log = log.bind(session=session_id)
         self._processes: dict[str, ManagedProcess] = {}
         self.waiting_input = 0
@@ -63,9 +68,13 @@ class ProcessStore:
             )
         return process
 
+    def is_taken(self, process_id: str) -> bool:
+        """Whether there is a process of that name, running or retained, or one that is being started."""
+        return process_id in self._processes or process_id in self._reserved
+
     def require_free(self, process_id: str) -> None:
-        """Raise InvalidRequest when the name is taken, by a running or a retained process."""
-        if process_id in self._processes or process_id in self._reserved:
+        """Raise InvalidRequest when the name is taken."""
+        if self.is_taken(process_id):
             raise InvalidRequest(
                 f"process {process_id} already exists", name="process_exists", field="processId"
             )
@@ -78,6 +87,13 @@ class ProcessStore:
             yield reservation
         finally:
             del self._reserved[process_id]
+            reservation.over.set()
+
+    async def wait_for_start(self, process_id: str) -> None:
+        """Wait until a start of that name has happened or failed, if one waits for its turn."""
+        reservation = self._reserved.get(process_id)
+        if reservation is not None:
+            await reservation.over.wait()
 
     def cancel_start(self, process_id: str) -> bool:
         """Cancel a start that is waiting. False when there is none of that name."""
@@ -87,7 +103,9 @@ class ProcessStore:
         reservation.cancelled = True
         return True
 
-    def start(self, process_id: str, make_plan: Callable[[], LaunchPlan]) -> ManagedProcess:
+    def start(
+        self, process_id: str, make_plan: Callable[[], LaunchPlan], terms: Terms = _NO_TERMS
+    ) -> ManagedProcess:
         """Start a process under a free name.
 
         Raises:
@@ -100,7 +118,7 @@ class ProcessStore:
             )
         self.require_free(process_id)
         try:
-            process = self.executor.start(process_id, make_plan(), self._on_closed)
+            process = self.executor.start(self._session_id, process_id, make_plan(), self.on_closed, terms)
         except OSError as error:
             measures.failed_starts += 1
             raise InternalError(os_error_text(error), name="spawn_failed") from None
@@ -112,12 +130,25 @@ class ProcessStore:
         self._log.debug("process started", process=process_id, pid=process.pid, tty=process.tty)
         return process
 
+    def inherit(self, processes: Iterable[ManagedProcess], numbers: Iterable[int]) -> None:
+        """Take over the processes of a dead server's session.
+
+        Args:
+            processes: those that are not forgotten, oldest first.
+            numbers: of all that the session ever started.
+        """
+        self._numbers.update(numbers)
+        for process in processes:
+            self._processes[process.process_id] = process
+
     async def end(self) -> list[int]:
         """The session is over: kill everything that it started, wherever it went.
 
         Returns the pids that survived.
         """
         self._ended = True
+        for process in self:
+            process.end_for("sessionExpired")
         leaders = [process.pid for process in self if process.running]
         numbers, self._numbers = self._numbers, set()
         survivors = await self.executor.kill(numbers, leaders) if numbers else []
@@ -126,7 +157,8 @@ class ProcessStore:
         self._processes.clear()
         return survivors
 
-    def _on_closed(self, process: ManagedProcess) -> None:
+    def on_closed(self, process: ManagedProcess, since: float | None = None) -> None:
+        """Keep a process for a while, from now or from when it was closed (CLOCK_MONOTONIC, seconds)."""
         self._log.debug("process closed", process=process.process_id, exit_code=process.exit_code)
 
         def forget() -> None:
@@ -134,4 +166,4 @@ class ProcessStore:
                 del self._processes[process.process_id]
                 self.executor.forget(process)
 
-        self.executor.retain(process, forget)
+        self.executor.retain(process, forget, since)

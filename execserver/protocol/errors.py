@@ -106,6 +106,26 @@ def start_cancelled(process_id: str) -> InvalidRequest:
     return InvalidRequest(f"the start of process {process_id} was cancelled", name="start_cancelled")
 
 
+def start_differs(process_id: str, parameter: str) -> InvalidRequest:
+    """A start that is to attach, and asks for something else than what runs."""
+    return InvalidRequest(
+        f"process {process_id} was started with another `{parameter}`: repeat the start with the parameters "
+        "of the first one to attach to it, or start under another processId",
+        name="start_differs",
+        field=parameter,
+    )
+
+
+def start_unknown(process_id: str) -> InvalidRequest:
+    """A start that is to attach to something of which nobody remembers how it was asked for."""
+    return InvalidRequest(
+        f"process {process_id} was started by a connection without extensions, which cannot be compared: "
+        "read it, or start under another processId",
+        name="start_differs",
+        field="ifExists",
+    )
+
+
 # The operating system's word that the *request* was wrong, as against the disk.
 _REFUSALS = {
     errno.EACCES: "permission_denied",

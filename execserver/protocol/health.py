@@ -38,10 +38,10 @@ class Health(TypedDict):
     """How many processes are not closed."""
 
     retainedOutputBytes: U64
-    """How many bytes of output are kept in memory for all processes."""
+    """How many bytes of output are kept for all processes."""
 
     retainedOutputLimitBytes: U64
-    """What that may grow to before the oldest output is dropped (`--daemon-output-bytes`)."""
+    """What that may grow to before the oldest output is dropped (`--spool-max-bytes`)."""
 
     queuedInputBytes: U64
     """How many bytes of input were accepted for processes that have not read them yet."""

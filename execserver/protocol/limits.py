@@ -31,6 +31,9 @@ for ever at a gap in the numbers) goes on; a larger gap is stated as one."""
 
 REMEMBERED_WRITE_IDS = 4096
 
+MAX_TIMEOUT_MS = 2**53
+"""Of a process: the largest integer that every JSON reader keeps exact."""
+
 MAX_READ_FILE_BYTES = 512 << 20
 MAX_BLOCK_BYTES = 1 << 20
 MAX_FILE_OFFSET = 2**63 - 1

@@ -70,6 +70,12 @@ ERRORS: dict[str, MethodError] = {
     "ProcessExists": MethodError(
         InvalidRequest, "The process id is taken, by a process that runs or is still kept.", "process_exists"
     ),
+    "StartDiffers": MethodError(
+        InvalidRequest,
+        "With `ifExists` `attach`: the process was started with other parameters, of which the message names "
+        "one, or by a connection without extensions.",
+        "start_differs",
+    ),
     "StartCancelled": MethodError(
         InvalidRequest, "A `process/terminate` came before the process was started.", "start_cancelled"
     ),
@@ -165,6 +171,7 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         "SandboxRefused",
         "ProxyUnavailable",
         "ProcessExists",
+        "StartDiffers",
         "StartCancelled",
         "Stopping",
         "SpawnFailed",

@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, field_validator
 from typing_extensions import TypedDict
 
+from execserver.protocol.limits import MAX_TIMEOUT_MS
 from execserver.protocol.model import (
     EXTENSION,
     U16,
@@ -25,6 +26,19 @@ Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp", "linuxLandlock", "macosSeatbelt"]
 SandboxBackend = Literal["none", "bubblewrap", "landlock", "seccomp", "seatbelt"]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
+ExitCause = Literal[
+    "normal",
+    "signal",
+    "terminated",
+    "timeout",
+    "idleTimeout",
+    "sessionExpired",
+    "serviceStop",
+    "outOfMemory",
+    "limit",
+    "unknown",
+]
+Milliseconds = Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS)]
 
 
 class EnvPolicy(Params):
@@ -135,6 +149,8 @@ class StartParams(Params):
     input is at end of file. After a failed start the id is free and no event comes.
     """
 
+    extension_members = frozenset({"timeout_ms", "idle_timeout_ms", "if_exists"})
+
     process_id: str
     """The client's own name for the process, unique within the session: any string, also an empty
     one. It is free again 80 seconds (`--process-ttl`) after `process/closed`."""
@@ -181,6 +197,20 @@ class StartParams(Params):
     metadata: ProcessMetadata | None = None
     """Who asked, for logs; null when that is not told."""
 
+    timeout_ms: Milliseconds | None = None
+    """How long the process may run, in milliseconds from its start: then it is killed with all its
+    descendants, whether or not a client is there. Null for ever."""
+
+    idle_timeout_ms: Milliseconds | None = None
+    """How long it may be without output and without an accepted write, in milliseconds: then it is killed
+    in the same way. Null for ever."""
+
+    if_exists: Literal["fail", "attach"] = "fail"
+    """What to do when the id is taken. `fail` refuses. `attach` answers as the first start did when the
+    parameters are equal, also when that process has ended, and starts nothing; otherwise it refuses, and
+    names a parameter that differs. So a start may be repeated when its answer was lost. What the first
+    start asked for is only known when it said `attach` too, or its connection has extension members."""
+
     @field_validator("argv")
     @classmethod
     def _program(cls, argv: list[str]) -> list[str]:
@@ -206,6 +236,9 @@ class StartResult(TypedDict):
     pid: NotRequired[Annotated[int, EXTENSION]]
     """The process id of the leader on the executor, also the id of its process group. In a sandbox that of
     the program outside that made it."""
+
+    attached: NotRequired[Annotated[Literal[True], EXTENSION]]
+    """There when the process existed already and nothing was started."""
 
 
 class DenialEvidence(TypedDict):
@@ -239,7 +272,7 @@ class ReadParams(Params):
 
     It answers at once when there is output, when the process is closed, or when it has exited and
     the cursor does not cover that; otherwise it waits for news. A process can be read for 80
-    seconds (`--process-ttl`) after it closed. By default the newest 1 MiB of output is retained
+    seconds (`--process-ttl`) after it closed. By default the newest 64 MiB of output are retained
     (`--retained-output-bytes`).
     """
 
@@ -299,6 +332,11 @@ class ReadResult(TypedDict):
 
     denial: NotRequired[Annotated[Denial, EXTENSION]]
     """What speaks for that. Only of a process with a sandbox that has exited."""
+
+    cause: NotRequired[Annotated[ExitCause, EXTENSION]]
+    """Why the process ended, once it has: by itself (`normal`), by a signal, by a `process/terminate`, by
+    `timeoutMs` or `idleTimeoutMs`, with its session, with the daemon, because memory was short or a limit
+    of the system was reached. `unknown` when a crash of the daemon hides it."""
 
     firstSeq: NotRequired[U64]
     """The number of the oldest retained chunk; there only when output behind the cursor was lost."""
@@ -426,6 +464,11 @@ class ExitedEvent(TypedDict):
 
     denial: NotRequired[Annotated[Denial, EXTENSION]]
     """What speaks for that. Only of a process with a sandbox that has exited."""
+
+    cause: NotRequired[Annotated[ExitCause, EXTENSION]]
+    """Why the process ended: by itself (`normal`), by a signal, by a `process/terminate`, by
+    `timeoutMs` or `idleTimeoutMs`, with its session, with the daemon, because memory was short or a limit
+    of the system was reached. `unknown` when a crash of the daemon hides it."""
 
 
 class ClosedEvent(TypedDict):

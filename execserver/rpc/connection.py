@@ -115,6 +115,7 @@ class Connection:
         self._settling = False
         self._paused = False
         self._stopped = False
+        self._draining = False
         self._choosing = False
         """Whether the standard dialect is being loaded."""
         self._batched_calls = 0
@@ -256,6 +257,24 @@ class Connection:
         self._paused = True
         self._channel.pause_reading()
 
+    def drain(self) -> None:
+        """Read nothing more and send no more events; what was read is still answered."""
+        self._draining = self._paused = True
+        self._channel.pause_reading()
+        if self._attachment is not None:
+            self._attachment.close()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether every message that was read has its answer, and the peer has taken it."""
+        return not (
+            self._backlog
+            or self._schedule.unfinished
+            or self._batched_calls
+            or self._choosing
+            or self._channel.unsent
+        )
+
     def abort(self) -> None:
         """Drop the connection."""
         self._channel.abort()
@@ -372,7 +391,7 @@ class Connection:
         if self._framing_fault is not None:
             self._dialect.refuse_framing(self._framing_fault)
             self._channel.finish()
-        elif self._paused and not self._must_wait():
+        elif self._paused and not self._draining and not self._must_wait():
             self._paused = False
             self._channel.resume_reading()
 

@@ -52,9 +52,10 @@ class Bubblewrapped(Confinement):
         try:
             program = memory_file(self._filter)
             opened.append(program)
-            status, status_inside = os.pipe2(os.O_CLOEXEC)
-            opened += (status, status_inside)
-            os.set_blocking(status, False)
+            status = memory_file(b"")
+            opened.append(status)
+            status_inside = os.dup(status)
+            opened.append(status_inside)
             new_session = self.namespaces or not command.tty
             inside = bubblewrap.Inside((), command.cwd, command.environment, new_session, dies_with_parent)
             arguments = bubblewrap.arguments(self._options, inside, program, status_inside)

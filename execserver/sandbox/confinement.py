@@ -11,14 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from execserver.sandbox.description import VERSION, Backend, Description, written
 from execserver.sandbox.policy import Policy
 
 if TYPE_CHECKING:
     from execserver.sandbox.mount_points import Lease
-
-Backend = Literal["bubblewrap", "landlock", "seccomp", "seatbelt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Wrapped:
     """Descriptors that the child gets under the same numbers, and that the caller closes afterwards."""
 
     status: int | None = None
-    """Our end of what the launcher reports (`processes/inside.py`)."""
+    """The file into which the launcher writes its report (`processes/inside.py`); to be read by offset."""
 
     limit: Callable[[str | None], None] | None = None
     """Takes the limits on, for the thread that spawns (`limited_thread.py`). It is told the path of the
@@ -88,6 +87,19 @@ class Confinement(ABC):
     def shows(self) -> bool:
         """Whether there are folders on the host because of it, until it is released."""
         return self._lease is not None and bool(self._lease.made)
+
+    def kept(self) -> tuple[dict[str, object], list[int]]:
+        """What a later server needs to go on with this sandbox (`Sandboxes.adopt`), should this one die: a
+        description to be written down, which JSON can carry, and descriptors for somebody to keep copies of.
+        They still belong to this object. To be asked while the command runs.
+        """
+        points, descriptors = self._lease.kept() if self._lease is not None else ([], [])
+        return (
+            written(
+                Description(VERSION, self.backend, self.namespaces, self.cwd, self.policy, tuple(points))
+            ),
+            descriptors,
+        )
 
     def release(self) -> None:
         """Give back what the sandbox needed on the host. May block for a moment; idempotent."""

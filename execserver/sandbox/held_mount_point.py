@@ -13,34 +13,19 @@ nobody finds a folder that he may remove before its maker holds it.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import stat
 import sys
-import time
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
+from execserver.sandbox.description import MountPoint
 from execserver.sandbox.mount_point_entry import (
     Entry,
-    Outcome,
-    begin,
-    complete,
-    discard,
     identity,
     is_marked,
-    key,
-    leads_to,
-    mark,
-    open_file,
     read,
 )
-
-# What a user's own mkdir makes: whoever runs `git init` meanwhile gets a normal folder. Read-only would
-# protect nothing, sandboxes mount it read-only or hide it, and would make that `git init` fail.
-_MODE = 0o755
-# A folder that another registry's daemon is about to remove is gone within a moment, or it stays.
-_GUEST_TIMEOUT_S = 2.0
 
 
 class Held:
@@ -61,10 +46,11 @@ class Held:
     def __init__(
         self,
         path: str,
-        status: os.stat_result,
+        identity: tuple[int, int, int],
         folder: int | None,
         entry: Entry | None = None,
         descriptor: int | None = None,
+        changed: int = 0,
     ) -> None:
         self.path = path
         self.entry = entry
@@ -73,14 +59,19 @@ class Held:
         """Of the entry's file, with the shared lock. None: a guest, or closed."""
         self.folder = folder
         """Of the folder itself, with the shared lock. None: nobody like us can remove it, or lock it."""
-        self.identity = identity(status)
-        self.changed = status.st_mtime_ns if entry is not None else 0
+        self.identity = identity
+        self.changed = changed
         """When something was put into it or taken out of it last, as of when we looked (ns)."""
         self.filled = False
         """Made by us, but somebody put something in."""
         self.count = 0
         self.spellings: set[str] = set()
         """The paths by which it was asked for."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is an empty folder of ours, for all that is known."""
+        return self.entry is not None and not self.filled
 
     def stands(self, path: str) -> bool:
         """Does `path` lead to what we hold? One system call, unless somebody did something in there."""
@@ -91,7 +82,7 @@ class Held:
         if identity(status) != self.identity:
             return False
         if self.entry is not None and status.st_mtime_ns != self.changed:
-            self.filled = not _is_empty(path)
+            self.filled = not is_empty(path)
             self.changed = status.st_mtime_ns
         return True
 
@@ -108,211 +99,90 @@ class Held:
         # On no other device: nothing is younger than that.
         return Entry(self.path, sys.maxsize, self.identity, marked=True)
 
-    def unlock(self) -> None:
+    def lock(self) -> None:
+        """Take the shared locks, which usually are held already (idempotent)."""
+        for descriptor in self._descriptors():
+            with suppress(OSError):
+                share_lock(descriptor)
+
+    def leave(self) -> None:
         """Give back the lock on the folder (idempotent)."""
         if self.folder is not None:
-            with suppress(OSError):
-                # Closing is not enough while a child that was forked elsewhere has not got to its exec.
-                fcntl.flock(self.folder, fcntl.LOCK_UN)
+            unlock(self.folder)
             os.close(self.folder)
             self.folder = None
 
+    def unlock(self) -> None:
+        """Give back all locks (idempotent)."""
+        for descriptor in self._descriptors():
+            unlock(descriptor)
 
-class Parents:
-    """The folders in which the paths of one `acquire` lie, each opened once and closed with the stack."""
+    def close(self) -> None:
+        """Close the descriptors, and leave the locks to whoever has copies (idempotent)."""
+        for descriptor in self._descriptors():
+            os.close(descriptor)
+        self.folder = self.descriptor = None
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._opened: dict[str, tuple[int, str]] = {}
+    def kept(self) -> tuple[MountPoint, list[int]]:
+        """What makes the same of copies of the descriptors, in another process (`adopt`)."""
+        point = MountPoint(self.path, self.identity, self.folder is not None, self.descriptor is not None)
+        return point, self._descriptors()
 
-    def resolve(self, path: str) -> tuple[int, str]:
-        """A descriptor of the parent, and the path without symbolic links on the way."""
-        parent, name = os.path.split(path)
-        if not parent.startswith("/") or name in ("", ".", "..") or "\0" in path:
-            raise OSError(errno.EINVAL, "not an absolute path that ends with a name")
-        opened = self._opened.get(parent)
-        if opened is None:
-            descriptor = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._stack.callback(os.close, descriptor)
-            real = os.readlink(f"/proc/self/fd/{descriptor}")
-            # What lies in another mount namespace (/proc/PID/root/…) has no such path here.
-            opened = self._opened[parent] = descriptor, real if leads_to(real, descriptor) else parent
-        return opened[0], os.path.join(opened[1], name)
+    def _descriptors(self) -> list[int]:
+        return [descriptor for descriptor in (self.folder, self.descriptor) if descriptor is not None]
 
 
-def take(folder: int, parent: int, path: str) -> Held:
-    """Hold what stands at `path`, which is made if need be.
-
-    Args:
-        folder: the registry's, which is locked.
-        parent: the folder of `path`.
-        path: free of symbolic links.
+def adopt(points: Sequence[MountPoint], descriptors: Sequence[int]) -> list[Held]:
+    """What a dead server held, made of copies of its descriptors.
 
     Raises:
-        OSError: it cannot be made; then nothing is left.
+        ValueError: they do not belong together.
     """
-    name = os.path.basename(path)
-    deadline = time.monotonic() + _GUEST_TIMEOUT_S
-    while True:
-        status = _lstat(parent, name)
-        if status is None:
-            held = _make_own(folder, parent, path)
-        else:
-            try:
-                held = _find_own(folder, parent, path, status) or _take_guest(parent, path, status)
-            except BlockingIOError:
-                held = None
-        if held is not None:
-            return held
-        if time.monotonic() >= deadline:
-            raise OSError(errno.EBUSY, "locked, or made and removed again and again, by another program")
-        time.sleep(0.001)
+    if sum(point.has_folder + point.has_entry for point in points) != len(descriptors):
+        raise ValueError("other descriptors than were kept")
+    rest = iter(descriptors)
+    adopted = []
+    for point in points:
+        folder = next(rest) if point.has_folder else None
+        descriptor = next(rest) if point.has_entry else None
+        entry = None
+        try:
+            if folder is not None and identity(os.fstat(folder)) != point.identity:
+                raise ValueError("another folder than was kept")
+            if descriptor is not None:
+                entry = read(descriptor)
+                if entry is None or entry.path != point.path:
+                    raise ValueError("another entry than was kept")
+        except OSError as error:
+            raise ValueError(f"no descriptor of a mount point: {error}") from None
+        # Not looked into yet: the first one who wants to share it does that.
+        adopted.append(Held(point.path, point.identity, folder, entry, descriptor))
+    for held in adopted:
+        # The dead server may have been about to let it go.
+        held.lock()
+    return adopted
 
 
-def _make_own(folder: int, parent: int, path: str) -> Held | None:
-    """Make the folder; None: somebody made something there just now, or took ours away."""
-    descriptor = open_file(folder, key(path), os.O_CREAT)
-    entry = target = None
-    name = os.path.basename(path)
-    try:
-        _share_lock(descriptor)
-        entry = begin(descriptor, path)
-        status = _make(parent, name)
-        entry.identity = identity(status)
-        target = _hold(parent, name, status)
-        complete(descriptor, entry, status, marked=target is not None and mark(target))
-    except FileExistsError:
-        discard(folder, path, descriptor)
-        return None
-    except BaseException as error:
-        if target is not None:
-            os.close(target)
-        if entry is not None and entry.remove_folder() is Outcome.LATER:
-            os.close(descriptor)  # unlocked: for the next sweep
-        else:
-            discard(folder, path, descriptor)
-        if isinstance(error, BlockingIOError):
-            return None
-        raise
-    return Held(path, status, target, entry, descriptor)
+def unlock(descriptor: int) -> None:
+    """Give back a lock, if there is one."""
+    # Closing is not enough while others have copies: who keeps them for a new server, and a child that was
+    # forked elsewhere and has not got to its exec.
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def _find_own(folder: int, parent: int, path: str, status: os.stat_result) -> Held | None:
-    """Share what another daemon made, or take over what a dead one left; None: there is no such folder.
+def share_lock(descriptor: int) -> None:
+    """Take a shared lock.
 
     Raises:
-        BlockingIOError: it changes at this very moment.
+        BlockingIOError: another file has an exclusive one.
+        OSError: a file system without locks.
     """
-    try:
-        descriptor = open_file(folder, key(path))
-    except FileNotFoundError:
-        return None
-    target = None
-    try:
-        entry = read(descriptor)
-        if entry is not None and entry.path == path and entry.describes(status):
-            _share_lock(descriptor)
-            target = _hold(parent, os.path.basename(path), status)
-            marked = target is not None and _bears_mark(target)
-            if target is None or marked or not entry.marked:
-                if entry.identity is None:
-                    complete(descriptor, entry, status, marked=marked)
-                held = Held(path, status, target, entry, descriptor)
-                held.filled = not _is_empty(path)
-                return held
-    except BaseException:
-        if target is not None:
-            os.close(target)
-        os.close(descriptor)
-        raise
-    if target is not None:
-        os.close(target)
-    discard(folder, path, descriptor)
-    return None
-
-
-def _take_guest(parent: int, path: str, status: os.stat_result) -> Held:
-    """Hold what somebody else put there.
-
-    Raises:
-        BlockingIOError: it changes at this very moment.
-    """
-    if not stat.S_ISDIR(status.st_mode):
-        return Held(path, status, None)
-    target = _hold(parent, os.path.basename(path), status)
-    if target is not None and not _is_empty(target):
-        os.close(target)
-        target = None
-    return Held(path, status, target)
-
-
-def _hold(parent: int, name: str, status: os.stat_result) -> int | None:
-    """Open a folder and lock it against removal; None: no daemon like us can remove it, or none can lock it.
-
-    Raises:
-        BlockingIOError: it is being removed, or is not there any more.
-    """
-    try:
-        target = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    except PermissionError:
-        return None
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise BlockingIOError(errno.EAGAIN, "replaced by something else at once") from None
-        raise
-    held = False
-    try:
-        _share_lock(target)
-        if not leads_to(name, target, parent) or identity(os.fstat(target)) != identity(status):
-            raise BlockingIOError(errno.EAGAIN, "replaced by something else at once")
-        held = True
-    except BlockingIOError:
-        # When something is in it, it is a program of its user's that locks it: rmdir does nothing to it.
-        if _is_empty(target) or not leads_to(name, target, parent):
-            raise
-    except OSError:
-        pass  # a file system without locks
-    finally:
-        if not held:
-            os.close(target)
-    return target if held else None
-
-
-def _make(parent: int, name: str) -> os.stat_result:
-    os.mkdir(name, _MODE, dir_fd=parent)
-    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "replaced by something else at once")
-    if status.st_mode & _MODE == _MODE:
-        return status
-    # An odd umask or a default ACL. By descriptor: a command that runs there may have made the name a link.
-    target = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        os.chmod(f"/proc/self/fd/{target}", _MODE)
-        return os.fstat(target)
-    finally:
-        os.close(target)
-
-
-def _share_lock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def _bears_mark(target: int) -> bool:
-    try:
-        return is_marked(target)
-    except OSError:
-        return False
-
-
-def _lstat(parent: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _is_empty(folder: str | int) -> bool:
+def is_empty(folder: str | int) -> bool:
+    """Is it a folder, with nothing in it?"""
     try:
         with os.scandir(folder) as names:
             return next(names, None) is None

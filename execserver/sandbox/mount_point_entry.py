@@ -25,6 +25,7 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from execserver.folders import lock
@@ -55,7 +56,7 @@ class Entry:
     inode and owner of the folder; None when nobody wrote down that it was made. `marked`: it bore our mark.
     """
 
-    __slots__ = ("created", "identity", "marked", "path")
+    __slots__ = ("created", "identity", "marked", "path", "text")
 
     def __init__(
         self, path: str, created: int, identity: tuple[int, int, int] | None = None, *, marked: bool = False
@@ -64,6 +65,8 @@ class Entry:
         self.created = created
         self.identity = identity
         self.marked = marked
+        self.text = b""
+        """What its file said when we wrote or read it."""
 
     def describes(self, status: os.stat_result) -> bool:
         """Is what stands at the path the folder that was made for this entry?"""
@@ -131,7 +134,8 @@ def begin(descriptor: int, path: str) -> Entry:
     # Truncating even an empty file would make ext4 write it out when it is closed.
     if mend_mode(descriptor).st_size:
         os.ftruncate(descriptor, 0)
-    _append(descriptor, {"path": entry.path, "created": entry.created})
+    # As `json` would write it, at a fraction of the cost.
+    _append(descriptor, entry, f'{{"path": {encode_basestring_ascii(path)}, "created": {entry.created}}}\n')
     return entry
 
 
@@ -140,7 +144,9 @@ def complete(descriptor: int, entry: Entry, status: os.stat_result, *, marked: b
     entry.identity = identity(status)
     entry.marked = marked
     device, inode, owner = entry.identity
-    _append(descriptor, {"device": device, "inode": inode, "owner": owner, "marked": marked})
+    said = "true" if marked else "false"
+    line = f'{{"device": {device}, "inode": {inode}, "owner": {owner}, "marked": {said}}}\n'
+    _append(descriptor, entry, line)
 
 
 def read(descriptor: int) -> Entry | None:
@@ -149,7 +155,8 @@ def read(descriptor: int) -> Entry | None:
     Raises:
         OSError: it cannot be read.
     """
-    *lines, _torn = os.pread(descriptor, _MAX_BYTES, 0).split(b"\n")
+    text = os.pread(descriptor, _MAX_BYTES, 0)
+    *lines, _torn = text.split(b"\n")
     try:
         first, *rest = map(json.loads, lines)
         entry = _first_line(first)
@@ -157,13 +164,27 @@ def read(descriptor: int) -> Entry | None:
             entry.identity, entry.marked = _second_line(rest[-1])
     except (ValueError, RecursionError):
         return None
+    if entry is not None:
+        entry.text = text
     return entry
 
 
-def _append(descriptor: int, value: dict[str, Any]) -> None:
-    line = json.dumps(value).encode() + b"\n"
+def read_again(descriptor: int, known: Entry) -> Entry:
+    """The entry in a file of which one is known; that one, when there is none, or no other.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if os.pread(descriptor, _MAX_BYTES, 0) == known.text:
+        return known
+    return read(descriptor) or known
+
+
+def _append(descriptor: int, entry: Entry, text: str) -> None:
+    line = text.encode()
     if os.write(descriptor, line) != len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    entry.text += line
 
 
 def _first_line(value: Any) -> Entry | None:

@@ -12,7 +12,10 @@ workspace. None may be left behind, whoever is killed and when:
    has locked.
 4. Entries are made, looked at and removed only under the lock of the registry, which is held for moments.
 5. Only a folder that we made is removed, and only with rmdir: what somebody put into one makes it theirs.
-6. What stands there and is in no entry is a guest (`held_mount_point.py`): used as it is, and removed only
+6. The locks belong to open files. Who keeps copies of the descriptors (the supervisor does) keeps the folders
+   too, and hands them to a new server, which goes on as if it had acquired them (`adopt`). So a lock that is
+   to go is given back expressly: closing does not do it.
+7. What stands there and is in no entry is a guest (`held_mount_point.py`): used as it is, and removed only
    if a daemon with another registry made it, left it to us and marked it as made.
 
 Linux only. Safe to use from several threads.
@@ -26,16 +29,25 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from queue import SimpleQueue
 
 from execserver.folders import FolderError, lock, lock_folder, open_private
-from execserver.sandbox.held_mount_point import Held, Parents, take
-from execserver.sandbox.mount_point_entry import Outcome, key, leads_to, mend_mode, open_file, read, unlink
+from execserver.sandbox.closer import Closer
+from execserver.sandbox.description import MountPoint
+from execserver.sandbox.held_mount_point import Held, adopt, unlock
+from execserver.sandbox.mount_point_entry import (
+    Outcome,
+    key,
+    leads_to,
+    mend_mode,
+    open_file,
+    read,
+    read_again,
+    unlink,
+)
+from execserver.sandbox.mount_point_taking import Parents, take
 
 _FOLDER = "mount-points"
 _LOCK = "lock"
-# Releases whose descriptors are still to be closed: some dozens of descriptors.
-_MAX_CLOSING = 8
 
 
 class Lease:
@@ -57,6 +69,16 @@ class Lease:
         """Let the folders go; those that nobody else uses are removed (idempotent, never raises)."""
         self._registry._release(self._held)  # noqa: SLF001  one thing in two classes
 
+    def kept(self) -> tuple[list[MountPoint], list[int]]:
+        """What a later server needs for the same right: the folders, and descriptors for somebody to keep
+        copies of. They still belong to this object.
+        """
+        with self._registry._mutex:  # noqa: SLF001
+            described = [held.kept() for held in dict.fromkeys(self._held)]
+        # What nobody can lock needs nothing kept.
+        described = [(point, descriptors) for point, descriptors in described if descriptors]
+        return [point for point, _ in described], [fd for _, descriptors in described for fd in descriptors]
+
 
 class MountPoints:
     """The registry, in a folder `mount-points` of the state folder (created when needed)."""
@@ -69,7 +91,7 @@ class MountPoints:
         self._held: dict[str, Held] = {}  # by path without symbolic links
         self._spellings: dict[str, Held] = {}  # by path as it was asked for
         self._later: set[str] = set()  # names of entries whose folders could not be removed yet
-        self._closer = _Closer()
+        self._closer = Closer()
 
     def acquire(self, paths: Sequence[str]) -> Lease:
         """Make sure that something stands at every path, all or nothing.
@@ -102,6 +124,48 @@ class MountPoints:
             lease.made = tuple(path for path in wanted if path not in foreign)
             lease.foreign = tuple(path for path in wanted if path in foreign)
             return lease
+
+    def adopt(self, points: Sequence[MountPoint], descriptors: Sequence[int]) -> Lease:
+        """Go on with what a dead server acquired. To be called before the first `acquire`.
+
+        Args:
+            points: what `Lease.kept` gave.
+            descriptors: copies of those it gave, in the same order. They belong to the lease from now on;
+                those that another lease has, too, are closed.
+
+        Raises:
+            ValueError: they do not belong together; they are as they were then.
+        """
+        with self._mutex:
+            lease = Lease(self)
+            for held in adopt(points, descriptors):
+                known = self._held.get(held.path)
+                if known is not None and known.identity == held.identity:
+                    held.close()
+                    held = known
+                held.count += 1
+                self._held.setdefault(held.path, held)
+                lease._held.append(held)  # noqa: SLF001
+            lease.made = tuple(held.path for held in lease._held if held.is_own)  # noqa: SLF001
+            return lease
+
+    def abandon(self, descriptors: Sequence[int]) -> None:
+        """Give back the locks of descriptors of which nothing else is known, close them, and sweep.
+
+        Raises:
+            OSError: the registry cannot be used; the descriptors are closed all the same.
+        """
+        try:
+            with self._mutex, self._locked():
+                for descriptor in descriptors:
+                    unlock(descriptor)
+                # Some may be copies of ours.
+                for held in self._held.values():
+                    held.lock()
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self.sweep()
 
     def sweep(self) -> list[str]:
         """Remove the folders that no living daemon uses; returns their paths. To be called at the start, and
@@ -175,7 +239,7 @@ class MountPoints:
 
     def _is_foreign(self, path: str) -> bool:
         held = self._spellings[path]
-        return held.entry is None or held.filled
+        return not held.is_own
 
     def _enter(self, folder: int, parents: Parents, path: str, lease: Lease) -> None:
         try:
@@ -210,8 +274,7 @@ class MountPoints:
                 self._try_again(folder)
         for held in ended:
             held.unlock()
-            if held.descriptor is not None:
-                os.close(held.descriptor)
+            held.close()
         if removed:
             self._closer.close(removed)
 
@@ -224,13 +287,13 @@ class MountPoints:
 
     def _end(self, folder: int, held: Held, removed: list[int]) -> None:
         guest = held.left_to_us()
-        held.unlock()
+        held.leave()
         if guest is not None:
             guest.remove_folder(removed.append)
         if held.entry is None or held.descriptor is None or not lock(held.descriptor):
             return  # a guest, or another daemon uses it still
         # Another daemon may have made it anew.
-        entry = read(held.descriptor) or held.entry
+        entry = read_again(held.descriptor, held.entry)
         if entry.remove_folder(removed.append) is Outcome.LATER:
             self._later.add(key(held.path))
             return
@@ -269,44 +332,3 @@ class MountPoints:
             return None
         finally:
             os.close(descriptor)
-
-
-class _Closer:
-    """Closes the descriptors of what was removed, in a thread, because some disks make that slow."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[list[int] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def close(self, descriptors: list[int]) -> None:
-        """Close them soon, or at once when the disk does not keep up."""
-        if self._queue.qsize() >= _MAX_CLOSING or not self._runs():
-            _close_all(descriptors)
-        else:
-            self._queue.put(descriptors)
-
-    def finish(self) -> None:
-        """Wait until all are closed, and end the thread; the next `close` starts another one."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _runs(self) -> bool:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="mount points", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the limit of threads is reached
-                return False
-            self._thread = thread
-        return True
-
-    def _run(self) -> None:
-        while (descriptors := self._queue.get()) is not None:
-            _close_all(descriptors)
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

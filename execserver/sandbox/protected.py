@@ -27,23 +27,23 @@ def protect(tree: Tree) -> None:
     """
     roots = tree.writable_folders()
     for root in roots:
-        for name in PROTECTED_NAMES:
-            path = f"{root.rstrip('/')}/{name}"
-            if not (tree.has_rule(path) and tree.at(path) is not Access.READ):
-                _protect(tree, path, roots)
+        paths = [f"{root.rstrip('/')}/{name}" for name in PROTECTED_NAMES]
+        paths = [path for path in paths if not (tree.has_rule(path) and tree.at(path) is not Access.READ)]
+        missing = [path for path in paths if not _protect(tree, path, roots)]
+        if missing and writable_inside(root):
+            for path in missing:
+                tree.guard(path)
 
 
-def _protect(tree: Tree, path: str, roots: list[str]) -> None:
-    parent = os.path.dirname(path)
+def _protect(tree: Tree, path: str, roots: list[str]) -> bool:
+    """Narrow one name; False: it is missing."""
     try:
         status = os.lstat(path)
     except OSError:
-        if writable_inside(parent):
-            tree.guard(path)
-        return
+        return False
     if stat.S_ISLNK(status.st_mode):
         _protect_link(tree, path, roots)
-        return
+        return True
     tree.narrow(Place(path, status, None, ()))
     if stat.S_ISDIR(status.st_mode):
         if _is_empty(path):
@@ -51,6 +51,7 @@ def _protect(tree: Tree, path: str, roots: list[str]) -> None:
             tree.guard(path)
     elif stat.S_ISREG(status.st_mode) and path.endswith("/.git"):
         _protect_repository(tree, path)
+    return True
 
 
 def _protect_link(tree: Tree, path: str, roots: list[str]) -> None:

@@ -16,15 +16,17 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import structlog
 
 from execserver.protocol.errors import InvalidRequest
 from execserver.sandbox import bubblewrap, globs, landlock, seatbelt, seccomp, state_folder
+from execserver.sandbox.adopted import Adopted, Opaque
 from execserver.sandbox.backends import Bubblewrapped, Limited, Seatbelted, Tools, needs_own_name
 from execserver.sandbox.confinement import Command, Confinement
+from execserver.sandbox.description import understood
 from execserver.sandbox.disk import open_without_links
 from execserver.sandbox.mount_points import MountPoints
 from execserver.sandbox.options import TOOL_PATH, SandboxOptions
@@ -105,6 +107,27 @@ class Sandboxes:
             raise refused(str(error), "sandbox") from None
         except OSError as error:
             raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
+        self._open.add(confinement)
+        return confinement
+
+    def adopt(self, description: object, descriptors: Sequence[int]) -> Confinement:
+        """Go on with a sandbox that a dead server made. To be called before the first `prepare`. Never
+        raises: of what cannot be understood the locks are given back at the end.
+
+        Args:
+            description: what `Confinement.kept` gave.
+            descriptors: copies of those it gave, in the same order; they belong to the sandbox from now on.
+        """
+        confinement: Confinement
+        try:
+            self._open_state()
+            known = understood(description)
+            has_lease = known.mount_points or descriptors
+            lease = self._mounts().adopt(known.mount_points, descriptors) if has_lease else None
+            confinement = Adopted(known, lease)
+        except (ValueError, OSError, state_folder.StateFolderError) as error:
+            log.warning("a sandbox of the server before cannot be understood", reason=str(error))
+            confinement = Opaque(description, descriptors, self._mount_points)
         self._open.add(confinement)
         return confinement
 

@@ -39,10 +39,11 @@ HOLD_SECONDS = 0.25
 client keeps at most 1 MiB of events that arrive ahead of that answer."""
 
 
-def denial_member(process: ManagedProcess) -> bytes:
-    """`,"denial":{…}` of a process that ended in a sandbox; an extension."""
+def end_members(process: ManagedProcess) -> bytes:
+    """`,"cause":"…"` of a process that has ended, and `,"denial":{…}` if in a sandbox; extensions."""
     denial = process.denial()
-    return b"" if denial is None else b',"denial":' + msgspec.json.encode(denial)
+    cause = b',"cause":"%b"' % (process.cause or "unknown").encode()
+    return cause if denial is None else cause + b',"denial":' + msgspec.json.encode(denial)
 
 
 class Hold(Enum):
@@ -192,10 +193,7 @@ class OutputFeed:
     def _send_next(self) -> None:
         seq = self._cursor + 1
         process = self.process
-        chunk = process.log.chunk(seq)
-        if chunk is not None:
-            self._send_chunk(chunk)
-        elif seq == process.exited_seq:
+        if seq == process.exited_seq:
             self._send_end(b"process/exited", seq, self._exit_members())
         elif seq == process.closed_seq:
             self._send_end(b"process/closed", seq, b"")
@@ -204,15 +202,18 @@ class OutputFeed:
             self._on_finished()
             return
         else:
-            self._skip(seq)
-            return
+            chunk = process.log.chunk(seq)
+            if chunk is None:
+                self._skip(seq)
+                return
+            self._send_chunk(chunk)
         self._cursor = seq
 
     def _exit_members(self) -> bytes:
         process = self.process
         denied = b"true" if process.sandbox_denied else b"false"
-        evidence = denial_member(process) if self._extensions else b""
-        return b',"exitCode":%d,"sandboxDenied":%b%b' % (process.exit_code or 0, denied, evidence)
+        extensions = end_members(process) if self._extensions else b""
+        return b',"exitCode":%d,"sandboxDenied":%b%b' % (process.exit_code or 0, denied, extensions)
 
     def _send_chunk(self, chunk: Chunk) -> None:
         lost = self._lost_before(chunk.offset, chunk.seq)
@@ -226,10 +227,10 @@ class OutputFeed:
         )
 
     def _send_end(self, method: bytes, seq: int, members: bytes) -> None:
-        first = self.process.log.first_kept()
-        lost = b"" if first is not None else self._lost_before(self.process.log.total, seq)
-        if lost:
-            self._offset = self.process.log.total
+        lost, log = b"", self.process.log
+        if log.total > self._offset and log.first_kept() is None:
+            lost = self._lost_before(log.total, seq)
+            self._offset = log.total
         self._sink.send_event(
             (
                 b'{"method":"%b","params":{"processId":%b,"seq":%d%b%b}}'

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
 from execserver.memory import give_back
 from execserver.processes.executor import Executor
+from execserver.processes.process import ManagedProcess
 from execserver.processes.store import ProcessStore
+from execserver.processes.survival import Legacy
 from execserver.protocol.errors import InvalidRequest, SessionAttached
 from execserver.sessions.session import Session
 from execserver.telemetry.measures import measures
@@ -54,6 +57,7 @@ class SessionTable:
     def open(self, holder: Holder) -> Session:
         """A new session for a connection."""
         session_id = str(uuid.uuid4())
+        self._executor.survival.session_opened(session_id)
         session = Session(session_id, ProcessStore(self._executor, session_id))
         self._sessions[session.id] = session
         self._holders[session.id] = holder
@@ -89,9 +93,40 @@ class SessionTable:
             session.attachment.close()
             session.attachment = None
         if session.id in self._sessions:
-            loop = asyncio.get_running_loop()
-            session.expiry = loop.call_later(self._ttl, self._expire, session)
+            self._set_expiry(session)
             log.info("session detached", session=session.id, processes=len(session.processes))
+
+    def inherit(self, legacy: Legacy) -> None:
+        """Go on with the sessions of a dead server: detached, each with the whole of its time."""
+        stores: dict[str, ProcessStore] = {}
+        for session_id in legacy.state.sessions:
+            stores[session_id] = ProcessStore(self._executor, session_id)
+
+        def on_closed(session_id: str) -> Callable[[ManagedProcess], None]:
+            store = stores.get(session_id)
+            return store.on_closed if store is not None else _ignore
+
+        inherited = self._executor.inherit(legacy, on_closed)
+        for session_id, state in legacy.state.sessions.items():
+            session = Session(session_id, stores[session_id])
+            processes = inherited.pop(session_id, [])
+            session.processes.inherit(processes, state.numbers)
+            for process in processes:
+                if process.closed:
+                    session.processes.on_closed(process, legacy.state.processes[process.number].over_since)
+            if state.ending:
+                self._end_soon(session)
+            else:
+                self._sessions[session_id] = session
+                self._set_expiry(session)
+        for orphans in inherited.values():
+            for process in orphans:
+                self._executor.forget(process)
+        log.info("sessions inherited", sessions=len(self), processes=self._executor.live)
+
+    def _set_expiry(self, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        session.expiry = loop.call_later(self._ttl, self._expire, session)
 
     def _tidy_up_soon(self) -> None:
         """Once for all the sessions that end within a second."""
@@ -106,6 +141,10 @@ class SessionTable:
     def _expire(self, session: Session) -> None:
         measures.sessions_ended += 1
         self._sessions.pop(session.id, None)
+        self._executor.survival.session_ending(session.id)
+        self._end_soon(session)
+
+    def _end_soon(self, session: Session) -> None:
         task = asyncio.get_running_loop().create_task(self._end(session))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -113,7 +152,12 @@ class SessionTable:
     async def _end(self, session: Session) -> None:
         processes = len(session.processes)
         survivors = await session.processes.end()
+        self._executor.survival.session_ended(session.id)
         log.info("session ended", session=session.id, processes=processes, survivors=survivors)
         # What a leak would show in, without a debugger.
         self._tidy_up_soon()
         log.debug("daemon", sessions=len(self), tasks=len(asyncio.all_tasks()), live=self._executor.live)
+
+
+def _ignore(_: object) -> None:
+    """Nothing."""

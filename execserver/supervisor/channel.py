@@ -5,12 +5,16 @@ What the server owes the supervisor (messages: `program.py`):
 1. `ServerChannel.from_environment()` once, early; keep `Hello.record` open to the end.
 2. Ignore TERM, INT and HUP: the supervisor says `stop`.
 3. Send `ready` when requests are answered, `stopping` when it begins to end by itself; from `ready` on
-   a `beat` from its loop every `hello.beat_seconds`; `reloaded` for every `reload`.
+   a `beat` from its loop every `hello.beat_seconds`; `reloaded` for every `reload`, or `upgrading` and, soon
+   after it, exit 0, once it is sure that the new code starts.
 4. Watch `fileno()` and `open_supervisor_pidfd(hello.supervisor_pid)`. On `stop`: end all work,
    exit 0 within 10 s. When the supervisor is *gone* (pidfd readable, `receive()` is None or
    `SupervisorGoneError`):
    `kill_members(hello.instance, roots=[os.getpid()])`, then exit 1.
-5. Every process is started under `membership.set_own_tag(tag_value(hello.instance, number))`,
+5. With `hello.take_over`: `hello.keeper.take_over()` before `ready`, once. Whoever bears a tag of the
+   instance then, and was not handed over, is nobody's: kill it.
+6. What is to outlive the server is registered with `hello.keeper` before anybody is told of it.
+7. Every process is started under `membership.set_own_tag(tag_value(hello.instance, number))`,
    with the soft limit NOFILE `hello.nofile_soft`.
 """
 
@@ -21,6 +25,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from execserver.supervisor.keeping import KeeperClient
 from execserver.supervisor.packets import (
     CHANNEL_VARIABLE,
     VERSION,
@@ -62,6 +67,9 @@ class Hello:
     nofile_soft: int
     """The soft limit that the service was started with; -1 is unlimited."""
     listeners: tuple[PassedListener, ...]
+    take_over: bool
+    """Whether another server was here before us, and left what `keeper.take_over()` returns."""
+    keeper: KeeperClient
     record: int | None
     """A descriptor whose lock says that this instance lives. To be kept open, not to be used."""
     beat_seconds: float | None
@@ -153,11 +161,14 @@ def _hello(message: dict[str, Any], descriptors: list[int]) -> Hello:
             listeners.append(PassedListener(kind, url, stdio=(next(remaining), next(remaining))))
         else:
             listeners.append(PassedListener(kind, url, socket=socket.socket(fileno=next(remaining))))
+    keeper = KeeperClient(socket.socket(fileno=next(remaining)), next(remaining))
     return Hello(
         instance=message["instance"],
         supervisor_pid=message["supervisorPid"],
         nofile_soft=message["nofileSoft"],
         listeners=tuple(listeners),
-        record=next(remaining, None),
+        take_over=message["takeOver"],
+        keeper=keeper,
+        record=next(remaining) if message["record"] else None,
         beat_seconds=message["beatSeconds"],
     )

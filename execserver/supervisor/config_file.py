@@ -12,7 +12,6 @@ from it. What the keys mean is the settings model's affair (`configuration/`), w
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Mapping, Sequence
 
@@ -152,6 +151,8 @@ def _flag_value(arguments: Sequence[str]) -> str | None:
 def _place(message: str, text: str) -> str:
     """`:LINE:COLUMN: reason` of what tomllib says, which has the place at its end only."""
     reason, _, place = message.rpartition(" (at ")
+    import re  # milliseconds, for those who have a mistake in their file
+
     numbers = re.fullmatch(r"line (\d+), column (\d+)\)", place)
     if numbers is not None:
         return f":{numbers[1]}:{numbers[2]}: {reason}"

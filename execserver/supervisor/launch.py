@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import select
@@ -63,6 +62,15 @@ def enter_launch_folder() -> None:
         os.chdir("/")
 
 
+def enter_again(folder: bytes) -> None:
+    """Go back to the launch folder for another start; one that is gone since becomes `/`."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        say(f"the server starts in / instead of {os.fsdecode(folder)}: {error.strerror}")
+        os.chdir("/")
+
+
 def hangup_means_stop() -> bool:
     """Whether SIGHUP is a terminal's farewell. Asked at the start: after a hangup /dev/tty is gone.
 
@@ -92,6 +100,8 @@ def become_subreaper() -> None:
     Raises:
         OSError: the kernel refuses.
     """
+    import ctypes  # when the sockets are bound: milliseconds that no client waits for
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")

@@ -1,70 +1,76 @@
 """The supervisor: parent of the server and of everything that runs below it.
 
-Two jobs: *sub-reaper* (orphans of the commands come here and are reaped) and *killer* (nothing
-outlives the service). It knows no request and no command. Standard library only, one thread;
-its state is in `Supervisor` and in the kernel.
+Four jobs: *sub-reaper* (orphans of the commands come here and are reaped), *keeper* of the descriptors
+without which nothing of the server could be continued, *restarter* of the server, and *killer* (nothing
+outlives the service). It knows no request and no command. Standard library only, one thread.
 
 Rules:
 
 1. It binds, then starts the server with all arguments; only the server knows the options.
-2. The death of the server, for any reason, ends the service: everything below is killed by
-   membership within 2 s, sockets are removed, then it exits.
-3. Exit codes: 0 after a stop or the server's own exit 0; 1 or 2 from the server before
-   `ready`, with an empty stdout; everything else is 1.
-4. The death of the supervisor is the server's affair (`channel.py`); of both, the next start's
+2. A server that dies after a first `ready` is followed by another one with the same command, environment,
+   folder, sockets and instance, which is handed what the dead one registered (`keeper.py`). Clients
+   meanwhile wait in the backlog. The death is told by a pidfd; both channels are read to the end before
+   anything is concluded from it.
+3. The waits between starts are 0, 0.1, 0.4, 1.6 and 5 s; after five starts in a row that do not reach
+   `ready` the service ends (`restarts.py`).
+4. The service ends, and everything below it is killed by membership within 2 s, when it is told to stop, when
+   the server ends after `stopping`, when the first server ends before `ready`, and with `stdio` when the
+   server ends: requests that were read half cannot be taken over.
+5. Exit codes: 0 after a stop or an announced exit 0; 1 or 2 from the first server before `ready`, with an
+   empty stdout; everything else is 1.
+6. A server that was killed but hangs in the kernel (a thread in a dead mount) is dead after 500 ms.
+7. The death of the supervisor is the server's affair (`channel.py`); of both, the next start's
    (`records.py`).
-5. The service manager hears of the server's life, never of the supervisor's alone: its watchdog gets
-   a ping for each beat of the server's loop and at no other time.
+8. The service manager hears of the server's life: its watchdog gets a ping for each beat of the server's
+   loop, and from us only while no server runs because the next start has to wait.
+9. The code of the supervisor stays the same over upgrades. A server of another version refuses its `hello`
+   with exit code 1; so that this is found before anything is given up, the server that runs tries the new
+   code before it says `upgrading`.
 
 Messages, each a JSON object in one packet of a SOCK_SEQPACKET pair (server: descriptor 3):
 
     supervisor → server
-      {"type": "hello", "version": 2, "instance": N, "supervisorPid": PID, "nofileSoft": N,
-       "beatSeconds": S | null, "listeners": [{"kind": "unix" | "tcp" | "stdio", "url": URL}, ...]}
+      {"type": "hello", "version": 3, "instance": N, "supervisorPid": PID, "nofileSoft": N,
+       "beatSeconds": S | null, "takeOver": BOOL, "record": BOOL,
+       "listeners": [{"kind": "unix" | "tcp" | "stdio", "url": URL}, ...]}
            with descriptors, in order: for each listener the listening socket (stdio: stdin and
-           stdout), then the locked record of the instance (missing if there is none)
-      {"type": "reload"}        read again what can change without a restart: the credentials
+           stdout), the registration channel and its nudge pipe (`registration.py`), then, if `record`, the
+           locked record of the instance
+      {"type": "reload"}        read again what can change without a restart, or be upgraded
       {"type": "stop"}          end all work and exit within 10 s
 
     server → supervisor
-      {"type": "ready"}         requests are answered: print the URLs, tell the service manager
+      {"type": "ready"}         requests are answered: print the URLs (once), tell the service manager
       {"type": "beat"}          its loop turns; every `beatSeconds`, from `ready` on
       {"type": "reloaded", "error": TEXT | null}
-                                the answer to each `reload`; with an error everything is as before
-      {"type": "stopping"}      it ends by itself
+                                an answer to a `reload`; with an error everything is as before
+      {"type": "upgrading"}     the other answer: it exits with 0, and the next server takes over
+      {"type": "stopping"}      it ends by itself, and the service with it
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 from execserver import membership
 from execserver.folders import FolderError
-from execserver.supervisor import launch
+from execserver.supervisor import children, launch, server_process
 from execserver.supervisor.activation import listener_on, take_descriptors
 from execserver.supervisor.listeners import Listener, ListenError, bind_all, requested
-from execserver.supervisor.notify import beat_seconds, notify
-from execserver.supervisor.packets import (
-    CHANNEL_VARIABLE,
-    VERSION,
-    ChannelError,
-    receive_packet,
-    send_packet,
-)
+from execserver.supervisor.loop import Loop
+from execserver.supervisor.notify import Manager
+from execserver.supervisor.packets import VERSION
 from execserver.supervisor.records import Record, claim, sweep
+from execserver.supervisor.restarts import Restarter
+from execserver.supervisor.server_process import ServerProcess
 
 # -I: neither PYTHON* variables nor the cwd (an agent's workspace!) may give the server its modules.
 SERVER_COMMAND = (sys.executable, "-I", "-X", "utf8", "-m", "execserver.cli")
 
-CHANNEL_DESCRIPTOR = 3
-# Room for ten thousand messages while one side is busy; the kernel caps it by net.core.wmem_max.
-CHANNEL_BUFFER = 4 << 20
 # What a server may need to fail long polls, flush events and close connections.
 STOP_GRACE_S = 10.0
 # Killing takes milliseconds; longer than this only a process stuck in the kernel lives on.
@@ -89,26 +95,29 @@ def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> 
     launch.close_inherited_descriptors()
     launch.enter_launch_folder()
     environment = launch.initial_environment()
-    supervisor = Supervisor(os.environ)
-    launch.become_subreaper()
+    supervisor = Supervisor(os.environ, [*server_command, "serve", *argv], environment)
     try:
         supervisor.listen(argv, passed)
-        supervisor.start([*server_command, "serve", *argv], environment)
+        launch.become_subreaper()
+        supervisor.start()
     except ListenError as error:
         launch.say(str(error))
         return error.exit_code
     except OSError as error:
         launch.say(f"cannot start the server {server_command[0]}: {error}")
         return supervisor.finish(1)
-    os.chdir("/")  # the launch folder may be unmounted from now on
     return supervisor.finish(supervisor.supervise())
 
 
 class Supervisor:
     """One service, from binding to the last kill. Takes over the process's signal handling."""
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Mapping[str, str], command: Sequence[str], environment: Mapping[bytes, bytes]
+    ) -> None:
+        self._command = command
+        self._environment = environment
+        self._folder = os.getcwdb()
         self._listeners: list[Listener] = []
         self._record: Record | None = None
         self._instance = membership.new_instance()
@@ -116,13 +125,11 @@ class Supervisor:
         self._strangers = launch.present_children()
         self._nofile_soft = launch.raise_descriptor_limit()
 
-        self._server: int | None = None
-        self._status: int | None = None
-        self._channel: socket.socket | None = None
-        self._ready = False
-        self._stopping = False
-        self._reloads = 0
-        self._kill_at: float | None = None
+        self._loop = Loop()
+        self._manager = Manager(settings)
+        self._settings = settings
+        self._restarter = Restarter(self._loop, self._manager, self._start_server, self._take)
+        self._printed = False
 
         self._signals: list[int] = []
         self._hangup_stops = launch.hangup_means_stop()
@@ -150,68 +157,30 @@ class Supervisor:
         self._instance = self._record.instance
         self._name_survivors(sweep(stale))
 
-    def start(self, command: Sequence[str], environment: Mapping[bytes, bytes]) -> None:
-        """Start the server with its hello waiting on the channel.
+    def start(self) -> None:
+        """Start the first server.
 
         Raises:
             OSError: the program cannot be started.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHANNEL_BUFFER)
-        ours.setblocking(False)
-        self._channel = ours
-        self._send_hello()
-        if any(listener.kind == "stdio" for listener in self._listeners):
+        with_stdio = any(listener.kind == "stdio" for listener in self._listeners)
+        self._restarter.begin(alone=with_stdio)
+        if with_stdio:
             launch.release_stdio()
-        tagged = membership.own_limit()
-        try:
-            membership.set_own_tag(membership.tag_value(self._instance))
-        except membership.TagUnavailableError as error:
-            launch.say(f"orphans in their own session may outlive a killed supervisor: {error}")
-        try:
-            self._server = os.posix_spawn(
-                command[0],
-                list(command),
-                {**environment, CHANNEL_VARIABLE.encode(): b"%d" % CHANNEL_DESCRIPTOR},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, 2, 1),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), CHANNEL_DESCRIPTOR),
-                ],
-                setsid=True,  # Ctrl-C is for the supervisor
-                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-                setsigmask=[],
-            )
-        finally:
-            # An outer execserver that we run under must still find *us* by its tag.
-            membership.clear_own_tag(tagged)
-            theirs.close()
 
     def supervise(self) -> int:
-        """Wait for signals, messages and ends until the server ended; returns the service's exit code."""
-        poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
-        if self._channel is not None:
-            poll.register(self._channel, select.POLLIN)
-        while self._status is None:
-            for descriptor, _ in poll.poll(self._milliseconds_to_kill()):
-                if descriptor == self._wakeup.fileno():
-                    self._read_wakeups()
-                elif not self._read_channel():
-                    poll.unregister(descriptor)
+        """Do what signals, messages, ends and times ask for; returns the service's exit code at its end."""
+        while self._restarter.exit_code is None:
+            self._loop.turn()
             self._handle_pending_signals()
-            self._reap()
-            if self._kill_at is not None and time.monotonic() >= self._kill_at and self._status is None:
-                launch.say("the server did not stop in time")
-                return 0
-        self._read_channel()  # what the server said before it ended
-        return self._exit_code(self._status)
+            children.reap(self._is_kept)
+        return self._restarter.exit_code
 
     def finish(self, code: int) -> int:
         """Kill everything below, remove sockets and record; returns `code`."""
-        self._tell_stopping()
-        survivors = self._kill_everything()
+        self._manager.stopping()
+        self._restarter.close()  # whoever kills needs descriptors
+        survivors = children.kill_all(self._instance, self._strangers, KILL_TIMEOUT_S)
         self._name_survivors(survivors)
         for listener in self._listeners:
             listener.close()
@@ -220,6 +189,10 @@ class Supervisor:
         elif self._record is not None:
             self._record.remove()
         return code
+
+    def _is_kept(self, pid: int, status: int) -> bool:
+        self._strangers.discard(pid)  # whoever gets its number is none
+        return self._restarter.is_kept(pid, status)
 
     # Signals.
 
@@ -232,6 +205,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._signals.append(received))
         launch.reset_signals()
+        self._loop.watch(readable.fileno(), self._read_wakeups)
         return readable
 
     def _read_wakeups(self) -> None:
@@ -252,163 +226,93 @@ class Supervisor:
                 self._reload()
 
     def _stop(self) -> None:
-        """Ask the server to stop; the second time wait no longer."""
-        now = time.monotonic()
-        if self._kill_at is not None:
-            self._kill_at = now
-            return
-        self._kill_at = now + STOP_GRACE_S
-        self._tell_stopping()
-        if self._channel is not None:
-            try:
-                send_packet(self._channel, {"type": "stop"})
-            except OSError as error:
-                launch.say(f"the server cannot be asked to stop: {error}")
+        """Ask the server to stop; the second time, or without a server, wait no longer."""
+        if self._restarter.server is None:
+            self._restarter.exit_code = 0
+        elif self._restarter.stopping:
+            self._stop_took_too_long()
+        else:
+            self._restarter.stopping = True
+            self._loop.call_in(STOP_GRACE_S, self._stop_took_too_long)
+            self._manager.stopping()
+            self._say(self._restarter.server, "stop")
+
+    def _stop_took_too_long(self) -> None:
+        launch.say("the server did not stop in time")
+        self._restarter.exit_code = 0
 
     def _reload(self) -> None:
-        """Ask the server to read its credentials again."""
-        if self._stopping or self._channel is None:
+        """Ask the server for it. The next one, while there is none, reads everything anyway."""
+        if self._manager.is_stopping:
             return
-        try:
-            send_packet(self._channel, {"type": "reload"})
-        except OSError as error:
-            launch.say(f"the server cannot be asked to reload: {error}")
-            return
-        self._reloads += 1
-        if self._ready:
-            # The time tells the service manager that this answers its request, not an earlier one.
-            now = f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"
-            notify(self._settings, "RELOADING=1", now, status="Reloading")
+        if self._restarter.server is None:
+            self._manager.reloading(answers=0)
+        elif self._say(self._restarter.server, "reload"):
+            self._manager.reloading(answers=1)
 
-    def _milliseconds_to_kill(self) -> float | None:
-        if self._kill_at is None:
-            return None
-        return max(0.0, self._kill_at - time.monotonic()) * 1000 + 1
+    def _say(self, server: ServerProcess, kind: str) -> bool:
+        try:
+            server.send({"type": kind})
+        except OSError as error:
+            launch.say(f"the server cannot be asked to {kind}: {error}")
+            return False
+        return True
 
     # The server.
 
-    def _send_hello(self) -> None:
+    def _start_server(self, registration: Sequence[int], take_over: bool) -> ServerProcess:
         descriptors = [descriptor for listener in self._listeners for descriptor in listener.descriptors]
-        if self._record is not None:
-            descriptors.append(self._record.descriptor)
+        descriptors += [*registration, *([self._record.descriptor] if self._record else [])]
         hello = {
             "type": "hello",
             "version": VERSION,
             "instance": self._instance,
             "supervisorPid": os.getpid(),
             "nofileSoft": self._nofile_soft,
-            "beatSeconds": beat_seconds(self._settings),
+            "beatSeconds": self._manager.beat_seconds,
+            "takeOver": take_over,
+            "record": self._record is not None,
             "listeners": [{"kind": listener.kind, "url": listener.url} for listener in self._listeners],
         }
-        assert self._channel is not None
-        send_packet(self._channel, hello, descriptors)
-
-    def _read_channel(self) -> bool:
-        """Handle every message that is there; False when there will be no more."""
-        if self._channel is None:
-            return False
+        if take_over:
+            launch.enter_again(self._folder)
         try:
-            while (packet := receive_packet(self._channel)) is not None:
-                self._take(packet[0])
-        except BlockingIOError:
-            return True
-        except (ChannelError, OSError) as error:
-            launch.say(f"the server's channel is unusable: {error}")
-        self._channel.close()
-        self._channel = None
-        return False
+            return server_process.start(self._command, self._environment, self._instance, hello, descriptors)
+        finally:
+            os.chdir("/")  # the launch folder may be unmounted while the service runs
 
-    def _take(self, message: Mapping[str, object]) -> None:
+    def _take(self, server: ServerProcess, message: Mapping[str, object]) -> None:
         kind = message["type"]
-        if kind == "ready" and not self._ready:
-            self._ready = True
+        if kind == "ready" and not server.ready:
+            server.ready = True
             self._announce()
         elif kind == "beat":
-            notify(self._settings, "WATCHDOG=1")
+            self._manager.beat()
         elif kind == "reloaded":
-            self._reloaded(message["error"])
+            if message["error"] is not None:
+                launch.say(f"reload failed, everything is as before: {message['error']}")
+            self._manager.reloaded(message["error"])
+        elif kind == "upgrading":
+            server.upgrading = True
         elif kind == "stopping":
-            self._tell_stopping()
-
-    def _reloaded(self, error: object) -> None:
-        self._reloads -= 1
-        if error is not None:
-            launch.say(f"reload failed, everything is as before: {error}")
-        # Of several reloads the last one's answer ends the wait of the service manager.
-        if self._ready and not self._stopping and not self._reloads:
-            self._tell_ready(self._serving() if error is None else f"Reload failed: {error}")
+            server.stopping = True
+            self._manager.stopping()
 
     def _announce(self) -> None:
-        """The bound addresses on stdout, one a line; the service manager is told."""
-        # With stdio in use, descriptor 1 is stderr by now.
-        urls = [f"{listener.url}\n" for listener in self._listeners if listener.kind != "stdio"]
-        try:
-            remaining = "".join(urls).encode(errors="surrogateescape")
-            while remaining:
-                remaining = remaining[os.write(1, remaining) :]
-        except OSError as error:
-            launch.say(f"the addresses cannot be printed: {error.strerror}")
-        self._tell_ready(self._serving())
-
-    def _serving(self) -> str:
-        return f"Serving on {' '.join(listener.url for listener in self._listeners)}"
-
-    def _tell_ready(self, status: str) -> None:
-        # The process id is for a service that was started through a shell.
-        notify(self._settings, "READY=1", f"MAINPID={os.getpid()}", status=status)
-
-    def _tell_stopping(self) -> None:
-        if not self._stopping:
-            self._stopping = True
-            notify(self._settings, "STOPPING=1", status="Stopping")
-
-    def _exit_code(self, status: int) -> int:
-        code = os.waitstatus_to_exitcode(status)
-        if self._kill_at is not None or code == 0:
-            return 0
-        if code < 0:
-            launch.say(f"the server was killed by signal {-code} ({signal.strsignal(-code)})")
-            return 1
-        if self._ready:
-            launch.say(f"the server failed with exit code {code}")
-            return 1
-        if code == 1 and not launch.importable_in_isolation():
-            launch.say("this package is found by PYTHONPATH or in the current folder only; install it")
-        return code if code in (1, 2) else 1
-
-    # Children.
-
-    def _reap(self) -> None:
-        """Take the exit of every child that ended: the server's, and of orphans that came to us."""
-        while True:
+        """Tell the service manager, and the first time print the bound addresses, one a line."""
+        if not self._printed:
+            self._printed = True
+            # With stdio in use, descriptor 1 is stderr by now.
+            urls = [f"{listener.url}\n" for listener in self._listeners if listener.kind != "stdio"]
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._strangers.discard(pid)
-            if pid == self._server:
-                self._status = status
-
-    def _kill_everything(self) -> list[int]:
-        """Kill members and whatever else is below us, until two scans in a row are empty."""
-        roots = [os.getpid()]
-        deadline = time.monotonic() + KILL_TIMEOUT_S
-        empty_scans = 0
-        while True:
-            left = membership.members(self._instance, exclude=self._strangers, roots=roots)
-            empty_scans = 0 if left else empty_scans + 1
-            remaining = deadline - time.monotonic()
-            if empty_scans == 2 or remaining <= 0:
-                return sorted(left)
-            if left:
-                survivors = membership.kill_members(
-                    self._instance, exclude=self._strangers, roots=roots, timeout=remaining
-                )
-                if survivors:
-                    return survivors
-            self._reap()
+                remaining = "".join(urls).encode(errors="surrogateescape")
+                while remaining:
+                    remaining = remaining[os.write(1, remaining) :]
+            except OSError as error:
+                launch.say(f"the addresses cannot be printed: {error.strerror}")
+        count = self._restarter.count
+        restarts = f" (server restarts: {count})" if count else ""
+        self._manager.ready(f"Serving on {' '.join(listener.url for listener in self._listeners)}{restarts}")
 
     def _name_survivors(self, survivors: Sequence[int]) -> None:
         if survivors:

@@ -259,7 +259,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_retained_output_bytes",
         "gauge",
-        "Output kept in memory for all processes.",
+        "Output kept for all processes.",
         _held(lambda gauges: gauges.retained_output_bytes()),
     ),
     Definition(

@@ -65,12 +65,15 @@ def test_terminate_of_a_tree_answers_survivors(extended: Client) -> None:
     assert extended.process("nobody").terminate() == {"running": False}
 
 
-@pytest.mark.statement("X4")
-def test_events_are_the_same(extended: Client) -> None:
-    process = extended.shell("echo x", processId="p").wait_closed()
+@pytest.mark.statement("X4", "X8")
+@pytest.mark.parametrize("extensions", [False, True])
+def test_events_are_the_same_but_for_the_cause(endpoint: Endpoint, extensions: bool) -> None:
+    client = endpoint.connect(extensions=extensions)
+    process = client.shell("echo x", processId="p").wait_closed()
+    more = {"cause": "normal"} if extensions else {}
     assert process.log.events == [
         ("process/output", {"processId": "p", "seq": 1, "stream": "stdout", "chunk": "eAo="}),
-        ("process/exited", {"processId": "p", "seq": 2, "exitCode": 0, "sandboxDenied": False}),
+        ("process/exited", {"processId": "p", "seq": 2, "exitCode": 0, "sandboxDenied": False, **more}),
         ("process/closed", {"processId": "p", "seq": 3}),
     ]
 

@@ -251,7 +251,8 @@ def check_gap(page: Json, whole: bytes) -> list[Json]:
 
 @pytest.mark.everywhere
 @pytest.mark.statement("O40", "O41", "O42", "O43")
-def test_newest_mebibyte_is_kept_and_the_gap_is_stated(client: Client) -> None:
+def test_newest_mebibyte_is_kept_and_the_gap_is_stated(endpoint: Endpoint) -> None:
+    client = endpoint.private("--retained-output-bytes", str(MIB)).connect()
     process = client.start("/usr/bin/env", "seq", "1", "400000").wait_closed(timeout=40)
     whole = process.output
     page = process.read()
@@ -272,7 +273,8 @@ def test_newest_mebibyte_is_kept_and_the_gap_is_stated(client: Client) -> None:
 
 
 @pytest.mark.statement("O41")
-def test_cursor_that_covers_the_gap_hears_nothing_of_it(client: Client) -> None:
+def test_cursor_that_covers_the_gap_hears_nothing_of_it(endpoint: Endpoint) -> None:
+    client = endpoint.private("--retained-output-bytes", str(MIB)).connect()
     process = client.start("/usr/bin/env", "seq", "1", "400000").wait_closed(timeout=40)
     first = process.read()["firstSeq"]
     page = process.read(first - 1)
@@ -312,7 +314,7 @@ def test_kept_bytes_can_be_set(endpoint: Endpoint) -> None:
 
 @pytest.mark.statement("O40", "O46")
 def test_budget_of_the_daemon_takes_from_who_holds_most(endpoint: Endpoint) -> None:
-    client = endpoint.private("--daemon-output-bytes", "600000").connect()
+    client = endpoint.private("--spool-max-bytes", "600000").connect()
     modest = client.start("/usr/bin/env", "seq", "1", "10000").wait_closed()
     greedy = [client.start("/usr/bin/env", "seq", "1", "150000").wait_closed() for _ in range(2)]
     assert read_bytes(modest.read()) == modest.output
@@ -377,7 +379,8 @@ def wait_for_file(path: Path) -> None:
 
 @pytest.mark.everywhere
 @pytest.mark.statement("O44", "O45", "O1")
-def test_reader_that_stalls_holds_nothing_back_and_hears_of_the_gap(client: Client, here: Path) -> None:
+def test_reader_that_stalls_holds_nothing_back_and_hears_of_the_gap(endpoint: Endpoint, here: Path) -> None:
+    client = endpoint.private("--retained-output-bytes", str(MIB)).connect()
     script = f"seq 1 5000000; echo over > {here}/done; read -r go"
     params = client.start_params(["/bin/sh", "-c", script], processId="flood", pipeStdin=True)
     total = sum(len(f"{i}\n") for i in range(1, 5_000_001))

@@ -330,7 +330,8 @@ def test_only_one_of_many_gets_the_session(endpoint: Endpoint) -> None:
 
 @pytest.mark.statement("O44", "H24")
 def test_detached_process_is_not_held_back(endpoint: Endpoint, here: Path) -> None:
-    first = endpoint.connect()
+    private = endpoint.private("--retained-output-bytes", "1048576")
+    first = private.connect()
     old = first.shell(f"echo go; seq 1 2000000; echo over > {here}/done; read -r x", pipeStdin=True)
     old.wait_output(b"go")
     first.close()
@@ -338,7 +339,7 @@ def test_detached_process_is_not_held_back(endpoint: Endpoint, here: Path) -> No
     while not (here / "done").exists():
         assert time.monotonic() < deadline, "the child was held back"
         threading.Event().wait(0.02)
-    process = resume(endpoint, first.session_id).process(old.id)
+    process = resume(private, first.session_id).process(old.id)
     page = process.read(0)
     kept = b"".join(decode(chunk["chunk"]) for chunk in page["chunks"])
     total = len(b"go\n") + sum(len(str(number)) + 1 for number in range(1, 2_000_001))

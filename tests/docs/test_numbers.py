@@ -13,8 +13,8 @@ from tests.docs.pages import ROOT
 EXPLANATION = ROOT / "docs" / "explanation"
 PAGE = EXPLANATION / "memory.md"
 
-UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "s": 1}
-_ROW = re.compile(r"^\| [^|]+ \| ([\d.]+) ?(KiB|MiB|s|) \| `([\w.]+)` \|$", re.MULTILINE)
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
+_ROW = re.compile(r"^\| [^|]+ \| ([\d.]+) ?(KiB|MiB|GiB|s|) \| `([\w.]+)` \|$", re.MULTILINE)
 
 
 def value_of(dotted: str) -> float:
@@ -53,14 +53,14 @@ def test_a_number_is_that_of_its_constant(number: str, unit: str, name: str) -> 
         (
             "output.md",
             r"(\d+) MiB a process",
-            "processes.executor.ExecutorLimits.retained_output_bytes",
+            "configuration.model.Settings.retained_output_bytes",
             1 << 20,
         ),
         (
             "output.md",
-            r"(\d+) MiB a daemon",
-            "processes.executor.ExecutorLimits.daemon_output_bytes",
-            1 << 20,
+            r"(\d+) GiB a daemon",
+            "configuration.model.Settings.spool_max_bytes",
+            1 << 30,
         ),
         ("output.md", r"may have (\d+) KiB of unsent events", "sessions.feed.WINDOW_BYTES", 1 << 10),
         ("output.md", r"costs a child (\d+) seconds, once", "sessions.feed.GRACE_SECONDS", 1),

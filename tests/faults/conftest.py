@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.faults.service import Fifo, Serve, Service, Watched
+from tests.faults.sizes import LONG, Report
 from tests.support.noise import Noise, noise_watched
 
 EVERYWHERE = ("stdio", "unix", "ws")
@@ -145,3 +146,15 @@ def noise() -> Iterator[Noise]:
     """What latencies of this test may owe to the machine."""
     with noise_watched() as watched:
         yield watched
+
+
+@pytest.fixture
+def report(capfd: pytest.CaptureFixture[str]) -> Report:
+    """Print a line of figures, in the long form only: `report("3 cuts …")`."""
+
+    def tell(line: str) -> None:
+        if LONG:
+            with capfd.disabled():
+                print(f"\n{line}", flush=True)
+
+    return tell

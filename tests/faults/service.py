@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -62,6 +63,7 @@ class Service:
         launcher: a command in front, to start it under other circumstances.
         stderr: a descriptor for its log instead of a file that `log` reads.
         cwd: its working directory, instead of `folder`.
+        env: variables besides those that it always has.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Service:
         launcher: Sequence[str] = (),
         stderr: int | None = None,
         cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.transport = transport
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end
@@ -82,7 +85,12 @@ class Service:
             stdin=subprocess.PIPE if transport == "stdio" else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log if stderr is None else stderr,
-            env={"PATH": os.environ["PATH"], "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")},
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(folder),
+                "XDG_STATE_HOME": str(folder / "state"),
+                **(env or {}),
+            },
             cwd=cwd or folder,
         )
         self.pid = self.process.pid
@@ -110,6 +118,29 @@ class Service:
             if b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         raise AssertionError(f"no server below {self.pid}: {self.log}")
+
+    def successor(self, within: float = PATIENCE) -> int:
+        """Wait until another server than the last known one is there, and mean that one from now on; its pid.
+
+        Raises:
+            TimeoutError: there is none.
+        """
+        assert self.server_ended(within), f"server {self.server_pid} lives"
+        deadline = time.monotonic() + within
+        while True:
+            for pid in children(self.pid):
+                with contextlib.suppress(OSError):
+                    if (
+                        pid != self.server_pid
+                        and b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                    ):
+                        descriptor = os.pidfd_open(pid)
+                        os.close(self._server)
+                        self._server, self.server_pid = descriptor, pid
+                        return pid
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no successor of {self.server_pid} in {within:g} s: {self.log}")
+            time.sleep(0.002)
 
     # -- connections
 

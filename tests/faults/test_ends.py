@@ -42,13 +42,16 @@ ENDS: dict[str, tuple[Callable[[Service], None], int]] = {
 }
 
 
+ONLY_STDIO = ("server killed", "server crashed", "end of input")
+
+
 @pytest.mark.over("stdio", "unix")
 @pytest.mark.parametrize("how", list(ENDS))
 def test_no_descendant_outlives_the_service(
     transport: str, how: str, serve: Serve, tree: Tree, bystander: Callable[[], bool]
 ) -> None:
-    if how == "end of input" and transport != "stdio":
-        pytest.skip("only stdio has an input")
+    if how in ONLY_STDIO and transport != "stdio":
+        pytest.skip("only stdio has an input, and only there a server has no successor")
     service = serve(transport, may_fail=True)
     members = tree(service.connect())
     end, status = ENDS[how]
@@ -113,7 +116,7 @@ def test_an_expired_session_leaves_nothing_and_touches_nobody_else(
     assert other.start("/bin/echo", "hello").wait_closed().output == b"hello\n"
 
 
-@pytest.mark.parametrize("how", ["server killed", "SIGHUP, then SIGTERM", "SIGTERM"])
+@pytest.mark.parametrize("how", ["server killed, then SIGTERM", "SIGHUP, then SIGTERM", "SIGTERM"])
 def test_a_log_that_nobody_reads_does_not_keep_descendants_alive(how: str, serve: Serve, tree: Tree) -> None:
     reading, writing = os.pipe()
     service = serve("unix", may_fail=True, stderr=writing)
@@ -124,14 +127,13 @@ def test_a_log_that_nobody_reads_does_not_keep_descendants_alive(how: str, serve
         while _fits(mine, size):
             pass
     try:
-        if how == "server killed":
+        if how == "server killed, then SIGTERM":
             service.signal_server(signal.SIGKILL)
-        else:
-            if how != "SIGTERM":
-                service.process.send_signal(signal.SIGHUP)
-                # Nothing tells from outside that a signal was handled.
-                time.sleep(0.2)
-            service.process.terminate()
+        elif how == "SIGHUP, then SIGTERM":
+            service.process.send_signal(signal.SIGHUP)
+        # Nothing tells from outside that a signal was handled.
+        time.sleep(0.2)
+        service.process.terminate()
         assert survivors(members) == []
         assert eventually(lambda: service.process.poll() is not None, within=GONE_SECONDS)
     finally:
@@ -158,19 +160,33 @@ def test_polite_signals_of_a_command_to_its_parent_are_ignored(transport: str, s
     assert client.start("/bin/echo", "still there").wait_closed().output == b"still there\n"
 
 
-def test_a_command_that_kills_its_parent_ends_everything(transport: str, serve: Serve, tree: Tree) -> None:
+def kill_parent(client: Client) -> None:
+    start = client.start_params(["/bin/sh", "-c", "kill -9 $PPID"])
+    client.send({"id": 0, "method": "process/start", "params": start})
+
+
+@pytest.mark.over("stdio")
+def test_over_stdio_a_command_that_kills_its_parent_ends_everything(
+    transport: str, serve: Serve, tree: Tree
+) -> None:
     service = serve(transport, may_fail=True)
     client = service.connect()
     members = tree(client)
-    client.send(
-        {
-            "id": 0,
-            "method": "process/start",
-            "params": client.start_params(["/bin/sh", "-c", "kill -9 $PPID"]),
-        }
-    )
+    kill_parent(client)
     assert service.process.wait(GONE_SECONDS + 1) == 1
     assert survivors(members, within=0) == []
+
+
+@pytest.mark.over("unix", "ws")
+def test_a_command_that_kills_its_parent_harms_nobody_else(transport: str, serve: Serve, tree: Tree) -> None:
+    service = serve(transport)
+    client = service.connect()
+    members = tree(client)
+    kill_parent(client)
+    assert eventually(lambda: client.ended, within=GONE_SECONDS)
+    resumed = service.connect(resume=client.session_id)
+    assert resumed.start("/bin/echo", "hello", processId="new").wait_closed().output == b"hello\n"
+    assert survivors(members, within=0) == [each.name for each in members]
 
 
 def test_a_command_that_stops_its_parent_freezes_the_service_and_a_stop_still_ends_it(

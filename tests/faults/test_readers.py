@@ -60,7 +60,7 @@ def test_a_client_that_stops_reading_costs_nobody_anything_but_itself(
 def test_what_a_late_reader_missed_is_counted_to_the_byte(
     transport: str, serve: Serve, fifo: MakeFifo
 ) -> None:
-    service, news = serve(transport), fifo()
+    service, news = serve(transport, "--retained-output-bytes", str(MIB)), fifo()
     client, size = service.connect(), 60_000_000
     client.pause()
     script = f"head -c {size} /dev/zero; echo >{news.path}"

@@ -62,7 +62,8 @@ def test_it_says_what_the_daemon_holds(connect: Connect) -> None:
 
 
 def test_it_names_what_was_lost_to_clients(start_server: StartServer, tmp_path: Path) -> None:
-    with start_server(f"unix://{tmp_path}/s").connect() as client:
+    flags = ("--retained-output-bytes", "1048576")
+    with start_server(f"unix://{tmp_path}/s", *flags).connect() as client:
         process = client.shell("head -c 3000000 /dev/zero").wait_closed()
         before = client.call("server/health")["lostOutputBytes"]
 

@@ -79,7 +79,7 @@ def wait_for(server: Server, name: tuple[str, ...], value: float) -> None:
 
 @pytest.fixture
 def server(start_server: StartServer) -> Server:
-    return start_server("ws://127.0.0.1:0")
+    return start_server("ws://127.0.0.1:0", "--retained-output-bytes", "1048576")
 
 
 @pytest.fixture

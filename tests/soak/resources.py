@@ -51,19 +51,31 @@ def held(pid: int) -> Held:
     children = [process for process in process_tree.descendants(pid) if process.pid not in own]
     return Held(
         {number: _descriptors(number) for number in own},
-        {number: len(list(Path(f"/proc/{number}/task").iterdir())) for number in own},
+        {number: _threads(number) for number in own},
         tuple(_described(process) for process in children),
     )
 
 
 def _descriptors(pid: int) -> tuple[str, ...]:
     found = []
-    for entry in sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda path: int(path.name)):
+    for entry in sorted(_entries(pid, "fd"), key=lambda path: int(path.name)):
         try:
             found.append(f"{entry.name}→{entry.readlink()}")
         except OSError:
             continue
     return tuple(found)
+
+
+def _threads(pid: int) -> int:
+    return len(_entries(pid, "task"))
+
+
+def _entries(pid: int, kind: str) -> list[Path]:
+    """None of a process that ended since it was found, as a worker that idles does."""
+    try:
+        return list(Path(f"/proc/{pid}/{kind}").iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _described(process: psutil.Process) -> str:

@@ -4,6 +4,7 @@ Run by its path: `fake_server.py serve [--listen …] [--fake-exit N] [--fake-jo
 
 --fake-exit N     exit with N before `ready`
 --fake-after N    send `ready` and exit with N
+--fake-stopping   send `stopping` before that
 --fake-journal F  append one JSON line for what happens
 --fake-run PROGRAM  run this shell program (tagged, number 7) before `ready`
 --fake-stuck      do not answer `stop`
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("--listen", action="append")
     parser.add_argument("--fake-exit", type=int)
     parser.add_argument("--fake-after", type=int)
+    parser.add_argument("--fake-stopping", action="store_true")
     parser.add_argument("--fake-journal", default="/dev/null")
     parser.add_argument("--fake-run")
     parser.add_argument("--fake-stuck", action="store_true")
@@ -82,6 +84,8 @@ def main() -> int:
             continue
         channel.send({"type": "reloaded", "error": None})
     channel.send({"type": "ready"})
+    if options.fake_stopping:
+        channel.send({"type": "stopping"})
     if options.fake_after is not None:
         return int(options.fake_after)
     for _ in range(options.fake_beats):

@@ -8,6 +8,7 @@ import pytest
 
 from execserver import __version__, cli
 from execserver.configuration.options import OPTIONS
+from execserver.supervisor.packets import VERSION
 
 SECRET = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
 
@@ -37,7 +38,14 @@ def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["serve", "--help"], ["config", "show", "--help"], ["--version"]]
+    "argv",
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["config", "show", "--help"],
+        ["config", "check", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_and_version_are_no_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -156,3 +164,29 @@ def test_a_broken_file_is_status_1_and_nothing_is_shown(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"execserver: {config}:2: unknown key 'nonsense'")
+
+
+# config check
+
+
+def test_what_would_start_is_checked_without_a_word(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "check", "--config", str(config)]) == 0
+    assert cli.main(["config", "check", "--config", str(config), "--supervisor", str(VERSION)]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--ws-auth", "capability-token"], "--ws-token-file"),
+        (["--ws-auth", "capability-token", "--ws-token-file", "missing"], "--ws-token-file: cannot read"),
+        (["--supervisor", str(VERSION + 1)], f"speaks version {VERSION + 1}, this code {VERSION}"),
+    ],
+)
+def test_what_would_not_start_fails_the_check_with_the_reason(
+    flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["config", "check", *flags]) == 1
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert reason in errors

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from execserver.configuration.options import OPTIONS, Option
 from execserver.configuration.reference import main as reference
 from execserver.supervisor import listeners
 from execserver.supervisor.channel import Hello
+from execserver.supervisor.keeping import KeeperClient
 from execserver.transports.authentication import ConfigurationError
 
 FLAG, VARIABLE, FILE = 0, 1, 2
@@ -239,9 +242,22 @@ def test_without_any_place_everything_is_the_default() -> None:
 
 def test_a_server_that_got_no_listener_does_not_start() -> None:
     # The supervisor binds nothing when the file is no good; it may be mended before the server reads it.
-    hello = Hello(instance=1, supervisor_pid=1, nofile_soft=1, beat_seconds=None, listeners=(), record=None)
+    ours, theirs = socket.socketpair()
+    keeper = KeeperClient(ours, os.open(os.devnull, os.O_WRONLY))
+    hello = Hello(
+        instance=1,
+        supervisor_pid=1,
+        nofile_soft=1,
+        beat_seconds=None,
+        listeners=(),
+        record=None,
+        take_over=False,
+        keeper=keeper,
+    )
     with pytest.raises(ConfigurationError, match="changed during the start"):
         server._check_exposure(Settings(), hello)
+    keeper.close()
+    theirs.close()
 
 
 # The reference page.

@@ -119,7 +119,10 @@ def use_processes(witness: Witness) -> None:
     client = witness.client
     common = {"cwd": path_uri("/"), "env": {}}
     cat = client.process("cat")
-    witness.call("process/start", processId="cat", argv=["/bin/cat"], tty=False, pipeStdin=True, **common)
+    cat_params = {"processId": "cat", "argv": ["/bin/cat"], "tty": False, "pipeStdin": True, **common}
+    witness.call("process/start", timeoutMs=60_000, idleTimeoutMs=60_000, ifExists="attach", **cat_params)
+    witness.call("process/start", timeoutMs=60_000, idleTimeoutMs=60_000, ifExists="attach", **cat_params)
+    assert witness.refused("process/start", ifExists="attach", **cat_params) == -32600
     for status, process_id in (("accepted", "cat"), ("unknownProcess", "nobody")):
         written = witness.call("process/write", processId=process_id, chunk=encode("one\n"), writeId="w")
         assert written == {"status": status}

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from execserver.membership import kill_members
+from execserver.supervisor import restarts
 from tests.support import fake_server
 
 SUPERVISOR = (
-    "import sys; from execserver.supervisor import program; program.STOP_GRACE_S = {grace}; "
-    "sys.exit(program.run(sys.argv[2:], (sys.executable, '-I', sys.argv[1])))"
+    "import sys; from execserver.supervisor import program, restarts; "
+    "program.STOP_GRACE_S = {grace}; restarts.BACKOFF_S = {backoff}; "
+    "sys.exit(program.run(sys.argv[2:], ({interpreter!r}, '-I', sys.argv[1])))"
 )
 # A command that leaves a daemon: double fork, own session, empty environment; and stays itself.
 DAEMON = """
@@ -44,9 +46,15 @@ class Service:
         self._events: list[dict[str, Any]] = []
         self.instance: int | None = None
         daemon = DAEMON.format(journal=self.journal_path)
-        program = SUPERVISOR.format(grace=options.pop("grace", 10.0))
-        command = [sys.executable, "-I", "-c", program, fake_server.__file__]
-        command += ["--fake-journal", str(self.journal_path)]
+        program = SUPERVISOR.format(
+            grace=options.pop("grace", 10.0),
+            backoff=options.pop("backoff", restarts.BACKOFF_S),
+            interpreter=options.pop("interpreter", sys.executable),
+        )
+        server = options.pop("server", fake_server).__file__
+        command = [sys.executable, "-I", "-c", program, server]
+        if server == fake_server.__file__:
+            command += ["--fake-journal", str(self.journal_path)]
         nested = [*command, "--listen", f"unix://{folder}/nested", "--fake-run", daemon]
         programs = {"{daemon}": daemon, "{nested}": f"(setsid {shlex.join(nested)} &)"}
         environment = {

@@ -50,8 +50,9 @@ def test_passed_sockets_stand_in_for_the_default(
     assert hello["kinds"] == ["unix", "tcp"]
     assert not (folder / "runtime/execserver").exists()
     assert not [name for name in hello["environment"] if name.startswith("LISTEN_")]
-    # 0 to 2, the channel, the supervisor's pidfd, two listeners and the record; and the listing itself.
-    assert len(hello["descriptors"]) == 9
+    # 0 to 2, the channel, the registration channel and its nudge pipe, the supervisor's pidfd, two listeners
+    # and the record; and the listing itself.
+    assert len(hello["descriptors"]) == 11
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])

@@ -34,10 +34,11 @@ def records(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_when_the_server_is_killed_everything_ends(
+def test_when_the_server_is_killed_before_it_was_ready_everything_ends(
     start: Start, watch: Watch, folder: Path, number: signal.Signals
 ) -> None:
-    service, watched = begin(start, watch, folder)
+    service = start("--listen", f"unix://{folder}/a", "--fake-run", "{daemon}", "--fake-late")
+    watched = [watch(service.event(event)["pid"]) for event in ("hello", "command", "daemon")]
     watched[0].send(number)
     assert all_ended(watched)
     code, out, err = service.end()
@@ -94,12 +95,11 @@ def test_a_server_that_does_not_stop_is_killed_after_its_grace(
 
 
 @pytest.mark.parametrize(("server_code", "code"), [(0, 0), (1, 1), (2, 1), (77, 1)])
-def test_a_server_that_exits_after_ready(
+def test_a_server_that_announces_its_end_and_exits(
     start: Start, watch: Watch, folder: Path, server_code: int, code: int
 ) -> None:
-    service = start(
-        "--listen", f"unix://{folder}/a", "--fake-run", "{daemon}", "--fake-after", str(server_code)
-    )
+    flags = ("--fake-run", "{daemon}", "--fake-stopping", "--fake-after", str(server_code))
+    service = start("--listen", f"unix://{folder}/a", *flags)
     result, out, err = service.end()
     assert (result, out) == (code, f"unix://{folder}/a\n")
     assert bool(err) == bool(code)
@@ -154,20 +154,17 @@ def test_both_killed_at_once_the_next_start_sweeps_and_spares_the_living(
         assert service.end()[0] == 0
 
 
-@pytest.mark.parametrize("victim", ["server", "supervisor", "none"])
+@pytest.mark.parametrize("victim", ["supervisor", "none"])
 def test_a_service_inside_a_service_ends_with_it(
     start: Start, watch: Watch, folder: Path, victim: str
 ) -> None:
     outer = start("--listen", f"unix://{folder}/outer", "--fake-run", "{nested}")
-    server = watch(outer.event("hello")["pid"])
+    outer.event("hello")
     inner = outer.event("hello")
     inside = [watch(inner["supervisor"]), watch(inner["pid"])]
     inside += [watch(outer.event(event)["pid"]) for event in ("command", "daemon")]
     outer.url()
-    if victim == "server":
-        server.send(signal.SIGKILL)
-    else:
-        outer.process.send_signal(signal.SIGKILL if victim == "supervisor" else signal.SIGTERM)
+    outer.process.send_signal(signal.SIGKILL if victim == "supervisor" else signal.SIGTERM)
     assert all_ended(inside)
 
 

@@ -42,7 +42,7 @@ def test_it_hears_ready_and_stopping(start: Start, watch: Watch, folder: Path, a
 
 def test_a_server_that_ends_by_itself_is_told_as_stopping(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
-        service = begin(start, folder, manager, "--fake-after", "0")
+        service = begin(start, folder, manager, "--fake-stopping", "--fake-after", "0")
         assert [list(manager.message()), list(manager.message())] == [
             ["READY", "MAINPID", "STATUS"],
             ["STOPPING", "STATUS"],

@@ -58,8 +58,9 @@ def test_the_server_gets_what_it_needs_and_nothing_else(start: Start, folder: Pa
     assert hello["nofile"] == [soft, hello["nofile"][2], hello["nofile"][2]]
     assert hello["stdin"] == "/dev/null"
     assert hello["same_output"]
-    # 0 to 2, the channel, the supervisor's pidfd, listener and record; and the listing itself.
-    assert len(hello["descriptors"]) == 8
+    # 0 to 2, the channel, the registration channel and its nudge pipe, the supervisor's pidfd, listener and
+    # record; and the listing itself.
+    assert len(hello["descriptors"]) == 10
     assert hello["environment"] == [
         "EXECSERVER_CONFIG",
         "LC_CTYPE",

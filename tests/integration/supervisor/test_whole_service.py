@@ -202,7 +202,7 @@ def test_the_watchdog_is_fed_while_the_loop_of_the_server_turns(
     assert service.stop() == 0
 
 
-def test_a_reload_takes_a_new_token_for_new_connections_and_keeps_the_old_ones(
+def test_a_reload_takes_a_new_token_and_a_new_server_and_keeps_the_commands(
     serve: Start, folder: Path, manager: ServiceManager
 ) -> None:
     (folder / "token").write_text("first\n")
@@ -216,15 +216,18 @@ def test_a_reload_takes_a_new_token_for_new_connections_and_keeps_the_old_ones(
             (folder / "token").write_text("second\n")
             assert refusal(url, "second") == b"invalid websocket bearer token"
 
+            server = only_child(service.process.pid)
             service.process.send_signal(signal.SIGHUP)
             assert int(manager.until("RELOADING")["MONOTONIC_USEC"]) > 0
             assert manager.until("READY") == ready
+            assert not os.path.exists(f"/proc/{server}")
 
             assert refusal(url, "first") == b"invalid websocket bearer token"
-            with connect_ws(url, bearer("second")).handshake() as new:
-                assert new.shell("echo new").wait_closed().output == b"new\n"
-            process.write("still here\n", "w1")
-            assert process.wait_closed().output == b"still here\n"
+            with connect_ws(url, bearer("second")).handshake(resume=old.session_id) as new:
+                assert new.shell("echo new", processId="new").wait_closed().output == b"new\n"
+                resumed = new.process(process.id)
+                assert resumed.write("still here\n", "w1") == "accepted"
+                assert resumed.wait_closed().output == b"still here\n"
         assert service.stop() == 0
         assert "first" not in service.log()
         assert "second" not in service.log()

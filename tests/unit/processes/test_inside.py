@@ -16,6 +16,7 @@ import pytest
 from execserver import membership
 from execserver.processes.inside import Inside
 from execserver.processes.poller import DescriptorPoller
+from execserver.sandbox.memory_file import memory_file
 
 SECONDS = 20.0
 """More than anything here takes on the slowest machine."""
@@ -32,8 +33,11 @@ class Launcher:
     """A bubblewrap with a command in it, and what we know of its inside."""
 
     def __init__(self, poller: DescriptorPoller, command: Sequence[str], options: Sequence[str]) -> None:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(read, False)
+        report = memory_file(b"")
+        write = os.dup(report)
+        self.kept = os.dup(report)
+        self._poller = poller
+        self._namespaces = "--unshare-pid" in options
         self.process = subprocess.Popen(
             [
                 *("bwrap", "--new-session", "--dev-bind", "/", "/", *options),
@@ -50,8 +54,12 @@ class Launcher:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._said = b""
-        self.inside = Inside(self.process.pid, read, "--unshare-pid" in options, None, poller)
+        self.inside = Inside(self.process.pid, report, self._namespaces, None, poller)
         self.ended = False
+
+    def hand_over(self) -> None:
+        """The server is another one now, which has what was kept of its predecessor."""
+        self.inside = Inside(self.process.pid, os.dup(self.kept), self._namespaces, None, self._poller)
 
     async def says(self, word: str) -> None:
         assert self.process.stdout is not None
@@ -104,6 +112,7 @@ def launch(poller: DescriptorPoller) -> Iterator[Launch]:
         launcher.process.wait()
         assert launcher.process.stdout is not None
         launcher.process.stdout.close()
+        os.close(launcher.kept)
     poller.close()
 
 
@@ -198,10 +207,10 @@ async def test_a_set_up_that_fails_is_told_apart_from_a_command_that_fails(launc
 
 
 async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoller) -> None:
-    read, write = os.pipe()
-    os.set_blocking(read, False)
+    report = memory_file(b"")
+    write = os.dup(report)
     child = subprocess.Popen(["sleep", "60"], start_new_session=True, preexec_fn=hear_interrupts)
-    inside = Inside(0, read, False, None, poller)
+    inside = Inside(0, report, False, None, poller)
     try:
         for line in (b"no json", b"[1]", b'{"child-pid": "x"}', b'{"other": 1}', b"\xff"):
             os.write(write, line + b"\n")
@@ -221,10 +230,7 @@ async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoll
 
 
 async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: DescriptorPoller) -> None:
-    read, write = os.pipe()
-    os.set_blocking(read, False)
-    os.close(write)
-    inside = Inside(0, read, True, None, poller)
+    inside = Inside(0, memory_file(b""), True, None, poller)
     inside.interrupt()
     inside.kill()
     assert not inside.launcher_ended(lambda: None)
@@ -233,39 +239,93 @@ async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: Des
 
 
 async def test_a_launcher_that_says_too_much_is_not_listened_to_any_more(poller: DescriptorPoller) -> None:
-    read, write = os.pipe()
-    os.set_blocking(read, False)
-    inside = Inside(0, read, True, None, poller)
-    try:
-        written = 0
-        while written < 1 << 20:
-            try:
-                written += os.write(write, b"x" * 4096)
-            except BrokenPipeError:
-                break
-            await asyncio.sleep(0)
-        assert written < 1 << 20
-    finally:
-        os.close(write)
-        assert not inside.launcher_ended(lambda: None)
-        poller.close()
+    report = memory_file(b"x" * (1 << 20) + b"\n" + b'{"child-pid": %d}\n{"exit-code": 0}\n' % os.getpid())
+    inside = Inside(0, report, True, None, poller)
+    assert not inside.launcher_ended(lambda: None)
+    assert not inside.set_up
+    poller.close()
 
 
 async def test_a_process_with_another_tag_has_the_number_of_one_that_is_gone(
     poller: DescriptorPoller,
 ) -> None:
     other = membership.tag_value(membership.new_instance(), 7)
-    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     stranger = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
     try:
-        inside = Inside(0, read, False, other, poller)
-        os.write(write, b'{"child-pid": %d}\n' % stranger.pid)
+        inside = Inside(0, memory_file(b'{"child-pid": %d}\n' % stranger.pid), False, other, poller)
         inside.kill()
         inside.interrupt()
         assert not inside.launcher_ended(lambda: None), "others have to look"
         await asyncio.sleep(0.05)
         assert stranger.poll() is None
     finally:
-        os.close(write)
         stranger.kill()
         stranger.wait()
+        poller.close()
+
+
+async def test_what_has_ended_before_anybody_looked_is_told_afterwards(poller: DescriptorPoller) -> None:
+    child = subprocess.Popen(["/bin/true"])
+    child.wait()
+    told: list[bool] = []
+    inside = Inside(0, memory_file(b'{"child-pid": %d}\n' % child.pid), True, None, poller)
+    assert inside.launcher_ended(lambda: told.append(True))
+    assert not told, "the caller is still busy with the launcher's end"
+    await until(lambda: told == [True])
+    poller.close()
+
+
+# -- a server that takes over
+
+
+async def test_a_new_server_interrupts_what_its_predecessor_started(launch: Launch) -> None:
+    launcher = launch(TRAP, *NAMESPACES)
+    await launcher.says("ready")
+    launcher.hand_over()
+    launcher.inside.interrupt()
+    assert await launcher.over() == 7
+    await launcher.says("trapped")
+    assert launcher.inside.set_up
+    await until(lambda: launcher.ended)
+
+
+async def test_a_new_server_kills_everything_inside(launch: Launch) -> None:
+    launcher = launch("setsid sleep 61 & echo ready; sleep 60", *NAMESPACES)
+    await launcher.says("ready")
+    launcher.hand_over()
+    launcher.hand_over()
+    launcher.inside.kill()
+    assert await launcher.over() == 128 + signal.SIGKILL
+    assert launcher.told
+    await until(lambda: launcher.ended)
+
+
+async def test_a_new_server_is_told_the_end_of_what_outlives_its_launcher(launch: Launch) -> None:
+    launcher = launch("echo ready; exec sleep 60", *NAMESPACES)
+    await launcher.says("ready")
+    launcher.hand_over()
+    launcher.process.kill()
+    assert await launcher.over() == -signal.SIGKILL
+    assert launcher.told
+    await until(lambda: launcher.ended)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+async def test_a_report_that_a_dead_server_has_read_is_there_for_the_new_one(
+    launch: Launch, status: int
+) -> None:
+    launcher = launch(f"exit {status}", *NAMESPACES)
+    assert await launcher.over() == status
+    assert launcher.inside.set_up
+    launcher.hand_over()
+    assert await launcher.over() == status
+    assert launcher.told
+    assert launcher.inside.set_up, "a command that ran is no sandbox that could not be set up"
+
+
+async def test_a_new_server_tells_a_set_up_that_failed_too(launch: Launch) -> None:
+    launcher = launch("exit 1", *NAMESPACES, "--bind", "/no/such/folder", "/mnt")
+    assert await launcher.over() == 1
+    launcher.hand_over()
+    await launcher.over()
+    assert not launcher.inside.set_up

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from execserver.processes.output_log import OutputBudget, OutputLog
+from execserver.processes import output_log
+from execserver.spool.spool import SpoolLimits
+from execserver.supervisor.registration import DATA, MEMORY
+from tests.unit.processes.log_rig import RETAINED, Rig, take_bytes
 
-RETAINED = 1000
 
-
-def take_bytes(log: OutputLog, data: bytes, stream: str = "stdout") -> None:
-    read, write = os.pipe()
-    os.set_blocking(read, False)
-    os.write(write, data)
-    os.close(write)
-    log.take(stream, read)  # type: ignore[arg-type]
-    log.trim()
-    os.close(read)
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(folder=str(tmp_path / "spool"))
+    yield rig
+    rig.close()
 
 
 @pytest.fixture
@@ -35,14 +36,14 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(write)
 
 
-def test_taking_from_an_empty_pipe_takes_nothing_and_is_not_the_end(pipe: tuple[int, int]) -> None:
-    log = OutputLog(RETAINED, OutputBudget(RETAINED))
+def test_taking_from_an_empty_pipe_takes_nothing_and_is_not_the_end(rig: Rig, pipe: tuple[int, int]) -> None:
+    log = rig.log()
     assert log.take("stdout", pipe[0]) == 0
     assert not log.ended
 
 
-def test_the_end_of_a_pipe_ends_its_stream_and_takes_no_number() -> None:
-    log = OutputLog(RETAINED, OutputBudget(RETAINED))
+def test_the_end_of_a_pipe_ends_its_stream_and_takes_no_number(rig: Rig) -> None:
+    log = rig.log()
     read, write = os.pipe()
     os.close(write)
     assert log.take("stderr", read) == 0
@@ -51,40 +52,163 @@ def test_the_end_of_a_pipe_ends_its_stream_and_takes_no_number() -> None:
     assert log.next_seq == 1
 
 
-def test_events_share_the_counter_with_chunks() -> None:
-    log = OutputLog(RETAINED, OutputBudget(RETAINED))
+def test_a_process_without_output_has_no_file(rig: Rig, pipe: tuple[int, int]) -> None:
+    log = rig.log()
+    assert log.take("stdout", pipe[0]) == 0
+    take_bytes(log, b"")
+    assert log.ended == {"stdout"}
+    assert not rig.kept
+
+
+def test_the_end_of_a_pipe_after_output_ends_its_stream(rig: Rig) -> None:
+    log = rig.log()
+    take_bytes(log, b"x")
+    take_bytes(log, b"")
+    assert (log.ended, log.next_seq) == ({"stdout"}, 2)
+
+
+def test_events_share_the_counter_with_chunks(rig: Rig) -> None:
+    log = rig.log()
     take_bytes(log, b"a")
-    assert log.number_event() == 2
+    assert log.number_event("exited") == 2
     take_bytes(log, b"b")
+    assert log.number_event("closed") == 4
     assert [chunk.seq for chunk in log.read(0, None, RETAINED).chunks] == [1, 3]
     assert log.chunk(2) is None
+    assert (log.exited_seq, log.closed_seq) == (2, 4)
 
 
-def test_the_daemon_budget_is_taken_from_whoever_holds_most() -> None:
-    budget = OutputBudget(1000)
-    large, small = OutputLog(2000, budget), OutputLog(2000, budget)
+def test_a_terminal_can_be_taken_from_without_a_pipe_in_between(rig: Rig) -> None:
+    log = rig.log()
+    master, slave = os.openpty()
+    os.set_blocking(master, False)
+    os.write(slave, b"words")
+    assert log.take("pty", master) == 5
+    assert log.take("pty", master) == 0
+    os.close(slave)
+    assert log.take("pty", master) == 0
+    os.close(master)
+    assert log.ended == {"pty"}
+    assert log.tail(100) == b"words"
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_the_daemon_budget_is_taken_from_whoever_holds_most(tmp_path: Path, folder: bool) -> None:
+    rig = Rig(SpoolLimits(disk=1000, memory=1000, small=0), str(tmp_path) if folder else None)
+    large, small = rig.log(2000), rig.log(2000)
     for _ in range(9):
         take_bytes(large, b"x" * 100)
     take_bytes(small, b"y" * 300)
     assert (large.held, small.held) == (700, 300)
-    assert budget.held == 1000
+    assert (rig.budget.disk_held if folder else rig.budget.memory_held) == rig.budget.held == 1000
+    rig.close()
 
 
-def test_a_closed_log_gives_its_share_back() -> None:
-    budget = OutputBudget(1000)
-    log = OutputLog(2000, budget)
+def test_a_closed_log_gives_its_share_back(rig: Rig) -> None:
+    log = rig.log(2000)
     take_bytes(log, b"x" * 100)
     log.close()
-    assert budget.held == 0
+    assert rig.budget.held == 0
 
 
-def test_lost_bytes_are_exact_for_every_cursor() -> None:
-    log = OutputLog(10, OutputBudget(RETAINED))
+def test_what_looks_at_a_closed_log_finds_nothing_of_the_next_one(rig: Rig) -> None:
+    log = rig.log()
+    take_bytes(log, b"mine")
+    log.close()
+    other = rig.log()
+    take_bytes(other, b"another's")
+    assert (log.read(0, None, RETAINED).chunks, log.tail(100), log.chunk(1)) == ([], b"", None)
+    assert log.next_seq == 2
+
+
+def test_lost_bytes_are_exact_for_every_cursor(rig: Rig) -> None:
+    log = rig.log(10)
     for size in (3, 4, 5, 6, 2):
         take_bytes(log, b"x" * size)
     assert [log.lost_after(seq) for seq in range(6)] == [12, 9, 5, 0, 0, 0]
     page = log.read(1, None, RETAINED)
     assert (page.lost_bytes, page.first_seq) == (9, 4)
+
+
+def test_single_bytes_are_kept_up_to_a_number_of_chunks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_log, "MAX_CHUNKS", 200)
+    log = rig.log()
+    for number in range(500):
+        take_bytes(log, b"%d" % (number % 10))
+    assert (log.held, log.lost_after(0), log.lost_after(250)) == (200, 300, 50)
+    first = log.first_kept()
+    assert first is not None
+    assert first.seq == 301
+    assert [chunk.seq for chunk in log.read(0, None, 1 << 20).chunks] == list(range(301, 501))
+
+
+def test_many_chunks_in_a_row_do_not_overwrite_what_is_kept(rig: Rig, pipe: tuple[int, int]) -> None:
+    log = rig.log(64 << 10)
+    for number in range(60):
+        os.write(pipe[1], bytes([number]) * (60 << 10))
+        while log.take("stdout", pipe[0]):
+            pass
+    for chunk in log.read(0, None, 64 << 20).chunks:
+        assert chunk.data == bytes([chunk.offset // (60 << 10)]) * len(chunk.data)
+    assert log.lost_after(0) + log.held == log.total == 60 * (60 << 10)
+
+
+def test_what_cannot_be_read_any_more_is_stated_as_lost(rig: Rig) -> None:
+    log = rig.log(1 << 20)
+    for data in (b"aaaa", b"bbbb", b"cccc"):
+        take_bytes(log, data)
+    os.ftruncate(rig.kept[DATA], 6)
+    assert log.chunk(2) is None
+    assert (log.evicted_through, log.lost_after(0), log.held) == (2, 8, 4)
+    page = log.read(0, None, RETAINED)
+    assert (page.chunks, page.lost_bytes, page.complete) == ([], 12, True)
+    assert (rig.budget.held, rig.states) == (0, [(True, "Input/output error")])
+
+
+def test_the_space_of_what_the_daemon_budget_drops_is_freed(tmp_path: Path) -> None:
+    rig = Rig(SpoolLimits(disk=1 << 20, small=0), str(tmp_path))
+    log = rig.log(16 << 20)
+    for _ in range(160):
+        take_bytes(log, bytes(64 << 10))
+    assert log.held <= 1 << 20
+    assert os.fstat(rig.kept[DATA]).st_blocks * 512 <= 3 << 20
+    page = log.read(0, None, 64 << 20)
+    assert log.held == sum(len(chunk.data) for chunk in page.chunks) == log.total - page.lost_bytes
+    rig.close()
+
+
+def test_a_log_is_restored_with_all_that_it_had(rig: Rig) -> None:
+    log = rig.log(10)
+    for size in (3, 4, 5, 6, 2):
+        take_bytes(log, b"x" * size)
+    log.number_event("exited")
+    take_bytes(log, b"yy", "stderr")
+    found = rig.restored(10)
+    for cursor in range(8):
+        assert found.read(cursor, None, RETAINED) == log.read(cursor, None, RETAINED)
+        assert found.lost_after(cursor) == log.lost_after(cursor)
+    assert (found.next_seq, found.held, found.total) == (8, 10, 22)
+    assert (found.exited_seq, found.closed_seq) == (6, None)
+    take_bytes(found, b"z")
+    assert found.tail(3) == b"yyz"
+
+
+def test_a_log_without_its_data_file_states_everything_as_lost(rig: Rig) -> None:
+    log = rig.log()
+    take_bytes(log, b"gone")
+    os.close(rig.kept.pop(DATA))
+    found = rig.restored()
+    assert (found.lost_after(0), found.held, found.next_seq) == (4, 0, 2)
+    take_bytes(found, b"new")
+    assert found.tail(100) == b"new"
+
+
+def test_the_data_file_of_another_process_is_refused(rig: Rig) -> None:
+    log = rig.log(4 << 20)
+    take_bytes(log, b"x")
+    os.lseek(rig.kept[DATA], 3 << 20, os.SEEK_SET)
+    with pytest.raises(ValueError, match="data file"):
+        rig.restored(4 << 20)
 
 
 @dataclass
@@ -117,7 +241,9 @@ class Model:
 class LogAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.log = OutputLog(RETAINED, OutputBudget(10 * RETAINED))
+        self.folder = tempfile.TemporaryDirectory()
+        self.rig = Rig(folder=self.folder.name)
+        self.log = self.rig.log()
         self.model = Model()
         self.events = 0
 
@@ -132,8 +258,21 @@ class LogAgainstModel(RuleBasedStateMachine):
     @rule()
     def event(self) -> None:
         self.events += 1
-        assert self.log.number_event() == self.model.next_seq
+        assert self.log.number_event("exited" if self.events == 1 else "closed") == self.model.next_seq
         self.model.next_seq += 1
+
+    @rule()
+    def a_new_server(self) -> None:
+        self.log = self.rig.restored()
+
+    @rule()
+    def the_disk_fails(self) -> None:
+        self.rig.spool.disk_failed(OSError(errno.ENOSPC, ""))
+        self.log._files.retry_at = float("inf")
+
+    @rule()
+    def the_disk_works_again(self) -> None:
+        self.rig.spool._retry_at = self.log._files.retry_at = 0.0
 
     @rule(size=st.integers(0, RETAINED))
     def budget_pressure(self, size: int) -> None:
@@ -158,6 +297,10 @@ class LogAgainstModel(RuleBasedStateMachine):
             assert chunk is not None
             assert chunk.data == data
 
+    def teardown(self) -> None:
+        self.rig.close()
+        self.folder.cleanup()
+
 
 LogAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestLogAgainstModel = LogAgainstModel.TestCase
@@ -166,7 +309,8 @@ TestLogAgainstModel = LogAgainstModel.TestCase
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=60), st.integers(0, 400))
 @settings(deadline=None, max_examples=60)
 def test_paging_through_with_any_budget_gives_every_byte_once(pieces: list[bytes], max_bytes: int) -> None:
-    log = OutputLog(1 << 20, OutputBudget(1 << 20))
+    rig = Rig()
+    log = rig.log(1 << 20)
     for piece in pieces:
         take_bytes(log, piece)
     cursor, seen = 0, b""
@@ -174,3 +318,35 @@ def test_paging_through_with_any_budget_gives_every_byte_once(pieces: list[bytes
         seen += b"".join(chunk.data for chunk in page)
         cursor = page[-1].seq
     assert seen == b"".join(pieces)
+    rig.close()
+
+
+def test_small_output_has_no_file_on_disk_and_more_has(tmp_path: Path) -> None:
+    rig = Rig(SpoolLimits(small=1000), str(tmp_path))
+    log = rig.log(1 << 20)
+    take_bytes(log, b"a" * 999)
+    take_bytes(log, b"b")
+    assert set(rig.kept) == {MEMORY}
+    take_bytes(log, b"c" * 5000)
+    assert set(rig.kept) == {MEMORY, DATA}
+    assert (log.memory_held, log.disk_held) == (1000, 5000)
+    assert rig.states == []
+    for found in (log, rig.restored(1 << 20)):
+        assert [chunk.data[:1] for chunk in found.read(0, None, 1 << 20).chunks] == [b"a", b"b", b"c"]
+    rig.close()
+
+
+def test_a_log_that_is_emptied_keeps_its_numbers_and_says_what_is_lost(tmp_path: Path) -> None:
+    rig = Rig(SpoolLimits(small=1000), str(tmp_path))
+    log = rig.log(1 << 20)
+    take_bytes(log, b"a" * 3000)
+    take_bytes(log, b"b" * 2000)
+    log.number_event("exited")
+    log.number_event("closed")
+    log.empty()
+    assert (log.held, rig.budget.held, log.next_seq, log.has_files) == (0, 0, 5, False)
+    assert (log.exited_seq, log.closed_seq) == (3, 4)
+    page = log.read(0, None, 1 << 20)
+    assert (page.chunks, page.lost_bytes, page.first_seq) == ([], 5000, 5)
+    assert log.lost_after(1) == 2000
+    rig.close()

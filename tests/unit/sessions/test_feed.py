@@ -11,23 +11,37 @@ from typing import Any, cast
 
 import pytest
 
-from execserver.processes.output_log import OutputBudget, OutputLog
+from execserver.processes.output_log import OutputLog
 from execserver.processes.process import ManagedProcess
 from execserver.protocol.limits import MAX_FILLED_GAP
 from execserver.sessions.feed import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, Hold, OutputFeed
 from execserver.sessions.session import Attachment
+from execserver.spool.arena import IndexArena
+from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits
+
+
+def log_in_memory(retained: int) -> OutputLog:
+    limits = SpoolLimits()
+    return OutputLog(
+        IndexArena.create().open(1),
+        Spool(None, limits),
+        SpoolBudget(limits),
+        retained,
+        lambda _slot, _fd: None,
+    )
 
 
 class FakeProcess:
     """The part of a process that a feed reads, without a process."""
 
     def __init__(self, retained: int = 1 << 20) -> None:
-        self.log = OutputLog(retained, OutputBudget(1 << 30))
+        self.log = log_in_memory(retained)
         self.wire_id = b'"p"'
         self.number = 1
         self.streams = ("stdout", "stderr")
         self.exit_code: int | None = None
         self.sandbox_denied = False
+        self.cause: str | None = None
         self.exited_seq: int | None = None
         self.closed_seq: int | None = None
         self.subscribers: list[OutputFeed] = []
@@ -47,8 +61,8 @@ class FakeProcess:
 
     def finish(self, code: int = 0) -> None:
         self.exit_code = code
-        self.exited_seq = self.log.number_event()
-        self.closed_seq = self.log.number_event()
+        self.exited_seq = self.log.number_event("exited")
+        self.closed_seq = self.log.number_event("closed")
         self.wake()
 
     def wake(self) -> None:

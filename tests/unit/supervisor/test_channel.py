@@ -14,14 +14,17 @@ from execserver.supervisor.channel import (
     open_supervisor_pidfd,
 )
 from execserver.supervisor.packets import receive_packet, send_packet
+from execserver.supervisor.registration import KEEP, receive
 
 HELLO = {
     "type": "hello",
-    "version": 2,
+    "version": 3,
     "instance": 5,
     "supervisorPid": 77,
     "nofileSoft": 1024,
     "beatSeconds": 2.5,
+    "takeOver": False,
+    "record": False,
     "listeners": [],
 }
 
@@ -44,7 +47,14 @@ def test_hello_brings_listeners_stdio_and_record_in_order(pair: socket.socket) -
     tcp, unix = socket.socket(socket.AF_INET), socket.socket(socket.AF_UNIX)
     pipe = os.pipe()
     record = os.open("/dev/null", os.O_RDONLY)
-    send_packet(pair, {**HELLO, "listeners": entries}, [tcp.fileno(), *pipe, unix.fileno(), record])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    nudge = os.pipe()
+    registration = [theirs.fileno(), nudge[1]]
+    send_packet(
+        pair,
+        {**HELLO, "takeOver": True, "record": True, "listeners": entries},
+        [tcp.fileno(), *pipe, unix.fileno(), *registration, record],
+    )
 
     channel, hello = ServerChannel.from_environment()
 
@@ -59,18 +69,32 @@ def test_hello_brings_listeners_stdio_and_record_in_order(pair: socket.socket) -
     assert [os.fstat(end).st_ino for end in second.stdio] == [os.fstat(end).st_ino for end in pipe]
     assert hello.record is not None
     assert os.readlink(f"/proc/self/fd/{hello.record}") == "/dev/null"
+    assert hello.take_over
+    hello.keeper.keep(5, 1, [record], urgent=True)
+    message = receive(ours)
+    assert message is not None
+    assert (message.kind, message.number, message.slot, len(message.descriptors)) == (KEEP, 5, 1, 1)
+    assert os.read(nudge[0], 10) == b"\0"
     passed = [channel.fileno(), first.socket.fileno(), third.socket.fileno(), *second.stdio, hello.record]
+    passed += [hello.keeper.fileno(), *message.descriptors]
     assert not any(os.get_inheritable(descriptor) for descriptor in passed)
-    for end in (channel, tcp, unix, first.socket, third.socket):
+    for end in (channel, tcp, unix, first.socket, third.socket, ours, theirs, hello.keeper):
         end.close()
-    for descriptor in (*pipe, *second.stdio, record, hello.record):
+    for descriptor in (*pipe, *second.stdio, record, hello.record, *nudge, *message.descriptors):
         os.close(descriptor)
 
 
 def test_messages_go_both_ways_and_the_end_is_none(pair: socket.socket) -> None:
-    send_packet(pair, HELLO)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    nudge = os.pipe()
+    send_packet(pair, HELLO, [theirs.fileno(), nudge[1]])
     channel, hello = ServerChannel.from_environment()
     assert hello.record is None
+    assert not hello.take_over
+    for descriptor in nudge:
+        os.close(descriptor)
+    for end in (ours, theirs, hello.keeper):
+        end.close()
     channel.send({"type": "ready"})
     assert receive_packet(pair) == ({"type": "ready"}, [])
     send_packet(pair, {"type": "stop"})
@@ -83,8 +107,8 @@ def test_messages_go_both_ways_and_the_end_is_none(pair: socket.socket) -> None:
 
 
 def test_another_version_is_said(pair: socket.socket) -> None:
-    send_packet(pair, {**HELLO, "version": 1})
-    with pytest.raises(ChannelError, match="speaks version 2, the supervisor said hello version 1"):
+    send_packet(pair, {**HELLO, "version": 2})
+    with pytest.raises(ChannelError, match="speaks version 3, the supervisor said hello version 2"):
         ServerChannel.from_environment()
 
 

@@ -1,0 +1,295 @@
+"""What is written down and handed to the supervisor, so that processes outlive the server.
+
+Rules kept in this file:
+
+1. Nobody is told of anything that a successor would not know: a record or a descriptor is in its place
+   before the answer or the event that speaks of it.
+2. A process counts as started when it is in the ledger *and* its descriptors are kept; the ledger comes
+   first. Starts are made one after the other, on the loop's thread, with rising numbers: so whoever bears
+   the tag of a higher number than all that count was started by a server that died over it.
+3. The supervisor lets go of a process's ends when it is closed, of its files when it is forgotten.
+
+`docs/explanation/reliability.md`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from execserver.fault_points import reach
+from execserver.spool.arena import IndexArena, ProcessIndex
+from execserver.spool.ledger import Ledger
+from execserver.spool.records import (
+    AnyRecord,
+    Closed,
+    Ending,
+    Exited,
+    Forgotten,
+    Service,
+    SessionEnded,
+    SessionEnding,
+    SessionOpened,
+    Started,
+    State,
+    Written,
+)
+from execserver.supervisor import keeping, registration
+from execserver.supervisor.registration import (
+    ARENA,
+    DATA,
+    EVERY_SLOT,
+    INPUT,
+    LEDGER,
+    MEMORY,
+    PROCESS,
+    SANDBOX,
+    SERVICE,
+    STATUS,
+)
+
+log = structlog.get_logger(__name__)
+
+_DROP_SECONDS = 0.05
+_MANY_DROPS = 256
+"""When the supervisor hears of descriptors that are of no more use: together with those of others."""
+
+Slots = dict[int, list[int]]
+"""Descriptors by slot."""
+
+
+class Keeper(Protocol):
+    """The supervisor, which keeps descriptors (`supervisor/keeping.py`)."""
+
+    def keep(self, number: int, slot: int, descriptors: Sequence[int], *, urgent: bool = False) -> None:
+        """Keep copies in the place of what the slot holds."""
+
+    def release(self, number: int, *, urgent: bool = False) -> None:
+        """Let go of everything under a number."""
+
+    def drop(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Let go of what is in some slots, each a number and a slot."""
+
+    def reaped(self, number: int) -> None:
+        """The end of an inherited process is recorded."""
+
+
+@dataclass
+class Legacy:
+    """What the server before this one left."""
+
+    state: State
+    slots: dict[int, Slots] = field(default_factory=dict)
+    """What the supervisor kept, by process number."""
+    indices: dict[int, ProcessIndex] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=dict)
+    """Processes that ended since, with their status as `os.waitpid` gives it."""
+
+
+class Survival:
+    """The ledger and the keeper, and the order in which they are told."""
+
+    def __init__(self, keeper: Keeper, ledger: Ledger, arena: IndexArena) -> None:
+        self.arena = arena
+        self._keeper = keeper
+        self._ledger = ledger
+        self._compacting = False
+        self._dropped: list[tuple[int, int]] = []
+        self._drop_timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def begin(cls, keeper: Keeper, cwd: str, provider_id: str) -> Survival:
+        """For the first server of a service.
+
+        Raises:
+            OSError: no descriptor or no memory is to be had.
+        """
+        survival = cls(keeper, Ledger.create(), IndexArena.create())
+        survival._append(Service(cwd, provider_id))
+        keeper.keep(SERVICE, LEDGER, [survival._ledger.fd])
+        keeper.keep(SERVICE, ARENA, [survival.arena.fd])
+        return survival
+
+    @classmethod
+    def resume(
+        cls, keeper: Keeper, handed: Iterable[keeping.Kept | keeping.Exited]
+    ) -> tuple[Survival, Legacy]:
+        """For a server that goes on where another one ended.
+
+        Raises:
+            ValueError: what was handed over is not what such a server leaves.
+            OSError: no memory.
+        """
+        slots: dict[int, Slots] = {}
+        exits: dict[int, int] = {}
+        for entry in handed:
+            if isinstance(entry, keeping.Kept):
+                slots.setdefault(entry.number, {})[entry.slot] = entry.descriptors
+            else:
+                exits[entry.number] = entry.status
+        service = slots.pop(SERVICE, {})
+        if LEDGER not in service or ARENA not in service:
+            raise ValueError("the server before this one left no ledger: it ended before it began")
+        survival = cls(keeper, Ledger(service[LEDGER][0]), IndexArena(service[ARENA][0]))
+        legacy = Legacy(survival._ledger.replay(), slots, survival.arena.restore(), exits)
+        before = legacy.state.service
+        if before is not None:
+            survival._append(Service(before.cwd, before.provider_id, before.servers + 1))
+        return survival, legacy
+
+    # -- sessions
+
+    def session_opened(self, session_id: str) -> None:
+        """A client is about to be told of its session."""
+        self._append(SessionOpened(session_id))
+
+    def session_ending(self, session_id: str) -> None:
+        """Everything of it is about to be killed, and nobody can resume it."""
+        self._append(SessionEnding(session_id))
+
+    def session_ended(self, session_id: str) -> None:
+        """Nothing of it is left."""
+        self._append(SessionEnded(session_id))
+
+    # -- processes
+
+    def started(
+        self,
+        record: Started,
+        descriptors: Sequence[int],
+        report: int | None = None,
+        sandbox: Sequence[int] = (),
+    ) -> list[int]:
+        """A process was spawned. Returns the slots beside `PROCESS` in which something is kept.
+
+        Args:
+            record: what it is.
+            descriptors: its pidfd and our ends (`Spawned.kept`).
+            report: what the launcher of its sandbox writes to.
+            sandbox: what keeps its mount points from being swept.
+        """
+        reach("after-spawn")
+        self._append(record)
+        reach("after-ledger")
+        others: Slots = {}
+        for first in range(0, len(sandbox), registration.MAX_DESCRIPTORS):
+            others[SANDBOX + len(others)] = [*sandbox[first : first + registration.MAX_DESCRIPTORS]]
+        if report is not None:
+            others[STATUS] = [report]
+        if others:
+            for slot, kept in others.items():
+                self._keeper.keep(record.number, slot, kept)
+            reach("after-locks")
+        self._keeper.keep(record.number, PROCESS, descriptors)
+        reach("after-registration")
+        return list(others)
+
+    def keep_data(self, number: int, slot: int, fd: int) -> None:
+        """A data file of a process, `registration.DATA` or `MEMORY`."""
+        self._keeper.keep(number, slot, [fd])
+
+    def drop_data(self, number: int) -> None:
+        """The output of a process is not kept any longer."""
+        self._drop([(number, DATA), (number, MEMORY)], urgent=False)
+
+    def keep_input(self, number: int, fd: int) -> None:
+        """The file that accepted input goes through."""
+        self._keeper.keep(number, INPUT, [fd])
+
+    def written(self, number: int, write_id: str, end: int) -> None:
+        """Input is about to be accepted."""
+        self._append(Written(number, write_id, end))
+
+    def ending(self, number: int, cause: str) -> None:
+        """A process is about to be killed by us."""
+        self._append(Ending(number, cause))
+
+    def exited(self, number: int, code: int, cause: str, failure: str | None) -> None:
+        """The leader has ended, and was not reaped yet."""
+        reach("before-exit-journal")
+        self._append(Exited(number, code, cause, failure, time.monotonic()))
+        reach("after-exit-journal")
+
+    def reaped(self, number: int) -> None:
+        """The end of an inherited leader is in the ledger: the supervisor may reap it."""
+        self._keeper.reaped(number)
+
+    def closed(self, number: int, slots: Iterable[int], *, told: bool, urgent: bool) -> None:
+        """A process is closed: its output is of use, its ends and whatever else is in these slots are not.
+
+        Args:
+            number: of the process.
+            slots: beside `PROCESS`.
+            told: whether the ledger has its end of just now, which will do.
+            urgent: as for `forgotten`.
+        """
+        if not told:
+            self._append(Closed(number, time.monotonic()))
+        self._drop([(number, PROCESS), *((number, slot) for slot in slots)], urgent=urgent)
+
+    def forgotten(self, number: int, *, kept: bool = True, urgent: bool = False) -> None:
+        """Nothing of a process is wanted any more.
+
+        Args:
+            number: of the process.
+            kept: whether the supervisor has anything of it.
+            urgent: whether somebody may wait for its ends to be closed.
+        """
+        self._append(Forgotten(number))
+        if kept:
+            self._drop([(number, EVERY_SLOT)], urgent=urgent)
+
+    def _drop(self, slots: Iterable[tuple[int, int]], *, urgent: bool) -> None:
+        """Many at a time: nothing depends on it, but the number of descriptors."""
+        self._dropped += slots
+        if urgent or len(self._dropped) > _MANY_DROPS:
+            self._send_drops()
+        elif self._drop_timer is None:
+            self._drop_timer = asyncio.get_running_loop().call_later(_DROP_SECONDS, self._send_drops)
+
+    def _send_drops(self) -> None:
+        if self._drop_timer is not None:
+            self._drop_timer.cancel()
+            self._drop_timer = None
+        dropped, self._dropped = self._dropped, []
+        self._keeper.drop(dropped)
+
+    def unknown(self, number: int) -> None:
+        """Whatever the supervisor has under this number belongs to nothing."""
+        self._keeper.release(number)
+
+    # -- the ledger
+
+    def _append(self, record: AnyRecord) -> None:
+        self._ledger.append(record)
+        if self._ledger.should_compact and not self._compacting:
+            self._compacting = True
+            loop = asyncio.get_running_loop()
+            size = self._ledger.size
+            compaction = loop.run_in_executor(None, self._compacted, size)
+            compaction.add_done_callback(lambda done: self._switch_ledger(done, size))
+
+    def _compacted(self, size: int) -> Ledger:
+        """In a thread: it takes a tenth of a second for each hundred thousand records."""
+        return Ledger.compacted(self._ledger.replay(size).records())
+
+    def _switch_ledger(self, compaction: asyncio.Future[Ledger], size: int) -> None:
+        """On the loop's thread: what came meanwhile is added, then the new one takes the place of the old."""
+        self._compacting = False
+        new: Ledger | None = None
+        try:
+            new = compaction.result()
+            new.absorb(self._ledger, size)
+            self._keeper.keep(SERVICE, LEDGER, [new.fd])
+        except (OSError, asyncio.CancelledError) as error:
+            log.warning("the ledger could not be compacted", reason=str(error))
+            if new is not None:
+                new.close()
+            return
+        self._ledger, old = new, self._ledger
+        old.close()

@@ -1,0 +1,1 @@
+"""What outlives a server in descriptors that the supervisor keeps: output, its index, the ledger."""

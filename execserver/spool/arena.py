@@ -1,0 +1,182 @@
+"""The index of all output: which numbered event of which process is where.
+
+Rules kept in this file:
+
+1. The arena is a file in memory that outlives the server, and the only index there is.
+2. What is written is written by aligned stores of 8 bytes, and one store commits each operation: a
+   server that is killed between any two of them leaves the state before the operation or after it.
+3. A block belongs to one process; numbers are dense, so that a number says in which block it is.
+4. Words that were never committed are invisible, and are overwritten by the next operation.
+
+The file consists of blocks of 128 words. The first block holds the version of this layout. Any other
+belongs to the process whose number is its first word, or to nobody when that is 0. It has a head of 8
+words and 60 records of two words: where the event is in the whole output of its process, and a word
+that says what it is, where its bytes lie, and that the record is valid. Block 0 of a process also
+carries what is known of the process as a whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+
+from execserver.spool.process_index import BLOCK_WORDS, ORDINAL, OWNER
+from execserver.spool.process_index import ProcessIndex as ProcessIndex
+
+_STEP_BYTES = 1 << 20
+"""How much the file grows at a time. A step is mapped once, and stays where it is."""
+
+_STEP_BLOCKS = _STEP_BYTES // (8 * BLOCK_WORDS)
+_LAYOUT = 0x6578_6563_6C6F_0001
+"""The first word of the file: ours, and the version of the layout in its last two bytes."""
+
+_NOTHING = memoryview(bytes(8 * (BLOCK_WORDS - 1))).cast("Q")
+"""What a block holds behind its owner when it is handed out."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t) + (ctypes.c_int,) * 3 + (ctypes.c_int64,)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class IndexArena:
+    """All blocks.
+
+    Args:
+        fd: a file that `create` made, in this server or one before it; it belongs to the arena.
+
+    Raises:
+        OSError: it cannot be mapped.
+        ValueError: it has another layout.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._views: list[memoryview] = []
+        self._free: list[int] = []
+        self._addresses: list[int] = []
+        # By hand and not by `mmap`, which takes a descriptor for each mapping: the index must be able
+        # to grow when the table is full.
+        self._unmap = weakref.finalize(self, _unmap, self._addresses, _STEP_BYTES)
+        for step in range(os.fstat(fd).st_size // _STEP_BYTES):
+            self._map(step)
+        if not self._views or self._views[0][0] != _LAYOUT:
+            raise ValueError("the index has a layout that this version does not know")
+
+    @classmethod
+    def create(cls) -> IndexArena:
+        """An empty one.
+
+        Raises:
+            OSError: no descriptor or no memory is to be had.
+        """
+        fd = os.memfd_create("execserver-index", os.MFD_CLOEXEC)
+        try:
+            os.truncate(fd, _STEP_BYTES)
+            os.pwrite(fd, _LAYOUT.to_bytes(8, sys.byteorder), 0)
+            arena = cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        arena._free.extend(range(_STEP_BLOCKS - 1, 0, -1))
+        return arena
+
+    def restore(self) -> dict[int, ProcessIndex]:
+        """What a server before this one left, by process. To be called once, before anything else."""
+        owned: dict[int, dict[int, int]] = {}
+        for step, view in enumerate(self._views):
+            owners = view[OWNER::BLOCK_WORDS].tolist()
+            for place, owner in enumerate(owners):
+                block = step * _STEP_BLOCKS + place
+                if block == 0:
+                    continue
+                if owner:
+                    ordinal = view[place * BLOCK_WORDS + ORDINAL]
+                    owned.setdefault(owner, {})[ordinal] = block
+                else:
+                    self._free.append(block)
+        self._free.reverse()
+        restored = {}
+        for number, blocks in owned.items():
+            if 0 in blocks:
+                restored[number] = ProcessIndex(self, number, [blocks[key] for key in sorted(blocks)])
+            else:
+                # Its block 0 was given back, the others were to follow.
+                for block in blocks.values():
+                    self.give_back(block)
+        return restored
+
+    def open(self, number: int) -> ProcessIndex:
+        """The index of a new process.
+
+        Args:
+            number: from 1; never used before.
+
+        Raises:
+            OSError: no memory.
+        """
+        return ProcessIndex(self, number, [self.hand_out(number, 0)])
+
+    def free(self, index: ProcessIndex) -> None:
+        """Forget a process. Its index is empty from now on."""
+        blocks = index.detach()
+        # Without its block 0 a process is gone.
+        for block in blocks:
+            self.give_back(block)
+
+    def close(self) -> None:
+        """Close the descriptor. The mapping goes when nobody refers to the arena or an index."""
+        os.close(self.fd)
+
+    # -- for `ProcessIndex`
+
+    def hand_out(self, number: int, ordinal: int) -> int:
+        """A block for a process, empty.
+
+        Raises:
+            OSError: no memory.
+        """
+        if not self._free:
+            self._grow()
+        block = self._free.pop()
+        view, base = self.place(block)
+        view[base + 1 : base + BLOCK_WORDS] = _NOTHING
+        view[base + ORDINAL] = ordinal
+        view[base + OWNER] = number
+        return block
+
+    def give_back(self, block: int) -> None:
+        """Take a block from its process."""
+        view, base = self.place(block)
+        view[base + OWNER] = 0
+        self._free.append(block)
+
+    def place(self, block: int) -> tuple[memoryview, int]:
+        """Where the words of a block are."""
+        return self._views[block // _STEP_BLOCKS], block % _STEP_BLOCKS * BLOCK_WORDS
+
+    def _grow(self) -> None:
+        step = len(self._views)
+        os.truncate(self.fd, (step + 1) * _STEP_BYTES)
+        self._map(step)
+        self._free.extend(range((step + 1) * _STEP_BLOCKS - 1, step * _STEP_BLOCKS - 1, -1))
+
+    def _map(self, step: int) -> None:
+        address = _libc.mmap(
+            None, _STEP_BYTES, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self.fd, step * _STEP_BYTES
+        )
+        if address == _MAP_FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._addresses.append(address)
+        words = (ctypes.c_ubyte * _STEP_BYTES).from_address(address)
+        self._views.append(memoryview(words).cast("B").cast("Q"))
+
+
+def _unmap(addresses: list[int], size: int) -> None:
+    for address in addresses:
+        _libc.munmap(address, size)

@@ -1,0 +1,175 @@
+"""What a new server has to know of the sessions and processes of a dead one.
+
+Rules kept in this file:
+
+1. The ledger is a memfd of JSON lines. It lives as long as somebody holds its descriptor (the supervisor
+   does), has no name, and never needs to reach a disk.
+2. A record counts when its line is complete. A line without its end was being written when the server
+   was killed: nobody was told of it, and it is cut.
+3. A record is appended before anybody learns what it says.
+4. A line that this version does not understand is skipped and counted. A server that was newer wrote it, or
+   something is broken; either way the other lines still hold.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from execserver.spool.records import AnyRecord, State
+
+COMPACTION_BYTES = 4 << 20
+"""What is added before a compaction is worth it: some fifty thousand records."""
+
+_READ_BYTES = 1 << 20
+
+_REPLAYED_BYTES = 64 << 10
+"""What is decoded in one go: a millisecond."""
+
+_NAME = "ledger"
+
+
+class Ledger:
+    """An open ledger.
+
+    Args:
+        fd: a memfd, which belongs to this object from now on. It may have been written to until a kill: what
+            is torn is cut.
+        compacted: whether it holds nothing but what is needed.
+    """
+
+    def __init__(self, fd: int, *, compacted: bool = False) -> None:
+        self.fd = fd
+        self._size = _end_of_last_line(fd)
+        self._compacted_size = self._size if compacted else 0
+        os.ftruncate(fd, self._size)
+
+    @classmethod
+    def create(cls) -> Ledger:
+        """An empty one.
+
+        Raises:
+            OSError: no descriptor, no memory.
+        """
+        return cls(os.memfd_create(_NAME, os.MFD_CLOEXEC))
+
+    @classmethod
+    def compacted(cls, records: Iterable[AnyRecord]) -> Ledger:
+        """A new ledger of these records only: `State.records()`, or what its owner knows.
+
+        Nothing may be appended to the old one after its records were listed, unless `absorb` is told. The new
+        one is kept by the supervisor in the old one's place *before* it is appended to; the old one is closed
+        last. Whichever of the two a successor then finds says the same.
+
+        Raises:
+            OSError: no descriptor, no memory; the old one is as it was.
+        """
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        try:
+            end, lines = 0, bytearray()
+            for record in records:
+                lines += _line(record)
+                if len(lines) >= _READ_BYTES:
+                    end += _write(fd, bytes(lines), end)
+                    lines.clear()
+            _write(fd, bytes(lines), end)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, compacted=True)
+
+    def absorb(self, other: Ledger, start: int) -> None:
+        """Append what another ledger has from a position on that was once its `size`.
+
+        Raises:
+            OSError: no memory.
+        """
+        while start < other.size:
+            self._size += _write(self.fd, piece := os.pread(other.fd, _READ_BYTES, start), self._size)
+            start += len(piece)
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes, all of it whole lines."""
+        return self._size
+
+    def append(self, record: AnyRecord) -> None:
+        """Write one record: when this returns, whatever happens to this server, it is there.
+
+        Raises:
+            OSError: no memory; the record is not there.
+        """
+        self._size += _write(self.fd, _line(record), self._size)
+
+    @property
+    def should_compact(self) -> bool:
+        """Whether most of the ledger is likely to be history."""
+        return self._size >= 2 * self._compacted_size + COMPACTION_BYTES
+
+    def replay(self, end: int | None = None) -> State:
+        """What all records together say, or those up to a position that was once its `size`. Piece by piece:
+        in a thread of its own it holds nobody else up, and others may append meanwhile.
+        """
+        state = State()
+        apply = state.apply
+        end = self._size if end is None else end
+        start, rest = 0, b""
+        while start < end:
+            piece = os.pread(self.fd, min(_REPLAYED_BYTES, end - start), start)
+            start += len(piece)
+            cut = piece.rfind(b"\n") + 1
+            lines, rest = (rest + piece[:cut], piece[cut:]) if cut else (b"", rest + piece)
+            for record in _records(lines, state):
+                apply(record)
+        return state
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)
+
+
+def _write(fd: int, content: bytes, at: int) -> int:
+    # The descriptor's position, which others share, plays no part.
+    written = os.pwrite(fd, content, at)
+    if written < len(content):
+        os.ftruncate(fd, at)
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return written
+
+
+def _end_of_last_line(fd: int) -> int:
+    end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - _READ_BYTES)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_NOT_UNDERSTOOD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _line(record: AnyRecord) -> bytes:
+    return _encode(record) + b"\n"
+
+
+def _records(content: bytes, state: State) -> Iterable[AnyRecord]:
+    try:
+        return _decoder.decode_lines(content)
+    except _NOT_UNDERSTOOD:
+        return _understood(content, state)
+
+
+def _understood(content: bytes, state: State) -> Iterator[AnyRecord]:
+    for line in content.split(b"\n")[:-1]:
+        try:
+            yield _decoder.decode(line)
+        except _NOT_UNDERSTOOD:
+            state.skipped += 1

@@ -1,0 +1,269 @@
+"""The data files of one process: one on disk, and one in memory for when the disk takes nothing.
+
+Rules kept in this file:
+
+1. A file is given to the supervisor, and its size recorded, before anything is moved into it.
+2. The first bytes go to the file in memory: making one on a disk costs as much as a short command. While the
+   disk takes nothing the others stay in their pipe, and then go to memory too; after a second the disk is
+   tried again.
+3. Where the next bytes go is recorded before they are moved. What a killed server moved and did not
+   record is therefore known: it lies between that place and the one that the file has reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from execserver.spool.data_file import DataFile, NotStoredError
+from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Record
+from execserver.spool.spool import RETRY_SECONDS, SHORT_OF_DESCRIPTORS, TAKE_BYTES, Spool
+from execserver.supervisor.registration import DATA, MEMORY
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+_SPAN_BYTES = 1 << 20
+"""Chunks that lie next to each other are read together, up to this size."""
+
+_GIVEN_BACK_DISK = 1 << 20
+_GIVEN_BACK_MEMORY = 128 << 10
+"""How much space is freed at a time."""
+
+
+class UnreadableError(Exception):
+    """The bytes of a chunk are gone.
+
+    Args:
+        record: the newest of those that could not be read.
+    """
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(record)
+        self.record = record
+
+
+class Moved:
+    """Bytes that are in a file and not recorded."""
+
+    __slots__ = ("in_memory", "kind", "position", "size")
+
+    def __init__(self, kind: Kind, size: int, position: int, in_memory: bool) -> None:
+        self.kind = kind
+        self.size = size
+        self.position = position
+        self.in_memory = in_memory
+
+
+class LogFiles:
+    """The files of one log.
+
+    Args:
+        index: the index of the process.
+        spool: where files come from.
+        retained_bytes: how much the process keeps.
+        keep: called with a slot and the descriptor of a new file.
+        make_room: called with a file that is about to be written: what would be overwritten has to be
+            dropped.
+    """
+
+    def __init__(
+        self,
+        index: ProcessIndex,
+        spool: Spool,
+        retained_bytes: int,
+        keep: Callable[[int, int], None],
+        make_room: Callable[[DataFile], None],
+    ) -> None:
+        self.disk: DataFile | None = None
+        self.memory: DataFile | None = None
+        self.retry_at = 0.0
+        """When the disk is tried again; 0 while it works."""
+        self._index = index
+        self._spool = spool
+        self._retained_bytes = retained_bytes
+        self._keep = keep
+        self._make_room = make_room
+        self._carried: tuple[Kind, bytes] | None = None
+        """Bytes that a file which cannot splice did not take."""
+
+    def move(self, kind: Kind, fd: int) -> Moved | None:
+        """Move what `fd` has into a file, 64 KiB at most. None at its end.
+
+        Raises:
+            BlockingIOError: there is nothing now.
+            OSError: no descriptor or no memory is to be had; the bytes are where they were.
+        """
+        while True:
+            file = self._choose()
+            self._make_room(file)
+            position = file.position
+            carried = self._carried
+            if carried is not None:
+                kind = carried[0]
+            self._index.begin(kind, position, file.in_memory)
+            try:
+                size = file.splice_from(fd, TAKE_BYTES) if carried is None else self._store(file, carried)
+            except BlockingIOError:
+                raise
+            except NotStoredError as error:
+                self._carried = (kind, error.data)
+                self._failed(file, error.cause)
+            except OSError as error:
+                self._failed(file, error)
+            else:
+                return Moved(kind, size, position, file.in_memory) if size else None
+
+    def disk_works(self) -> None:
+        """The disk took something."""
+        self.retry_at = 0.0
+        self._spool.disk_works()
+
+    def bytes_of(self, records: Sequence[Record]) -> list[bytes]:
+        """The bytes of chunks, which are in the order of their numbers.
+
+        Raises:
+            UnreadableError: of some.
+        """
+        found: list[bytes] = []
+        start = 0
+        while start < len(records):
+            first = records[start]
+            size, end = first.length, start + 1
+            while end < len(records) and size < _SPAN_BYTES:
+                following = records[end]
+                if following.in_memory != first.in_memory or following.position != first.position + size:
+                    break
+                size += following.length
+                end += 1
+            data = self._read(first, size, records[end - 1])
+            if end == start + 1:
+                found.append(data)
+            else:
+                places = ((record.position - first.position, record.length) for record in records[start:end])
+                found += [data[at : at + length] for at, length in places]
+            start = end
+        return found
+
+    def give_back(self, disk_held: int, memory_held: int) -> None:
+        """Free the space of what is not held any more, when that is worth it."""
+        if self.disk is not None:
+            self.disk.give_back(disk_held, _GIVEN_BACK_DISK)
+        self.give_back_memory(memory_held)
+
+    def give_back_memory(self, held: int) -> None:
+        """The same for the file in memory only."""
+        if self.memory is not None:
+            self.memory.give_back(held, _GIVEN_BACK_MEMORY)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for file in (self.disk, self.memory):
+            if file is not None:
+                file.close()
+        self.disk = self.memory = None
+
+    # -- taking over
+
+    def restore(self, disk: int | None, memory: int | None) -> None:
+        """Go on with the files of a server before this one: record what it moved and did not record, and
+        drop what was in a file that is not there.
+
+        Raises:
+            ValueError: a file is not the one that the index is about.
+            OSError: a file cannot be used, or there is no memory.
+        """
+        self.disk = self._restored(disk, False)
+        self.memory = self._restored(memory, True)
+        index = self._index
+        for in_memory, file in ((False, self.disk), (True, self.memory)):
+            if file is None and index.capacity(in_memory):
+                kept = index.records_after(index.evicted_through)
+                lost = [record for record in kept if record.has_bytes and record.in_memory == in_memory]
+                if lost:
+                    index.evict_through(lost[-1])
+        self._adopt()
+
+    def _restored(self, fd: int | None, in_memory: bool) -> DataFile | None:
+        capacity = self._index.capacity(in_memory)
+        if fd is None:
+            return None
+        if not capacity:
+            # Kept, and then nothing was moved into it: the next file takes its place.
+            os.close(fd)
+            return None
+        return DataFile(fd, capacity, in_memory)
+
+    def _adopt(self) -> None:
+        index = self._index
+        pending = index.pending
+        file = None if pending is None else self.memory if pending.in_memory else self.disk
+        if pending is None or file is None:
+            return
+        start = pending.position
+        newest = index.newest_chunk()
+        if newest is not None and (newest.in_memory, newest.position) == (pending.in_memory, start):
+            start += newest.length
+        size = (file.position - start) % file.capacity
+        if size > MAX_LENGTH:
+            raise ValueError(f"the data file of process {index.number} is not the one of its index")
+        if size:
+            index.append(pending.kind, size, start % file.capacity, pending.in_memory)
+
+    # -- which file
+
+    def _choose(self) -> DataFile:
+        """The file that takes bytes now."""
+        disk = self.disk
+        if disk is not None:
+            if not self.retry_at or time.monotonic() >= self.retry_at:
+                return disk
+        elif self._index.total >= self._spool.limits.small:
+            disk = self._new_disk_file()
+            if disk is not None:
+                self.disk = self._kept(disk)
+                return disk
+        if self.memory is None:
+            self.memory = self._kept(self._spool.new_memory_file(self._retained_bytes))
+        return self.memory
+
+    def _new_disk_file(self) -> DataFile | None:
+        try:
+            return self._spool.new_disk_file(self._retained_bytes)
+        except OSError as error:
+            if self.memory is None or error.errno not in SHORT_OF_DESCRIPTORS:
+                raise
+            return None
+
+    def _kept(self, file: DataFile) -> DataFile:
+        try:
+            self._keep(MEMORY if file.in_memory else DATA, file.fd)
+        except BaseException:
+            file.close()
+            raise
+        self._index.set_capacity(file.in_memory, file.capacity)
+        return file
+
+    def _failed(self, file: DataFile, error: OSError) -> None:
+        if file.in_memory or error.errno not in _DISK_ERRORS:
+            raise error
+        self.retry_at = time.monotonic() + RETRY_SECONDS
+        self._spool.disk_failed(error)
+
+    def _store(self, file: DataFile, carried: tuple[Kind, bytes]) -> int:
+        kind, data = carried
+        size = file.store(data)
+        self._carried = (kind, data[size:]) if size < len(data) else None
+        return size
+
+    def _read(self, first: Record, size: int, last: Record) -> bytes:
+        file = self.memory if first.in_memory else self.disk
+        if file is None:
+            raise UnreadableError(last)
+        try:
+            return file.read(first.position, size)
+        except OSError as error:
+            if not first.in_memory:
+                self._spool.disk_failed(error)
+            raise UnreadableError(last) from error

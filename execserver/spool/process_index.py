@@ -1,0 +1,309 @@
+"""The numbered events of one process, in its blocks of the arena.
+
+Rules kept in this file:
+
+1. A number says in which block its record is, and where: they are dense, and a block holds 60.
+2. The second word of a record is stored last, and makes it valid. What has to be known before something
+   happens (where bytes go, what is dropped) is one word in the head of block 0, stored before.
+3. What was dropped stays known for a while, so that a gap can be stated in bytes.
+
+The layout of the file is in `arena.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple, Protocol
+
+Kind = Literal["stdout", "stderr", "pty", "exited", "closed"]
+
+BLOCK_WORDS = 128
+RECORDS_A_BLOCK = 60
+KEPT_EVICTIONS = 32_768
+"""How many evicted records keep their place in the output known, to state a gap exactly (0.5 MiB)."""
+
+MAX_LENGTH: Final = 1 << 20
+"""Bytes of one event. What the wire takes as a chunk."""
+
+MAX_POSITION: Final = (1 << 38) - 1
+"""Where in a data file an event can begin: no file is larger than 256 GiB."""
+
+OWNER, ORDINAL = 0, 1
+"""In the head of every block: the number of its process, and which of its blocks it is."""
+
+_HEAD_WORDS = 8
+_PENDING, _EVICTED_THROUGH, _DISK_BYTES, _MEMORY_BYTES, _EXITED, _CLOSED = 2, 3, 4, 5, 6, 7
+"""In the head of block 0."""
+
+_KINDS: tuple[Kind, ...] = ("stdout", "stderr", "pty", "exited", "closed")
+_CODES: dict[Kind, int] = {kind: code for code, kind in enumerate(_KINDS)}
+_VALID = 1 << 63
+_IN_MEMORY = 1 << 62
+_KIND_SHIFT, _KIND_MASK = 59, 7
+_LENGTH_SHIFT, _LENGTH_MASK = 38, (1 << 21) - 1
+
+
+class Record(NamedTuple):
+    """One numbered event."""
+
+    seq: int
+    kind: Kind
+    offset: int
+    """Bytes of the process's output before it, over all streams."""
+    length: int
+    position: int
+    """Where its bytes begin in their data file."""
+    in_memory: bool
+    """Whether they are in the data file in memory, not in the one on disk."""
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether it is a chunk of output, not the end of something."""
+        return self.kind not in ("exited", "closed")
+
+
+class Pending(NamedTuple):
+    """Where the bytes go that are being moved, or that were moved last."""
+
+    kind: Kind
+    position: int
+    in_memory: bool
+
+
+class Blocks(Protocol):
+    """The arena, as an index sees it."""
+
+    def hand_out(self, number: int, ordinal: int) -> int:
+        """A block for a process, empty."""
+
+    def give_back(self, block: int) -> None:
+        """Take a block from its process."""
+
+    def place(self, block: int) -> tuple[memoryview, int]:
+        """Where the words of a block are."""
+
+    def free(self, index: ProcessIndex) -> None:
+        """Forget a process."""
+
+
+class ProcessIndex:
+    """The numbered events of one process, and what is known of its output as a whole."""
+
+    __slots__ = (
+        "_arena",
+        "_base",
+        "_blocks",
+        "_head",
+        "_head_base",
+        "_low",
+        "_view",
+        "evicted_offset",
+        "evicted_through",
+        "next_seq",
+        "number",
+        "total",
+    )
+
+    def __init__(self, arena: Blocks, number: int, blocks: list[int]) -> None:
+        self._arena = arena
+        self.number = number
+        self._head, self._head_base = arena.place(blocks[0])
+        self._blocks = blocks
+        if len(blocks) == 1 and not self._head[self._head_base + _HEAD_WORDS + 1]:
+            # Nothing has happened yet, as with every new one.
+            self._low = 1
+            self._view, self._base = self._head, self._head_base
+            self.next_seq = 1
+            self.evicted_through = self.total = self.evicted_offset = 0
+            return
+        last_view, last_base = arena.place(blocks[-1])
+        ordinal = last_view[last_base + ORDINAL]
+        self._low = ordinal - len(blocks) + 2
+        """The ordinal of the oldest block but block 0."""
+        self._view, self._base = last_view, last_base
+        """The newest block."""
+        self.next_seq = ordinal * RECORDS_A_BLOCK + 1 + _valid_records(last_view, last_base)
+        """The number of the next event."""
+        self.evicted_through = self._head[self._head_base + _EVICTED_THROUGH]
+        """The number of the newest event that was dropped; 0 when none was."""
+        self.total = self._end_of(self.next_seq - 1)
+        """Bytes of output that the index knows of."""
+        self.evicted_offset = self._end_of(self.evicted_through)
+        """Bytes of output that were dropped."""
+        last = self.record(self.next_seq - 1)
+        if last is not None and not last.has_bytes:
+            # The server may have been killed after the record and before this.
+            self._head[self._head_base + (_EXITED if last.kind == "exited" else _CLOSED)] = last.seq
+
+    # -- the process as a whole
+
+    @property
+    def exited_seq(self) -> int | None:
+        """The number of `exited`, once it happened."""
+        return self._head[self._head_base + _EXITED] or None
+
+    @property
+    def closed_seq(self) -> int | None:
+        """The number of `closed`, once it happened."""
+        return self._head[self._head_base + _CLOSED] or None
+
+    @property
+    def pending(self) -> Pending | None:
+        """What `begin` said last; None when it never did."""
+        word = self._head[self._head_base + _PENDING]
+        if not word & _VALID:
+            return None
+        return Pending(_KINDS[word >> _KIND_SHIFT & _KIND_MASK], word & MAX_POSITION, bool(word & _IN_MEMORY))
+
+    def capacity(self, in_memory: bool) -> int:
+        """How large a data file is, in bytes; 0 as long as `set_capacity` did not say it."""
+        return self._head[self._head_base + (_MEMORY_BYTES if in_memory else _DISK_BYTES)]
+
+    def set_capacity(self, in_memory: bool, capacity: int) -> None:
+        """Remember how large a data file is. Before anything is moved into it."""
+        self._head[self._head_base + (_MEMORY_BYTES if in_memory else _DISK_BYTES)] = capacity
+
+    def begin(self, kind: Kind, position: int, in_memory: bool) -> None:
+        """Say where the bytes go that are moved next. Whatever is in that file from there on and in no
+        record was moved and not recorded.
+
+        Raises:
+            OSError: no memory for the record to come.
+        """
+        if (self.next_seq - 1) % RECORDS_A_BLOCK == 0 and self.next_seq > 1:
+            self._add_block()
+        word = _VALID | _CODES[kind] << _KIND_SHIFT | position
+        self._head[self._head_base + _PENDING] = word | _IN_MEMORY if in_memory else word
+
+    # -- events
+
+    def append(self, kind: Kind, length: int = 0, position: int = 0, in_memory: bool = False) -> int:
+        """Record the next event, and return its number.
+
+        Args:
+            kind: what it is.
+            length: its bytes, at most 1 MiB; 0 for an end.
+            position: where they begin in their data file.
+            in_memory: in which one.
+
+        Raises:
+            OSError: no memory. Never after `begin`.
+        """
+        seq = self.next_seq
+        place = (seq - 1) % RECORDS_A_BLOCK
+        if place == 0 and seq > 1:
+            self._add_block()
+        view, at = self._view, self._base + _HEAD_WORDS + 2 * place
+        word = _VALID | _CODES[kind] << _KIND_SHIFT | length << _LENGTH_SHIFT | position
+        view[at] = self.total
+        view[at + 1] = word | _IN_MEMORY if in_memory else word
+        self.next_seq = seq + 1
+        self.total += length
+        if not length and kind in ("exited", "closed"):
+            self._head[self._head_base + (_EXITED if kind == "exited" else _CLOSED)] = seq
+        return seq
+
+    def record(self, seq: int) -> Record | None:
+        """The event of that number; None when it did not happen, or is no longer known."""
+        if not 0 < seq < self.next_seq:
+            return None
+        ordinal, place = divmod(seq - 1, RECORDS_A_BLOCK)
+        if ordinal == 0:
+            view, base = self._head, self._head_base
+        elif ordinal >= self._low and self._blocks:
+            view, base = self._arena.place(self._blocks[ordinal - self._low + 1])
+        else:
+            return None
+        at = base + _HEAD_WORDS + 2 * place
+        word = view[at + 1]
+        return _unpack(seq, view[at], word) if word & _VALID else None
+
+    def records_after(self, seq: int) -> Iterator[Record]:
+        """The known events whose numbers are above `seq`, oldest first."""
+        while seq < self.next_seq - 1:
+            ordinal, place = divmod(seq, RECORDS_A_BLOCK)
+            seq = (ordinal + 1) * RECORDS_A_BLOCK
+            if 0 < ordinal < self._low or not self._blocks:
+                continue
+            view, base = self._arena.place(self._blocks[ordinal - self._low + 1 if ordinal else 0])
+            words = view[base + _HEAD_WORDS + 2 * place : base + BLOCK_WORDS].tolist()
+            number = ordinal * RECORDS_A_BLOCK + place
+            for offset, word in zip(words[::2], words[1::2], strict=True):
+                number += 1
+                if number == self.next_seq:
+                    return
+                yield _unpack(number, offset, word)
+
+    def evict_through(self, record: Record) -> None:
+        """Drop all events up to this one. The records of the last 32,768 stay, to state gaps by."""
+        seq = record.seq
+        self.evicted_offset = record.offset + record.length
+        self.evicted_through = seq
+        self._head[self._head_base + _EVICTED_THROUGH] = seq
+        blocks = self._blocks
+        while len(blocks) > 2 and (self._low + 1) * RECORDS_A_BLOCK <= seq - KEPT_EVICTIONS:
+            self._arena.give_back(blocks.pop(1))
+            self._low += 1
+
+    def newest_chunk(self) -> Record | None:
+        """The newest event that has bytes, dropped or not."""
+        # At most two events have none.
+        for seq in range(self.next_seq - 1, max(0, self.next_seq - 4), -1):
+            record = self.record(seq)
+            if record is not None and record.has_bytes:
+                return record
+        return None
+
+    def lost_after(self, seq: int) -> int:
+        """Bytes after number `seq` that were dropped. Exact for one whose record is known; for another,
+        what is known to be lost at the least.
+        """
+        if seq >= self.evicted_through:
+            return 0
+        if seq > RECORDS_A_BLOCK and (seq - 1) // RECORDS_A_BLOCK < self._low:
+            oldest = self.record(self._low * RECORDS_A_BLOCK + 1)
+            return self.evicted_offset - oldest.offset if oldest is not None else 0
+        return self.evicted_offset - self._end_of(seq)
+
+    def free(self) -> None:
+        """Forget the process; the index is empty from now on."""
+        self._arena.free(self)
+
+    def detach(self) -> list[int]:
+        """Give up all blocks, and return which these were, block 0 first."""
+        blocks, self._blocks = self._blocks, []
+        # What looks at the index of a forgotten process must not see what its blocks hold next.
+        self._head = self._view = memoryview(bytearray(8 * BLOCK_WORDS)).cast("Q")
+        self._head_base = self._base = self.evicted_through = self.evicted_offset = 0
+        return blocks
+
+    def _end_of(self, seq: int) -> int:
+        record = self.record(seq)
+        return record.offset + record.length if record is not None else 0
+
+    def _add_block(self) -> None:
+        """Have room for `next_seq`, which is the first of a block."""
+        ordinal = (self.next_seq - 1) // RECORDS_A_BLOCK
+        if self._view[self._base + ORDINAL] == ordinal:
+            return
+        block = self._arena.hand_out(self.number, ordinal)
+        self._blocks.append(block)
+        self._view, self._base = self._arena.place(block)
+
+
+def _unpack(seq: int, offset: int, word: int) -> Record:
+    return Record(
+        seq,
+        _KINDS[word >> _KIND_SHIFT & _KIND_MASK],
+        offset,
+        word >> _LENGTH_SHIFT & _LENGTH_MASK,
+        word & MAX_POSITION,
+        bool(word & _IN_MEMORY),
+    )
+
+
+def _valid_records(view: memoryview, base: int) -> int:
+    count = 0
+    while count < RECORDS_A_BLOCK and view[base + _HEAD_WORDS + 2 * count + 1] & _VALID:
+        count += 1
+    return count

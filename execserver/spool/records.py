@@ -1,0 +1,307 @@
+"""The records of the ledger, and the state that they add up to.
+
+Rules kept in this file:
+
+1. What a record means is said once, in the fold at the end; `State.records()` is its inverse.
+2. A record is an array, its name first. A later version may add members at the end of one, with defaults:
+   an older one ignores what it does not know.
+3. What a record says of a process that is not known (any more) is ignored.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+REMEMBERED_WRITES = 4096
+"""Write ids kept a process, the newest: as many as a server remembers
+(`protocol.limits.REMEMBERED_WRITE_IDS`)."""
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True):
+    """A line of the ledger."""
+
+
+class Service(Record, tag="service", frozen=True):
+    """What must not change while the service runs."""
+
+    cwd: str
+    """Where it was launched."""
+    provider_id: str
+    """What clients know it by."""
+    servers: int = 1
+    """How many servers it had so far."""
+
+
+class SessionOpened(Record, tag="session-opened", frozen=True):
+    """A client has a session of this id."""
+
+    id: str
+
+
+class SessionEnding(Record, tag="session-ending", frozen=True):
+    """Everything that the session started is about to be killed; nobody can resume it."""
+
+    id: str
+
+
+class SessionEnded(Record, tag="session-ended", frozen=True):
+    """Nothing of the session is left."""
+
+    id: str
+
+
+class Started(Record, tag="started", frozen=True):
+    """A process was spawned. Times are those of CLOCK_MONOTONIC, in seconds."""
+
+    number: int
+    session: str
+    process_id: str
+    pid: int
+    tty: bool
+    pipe_stdin: bool
+    started_at: float
+    timeout_at: float | None = None
+    idle_timeout: float | None = None
+    digests: dict[str, str] | None = None
+    """What the parameters of its start came to, by name."""
+    sandbox: dict[str, Any] | None = None
+
+
+class Written(Record, tag="written", frozen=True):
+    """Input was accepted; the process's stdin file is valid up to `end`."""
+
+    number: int
+    write_id: str
+    end: int
+
+
+class StdinClosed(Record, tag="stdin-closed", frozen=True):
+    """Nothing follows the input accepted so far."""
+
+    number: int
+
+
+class Ending(Record, tag="ending", frozen=True):
+    """The server is about to end the process, and why."""
+
+    number: int
+    cause: str
+
+
+class Exited(Record, tag="exited", frozen=True):
+    """The leader has ended. It may not have been reaped."""
+
+    number: int
+    code: int
+    cause: str
+    failure: str | None = None
+    """Why the command was never run."""
+    at: float = 0.0
+    """When (CLOCK_MONOTONIC, seconds)."""
+
+
+class Closed(Record, tag="closed", frozen=True):
+    """The process is closed since `at` (CLOCK_MONOTONIC, seconds). Only of one that was not closed as soon as
+    its leader had ended: of that one the index tells.
+    """
+
+    number: int
+    at: float
+
+
+class Forgotten(Record, tag="forgotten", frozen=True):
+    """Nothing of the process is kept."""
+
+    number: int
+
+
+class Numbered(Record, tag="numbered", frozen=True):
+    """Numbers that a session gave to processes. Only a compacted ledger needs it."""
+
+    session: str
+    numbers: list[int]
+
+
+AnyRecord = (
+    Service
+    | SessionOpened
+    | SessionEnding
+    | SessionEnded
+    | Started
+    | Written
+    | StdinClosed
+    | Ending
+    | Exited
+    | Closed
+    | Forgotten
+    | Numbered
+)
+
+
+class ProcessState(msgspec.Struct):
+    """What the ledger says of one process."""
+
+    started: Started
+    write_ids: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
+    """The newest `REMEMBERED_WRITES` ids, oldest first, each with the end of its bytes."""
+    accepted_end: int = 0
+    """The length of the input that was accepted, in bytes."""
+    stdin_closed: bool = False
+    ending: str | None = None
+    exited: Exited | None = None
+    closed_at: float | None = None
+
+    @property
+    def over_since(self) -> float | None:
+        """When a process that is closed was (CLOCK_MONOTONIC, seconds)."""
+        if self.closed_at is None and self.exited is not None:
+            return self.exited.at
+        return self.closed_at
+
+    def records(self) -> Iterator[AnyRecord]:
+        """The shortest list of records that gives this state."""
+        number = self.started.number
+        yield self.started
+        for write_id, end in self.write_ids.items():
+            yield Written(number, write_id, end)
+        if self.stdin_closed:
+            yield StdinClosed(number)
+        if self.ending is not None:
+            yield Ending(number, self.ending)
+        if self.exited is not None:
+            yield self.exited
+        if self.closed_at is not None:
+            yield Closed(number, self.closed_at)
+
+
+class SessionState(msgspec.Struct):
+    """What the ledger says of one session."""
+
+    numbers: list[int] = msgspec.field(default_factory=list)
+    """Every number that it ever gave to a process: what is forgotten may have left descendants."""
+    ending: bool = False
+
+
+class State(msgspec.Struct):
+    """All that a ledger says."""
+
+    service: Service | None = None
+    sessions: dict[str, SessionState] = msgspec.field(default_factory=dict)
+    """Sessions of which something may be left, oldest first."""
+    processes: dict[int, ProcessState] = msgspec.field(default_factory=dict)
+    """By number, oldest first."""
+    highest: int = 0
+    """The highest number that a process ever had."""
+    skipped: int = 0
+    """Lines that were not understood."""
+
+    def apply(self, record: AnyRecord) -> None:
+        """Fold one record in."""
+        _FOLD[type(record)](self, record)
+
+    def records(self) -> Iterator[AnyRecord]:
+        """The shortest list of records that gives this state."""
+        if self.service is not None:
+            yield self.service
+        for process in self.processes.values():
+            yield from process.records()
+        # After the processes: the list of a session's numbers is complete as it is.
+        for session, state in self.sessions.items():
+            yield SessionOpened(session)
+            yield Numbered(session, state.numbers)
+            if state.ending:
+                yield SessionEnding(session)
+        yield Numbered("", [self.highest])
+
+
+def _service(state: State, record: Service) -> None:
+    state.service = record
+
+
+def _session_opened(state: State, record: SessionOpened) -> None:
+    state.sessions[record.id] = SessionState()
+
+
+def _session_ending(state: State, record: SessionEnding) -> None:
+    if (session := state.sessions.get(record.id)) is not None:
+        session.ending = True
+
+
+def _session_ended(state: State, record: SessionEnded) -> None:
+    state.sessions.pop(record.id, None)
+
+
+def _started(state: State, record: Started) -> None:
+    state.processes[record.number] = ProcessState(record)
+    state.highest = max(state.highest, record.number)
+    session = state.sessions.get(record.session)
+    if session is not None and (not session.numbers or session.numbers[-1] < record.number):
+        session.numbers.append(record.number)
+
+
+def _numbered(state: State, record: Numbered) -> None:
+    state.highest = max(state.highest, *record.numbers, 0)
+    if (session := state.sessions.get(record.session)) is not None:
+        session.numbers = list(record.numbers)
+
+
+def _forgotten(state: State, record: Forgotten) -> None:
+    state.processes.pop(record.number, None)
+
+
+def _of_process(fold: Callable[[ProcessState, Any], None]) -> Callable[[State, Any], None]:
+    def apply(state: State, record: Any) -> None:
+        process = state.processes.get(record.number)
+        if process is not None:
+            fold(process, record)
+
+    return apply
+
+
+def _written(process: ProcessState, record: Written) -> None:
+    ids = process.write_ids
+    ids[record.write_id] = record.end
+    ids.move_to_end(record.write_id)
+    if len(ids) > REMEMBERED_WRITES:
+        ids.popitem(last=False)
+    process.accepted_end = record.end
+
+
+def _stdin_closed(process: ProcessState, _record: StdinClosed) -> None:
+    process.stdin_closed = True
+
+
+def _ending(process: ProcessState, record: Ending) -> None:
+    # Whoever said so first is believed (`processes/cause.py`).
+    if process.ending is None:
+        process.ending = record.cause
+
+
+def _exited(process: ProcessState, record: Exited) -> None:
+    # Whoever finds the unreaped leader after a kill tells its exit a second time.
+    if process.exited is None:
+        process.exited = record
+
+
+def _closed(process: ProcessState, record: Closed) -> None:
+    process.closed_at = record.at
+
+
+_FOLD: dict[type[AnyRecord], Callable[[State, Any], None]] = {
+    Service: _service,
+    SessionOpened: _session_opened,
+    SessionEnding: _session_ending,
+    SessionEnded: _session_ended,
+    Started: _started,
+    Numbered: _numbered,
+    Forgotten: _forgotten,
+    Written: _of_process(_written),
+    StdinClosed: _of_process(_stdin_closed),
+    Ending: _of_process(_ending),
+    Exited: _of_process(_exited),
+    Closed: _of_process(_closed),
+}

@@ -1,0 +1,235 @@
+"""Where the output of all processes is kept: on disk while that works, in memory while it does not.
+
+Rules kept in this file:
+
+1. A failing disk is a state of the spool, not an error of a process: it is told once when it begins
+   and once when it ends, and tried again after a second.
+2. No file here has a name, so that nothing is ever left behind.
+3. All logs together keep within the limits; whoever holds most loses its oldest output first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from execserver.folders import FolderError, open_private
+from execserver.spool.data_file import (
+    DataFile,
+    NotStoredError,
+    create_in_memory,
+    create_on_disk,
+    ring_capacity,
+)
+from execserver.spool.process_index import MAX_POSITION
+
+TAKE_BYTES = 64 << 10
+"""Bytes moved at a time: as much as a pipe holds. Larger pieces gain nothing, smaller ones cost
+a third of the throughput."""
+
+RETRY_SECONDS = 1.0
+"""How long a disk that failed is left alone."""
+
+_SLACK_BYTES = 1 << 20
+"""What a ring on disk has beyond what is retained: the room in which it goes on while its oldest
+output is still kept."""
+
+_ENFORCED_FRACTION = 1024
+"""One 1,024th of a limit is dropped beyond what is needed: looking for whoever holds most takes long
+when there are thousands."""
+
+SHORT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolLimits:
+    """How much is kept, in bytes."""
+
+    disk: int = 2 << 30
+    """On disk, by all processes together."""
+    memory: int = 256 << 20
+    """In memory, by all processes together, while the disk fails or when there is none."""
+    process_memory: int = 1 << 20
+    """In memory, by one process."""
+    small: int = 16 << 10
+    """Output up to which a process has no file on disk: making one costs as much as a short command."""
+
+
+class Spool:
+    """Makes the data files.
+
+    Args:
+        folder: an absolute path; created when missing. None: everything is kept in memory.
+        limits: how much is kept.
+        on_state: called with true and a reason when the disk begins to fail, and with false and an empty
+            text when it works again.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        limits: SpoolLimits,
+        on_state: Callable[[bool, str], None] = lambda _failing, _reason: None,
+    ) -> None:
+        self.limits = limits
+        self.folder_problem: str | None = None
+        """Why there is no folder, for whoever asks; None when there is one."""
+        self.failing = False
+        """Whether the disk failed and has not been written to since."""
+        self._on_state = on_state
+        self._folder_path = folder
+        self._folder: int | None = None
+        self._retry_at = 0.0
+        if folder is None:
+            self.folder_problem = "no folder is configured"
+        else:
+            try:
+                self._folder = open_private(folder)
+            except FolderError as error:
+                self.folder_problem = str(error)
+
+    def new_disk_file(self, retained: int) -> DataFile | None:
+        """A ring on disk for so many bytes; None while there is no disk that works.
+
+        Raises:
+            OSError: no descriptor is to be had (EMFILE, ENFILE).
+        """
+        if self._folder_path is None or (self.failing and time.monotonic() < self._retry_at):
+            return None
+        try:
+            if self._folder is None:
+                self._folder = open_private(self._folder_path)
+                self.folder_problem = None
+            # A larger ring has places that the index cannot express.
+            size = min(retained + _SLACK_BYTES, MAX_POSITION + 1)
+            return create_on_disk(self._folder, ring_capacity(size))
+        except FolderError as error:
+            self._fail(str(error))
+            self.folder_problem = str(error)
+        except OSError as error:
+            if error.errno in SHORT_OF_DESCRIPTORS:
+                raise
+            self.disk_failed(error)
+            # Somebody may have removed the folder; the next try is with a new one.
+            self._close_folder()
+        return None
+
+    def new_memory_file(self, retained: int) -> DataFile:
+        """A ring in memory for so many bytes, or what a process may have there.
+
+        Raises:
+            OSError: no descriptor or no memory is to be had.
+        """
+        return create_in_memory(ring_capacity(self.memory_share(retained) + TAKE_BYTES + 1))
+
+    def memory_share(self, retained: int) -> int:
+        """Bytes that a process keeps in memory."""
+        return min(retained, self.limits.process_memory)
+
+    def disk_splices(self) -> bool:
+        """Whether the kernel moves bytes to the disk by itself. Otherwise a server that is killed can lose
+        up to one chunk a process. Also true when there is no disk to try.
+
+        Raises:
+            OSError: no descriptors are to be had.
+        """
+        file = self.new_disk_file(0)
+        if file is None:
+            return True
+        source, end = os.pipe()
+        try:
+            os.write(end, b"x")
+            with suppress(OSError, NotStoredError):
+                file.splice_from(source, 1)
+            return file.can_splice
+        finally:
+            os.close(source)
+            os.close(end)
+            file.close()
+
+    def disk_failed(self, error: OSError) -> None:
+        """The disk took nothing more."""
+        self._fail(os.strerror(error.errno) if error.errno else str(error))
+
+    def disk_works(self) -> None:
+        """The disk took something. Does not count within a second of a failure: what overwrites a ring
+        finds room on a disk that is full for everything else.
+        """
+        if self.failing and time.monotonic() >= self._retry_at:
+            self.failing = False
+            self._on_state(False, "")
+
+    def close(self) -> None:
+        """Make no more files."""
+        self._close_folder()
+
+    def _fail(self, reason: str) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if not self.failing:
+            self.failing = True
+            self._on_state(True, reason)
+
+    def _close_folder(self) -> None:
+        if self._folder is not None:
+            with suppress(OSError):
+                os.close(self._folder)
+            self._folder = None
+
+
+class Holder(Protocol):
+    """A log, as the budget sees it."""
+
+    disk_held: int
+    memory_held: int
+
+    def make_way(self, disk: int, memory: int) -> bool:
+        """Drop oldest output until at most so many bytes are held on disk and in memory, and free their
+        space. Says whether any was dropped.
+        """
+
+
+class SpoolBudget:
+    """Bytes of output kept by all processes of the daemon together."""
+
+    def __init__(self, limits: SpoolLimits) -> None:
+        self.limits = limits
+        self.disk_held = 0
+        self.memory_held = 0
+        self._logs: set[Holder] = set()
+
+    @property
+    def held(self) -> int:
+        """On disk and in memory."""
+        return self.disk_held + self.memory_held
+
+    def join(self, log: Holder) -> None:
+        """Count this log, and what it holds, from now on."""
+        self._logs.add(log)
+        self.disk_held += log.disk_held
+        self.memory_held += log.memory_held
+
+    def leave(self, log: Holder) -> None:
+        """Count it no longer."""
+        if log in self._logs:
+            self._logs.remove(log)
+            self.disk_held -= log.disk_held
+            self.memory_held -= log.memory_held
+
+    def enforce(self) -> None:
+        """Drop the oldest output of whoever holds most until the limits are met."""
+        limits = self.limits
+        while self.disk_held > limits.disk:
+            largest = max(self._logs, key=lambda log: log.disk_held)
+            excess = self.disk_held - limits.disk + limits.disk // _ENFORCED_FRACTION
+            if not largest.make_way(max(0, largest.disk_held - excess), largest.memory_held):
+                return
+        while self.memory_held > limits.memory:
+            largest = max(self._logs, key=lambda log: log.memory_held)
+            excess = self.memory_held - limits.memory + limits.memory // _ENFORCED_FRACTION
+            if not largest.make_way(largest.disk_held, max(0, largest.memory_held - excess)):
+                return

@@ -1,0 +1,52 @@
+"""Whether the code that is installed now would start, before a server makes room for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from execserver.host import Host
+from execserver.supervisor.packets import VERSION
+
+TRIAL_SECONDS = 30.0
+"""How long the trial may take; usually it takes less than half a second."""
+
+_MOST_CHARACTERS = 1000
+
+
+class Trial:
+    """`execserver config check` of the installed code, begun.
+
+    Args:
+        flags: those of `execserver serve`.
+        host: what the service was launched with.
+
+    Raises:
+        OSError: it cannot be begun.
+    """
+
+    def __init__(self, flags: Sequence[str], host: Host) -> None:
+        command = [sys.executable, "-I", "-X", "utf8", "-m", "execserver.cli", "config", "check"]
+        self._process = subprocess.Popen(
+            [*command, "--supervisor", str(VERSION), *flags],
+            cwd=host.cwd,
+            env=dict(host.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def refusal(self) -> str | None:
+        """Why a new server would not start; None when it would. Blocks."""
+        with self._process as process:
+            try:
+                _, errors = process.communicate(timeout=TRIAL_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return f"the new code was not there after {TRIAL_SECONDS:.0f} s"
+        if process.returncode == 0:
+            return None
+        said = errors.decode("utf-8", "replace").strip()[-_MOST_CHARACTERS:]
+        return f"the new code does not start: {said or f'exit code {process.returncode}'}"

@@ -1,0 +1,201 @@
+"""SIGHUP to a daemon without a terminal: the code that is installed now takes over, commands go on.
+
+The service runs from a copy of the package, in an environment of its own, so that the copy can be changed as
+an installation does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import execserver
+from tests.support.wire import PATIENCE, Client, connect_unix, decode
+
+
+class Installation:
+    """A copy of the package with an interpreter that finds it, and a service that runs from it."""
+
+    def __init__(self, folder: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+        self._python = folder / "venv/bin/python"
+        packages = next((folder / "venv/lib").glob("python*/site-packages"))
+        self.package = packages / "execserver"
+        shutil.copytree(
+            Path(execserver.__file__).parent, self.package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        # Behind the copy: everything else that this environment has.
+        (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        self._clients = contextlib.ExitStack()
+        self.config = folder / "config.toml"
+        self.config.touch(mode=0o600)
+        self._socket = folder / "door"
+        self._log = (folder / "log").open("wb")
+        self.process = subprocess.Popen(
+            [self._python, "-I", "-m", "execserver", "serve", "--listen", f"unix://{self._socket}"],
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(folder),
+                "XDG_STATE_HOME": str(folder / "state"),
+                "EXECSERVER_CONFIG": str(self.config),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+            cwd=folder,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline(), self.log
+
+    @property
+    def log(self) -> str:
+        return Path(self._log.name).read_text()
+
+    def connect(self, resume: str | None = None) -> Client:
+        client = connect_unix(self._socket)
+        self._clients.callback(client.close)
+        return client.handshake(resume, extensions=True)
+
+    def replace(self, module: str, old: str, new: str) -> None:
+        """Change a line of the installed code."""
+        path = self.package / module
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def reload(self) -> None:
+        self.process.send_signal(signal.SIGHUP)
+
+    def wait_for_log(self, text: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.log:
+            assert time.monotonic() < deadline, self.log
+            threading.Event().wait(0.02)
+
+    def end(self) -> None:
+        self._clients.close()
+        self.process.terminate()
+        assert self.process.wait(PATIENCE) == 0
+        self.process.communicate()
+        self._log.close()
+
+
+@pytest.fixture
+def installed() -> Iterator[Installation]:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exec-", dir="/tmp")))
+        installation = Installation(folder)
+        stack.callback(installation.end)
+        yield installation
+
+
+def version(client: Client) -> str:
+    return str(client.call("environment/info")["executorVersion"])
+
+
+def test_new_code_takes_over_while_commands_run(installed: Installation) -> None:
+    client = installed.connect()
+    identity = client.call("environment/info")["providerId"]
+    cat = client.start("/bin/cat", pipeStdin=True)
+    assert cat.write("before\n", "1") == "accepted"
+    cat.wait_output(b"before\n")
+    terminal = client.start("/bin/sh", tty=True)
+    terminal.write("name=kept\n", "1")
+
+    installed.replace("__init__.py", f'"{execserver.__version__}"', '"99.0"')
+    installed.reload()
+    client.wait_end()
+
+    client = installed.connect(client.session_id)
+    assert version(client) == "99.0"
+    assert client.call("environment/info")["providerId"] == identity
+    cat = client.process(cat.id)
+    assert cat.write("before\n", "1") == "accepted"  # known: it is not written twice
+    assert cat.write("after\n", "2") == "accepted"
+    cat.wait_output(b"after\n")
+    assert b"".join(decode(chunk["chunk"]) for chunk in cat.read()["chunks"]) == b"before\nafter\n"
+    terminal = client.process(terminal.id)
+    terminal.write("echo $name; exit 5\n", "2")
+    assert terminal.wait_closed().exit_code == 5
+    assert b"kept" in b"".join(decode(chunk["chunk"]) for chunk in terminal.read()["chunks"])
+
+
+def test_every_request_that_was_read_is_answered(installed: Installation) -> None:
+    client = installed.connect()
+    process = client.start("/bin/sleep", "600")
+    poll = client.request("process/read", {"processId": process.id, "afterSeq": 0, "waitMs": 600_000})
+    # Behind it, so it was read when this is answered.
+    client.call("environment/info")
+
+    installed.reload()
+
+    assert client.result(poll)["chunks"] == []
+    client.wait_end()
+    assert not installed.connect(client.session_id).process(process.id).read()["exited"]
+
+
+@pytest.mark.parametrize("fault", ["broken code", "unusable settings", "another supervisor"])
+def test_what_would_not_start_is_not_made_room_for(installed: Installation, fault: str) -> None:
+    client = installed.connect()
+    if fault == "broken code":
+        installed.replace("server.py", "from __future__ import annotations\n", "this is no Python\n")
+        reason = "SyntaxError"
+    elif fault == "unusable settings":
+        installed.config.write_text("session_ttl = -1\n")
+        reason = "session_ttl"
+    else:
+        installed.replace("supervisor/packets.py", "VERSION = ", "VERSION = 100 + ")
+        reason = "stop the service and start it again"
+    installed.reload()
+    installed.wait_for_log("reload failed, everything is as before")
+    assert reason in installed.log
+    assert version(client) == execserver.__version__
+    assert client.shell("echo still here").wait_closed().output == b"still here\n"
+
+
+def test_settings_and_limits_of_now_hold_after_an_upgrade(installed: Installation) -> None:
+    client = installed.connect()
+    process = client.shell("read line; head -c 300000 /dev/zero", pipeStdin=True)
+    installed.config.write_text("retained_output_bytes = 100000\n")
+    installed.reload()
+    client.wait_end()
+    client = installed.connect(client.session_id)
+    process = client.process(process.id)
+    process.write("\n", "1")
+    process.wait_closed()
+    page = process.read()
+    kept = sum(len(decode(chunk["chunk"])) for chunk in page["chunks"])
+    assert kept <= 100_000
+    assert page["lostBytes"] == 300_000 - kept
+
+
+def test_five_upgrades_in_a_row_lose_nothing(installed: Installation) -> None:
+    client = installed.connect()
+    process = client.shell("seq 1 200000 | while read n; do echo $n; done; exit 7")
+    for _ in range(5):
+        installed.reload()
+        client.wait_end()
+        client = installed.connect(client.session_id)
+    process = client.process(process.id)
+    after, output = 0, b""
+    while True:
+        page = process.read(after, wait_ms=10_000)
+        output += b"".join(decode(chunk["chunk"]) for chunk in page["chunks"])
+        after = page["nextSeq"] - 1
+        if page["closed"]:
+            break
+    assert page["exitCode"] == 7
+    assert output.split() == [b"%d" % number for number in range(1, 200_001)]

@@ -1,0 +1,177 @@
+"""Sandboxed commands outlive the server, stay confined, and leave the workspace as it was."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from execserver.fault_points import VARIABLE
+from tests.faults.resuming_client import EventRow, ResumingClient
+from tests.faults.service import Service
+from tests.sandbox.profiles import at, context, restricted, special
+from tests.support.wire import PATIENCE, Json
+
+# Says what it could do with each protected name once it is told to go on.
+ACT = """
+echo ready; read word
+for name in .git .agents .codex .aws; do mkdir $name/x && echo made $name; done
+touch kept OUT/outside
+exit 7
+"""
+
+
+class Scene:
+    """A service, a workspace, and commands in it that wait for a word."""
+
+    def __init__(self, folder: Path, fault_point: str = "") -> None:
+        self.ws, self.out = folder / "ws", folder / "out"
+        self.ws.mkdir()
+        self.out.mkdir()
+        env = {VARIABLE: fault_point} if fault_point else {}
+        self.service = Service("unix", folder, env=env)
+        self.session = ResumingClient(self.service)
+        self._words = 0
+
+    def params(self, script: str) -> Json:
+        """What starts a confined script."""
+        permissions = restricted(special("root", "read"), at(self.ws, "write"))
+        return self.session.start_params(
+            ["/bin/sh", "-c", script.replace("OUT", str(self.out))],
+            cwd=f"file://{self.ws}",
+            sandbox=context(permissions, cwd=self.ws),
+            pipeStdin=True,
+        )
+
+    def start(self, script: str, output: list[bytes]) -> EventRow:
+        """Start a confined script, and wait until it says that it is ready."""
+        params = self.params(script)
+        self.session.start_with(params)
+        process = params["processId"]
+        row = self.session.follow(process, lambda data, lost: output.append(data))
+        self.session.client.wait_until(lambda: b"ready" in self.session.client.log(process).output)
+        return row
+
+    def kill_server(self) -> None:
+        """SIGKILL; return when its successor has our session."""
+        self.service.signal_server(signal.SIGKILL)
+        self.session.reconnect()
+        self.service.successor()
+
+    def go_on(self, row: EventRow) -> None:
+        """Say the word."""
+        self._words += 1
+        line = {"chunk": base64.b64encode(b"go\n").decode(), "writeId": str(self._words)}
+        assert self.session.call("process/write", {"processId": row.process_id, **line}) == {
+            "status": "accepted"
+        }
+
+
+@pytest.fixture
+def make_scene() -> Iterator[Callable[..., Scene]]:
+    """`make_scene()`, or `make_scene(fault_point)`."""
+    # A short name: a Unix socket's path has 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="take-over-")).resolve()
+    made: list[Scene] = []
+
+    def make(fault_point: str = "") -> Scene:
+        made.append(Scene(folder, fault_point))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.service.end()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def scene(make_scene: Callable[..., Scene]) -> Scene:
+    return make_scene()
+
+
+def test_commands_stay_confined_over_two_servers_and_the_workspace_is_left_as_it_was(scene: Scene) -> None:
+    outputs: list[list[bytes]] = [[], [], []]
+    first = scene.start(ACT, outputs[0])
+    second = scene.start(ACT, outputs[1])
+    assert len(os.listdir(scene.ws)) == 4
+    scene.kill_server()
+    third = scene.start(ACT, outputs[2])
+    scene.kill_server()
+    assert len(os.listdir(scene.ws)) == 4
+    scene.go_on(first)
+    scene.session.finish(first)
+    assert len(os.listdir(scene.ws)) == 5, "others use the mount points still"
+    scene.go_on(second)
+    scene.go_on(third)
+    scene.session.finish(second, third)
+    assert os.listdir(scene.ws) == ["kept"]
+    assert os.listdir(scene.out) == []
+    for row, output in zip((first, second, third), outputs, strict=True):
+        assert row.exit_code == 7
+        assert b"made" not in b"".join(output)
+        read = scene.session.call("process/read", {"processId": row.process_id, "afterSeq": 0})
+        assert read["sandboxDenied"]
+
+
+def test_an_interrupt_reaches_a_command_whose_server_is_gone(scene: Scene) -> None:
+    output: list[bytes] = []
+    row = scene.start("trap 'echo trapped; exit 9' INT; echo ready; while :; do sleep 0.1; done", output)
+    scene.kill_server()
+    scene.session.call("process/signal", {"processId": row.process_id, "signal": "interrupt"})
+    scene.session.finish(row)
+    assert row.exit_code == 9
+    assert b"trapped" in b"".join(output)
+    assert os.listdir(scene.ws) == []
+
+
+def test_a_terminate_ends_everything_in_a_sandbox_whose_server_is_gone(scene: Scene) -> None:
+    row = scene.start("setsid sleep 600 & echo ready; exec sleep 600", [])
+    scene.kill_server()
+    scene.session.call("process/terminate", {"processId": row.process_id})
+    scene.session.finish(row)
+    assert row.exit_code == 128 + signal.SIGKILL
+    assert os.listdir(scene.ws) == []
+
+
+def test_what_ends_while_there_is_no_server_is_cleaned_up_by_the_next(scene: Scene) -> None:
+    os.mkfifo(scene.ws / "gate")
+    row = scene.start("exec 3<>gate; echo ready; read word <&3; exit 4", [])
+    scene.service.signal_server(signal.SIGKILL)
+    (scene.ws / "gate").write_text("go\n")
+    scene.session.reconnect()
+    scene.service.successor()
+    scene.session.finish(row)
+    assert row.exit_code == 4
+    assert os.listdir(scene.ws) == ["gate"]
+
+
+@pytest.mark.parametrize(
+    "point", ["before-spawn", "after-spawn", "after-ledger", "after-registration", "after-exit-journal"]
+)
+def test_a_server_that_is_killed_over_a_start_or_an_end_leaves_no_mount_point(
+    make_scene: Callable[..., Scene], point: str
+) -> None:
+    scene = make_scene(point)
+    scene.session.client.request("process/start", scene.params("exit 3"))
+    wait_until(lambda: _is_stopped(scene.service.server_pid))
+    scene.kill_server()
+    wait_until(lambda: os.listdir(scene.ws) == [])
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait for what happens soon."""
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline, "nothing came of it"
+        time.sleep(0.01)
