@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import pybase64
 
+from execserver.fault_points import reach
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.reading import read_at
@@ -119,5 +120,6 @@ def _read_block(descriptor: Descriptor, length: int, offset: int) -> bytes:
 
 
 def _write_block(descriptor: Descriptor, chunk: bytes, offset: int) -> None:
+    reach("during-block-write")
     with descriptor.borrow() as number:
         write_at(number, chunk, offset)
