@@ -173,10 +173,10 @@ foreign-clients: setup
 	$(BIN)/python -m pytest -q tests/interop/node_clients.py
 
 bench: setup interop-setup
-	$(BIN)/python -m benchmarks.compare --markdown docs/benchmarks.md
+	$(BIN)/python -m benchmarks.compare --with-spool --markdown docs/benchmarks.md
 
 bench-gate: setup interop-setup
-	$(BIN)/python -m benchmarks.compare --gate
+	$(BIN)/python -m benchmarks.compare --with-spool --gate
 
 clean:
 	rm -rf $(VENV) .interop .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -83,12 +83,12 @@ def _config_show(options: argparse.Namespace) -> int:
 
 def _config_check(options: argparse.Namespace) -> int:
     from execserver.supervisor.launch import enter_launch_folder
-    from execserver.supervisor.packets import VERSION
+    from execserver.upgrade import HANDOVER
 
-    if options.supervisor not in (None, VERSION):
-        # It would be the running one that starts this code.
+    if options.handover not in (None, HANDOVER):
+        # It would be the running supervisor that starts this code, on what the running server leaves.
         _complain(
-            f"the supervisor that runs speaks version {options.supervisor}, this code {VERSION}: "
+            f"what runs hands over as version {options.handover}, this code takes {HANDOVER}: "
             "an upgrade is not possible, stop the service and start it again"
         )
         return 1
@@ -165,7 +165,7 @@ def _parser(command: list[str]) -> argparse.ArgumentParser:
     check = actions.add_parser(
         "check", help="would the daemon start?", allow_abbrev=False, description=_CHECK_DESCRIPTION
     )
-    check.add_argument("--supervisor", type=int, help=argparse.SUPPRESS)
+    check.add_argument("--handover", help=argparse.SUPPRESS)
     doctor = commands.add_parser(
         "doctor", help="can commands be confined here?", allow_abbrev=False, description=_DOCTOR_DESCRIPTION
     )

@@ -6,7 +6,12 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from execserver.transports.authentication import AuthenticationOptions, ConfigurationError, authenticator_from
+from execserver.transports.authentication import (
+    AuthenticationOptions,
+    Authenticator,
+    ConfigurationError,
+    authenticator_from,
+)
 
 
 class Credentials:
@@ -31,11 +36,20 @@ class Credentials:
         Returns:
             None, or why not; for the operator.
         """
-        loop = asyncio.get_running_loop()
         try:
-            self._current = await loop.run_in_executor(
-                self._thread, authenticator_from, self._options, self._base
-            )
+            self._current = await self._read()
         except ConfigurationError as error:
             return str(error)
         return None
+
+    async def fault(self) -> str | None:
+        """Why the files could not be used as they are now; None when they could. Nothing is put in force."""
+        try:
+            await self._read()
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    async def _read(self) -> Authenticator:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, authenticator_from, self._options, self._base)

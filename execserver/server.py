@@ -180,6 +180,7 @@ class Server:
         self._executor: Executor | None = None
         self._workers: WorkerPool | None = None
         self._upgrading = False
+        self._told_to_stop = False
         self._connections: set[Connection] = set()
         self._listeners: list[Listener] = []
 
@@ -220,7 +221,10 @@ class Server:
             self._beat(self._hello.beat_seconds)
         log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
         await self._stop_requested.wait()
-        await (self._make_room(executor) if self._upgrading else self._shut_down(executor))
+        if self._upgrading:
+            await self._make_room(executor)
+        if not self._upgrading or self._told_to_stop:
+            await self._shut_down(executor)
         return self._exit_code
 
     # -- start-up
@@ -237,8 +241,7 @@ class Server:
         if not self._hello.take_over:
             return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
         handed = keeper.take_over()
-        if not handed:
-            # It ended before it had begun.
+        if not Survival.has_begun(handed):
             return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
         survival, legacy = Survival.resume(keeper, handed)
         service = legacy.state.service
@@ -366,8 +369,9 @@ class Server:
         if message is None:
             self._supervisor_gone()
         elif message["type"] == "stop":
+            self._told_to_stop = True
             self._stop_requested.set()
-        elif message["type"] == "reload":
+        elif message["type"] == "reload" and not self._stopping:  # else the successor's ready answers it
             task = asyncio.get_running_loop().create_task(self._reload())
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)
@@ -383,16 +387,16 @@ class Server:
 
     async def _reload(self) -> None:
         """Make room for a server with new code, settings and credentials, if it would start."""
-        error = await self._credentials.reload()
-        if error is None:
-            error = await self._try_new_code()
+        if any(listener.kind == "stdio" for listener in self._hello.listeners):
+            # Requests that were read half cannot be taken over; the credentials are what can change.
+            error = await self._credentials.reload()
+            log.info("reloaded", reason=error)
+            self._channel.send({"type": "reloaded", "error": error})
+            return
+        error = await self._credentials.fault() or await self._try_new_code()
         if error is not None:
             log.warning("no upgrade: everything is as before", reason=error)
             self._channel.send({"type": "reloaded", "error": error})
-        elif any(listener.kind == "stdio" for listener in self._hello.listeners):
-            # Requests that were read half cannot be taken over; the credentials are what can change.
-            log.info("reloaded")
-            self._channel.send({"type": "reloaded", "error": None})
         elif not self._stopping:
             log.info("upgrading", connections=len(self._connections))
             self._upgrading = True
@@ -408,8 +412,6 @@ class Server:
 
     async def _try_new_code(self) -> str | None:
         """Why a new server would not start."""
-        if any(listener.kind == "stdio" for listener in self._hello.listeners):
-            return None
         tag = self._executor.service_tag if self._executor is not None else None
         if tag is not None:
             membership.set_own_tag(tag)
@@ -422,7 +424,7 @@ class Server:
     # -- the end
 
     async def _make_room(self, executor: Executor) -> None:
-        """Answer what was read, and end; the processes go on."""
+        """Answer what was read, and end; the processes go on. Returns early when the service is to stop."""
         self._stopping = True
         self._channel.send({"type": "upgrading"})
         for listener in self._listeners:
@@ -432,6 +434,8 @@ class Server:
         executor.hurry()
         deadline = asyncio.get_running_loop().time() + LAST_ANSWERS_SECONDS
         while not all(connection.has_answered for connection in self._connections):
+            if self._told_to_stop:
+                return
             if asyncio.get_running_loop().time() > deadline:
                 log.warning("some requests are not answered in time")
                 break

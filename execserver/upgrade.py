@@ -7,7 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from execserver.host import Host
+from execserver.spool.arena import LAYOUT_VERSION
 from execserver.supervisor.packets import VERSION
+
+HANDOVER = f"{VERSION}.{LAYOUT_VERSION}"
+"""What the server before and the one after an upgrade have to agree on: how the supervisor talks, and how the
+index of output is laid out. The ledger is not in it: what one version does not know of another's, it skips.
+"""
 
 TRIAL_SECONDS = 30.0
 """How long the trial may take; usually it takes less than half a second."""
@@ -29,7 +35,7 @@ class Trial:
     def __init__(self, flags: Sequence[str], host: Host) -> None:
         command = [sys.executable, "-I", "-X", "utf8", "-m", "execserver.cli", "config", "check"]
         self._process = subprocess.Popen(
-            [*command, "--supervisor", str(VERSION), *flags],
+            [*command, "--handover", HANDOVER, *flags],
             cwd=host.cwd,
             env=dict(host.environment),
             stdin=subprocess.DEVNULL,

@@ -220,13 +220,16 @@ class Executor:
             terms.digests,
             description,
         )
+        index: ProcessIndex | None = None
         try:
             index = self.survival.arena.open(number)
             slots = self.survival.started(started, spawned.kept(), spawned.status, locks)
-        except OSError:
+        except (OSError, ValueError):
             # What a successor would not know must not run.
-            self._undo(spawned)
+            self._undo(number, spawned)
             self.survival.forgotten(number, urgent=True)
+            if index is not None:
+                index.free()
             raise
         self._count(confinement, 1)
         measures.processes_started += 1
@@ -252,7 +255,10 @@ class Executor:
             log.error("output is lost: its file cannot be used", number=number, reason=str(error))
             return restore(None, None)
 
-    def _undo(self, spawned: Spawned) -> None:
+    def _undo(self, number: int, spawned: Spawned) -> None:
+        # By membership: it has perhaps run for a while, and a sandbox's launcher is not what it launched.
+        with contextlib.suppress(OSError), self._spares.lent():
+            self._kill([number], [spawned.pid])
         os.killpg(spawned.pid, signal.SIGKILL)
         os.waitid(os.P_PIDFD, spawned.pidfd, os.WEXITED)
         spawned.close()
@@ -313,7 +319,9 @@ class Executor:
         for number, known in state.processes.items():
             slots, index = legacy.slots.pop(number, {}), legacy.indices.pop(number, None)
             ends = slots.pop(PROCESS, [])
-            if index is None or not (ends or known.closed_at is not None):
+            # Of one that was closed with its leader only the index tells (`records.Closed`).
+            over = known.closed_at is not None or (index is not None and index.closed_seq is not None)
+            if index is None or not (ends or over):
                 log.info("process was not inherited", process=known.started.process_id, number=number)
                 self._unfinished_locks += _locks(slots)
                 _close_all([ends], slots.values())
@@ -321,7 +329,14 @@ class Executor:
                     self.survival.arena.free(index)
                 self._unfinished.append(number)
                 continue
-            process = self._inherit_one(known, ends, index, slots, on_closed(known.started.session))
+            try:
+                process = self._inherit_one(known, ends, index, slots, on_closed(known.started.session))
+            except Exception as error:
+                # One process that cannot be gone on with must not be the end of all others.
+                log.error("process could not be inherited", number=number, exc_info=error)
+                self._processes.pop(number, None)
+                self._unfinished.append(number)
+                continue
             inherited.setdefault(known.started.session, []).append(process)
             _close_all(slots.values())
         for number, slots in legacy.slots.items():
@@ -336,7 +351,17 @@ class Executor:
             self.inherited_end(number, status)
         for process in [*self._processes.values()]:
             process.check()
+            ending = state.processes[process.number].ending
+            if ending is not None and process.running:
+                self._finish_kill(process, ending)
         return inherited
+
+    def _finish_kill(self, process: ManagedProcess, cause: str) -> None:
+        """A dead server was about to kill a process, and may have got no further than to stop it."""
+        log.info("process ended by the daemon", process=process.process_id, cause=cause)
+        process.signal_group(signal.SIGKILL)
+        if cause != "terminated":  # with or without its descendants, which is not written down
+            self._kill_overdue(process)
 
     def _inherit_one(
         self,
@@ -349,10 +374,9 @@ class Executor:
         started, number = known.started, known.started.number
         disk, memory = (next(iter(slots.pop(slot, ())), None) for slot in (DATA, MEMORY))
         restored = self._restore_log(number, index, disk, memory)
-        closed = known.closed_at is not None
-        if restored.closed_seq is not None and not closed:
-            # The server was killed between the index and the ledger.
-            closed = True
+        closed = known.closed_at is not None or restored.closed_seq is not None
+        if closed and (ends or slots):
+            # The server was killed before the supervisor let go of them.
             self.survival.closed(number, slots, told=True, urgent=True)
         confinement = None
         if started.sandbox is not None and not closed:
@@ -404,6 +428,7 @@ class Executor:
         now = time.monotonic()
         until = (now if since is None else since) + self.limits.process_ttl
         self._retained[process.number] = (until, forget)
+        self._retained.move_to_end(process.number)
         if process.log.has_files:
             self._with_files[process.number] = process
             self._spare_descriptors()
@@ -422,12 +447,19 @@ class Executor:
 
     def _deadline_passed(self, number: int, which: Passed) -> None:
         process = self._processes.get(number)
-        if process is not None and process.running:
+        if (
+            process is not None
+            and process.running
+            and not (which == "idleTimeout" and process.is_held_back())
+        ):
             log.info("process ended by the daemon", process=process.process_id, cause=which)
             process.end_for(which)
-            task = self._loop.create_task(self.kill([number], [process.pid]))
-            self._overdue.add(task)
-            task.add_done_callback(self._overdue.discard)
+            self._kill_overdue(process)
+
+    def _kill_overdue(self, process: ManagedProcess) -> None:
+        task = self._loop.create_task(self.kill([process.number], [process.pid]))
+        self._overdue.add(task)
+        task.add_done_callback(self._overdue.discard)
 
     def end_all_for(self, cause: ExitCause) -> None:
         """Remember why everything is about to be killed."""

@@ -168,6 +168,7 @@ class ManagedProcess:
         self._paused = False
         self._released = False
         self._hurried = False
+        self._inherited = False
         self._exiting = False
         """Whether the end of the leader is being handled."""
         self._hung = False
@@ -209,6 +210,7 @@ class ManagedProcess:
             slots: what else was kept. What this object takes is removed.
         """
         around = self._around
+        self._inherited = True
         self._other_slots += slots
         self._write_ids = OrderedDict.fromkeys(state.write_ids)
         self._ending = cast("ExitCause | None", state.ending)
@@ -218,6 +220,9 @@ class ManagedProcess:
             self.failure = state.exited.failure
             # The server may have been killed between the ledger and the index.
             self.exited_seq = self.log.exited_seq or self.log.number_event("exited")
+        elif self.log.closed_seq is not None:
+            # That server could not write it down.
+            self.exit_code, self.cause, self.exited_seq = _UNKNOWN_EXIT, "unknown", self.log.exited_seq
         self.closed_seq = self.log.closed_seq
         if spawned is None:
             if not self.closed:
@@ -230,14 +235,14 @@ class ManagedProcess:
         self._watch_ends(spawned)
         if self._relay is not None and self._relay.held:
             # The terminal itself may have nothing more to wake anybody with.
-            asyncio.get_running_loop().call_soon(self._outputs["pty"].callback, READABLE)
+            asyncio.get_running_loop().call_soon(self._take_again, self._outputs["pty"])
         if self.stdin is not None:
             self.stdin.restore(next(iter(slots.pop(INPUT, [])), None), state.accepted_end)
         if self.running:
             self._set_deadline()
         else:
-            self._close_pidfd()
             self._after_exit(by_signal=self.exit_code is not None and self.exit_code > _SIGNALLED)
+            self._close_pidfd()
 
     def _look_inside(self, report: int) -> None:
         assert self.confinement is not None
@@ -278,6 +283,13 @@ class ManagedProcess:
     def _keep_input(self, fd: int) -> None:
         self._other_slots.append(INPUT)
         self._around.survival.keep_input(self.number, fd)
+
+    def is_held_back(self) -> bool:
+        """Whether the process is quiet because nobody takes its output; then its idle time begins anew."""
+        if self._paused and self._deadline is not None:
+            self._deadline.touch(self._around.deadlines.clock())
+            self._around.deadlines.add(self.number, self._deadline)
+        return self._paused
 
     def _set_deadline(self) -> None:
         started = self.started
@@ -345,14 +357,15 @@ class ManagedProcess:
             InternalError: the process is gone.
         """
         stdin = self.stdin
-        if stdin is None:
+        if stdin is None and not (self.tty or self.started.pipe_stdin):
             return {"status": "stdinClosed"}
         if write_id in self._write_ids:
             return {"status": "accepted"}
-        if stdin.closed:
+        # There is none of a process that was closed when this server took it over.
+        if stdin is None or stdin.closed:
             raise InternalError("failed to write to process stdin")
         try:
-            stdin.write(data, write_id)
+            self._write_in_any_case(stdin, data, write_id)
         except OSError as error:
             raise InternalError(f"nothing was written: {os_error_text(error)}") from None
         self._write_ids[write_id] = None
@@ -362,6 +375,15 @@ class ManagedProcess:
             self._deadline.touch(self._around.deadlines.clock())
         measures.stdin_bytes += len(data)
         return {"status": "accepted"}
+
+    def _write_in_any_case(self, stdin: StdinWriter, data: bytes, write_id: str) -> None:
+        try:
+            stdin.write(data, write_id)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            with self._around.spares.lent():
+                stdin.write(data, write_id)
 
     def end_for(self, cause: ExitCause) -> None:
         """Remember why we are about to kill the process; who says so first is believed."""
@@ -475,7 +497,12 @@ class ManagedProcess:
         self._close_stdin()
         for stream in tuple(self._outputs):
             self._close_output(stream)
-        kept = not self.closed or self.log.has_files
+        if self._inherited and self._pidfd is not None:
+            # The supervisor reaps it, and tells nobody of a process that is forgotten.
+            self._pidfd.callback = self._on_end_of_forgotten
+            self._pidfd.set(READABLE)
+        # What a server before this one had kept and dropped again is perhaps still there.
+        kept = not self.closed or self.log.has_files or self._inherited
         self._around.survival.forgotten(self.number, kept=kept, urgent=urgent)
         self.log.close()
         self._notify()
@@ -612,6 +639,10 @@ class ManagedProcess:
         self._close_pidfd()
         self._around.survival.reaped(self.number)
 
+    def _on_end_of_forgotten(self, _events: int) -> None:
+        self._exited(_UNKNOWN_EXIT, by_signal=True)
+        self._close_pidfd()
+
     def check(self) -> None:
         """Find out whether an inherited leader is gone of whose end nobody has told."""
         if not self.running or self._pidfd is None:
@@ -640,7 +671,8 @@ class ManagedProcess:
         self._leave_sandbox(by_signal)
         self.cause = cause or self._find_cause(exit_code, by_signal)
         around.survival.exited(self.number, exit_code, self.cause, self.failure)
-        self.exited_seq = self.log.number_event("exited")
+        # It has one already if the server before this one could not write the exit down.
+        self.exited_seq = self.log.exited_seq or self.log.number_event("exited")
         self._exiting = True
         self._after_exit(by_signal=None)
         self._exiting = False
@@ -652,9 +684,30 @@ class ManagedProcess:
         self._close_stdin()
         reach("after-exited")
         self._close_when_over()
+        if self._outputs and self._stdin_watch is not None:
+            self._let_input_end()
         self._notify()
         if self.tty and not self.closed:
             asyncio.get_running_loop().call_later(_TERMINAL_END_SECONDS, self._end_terminal)
+
+    def _let_input_end(self) -> None:
+        """The supervisor holds the input open, too, and somebody who has its other end may wait for its end
+        before he lets go of the output.
+        """
+        assert self._pidfd is not None
+        ends, ended = [self._pidfd.fd], []
+        try:
+            for stream in self.streams:
+                watch = self._outputs.get(stream)
+                if watch is None:
+                    ended.append(_ended_pipe())
+                ends.append(watch.fd if watch is not None else ended[-1])
+            self._around.survival.keep_ends(self.number, ends)
+        except OSError as error:
+            log.warning("the input cannot end now", process=self.process_id, reason=os_error_text(error))
+        finally:
+            for fd in ended:
+                os.close(fd)
 
     def _find_cause(self, exit_code: int, by_signal: bool) -> ExitCause:
         counter = self._around.oom_kills
@@ -722,6 +775,13 @@ def _last_words(log: OutputLog) -> str:
     """What the launcher said before it gave up."""
     lines = [line for line in log.tail(_LAUNCHER_BYTES).splitlines() if line.startswith(b"bwrap: ")]
     return lines[-1].decode("utf-8", "replace") if lines else "the launcher gave no reason"
+
+
+def _ended_pipe() -> int:
+    """The read end of a pipe that is at its end: what there was of an output that was closed."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.close(write)
+    return read
 
 
 def _close(watch: Watch) -> None:

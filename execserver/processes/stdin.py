@@ -154,7 +154,11 @@ class StdinWriter:
             return
         if self._file is None:
             file = os.memfd_create("stdin", os.MFD_CLOEXEC)
-            self._keep(file)
+            try:
+                self._keep(file)
+            except OSError:
+                os.close(file)
+                raise
             self._file = file
         _append(self._file, data, self._end)
         reach("after-stdin-append")

@@ -8,6 +8,8 @@ Rules kept in this file:
    first. Starts are made one after the other, on the loop's thread, with rising numbers: so whoever bears
    the tag of a higher number than all that count was started by a server that died over it.
 3. The supervisor lets go of a process's ends when it is closed, of its files when it is forgotten.
+4. Without memory for a record nothing begins and no input is accepted. What ends, ends all the same: a
+   process that cannot be killed, reaped or forgotten would be worse than a successor that does not know why.
 
 `docs/explanation/reliability.md`
 """
@@ -15,6 +17,7 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +118,21 @@ class Survival:
         keeper.keep(SERVICE, ARENA, [survival.arena.fd])
         return survival
 
+    @staticmethod
+    def has_begun(handed: Sequence[keeping.Kept | keeping.Exited]) -> bool:
+        """Whether there is anything to resume. Not if the server before this one ended before it had handed
+        over the ledger and the index, of which the first process needs both: what it left is closed then.
+        """
+        if any(isinstance(entry, keeping.Exited) or entry.number != SERVICE for entry in handed):
+            return True
+        kept = [entry for entry in handed if isinstance(entry, keeping.Kept)]
+        if {LEDGER, ARENA} <= {entry.slot for entry in kept}:
+            return True
+        for entry in kept:
+            for fd in entry.descriptors:
+                os.close(fd)
+        return False
+
     @classmethod
     def resume(
         cls, keeper: Keeper, handed: Iterable[keeping.Kept | keeping.Exited]
@@ -150,11 +168,11 @@ class Survival:
 
     def session_ending(self, session_id: str) -> None:
         """Everything of it is about to be killed, and nobody can resume it."""
-        self._append(SessionEnding(session_id))
+        self._note(SessionEnding(session_id))
 
     def session_ended(self, session_id: str) -> None:
         """Nothing of it is left."""
-        self._append(SessionEnded(session_id))
+        self._note(SessionEnded(session_id))
 
     # -- processes
 
@@ -201,18 +219,24 @@ class Survival:
         """The file that accepted input goes through."""
         self._keeper.keep(number, INPUT, [fd])
 
+    def keep_ends(self, number: int, descriptors: Sequence[int]) -> None:
+        """The pidfd and our ends of a process whose input was closed, in the place of those with it: its
+        other side waits for the close.
+        """
+        self._keeper.keep(number, PROCESS, descriptors, urgent=True)
+
     def written(self, number: int, write_id: str, end: int) -> None:
         """Input is about to be accepted."""
         self._append(Written(number, write_id, end))
 
     def ending(self, number: int, cause: str) -> None:
         """A process is about to be killed by us."""
-        self._append(Ending(number, cause))
+        self._note(Ending(number, cause))
 
     def exited(self, number: int, code: int, cause: str, failure: str | None) -> None:
         """The leader has ended, and was not reaped yet."""
         reach("before-exit-journal")
-        self._append(Exited(number, code, cause, failure, time.monotonic()))
+        self._note(Exited(number, code, cause, failure, time.monotonic()))
         reach("after-exit-journal")
 
     def reaped(self, number: int) -> None:
@@ -229,7 +253,7 @@ class Survival:
             urgent: as for `forgotten`.
         """
         if not told:
-            self._append(Closed(number, time.monotonic()))
+            self._note(Closed(number, time.monotonic()))
         self._drop([(number, PROCESS), *((number, slot) for slot in slots)], urgent=urgent)
 
     def forgotten(self, number: int, *, kept: bool = True, urgent: bool = False) -> None:
@@ -240,7 +264,7 @@ class Survival:
             kept: whether the supervisor has anything of it.
             urgent: whether somebody may wait for its ends to be closed.
         """
-        self._append(Forgotten(number))
+        self._note(Forgotten(number))
         if kept:
             self._drop([(number, EVERY_SLOT)], urgent=urgent)
 
@@ -264,6 +288,13 @@ class Survival:
         self._keeper.release(number)
 
     # -- the ledger
+
+    def _note(self, record: AnyRecord) -> None:
+        """Write down what happens in any case (rule 4)."""
+        try:
+            self._append(record)
+        except OSError as error:
+            log.error("not in the ledger: a successor would not know", record=record, reason=str(error))
 
     def _append(self, record: AnyRecord) -> None:
         self._ledger.append(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Callable
 from typing import Protocol
@@ -107,18 +108,25 @@ class SessionTable:
             return store.on_closed if store is not None else _ignore
 
         inherited = self._executor.inherit(legacy, on_closed)
+        closed: list[ManagedProcess] = []
         for session_id, state in legacy.state.sessions.items():
             session = Session(session_id, stores[session_id])
             processes = inherited.pop(session_id, [])
             session.processes.inherit(processes, state.numbers)
             for process in processes:
                 if process.closed:
-                    session.processes.on_closed(process, legacy.state.processes[process.number].over_since)
+                    closed.append(process)
             if state.ending:
                 self._end_soon(session)
             else:
                 self._sessions[session_id] = session
                 self._set_expiry(session)
+
+        def over_since(process: ManagedProcess) -> float | None:
+            return legacy.state.processes[process.number].over_since
+
+        for process in sorted(closed, key=lambda process: over_since(process) or math.inf):
+            stores[process.started.session].on_closed(process, over_since(process))
         for orphans in inherited.values():
             for process in orphans:
                 self._executor.forget(process)

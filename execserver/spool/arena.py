@@ -30,7 +30,9 @@ _STEP_BYTES = 1 << 20
 """How much the file grows at a time. A step is mapped once, and stays where it is."""
 
 _STEP_BLOCKS = _STEP_BYTES // (8 * BLOCK_WORDS)
-_LAYOUT = 0x6578_6563_6C6F_0001
+LAYOUT_VERSION = 1
+
+_LAYOUT = 0x6578_6563_6C6F_0000 + LAYOUT_VERSION
 """The first word of the file: ours, and the version of the layout in its last two bytes."""
 
 _NOTHING = memoryview(bytes(8 * (BLOCK_WORDS - 1))).cast("Q")

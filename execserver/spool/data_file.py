@@ -137,8 +137,11 @@ class DataFile:
             self._freed_to = end
 
     def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.fd)
+        """Close the descriptor. A network file system tells here of what it could not store: nobody will
+        read that any more.
+        """
+        with suppress(OSError):
+            os.close(self.fd)
 
     def _copy_from(self, fd: int, most: int) -> int:
         try:

@@ -22,7 +22,9 @@ from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Recor
 from execserver.spool.spool import RETRY_SECONDS, SHORT_OF_DESCRIPTORS, TAKE_BYTES, Spool
 from execserver.supervisor.registration import DATA, MEMORY
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_NOT_THE_DISK = (errno.ENOMEM, errno.ENOBUFS)
+"""What passes by itself. Everything else is a disk that takes nothing: besides a full one there are dead
+mounts (ENOTCONN, ESTALE) and broken file systems."""
 
 _SPAN_BYTES = 1 << 20
 """Chunks that lie next to each other are read together, up to this size."""
@@ -246,7 +248,7 @@ class LogFiles:
         return file
 
     def _failed(self, file: DataFile, error: OSError) -> None:
-        if file.in_memory or error.errno not in _DISK_ERRORS:
+        if file.in_memory or error.errno in _NOT_THE_DISK:
             raise error
         self.retry_at = time.monotonic() + RETRY_SECONDS
         self._spool.disk_failed(error)

@@ -290,4 +290,7 @@ def _pid_behind(pidfd: int) -> int | None:
 
 def _close(descriptors: list[int]) -> None:
     for descriptor in descriptors:
-        os.close(descriptor)
+        try:
+            os.close(descriptor)
+        except OSError:  # a network file system tells here of what it could not store; it is closed
+            continue

@@ -30,11 +30,11 @@ def notify(environment: Mapping[str, str], *states: str, status: str | None = No
     if status is not None:
         # A path may hold a newline, which would begin another assignment.
         lines.append("STATUS=" + " ".join(status.splitlines()))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.sendto("\n".join(lines).encode(errors="replace"), socket.MSG_DONTWAIT, address)
-        except OSError:
-            return
+    except OSError:  # nobody listens, or a table of descriptors is full: the service goes on
+        return
 
 
 def beat_seconds(environment: Mapping[str, str]) -> float | None:

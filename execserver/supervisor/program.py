@@ -73,6 +73,8 @@ SERVER_COMMAND = (sys.executable, "-I", "-X", "utf8", "-m", "execserver.cli")
 
 # What a server may need to fail long polls, flush events and close connections.
 STOP_GRACE_S = 10.0
+# What a server may need to answer what it has read before it makes room for another one.
+UPGRADE_GRACE_S = 20.0
 # Killing takes milliseconds; longer than this only a process stuck in the kernel lives on.
 KILL_TIMEOUT_S = 2.0
 
@@ -294,9 +296,17 @@ class Supervisor:
             self._manager.reloaded(message["error"])
         elif kind == "upgrading":
             server.upgrading = True
+            self._loop.call_in(UPGRADE_GRACE_S, self._upgrade_took_too_long)
         elif kind == "stopping":
             server.stopping = True
             self._manager.stopping()
+
+    def _upgrade_took_too_long(self) -> None:
+        """A thread of it may hang in the kernel, while new clients wait: a killed one is followed as well."""
+        server = self._restarter.server
+        if server is not None and server.upgrading:
+            launch.say("the server did not make room in time")
+            server.kill()
 
     def _announce(self) -> None:
         """Tell the service manager, and the first time print the bound addresses, one a line."""

@@ -147,7 +147,7 @@ def test_every_request_that_was_read_is_answered(installed: Installation) -> Non
     assert not installed.connect(client.session_id).process(process.id).read()["exited"]
 
 
-@pytest.mark.parametrize("fault", ["broken code", "unusable settings", "another supervisor"])
+@pytest.mark.parametrize("fault", ["broken code", "unusable settings", "another supervisor", "another index"])
 def test_what_would_not_start_is_not_made_room_for(installed: Installation, fault: str) -> None:
     client = installed.connect()
     if fault == "broken code":
@@ -157,7 +157,8 @@ def test_what_would_not_start_is_not_made_room_for(installed: Installation, faul
         installed.config.write_text("session_ttl = -1\n")
         reason = "session_ttl"
     else:
-        installed.replace("supervisor/packets.py", "VERSION = ", "VERSION = 100 + ")
+        module = {"another supervisor": "supervisor/packets.py", "another index": "spool/arena.py"}[fault]
+        installed.replace(module, "VERSION = ", "VERSION = 100 + ")
         reason = "stop the service and start it again"
     installed.reload()
     installed.wait_for_log("reload failed, everything is as before")

@@ -8,7 +8,7 @@ import pytest
 
 from execserver import __version__, cli
 from execserver.configuration.options import OPTIONS
-from execserver.supervisor.packets import VERSION
+from execserver.upgrade import HANDOVER
 
 SECRET = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
 
@@ -171,7 +171,7 @@ def test_a_broken_file_is_status_1_and_nothing_is_shown(
 
 def test_what_would_start_is_checked_without_a_word(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", "check", "--config", str(config)]) == 0
-    assert cli.main(["config", "check", "--config", str(config), "--supervisor", str(VERSION)]) == 0
+    assert cli.main(["config", "check", "--config", str(config), "--handover", HANDOVER]) == 0
     assert capsys.readouterr() == ("", "")
 
 
@@ -180,7 +180,7 @@ def test_what_would_start_is_checked_without_a_word(config: Path, capsys: pytest
     [
         (["--ws-auth", "capability-token"], "--ws-token-file"),
         (["--ws-auth", "capability-token", "--ws-token-file", "missing"], "--ws-token-file: cannot read"),
-        (["--supervisor", str(VERSION + 1)], f"speaks version {VERSION + 1}, this code {VERSION}"),
+        (["--handover", "0.0"], f"hands over as version 0.0, this code takes {HANDOVER}"),
     ],
 )
 def test_what_would_not_start_fails_the_check_with_the_reason(

@@ -23,7 +23,7 @@ from tests.support import fake_server
 
 SUPERVISOR = (
     "import sys; from execserver.supervisor import program, restarts; "
-    "program.STOP_GRACE_S = {grace}; restarts.BACKOFF_S = {backoff}; "
+    "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restarts.BACKOFF_S = {backoff}; "
     "sys.exit(program.run(sys.argv[2:], ({interpreter!r}, '-I', sys.argv[1])))"
 )
 # A command that leaves a daemon: double fork, own session, empty environment; and stays itself.

@@ -242,6 +242,15 @@ def test_an_upgrade_that_ends_otherwise_is_a_crash(start: Start, folder: Path) -
     assert "killed by signal 9" in end(service)[2]
 
 
+def test_a_server_that_does_not_make_room_for_its_successor_is_killed(start: Start, folder: Path) -> None:
+    service = Keeping(start, folder, grace=0.3)
+    service.call("keep", 1, 1, "text")
+    service.call("send", "upgrading")
+    eventually(lambda: (service.call("about") or {}).get("take_over"))
+    assert service.call("handed") == {"1": {"1": ["text"]}}
+    assert "the server did not make room in time" in end(service)[2]
+
+
 def test_each_reload_is_answered_to_the_service_manager_over_an_upgrade(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
         service = Keeping(start, folder, env=manager.environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import resource
@@ -268,6 +269,32 @@ def test_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
         finally:
             os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_disk_that_fails_in_whatever_way_holds_no_output_up(tmp_path: Path) -> None:
+    rig = Rig(folder=str(tmp_path))
+    log = rig.log(8 << 20)
+    pipe = os.pipe()
+    os.set_blocking(pipe[0], False)
+    give(log, pipe, 0, 100_000)
+    disk = next(fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_below(tmp_path, fd))
+    refusing = os.memfd_create("refusing", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(refusing, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    os.dup2(refusing, disk, inheritable=False)
+    os.write(pipe[1], b"goes on")
+    assert log.take("stdout", pipe[0]) == 7
+    assert log.tail(1) == b"goes on"
+    assert rig.states == [(True, "Operation not permitted")]
+    for fd in (*pipe, refusing):
+        os.close(fd)
+    rig.close()
+
+
+def _is_below(folder: Path, fd: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"{folder}/") and os.fstat(fd).st_size >= 100_000
+    except OSError:
+        return False
 
 
 def test_with_a_full_descriptor_table_bytes_stay_where_they_are_or_go_to_a_file_that_is_there(

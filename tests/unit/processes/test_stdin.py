@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import pty
@@ -297,6 +298,23 @@ def test_a_writer_leaves_no_descriptor_behind(bench: Bench) -> None:
         else:
             writer.close_when_delivered(lambda: None)
     assert len(os.listdir("/proc/self/fd")) - len(bench.kept) == before
+
+
+def test_input_that_cannot_be_kept_is_refused_and_leaves_no_descriptor_behind(bench: Bench) -> None:
+    def refuse(_fd: int) -> None:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    def journal(write_id: str, end: int) -> None:
+        bench.journal.append((write_id, end))
+
+    writer = StdinWriter(bench.pipe[1], bench.budget, bench.wanted.append, refuse, journal)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="Too many references"):
+            writer.write(b"x", "w")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not bench.journal
+    assert bench.read_all() == b""
 
 
 # -- take-over

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -58,3 +59,19 @@ def test_a_beat_is_due_twice_within_the_watchdog_s_limit() -> None:
 )
 def test_no_beat_is_due_without_a_watchdog_of_ours(environment: dict[str, str]) -> None:
     assert beat_seconds(environment) is None
+
+
+def test_a_full_descriptor_table_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    address = "/proc/self/cwd/notify"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.setblocking(False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            notify({"NOTIFY_SOCKET": address}, "WATCHDOG=1")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        notify({"NOTIFY_SOCKET": address}, "READY=1")
+        assert manager.recv(100) == b"READY=1"
