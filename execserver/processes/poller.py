@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
+HANGUP = select.EPOLLHUP
+"""Reported whether it is wanted or not; of a pipe without `READABLE` when everything was read."""
 
 _EVENTS_A_TURN = 64
 """Events handled before the loop serves its connections again."""

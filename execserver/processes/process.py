@@ -37,7 +37,7 @@ from execserver.processes.cause import OomCounter, exit_cause, may_be_out_of_mem
 from execserver.processes.deadlines import Deadline, Deadlines
 from execserver.processes.inside import Inside
 from execserver.processes.output_log import OutputLog, Page
-from execserver.processes.poller import READABLE, WRITABLE, DescriptorPoller, Watch
+from execserver.processes.poller import HANGUP, READABLE, WRITABLE, DescriptorPoller, Watch
 from execserver.processes.relay import TerminalRelay
 from execserver.processes.spares import SpareDescriptors
 from execserver.processes.spawn import Spawned
@@ -514,7 +514,7 @@ class ManagedProcess:
     # -- events
 
     def _reader(self, stream: Stream, fd: int) -> Callable[[int], None]:
-        take, ended = self._taker(stream, fd), self.log.ended
+        take, ended, relay = self._taker(stream, fd), self.log.ended, self._relay
 
         def on_ready(events: int) -> None:
             if events & WRITABLE and self.stdin is not None:
@@ -522,6 +522,10 @@ class ManagedProcess:
                 if events == WRITABLE:
                     return
             if self._paused:
+                return
+            if events == HANGUP and relay is None:
+                # Nobody writes any more, and there is nothing left.
+                self._end(stream)
                 return
             size = take()
             if size:

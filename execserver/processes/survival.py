@@ -194,18 +194,21 @@ class Survival:
         reach("after-spawn")
         self._append(record)
         reach("after-ledger")
-        others: Slots = {}
-        for first in range(0, len(sandbox), registration.MAX_DESCRIPTORS):
-            others[SANDBOX + len(others)] = [*sandbox[first : first + registration.MAX_DESCRIPTORS]]
-        if report is not None:
-            others[STATUS] = [report]
-        if others:
-            for slot, kept in others.items():
-                self._keeper.keep(record.number, slot, kept)
-            reach("after-locks")
+        slots = self._keep_sandbox(record.number, report, sandbox) if report is not None or sandbox else []
         self._keeper.keep(record.number, PROCESS, descriptors)
         reach("after-registration")
-        return list(others)
+        return slots
+
+    def _keep_sandbox(self, number: int, report: int | None, locks: Sequence[int]) -> list[int]:
+        slots: Slots = {}
+        for first in range(0, len(locks), registration.MAX_DESCRIPTORS):
+            slots[SANDBOX + len(slots)] = [*locks[first : first + registration.MAX_DESCRIPTORS]]
+        if report is not None:
+            slots[STATUS] = [report]
+        for slot, descriptors in slots.items():
+            self._keeper.keep(number, slot, descriptors)
+        reach("after-locks")
+        return list(slots)
 
     def keep_data(self, number: int, slot: int, fd: int) -> None:
         """A data file of a process, `registration.DATA` or `MEMORY`."""

@@ -53,6 +53,10 @@ MAX_DROPS = 512
 MAX_DESCRIPTORS = 200
 """In one message. The kernel passes 253; the rest is room for whoever adds to a message."""
 
+# A start is told with one message: what it costs there is felt.
+_DO_NOT_WAIT, _LEVEL, _KIND = int(socket.MSG_DONTWAIT), int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
+_FEW = [struct.Struct(f"{count}i").pack for count in range(8)]
+
 _MOST_BYTES = HEADER.size + 8 * MAX_DROPS + 1
 _RIGHTS_ROOM = socket.CMSG_SPACE(253 * 4)
 
@@ -97,9 +101,13 @@ def send(
         BlockingIOError: the channel is full.
         OSError: ETOOMANYREFS: too many descriptors of this user are in flight; EPIPE: the peer is gone.
     """
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
-    header = HEADER.pack(kind, slot, 0, value, number)
-    channel.sendmsg([header], rights if descriptors else [], socket.MSG_DONTWAIT)
+    header = (HEADER.pack(kind, slot, 0, value, number),)
+    if not descriptors:
+        channel.sendmsg(header, (), _DO_NOT_WAIT)
+        return
+    count = len(descriptors)
+    rights = _FEW[count](*descriptors) if count < len(_FEW) else struct.pack(f"{count}i", *descriptors)
+    channel.sendmsg(header, ((_LEVEL, _KIND, rights),), _DO_NOT_WAIT)
 
 
 def send_drops(channel: socket.socket, drops: Sequence[tuple[int, int]]) -> None:
