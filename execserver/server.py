@@ -265,10 +265,10 @@ class Server:
             self._config.limits,
             self._sandboxes,
             survival,
-            self._make_spool(),
+            self._make_spool(survival),
         )
 
-    def _make_spool(self) -> Spool:
+    def _make_spool(self, survival: Survival) -> Spool:
         def tell(failing: bool, reason: str) -> None:
             if failing:
                 log.warning("output is kept in memory: the disk takes none", reason=reason)
@@ -281,7 +281,8 @@ class Server:
             folder = f"{open_state_folder(configured, self._host.environment, os.geteuid())}/spool"
         except StateFolderError as error:
             log.warning("output is kept in memory", reason=str(error))
-        return Spool(folder, SpoolLimits(disk=self._config.limits.spool_max_bytes), tell)
+        limits = SpoolLimits(disk=self._config.limits.spool_max_bytes)
+        return Spool(folder, limits, tell, survival.small_files)
 
     def _make_gauges(self, executor: Executor, sessions: SessionTable) -> Gauges:
         return Gauges(

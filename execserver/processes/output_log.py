@@ -399,7 +399,7 @@ class OutputLog:
     def _count_held(self) -> None:
         index = self._index
         memory = 0
-        if self._files.memory is not None:
+        if self._files.memory is not None or self._files.small is not None:
             kept = index.records_after(index.evicted_through)
             memory = sum(record.length for record in kept if record.in_memory)
         self.memory_held = memory

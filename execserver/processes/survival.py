@@ -28,6 +28,7 @@ import structlog
 from execserver.fault_points import reach
 from execserver.spool.arena import IndexArena, ProcessIndex
 from execserver.spool.ledger import Ledger
+from execserver.spool.log_files import small_slot
 from execserver.spool.records import (
     AnyRecord,
     Closed,
@@ -42,6 +43,7 @@ from execserver.spool.records import (
     State,
     Written,
 )
+from execserver.spool.small_files import SmallFiles
 from execserver.supervisor import keeping, registration
 from execserver.supervisor.registration import (
     ARENA,
@@ -53,6 +55,7 @@ from execserver.supervisor.registration import (
     PROCESS,
     SANDBOX,
     SERVICE,
+    SMALL,
     STATUS,
 )
 
@@ -97,8 +100,9 @@ class Legacy:
 class Survival:
     """The ledger and the keeper, and the order in which they are told."""
 
-    def __init__(self, keeper: Keeper, ledger: Ledger, arena: IndexArena) -> None:
+    def __init__(self, keeper: Keeper, ledger: Ledger, arena: IndexArena, small: SmallFiles) -> None:
         self.arena = arena
+        self.small_files = small
         self._keeper = keeper
         self._ledger = ledger
         self._compacting = False
@@ -112,8 +116,9 @@ class Survival:
         Raises:
             OSError: no descriptor or no memory is to be had.
         """
-        survival = cls(keeper, Ledger.create(), IndexArena.create())
+        survival = cls(keeper, Ledger.create(), IndexArena.create(), SmallFiles.create())
         survival._append(Service(cwd, provider_id))
+        keeper.keep(SERVICE, SMALL, [survival.small_files.fd])
         keeper.keep(SERVICE, LEDGER, [survival._ledger.fd])
         keeper.keep(SERVICE, ARENA, [survival.arena.fd])
         return survival
@@ -151,10 +156,13 @@ class Survival:
             else:
                 exits[entry.number] = entry.status
         service = slots.pop(SERVICE, {})
-        if LEDGER not in service or ARENA not in service:
+        if not {LEDGER, ARENA, SMALL} <= service.keys():
             raise ValueError("the server before this one left no ledger: it ended before it began")
-        survival = cls(keeper, Ledger(service[LEDGER][0]), IndexArena(service[ARENA][0]))
-        legacy = Legacy(survival._ledger.replay(), slots, survival.arena.restore(), exits)
+        ledger, arena = Ledger(service[LEDGER][0]), IndexArena(service[ARENA][0])
+        legacy = Legacy(ledger.replay(), slots, arena.restore(), exits)
+        known = (index for number, index in legacy.indices.items() if number in legacy.state.processes)
+        taken = {slot for index in known if (slot := small_slot(index)) is not None}
+        survival = cls(keeper, ledger, arena, SmallFiles(service[SMALL][0], taken))
         before = legacy.state.service
         if before is not None:
             survival._append(Service(before.cwd, before.provider_id, before.servers + 1))

@@ -1,11 +1,11 @@
-"""The data files of one process: one on disk, and one in memory for when the disk takes nothing.
+"""The data files of one process: a slot in memory for its first bytes, one on disk, and one in memory for
+when the disk takes nothing.
 
 Rules kept in this file:
 
 1. A file is given to the supervisor, and its size recorded, before anything is moved into it.
-2. The first bytes go to the file in memory: making one on a disk costs as much as a short command. While the
-   disk takes nothing the others stay in their pipe, and then go to memory too; after a second the disk is
-   tried again.
+2. The first bytes go to the slot (`small_files.py`). While the disk takes nothing the others stay in their
+   pipe, and then go to a file in memory; after a second the disk is tried again.
 3. Where the next bytes go is recorded before they are moved. What a killed server moved and did not
    record is therefore known: it lies between that place and the one that the file has reached.
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from execserver.spool.data_file import DataFile, NotStoredError
 from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Record
+from execserver.spool.small_files import FIRST_PLACE, SmallFile, slot_of
 from execserver.spool.spool import RETRY_SECONDS, SHORT_OF_DESCRIPTORS, TAKE_BYTES, Spool
 from execserver.supervisor.registration import DATA, MEMORY
 
@@ -78,6 +79,7 @@ class LogFiles:
         keep: Callable[[int, int], None],
         make_room: Callable[[DataFile], None],
     ) -> None:
+        self.small: SmallFile | None = None
         self.disk: DataFile | None = None
         self.memory: DataFile | None = None
         self.retry_at = 0.0
@@ -100,6 +102,8 @@ class LogFiles:
         while True:
             file = self._choose()
             self._make_room(file)
+            if file is self.small:
+                self.small.prepare()
             position = file.position
             carried = self._carried
             if carried is not None:
@@ -161,10 +165,10 @@ class LogFiles:
 
     def close(self) -> None:
         """Close all descriptors."""
-        for file in (self.disk, self.memory):
+        for file in (self.small, self.disk, self.memory):
             if file is not None:
                 file.close()
-        self.disk = self.memory = None
+        self.small = self.disk = self.memory = None
 
     # -- taking over
 
@@ -179,10 +183,18 @@ class LogFiles:
         self.disk = self._restored(disk, False)
         self.memory = self._restored(memory, True)
         index = self._index
+        slot = small_slot(index)
+        if slot is not None and self._spool.small_files is not None:
+            self.small = SmallFile(self._spool.small_files, slot)
+            self.small.position = max(self.small.position, index.small_end(FIRST_PLACE))
         for in_memory, file in ((False, self.disk), (True, self.memory)):
             if file is None and index.capacity(in_memory):
                 kept = index.records_after(index.evicted_through)
-                lost = [record for record in kept if record.has_bytes and record.in_memory == in_memory]
+                lost = [
+                    record
+                    for record in kept
+                    if record.has_bytes and record.in_memory == in_memory and slot_of(record.position) is None
+                ]
                 if lost:
                     index.evict_through(lost[-1])
         self._adopt()
@@ -200,18 +212,29 @@ class LogFiles:
     def _adopt(self) -> None:
         index = self._index
         pending = index.pending
-        file = None if pending is None else self.memory if pending.in_memory else self.disk
-        if pending is None or file is None:
+        if pending is None:
             return
         start = pending.position
         newest = index.newest_chunk()
         if newest is not None and (newest.in_memory, newest.position) == (pending.in_memory, start):
             start += newest.length
+        if pending.in_memory and slot_of(start) is not None:
+            self._adopt_small(pending.kind, start)
+            return
+        file = self.memory if pending.in_memory else self.disk
+        if file is None:
+            return
         size = (file.position - start) % file.capacity
         if size > MAX_LENGTH:
             raise ValueError(f"the data file of process {index.number} is not the one of its index")
         if size:
             index.append(pending.kind, size, start % file.capacity, pending.in_memory)
+
+    def _adopt_small(self, kind: Kind, start: int) -> None:
+        size = 0 if self.small is None else self.small.moved_beyond(start)
+        if self.small is not None and size:
+            self._index.append(kind, size, start, True)
+            self.small.position = start + size
 
     # -- which file
 
@@ -221,7 +244,12 @@ class LogFiles:
         if disk is not None:
             if not self.retry_at or time.monotonic() >= self.retry_at:
                 return disk
-        elif self._index.total >= self._spool.limits.small:
+        elif self.memory is None and self._index.total < self._spool.limits.small:
+            if self.small is None and self._spool.small_files is not None:
+                self.small = self._spool.small_files.new()
+            if self.small is not None:
+                return self.small
+        if disk is None:
             disk = self._new_disk_file()
             if disk is not None:
                 self.disk = self._kept(disk)
@@ -261,6 +289,8 @@ class LogFiles:
 
     def _read(self, first: Record, size: int, last: Record) -> bytes:
         file = self.memory if first.in_memory else self.disk
+        if first.in_memory and slot_of(first.position) is not None:
+            file = self.small
         if file is None:
             raise UnreadableError(last)
         try:
@@ -269,3 +299,13 @@ class LogFiles:
             if not first.in_memory:
                 self._spool.disk_failed(error)
             raise UnreadableError(last) from error
+
+
+def small_slot(index: ProcessIndex) -> int | None:
+    """The slot that holds the first bytes of a process, or may; None when it never had one."""
+    pending = index.pending
+    first = index.first_chunk()
+    for place in (None if first is None else first, None if pending is None else pending):
+        if place is not None and place.in_memory and (slot := slot_of(place.position)) is not None:
+            return slot
+    return None

@@ -254,6 +254,26 @@ class ProcessIndex:
                 return record
         return None
 
+    def first_chunk(self) -> Record | None:
+        """The oldest event that has bytes, dropped or not; only looked for among the first."""
+        for seq in range(1, 4):
+            record = self.record(seq)
+            if record is not None and record.has_bytes:
+                return record
+        return None
+
+    def small_end(self, first_place: int) -> int:
+        """Where the chunks end whose places begin at `first_place`; 0 when there are none. They are the
+        first ones of a process, and so in block 0 or close to it.
+        """
+        end = 0
+        for record in self.records_after(0):
+            if record.has_bytes:
+                if not record.in_memory or record.position < first_place:
+                    break
+                end = record.position + record.length
+        return end
+
     def lost_after(self, seq: int) -> int:
         """Bytes after number `seq` that were dropped. Exact for one whose record is known; for another,
         what is known to be lost at the least.

@@ -27,6 +27,7 @@ from execserver.spool.data_file import (
     ring_capacity,
 )
 from execserver.spool.process_index import MAX_POSITION
+from execserver.spool.small_files import SmallFiles
 
 TAKE_BYTES = 64 << 10
 """Bytes moved at a time: as much as a pipe holds. Larger pieces gain nothing, smaller ones cost
@@ -68,6 +69,7 @@ class Spool:
         limits: how much is kept.
         on_state: called with true and a reason when the disk begins to fail, and with false and an empty
             text when it works again.
+        small_files: where the first bytes of each process go; None: to disk, like the others.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class Spool:
         folder: str | None,
         limits: SpoolLimits,
         on_state: Callable[[bool, str], None] = lambda _failing, _reason: None,
+        small_files: SmallFiles | None = None,
     ) -> None:
         self.limits = limits
+        self.small_files = small_files
         self.folder_problem: str | None = None
         """Why there is no folder, for whoever asks; None when there is one."""
         self.failing = False

@@ -39,7 +39,7 @@ KEEP, RELEASE, REAPED, KEPT, EXITED, HANDED, DROP = range(1, 8)
 
 SERVICE = 0
 """The number of what belongs to no process."""
-LEDGER, ARENA = 1, 2
+LEDGER, ARENA, SMALL = 1, 2, 3
 """Slots of the service."""
 PROCESS, DATA, MEMORY, INPUT, STATUS, SANDBOX = 0, 1, 2, 3, 4, 16
 """Slots of a process: pidfd and our ends, data file, ring in memory, stdin file, the sandbox launcher's

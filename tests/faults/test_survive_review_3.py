@@ -111,7 +111,7 @@ def test_an_accepted_write_is_accepted_again_when_the_process_is_closed_and_the_
 def test_the_supervisor_keeps_no_ends_of_what_was_closed_just_before_the_kill(serve: Serve) -> None:
     service = serve("unix", "--process-ttl", "1", may_fail=True)
     session = ResumingClient(service)
-    assert eventually(lambda: _descriptors(service.pid)["/memfd"] == 2, 5)
+    assert eventually(lambda: _descriptors(service.pid)["/memfd"] == 3, 5)
     before = _descriptors(service.pid)
     for _ in range(5):
         # The output outlives the leader: the end is written down twice.

@@ -8,6 +8,7 @@ import os
 from execserver.processes.output_log import OutputLog
 from execserver.protocol.process import Stream
 from execserver.spool.arena import IndexArena
+from execserver.spool.small_files import SmallFiles
 from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits
 from execserver.supervisor.registration import DATA, MEMORY
 
@@ -22,7 +23,8 @@ class Rig:
         self.limits = limits or SpoolLimits(small=0)
         self.arena = IndexArena.create()
         self.states: list[tuple[bool, str]] = []
-        self.spool = Spool(folder, self.limits, lambda failing, reason: self.states.append((failing, reason)))
+        self.small = SmallFiles.create()
+        self.spool = Spool(folder, self.limits, self._told, self.small)
         self.budget = SpoolBudget(self.limits)
         self.kept: dict[int, int] = {}
         """The newest data file of each slot, as the supervisor would have it."""
@@ -45,6 +47,9 @@ class Rig:
         self._logs.append(log)
         return log
 
+    def _told(self, failing: bool, reason: str) -> None:
+        self.states.append((failing, reason))
+
     def _keep(self, slot: int, fd: int) -> None:
         if slot in self.kept:
             os.close(self.kept[slot])
@@ -56,6 +61,7 @@ class Rig:
         for fd in self.kept.values():
             os.close(fd)
         self.spool.close()
+        self.small.close()
         for arena in self._arenas:
             arena.close()
 

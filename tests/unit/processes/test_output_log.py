@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from execserver.processes import output_log
 from execserver.spool.spool import SpoolLimits
-from execserver.supervisor.registration import DATA, MEMORY
+from execserver.supervisor.registration import DATA
 from tests.unit.processes.log_rig import RETAINED, Rig, take_bytes
 
 
@@ -326,9 +326,9 @@ def test_small_output_has_no_file_on_disk_and_more_has(tmp_path: Path) -> None:
     log = rig.log(1 << 20)
     take_bytes(log, b"a" * 999)
     take_bytes(log, b"b")
-    assert set(rig.kept) == {MEMORY}
+    assert not rig.kept
     take_bytes(log, b"c" * 5000)
-    assert set(rig.kept) == {MEMORY, DATA}
+    assert set(rig.kept) == {DATA}
     assert (log.memory_held, log.disk_held) == (1000, 5000)
     assert rig.states == []
     for found in (log, rig.restored(1 << 20)):
