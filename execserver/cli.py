@@ -68,17 +68,11 @@ def _config_show(options: argparse.Namespace) -> int:
     if effective is None:
         return 1
     from execserver.configuration import show
-    from execserver.transports.authentication import ConfigurationError, authenticator_from
 
     text = (show.as_json if options.json else show.as_toml)(effective, os.environ)
     # File names may hold bytes that are no UTF-8.
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
-    try:
-        authenticator_from(effective.settings.authentication, base=Path.cwd())
-    except ConfigurationError as error:
-        _complain(str(error))
-        return 1
-    return 0
+    return _read_credentials(effective)
 
 
 def _config_check(options: argparse.Namespace) -> int:
@@ -97,6 +91,12 @@ def _config_check(options: argparse.Namespace) -> int:
     if effective is None:
         return 1
     from execserver import server  # noqa: F401  what cannot be loaded is to be found out here
+
+    return _read_credentials(effective)
+
+
+def _read_credentials(effective: Effective) -> int:
+    """Whether what the settings name can be used; an exit code, and it was said why not."""
     from execserver.transports.authentication import ConfigurationError, authenticator_from
 
     try:

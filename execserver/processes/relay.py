@@ -12,13 +12,11 @@ Rules kept in this file:
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
-import termios
 from typing import Protocol
 
 from execserver.protocol.process import Stream
+from execserver.spool.system_calls import unread_bytes
 
 FILL_BYTES = 64 << 10
 """What the inner pipe holds."""
@@ -26,8 +24,6 @@ FILL_BYTES = 64 << 10
 _MORE_BYTES = 2048
 """A terminal hands out 4,095 bytes at a time, however many it has. One that gave so many is asked again, so
 that a flood does not become a chunk for each; one that gave less has no more."""
-
-_INT = struct.Struct("i")
 
 
 class Taker(Protocol):
@@ -53,7 +49,7 @@ class TerminalRelay:
         self._master = master
         self._read = read
         self._write = write
-        self.held = int(_INT.unpack(fcntl.ioctl(read, termios.FIONREAD, bytes(_INT.size)))[0])
+        self.held = unread_bytes(read)
         """Bytes in the inner pipe: 0 after a take, unless the log refused them. Where a dead server left
         some, the terminal itself may have nothing more to wake anybody: somebody has to `take` them.
         """

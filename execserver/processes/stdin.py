@@ -17,15 +17,12 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import fcntl
 import os
-import struct
-import termios
 from collections import deque
 from collections.abc import Callable
 
 from execserver.fault_points import reach
+from execserver.spool.system_calls import punch_hole, unread_bytes
 
 QUEUE_BYTES = 64 << 20
 """Bytes queued for a child before the answer to a further write waits: the answer is what paces a
@@ -41,13 +38,6 @@ _DISCARD_BYTES = 256 << 10
 thousand children at a time, and so much that the system call is not noticed."""
 
 _PAGE = os.sysconf("SC_PAGESIZE")
-
-_PUNCH_HOLE_AND_KEEP_SIZE = 0x02 | 0x01  # linux/falloc.h
-
-_libc = ctypes.CDLL(None)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-
-_INT = struct.Struct("i")
 
 
 class InputBudget:
@@ -117,7 +107,7 @@ class StdinWriter:
             OSError: the descriptors are not what they should be.
         """
         if self._relay_read >= 0:
-            self._relayed = _unread(self._relay_read)
+            self._relayed = unread_bytes(self._relay_read)
         if file is not None:
             os.ftruncate(file, accepted_end)
             self._file = file
@@ -230,9 +220,9 @@ class StdinWriter:
     def _discard(self) -> None:
         """Give back the memory of what the child has read."""
         assert self._file is not None
-        end = (self._position - _unread(self._relay_write)) // _PAGE * _PAGE
+        end = (self._position - unread_bytes(self._relay_write)) // _PAGE * _PAGE
         if end > self._discarded:
-            _libc.fallocate(self._file, _PUNCH_HOLE_AND_KEEP_SIZE, self._discarded, end - self._discarded)
+            punch_hole(self._file, self._discarded, end - self._discarded)
             self._discarded = end
 
     def _break(self) -> None:
@@ -285,9 +275,3 @@ def _append(file: int, data: bytes, at: int) -> None:
     except OSError:
         os.ftruncate(file, at)
         raise
-
-
-def _unread(pipe: int) -> int:
-    """How many bytes are in a pipe."""
-    answer = fcntl.ioctl(pipe, termios.FIONREAD, bytes(_INT.size))
-    return int(_INT.unpack(answer)[0])

@@ -305,7 +305,11 @@ class Survival:
         try:
             self._append(record)
         except OSError as error:
-            log.error("not in the ledger: a successor would not know", record=record, reason=str(error))
+            log.error(
+                "not in the ledger: a successor would not know",
+                record=type(record).__name__,
+                reason=str(error),
+            )
 
     def _append(self, record: AnyRecord) -> None:
         self._ledger.append(record)

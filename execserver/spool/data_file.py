@@ -10,21 +10,18 @@ Rules kept in this file:
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import secrets
 from contextlib import suppress
 
+from execserver.spool.system_calls import punch_hole
+
 PAGE_BYTES = 4096
 """What a ring is a multiple of, and what is given back at least: smaller holes free nothing."""
 
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
-_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _NAME_ATTEMPTS = 10
-
-_fallocate = ctypes.CDLL(None).fallocate
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class NotStoredError(Exception):
@@ -170,7 +167,7 @@ class DataFile:
             self.position = 0
 
     def _punch(self, position: int, length: int) -> None:
-        if length and _fallocate(self.fd, _KEEP_SIZE_PUNCH_HOLE, position, length) != 0:
+        if length and not punch_hole(self.fd, position, length):
             self._punches = False
 
 

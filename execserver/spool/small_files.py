@@ -14,12 +14,12 @@ Rules kept in this file:
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Collection
 
 from execserver.spool.data_file import DataFile
+from execserver.spool.system_calls import punch_hole
 
 SLOT_BYTES = 128 << 10
 """Twice what is moved at a time. Memory is taken by what is in it, not by its size."""
@@ -31,13 +31,7 @@ _MOST_SLOTS = FIRST_PLACE // SLOT_BYTES
 _KEPT_FREE = 256
 """Free slots whose memory is not given back: the next process wants some."""
 
-_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_fallocate = getattr(_libc, "fallocate", None)
-if _fallocate is not None:
-    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class SmallFiles:
@@ -78,8 +72,8 @@ class SmallFiles:
     def give_back(self, slot: int, used: int) -> None:
         """A process does not want its slot any more."""
         self._free.append(slot)
-        if used and len(self._free) > _KEPT_FREE and _fallocate is not None:
-            _fallocate(self.fd, _KEEP_SIZE_PUNCH_HOLE, slot * SLOT_BYTES, SLOT_BYTES)
+        if used and len(self._free) > _KEPT_FREE:
+            punch_hole(self.fd, slot * SLOT_BYTES, SLOT_BYTES)
 
     def close(self) -> None:
         """Close the descriptor."""
