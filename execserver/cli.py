@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from execserver import __version__
@@ -34,12 +37,15 @@ for each mechanism, with cause and fix of what is wrong. Exit status 0 if reques
 be confined, 1 if they will be refused."""
 
 
-def main(argv: list[str]) -> int:
-    """Run a command; returns its exit code."""
-    # structlog draws tracebacks with rich where that is installed; a daemon that logs to a file has
-    # no use for it, and it costs 4 MiB and a tenth of the start.
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-    parser = _parser(argv[:1])
+def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
+    """Run a command; returns its exit code.
+
+    Args:
+        argv: the command and its arguments.
+        elsewhere: commands of the same program that do not come here, for `--help`: name and description.
+    """
+    _leave_out()
+    parser = _parser(argv[:1], elsewhere or {})
     options = parser.parse_args(argv)
     if options.command == "serve":
         return _serve(options)
@@ -142,10 +148,31 @@ def _complain(text: str) -> None:
     print(f"execserver: {text}", file=sys.stderr)  # noqa: T201
 
 
+def _leave_out() -> None:
+    """Keep out of the daemon's memory what the libraries would load, and nobody needs here."""
+    # structlog draws tracebacks with rich where that is installed, and colours them on Windows with colorama;
+    # a daemon that logs to a file has no use for it, and it costs 4 MiB and a tenth of the start.
+    for name in ("rich", "colorama"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    # pydantic looks through all installed packages for plugins, which would see whatever clients send.
+    # What it needs for that takes 1.5 MiB.
+    plugins = ModuleType("pydantic.plugin._loader")
+
+    def from_the_real_one(name: str) -> object:
+        # Only another version of pydantic asks for more.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        sys.modules.pop(plugins.__name__, None)
+        return getattr(import_module(plugins.__name__), name)
+
+    vars(plugins).update(get_plugins=tuple, __getattr__=from_the_real_one)
+    sys.modules.setdefault(plugins.__name__, plugins)
+
+
 # -- the parser
 
 
-def _parser(command: list[str]) -> argparse.ArgumentParser:
+def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.ArgumentParser:
     """The parser, with the flags of that command only: they come from the settings, whose import is felt."""
     parser = argparse.ArgumentParser(prog="execserver", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"execserver {__version__}")
@@ -170,6 +197,8 @@ def _parser(command: list[str]) -> argparse.ArgumentParser:
         "doctor", help="can commands be confined here?", allow_abbrev=False, description=_DOCTOR_DESCRIPTION
     )
     doctor.add_argument("--json", action="store_true", help="as JSON")
+    for name, text in elsewhere.items():
+        commands.add_parser(name, help=text)
     if command == ["serve"]:
         _add_flags(serve)
     elif command == ["config"]:

@@ -26,6 +26,11 @@ class Credentials:
         # from closing, which waits for the default threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="credentials")
 
+    @property
+    def required(self) -> bool:
+        """Whether credentials are asked for at all."""
+        return self._current.required
+
     def refusal(self, authorization: str | None) -> str | None:
         """Why the peer is refused (the body of the 401), or None when it may pass."""
         return self._current.refusal(authorization)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from execserver import __version__
 from execserver.protocol.environment import Capabilities, EnvironmentInfo
+from execserver.protocol.methods import extension_names
 from execserver.protocol.path_uri import path_to_uri
 
 CAPABILITIES: Capabilities = {
@@ -75,8 +76,15 @@ class Host:
         """The same host, as a server before this one has described it."""
         return replace(self, cwd=cwd, provider_id=provider_id)
 
-    def info(self) -> EnvironmentInfo:
-        """The answer to `environment/info`."""
+    def info(self, *, extensions: bool = False) -> EnvironmentInfo:
+        """The answer to `environment/info`.
+
+        Args:
+            extensions: whether it is for a connection that asked for extension members.
+        """
+        capabilities = CAPABILITIES.copy()
+        if extensions:
+            capabilities["execserver"] = extension_names()
         return {
             "shell": {"name": os.path.basename(self.shell), "path": self.shell},
             "executorVersion": __version__,
@@ -87,7 +95,7 @@ class Host:
             "prependPathDirs": [],
             "temporaryDirectories": [path_to_uri(self.temp)],
             "tempDir": path_to_uri(self.temp),
-            "capabilities": CAPABILITIES,
+            "capabilities": capabilities,
         }
 
 

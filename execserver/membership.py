@@ -26,7 +26,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 INSTANCE_BITS = 30
 NUMBER_BITS = 32
@@ -37,6 +37,9 @@ _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 _PF_KTHREAD = 0x0020_0000  # include/linux/sched.h; field 9 of /proc/PID/stat
 # While some of the killed do not die (stuck in the kernel), newborns are still looked for this often.
 _RESCAN_S = 0.1
+
+_SIGNALLED_AT_ONCE = 64
+_MOST_SIGNAL_SCANS = 100
 
 _HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
@@ -150,10 +153,122 @@ def members(
     return {pid for pid in found if _parent(pid) is not None}
 
 
+def members_by_number(
+    instance: int, leaders: Mapping[int, int], *, exclude: Collection[int] = ()
+) -> dict[int, set[int]]:
+    """The living processes of an instance by process number, from one look at all processes.
+
+    A descendant that bears no tag of the instance belongs where its nearest ancestor does that is known.
+
+    Args:
+        instance: the service instance.
+        leaders: pids by number; with their descendants they count whether tagged or not.
+        exclude: pids that are never members; they bound the descent.
+    """
+    excluded = {os.getpid(), *exclude}
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    owners: dict[int, int] = {}
+    for pid in pids:
+        tag = tag_of(pid)
+        bearer = None if tag is None else split_tag(tag)
+        if bearer is not None and bearer[0] == instance and bearer[1]:
+            owners[pid] = bearer[1]
+    owners.update({pid: number for number, pid in leaders.items()})
+    pending = [pid for pid in owners if pid not in excluded]
+    children = _children_from_tasks if _HAS_CHILDREN_FILES else _children_from_table(pids)
+    while pending:
+        pid = pending.pop()
+        for child in children(pid):
+            if child not in owners and child not in excluded:
+                owners[child] = owners[pid]
+                pending.append(child)
+    found: dict[int, set[int]] = {}
+    for pid, number in owners.items():
+        if pid not in excluded and _parent(pid) is not None:
+            found.setdefault(number, set()).add(pid)
+    return found
+
+
 def children_of(pid: int) -> set[int]:
     """The living children of a process."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return {child for child in pids if _parent(child) == pid}
+
+
+def signal_members(
+    instance: int,
+    number: int | Collection[int] | None,
+    signal_number: int,
+    *,
+    exclude: Collection[int] = (),
+    roots: Collection[int] = (),
+    passed: set[int],
+) -> int:
+    """Send a signal once to every member that there is; may be called from any thread.
+
+    What is born while this runs may go without, but for SIGSTOP: that goes on until nobody is found who did
+    not get it.
+
+    Args:
+        instance: as for `members`, like `number`, `exclude` and `roots`.
+        number: see there.
+        signal_number: any but SIGKILL, for which there is `kill_members`.
+        exclude: see there.
+        roots: see there.
+        passed: pids that do not get it, and whose descendants do. Those that got it are added: after an
+            error the rest can be done with the same set.
+
+    Returns:
+        How many got it. Those of another user may not be signalled, and do not count.
+
+    Raises:
+        OSError: not even one descriptor is to be had.
+    """
+    sent = 0
+    for _ in range(_MOST_SIGNAL_SCANS):
+        waiting = members(instance, number, exclude=exclude, roots=roots) - passed
+        if not waiting:
+            break
+        while waiting:
+            handles = _open_some(waiting)
+            try:
+                living = members(instance, number, exclude=exclude, roots=roots)
+                sent += sum(_send(handles[pid], signal_number) for pid in living & handles.keys())
+            finally:
+                for handle in handles.values():
+                    os.close(handle)
+            passed.update(handles)
+            waiting -= passed
+        if signal_number != signal.SIGSTOP:
+            break
+    return sent
+
+
+def _open_some(pids: set[int]) -> dict[int, int]:
+    """Handles of some of the processes; those that are gone are dropped from the set.
+
+    Raises:
+        OSError: no descriptor is to be had.
+    """
+    handles: dict[int, int] = {}
+    for pid in list(itertools.islice(pids, _SIGNALLED_AT_ONCE)):
+        try:
+            handles[pid] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            pids.discard(pid)
+        except OSError:
+            if not handles:
+                raise
+            break
+    return handles
+
+
+def _send(handle: int, signal_number: int) -> bool:
+    try:
+        signal.pidfd_send_signal(handle, signal_number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def kill_members(

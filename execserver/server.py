@@ -21,7 +21,7 @@ import structlog
 import uvloop
 
 from execserver import fault_points, membership
-from execserver.api import discover, environment, filesystem, handshake, health, http, process
+from execserver.api import discover, environment, filesystem, handshake, health, http, observing, process
 from execserver.configuration import Settings
 from execserver.credentials import Credentials
 from execserver.fault_points import reach
@@ -305,7 +305,8 @@ class Server:
             **handshake.handlers(sessions, self._host),
             **environment.handlers(self._host),
             **discover.handlers(),
-            **process.ProcessHandlers(executor, self._host, self._sandboxes).table(),
+            **process.ProcessHandlers(executor, self._host, self._sandboxes, sessions).table(),
+            **observing.ObservingHandlers(executor, sessions).table(),
             **filesystem.handlers(mounts, self._confine_files(executor, mounts)),
             **self._http.table(),
             **health.handlers(gauges),

@@ -24,11 +24,12 @@ from execserver.rpc.handlers import Caller, Encoded, Handlers
 def handlers(host: Host) -> Handlers:
     """The handlers of this family."""
     info_result = Encoded(encode_json(host.info()))
+    extended_info = Encoded(encode_json(host.info(extensions=True)))
     status_result = Encoded(b'{"status":"ready"}')
     config_home = host.environment.get("CODEX_HOME") or os.path.join(host.home, ".codex")
 
     def info(caller: Caller, params: NoParams) -> Encoded:
-        return info_result
+        return extended_info if caller.extensions else info_result
 
     def status(caller: Caller, params: NoParams) -> Encoded:
         return status_result

@@ -32,12 +32,15 @@ from execserver.protocol.filesystem import (
     CloseParams,
     CopyParams,
     CreateDirectoryParams,
+    DigestParams,
+    DigestResult,
     Metadata,
     OpenParams,
     OpenResult,
     PathParams,
     ReadBlockParams,
     RemoveParams,
+    RenameParams,
     WalkParams,
     WatchMissingParams,
     WatchMissingResult,
@@ -83,6 +86,8 @@ def handlers(mounts: MountTable, confinement: FileConfinement | None = None) -> 
         "fs/walk": partial(walk, confinement),
         "fs/remove": partial(remove, confinement),
         "fs/copy": partial(copy, confinement),
+        "fs/rename": partial(rename, confinement),
+        "fs/digest": partial(digest, confinement),
         "fs/open": partial(open_handle, confinement),
         "fs/readBlock": read_block,
         "fs/writeBlock": write_block,
@@ -180,6 +185,19 @@ async def copy(confinement: FileConfinement | None, caller: Caller, params: Copy
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
     await files.copy(source, destination, recursive=params.recursive)
     return _NOTHING
+
+
+async def rename(confinement: FileConfinement | None, caller: Caller, params: RenameParams) -> Encoded:
+    """Rename a file, a link or a directory."""
+    files = _files(confinement, caller, params.sandbox)
+    source, destination = _native_path(params.source_path), _native_path(params.destination_path)
+    await files.rename(source, destination, overwrite=params.overwrite)
+    return _NOTHING
+
+
+async def digest(confinement: FileConfinement | None, caller: Caller, params: DigestParams) -> DigestResult:
+    """The SHA-256 of a file."""
+    return await _files(confinement, caller, params.sandbox).digest(_native_path(params.path))
 
 
 async def open_handle(confinement: FileConfinement | None, caller: Caller, params: OpenParams) -> OpenResult:

@@ -12,7 +12,7 @@ EXTENSIONS_VERSION = 1
 
 def handlers(sessions: SessionTable, host: Host) -> Handlers:
     """The handler of `initialize`."""
-    info = host.info()
+    info, extended_info = host.info(), host.info(extensions=True)
 
     def initialize(caller: Caller, params: InitializeParams) -> InitializeResult:
         resumed = params.resume_session_id is not None
@@ -22,9 +22,13 @@ def handlers(sessions: SessionTable, host: Host) -> Handlers:
             session = sessions.open(caller)
         extensions = params.extensions is not None and params.extensions.execserver == EXTENSIONS_VERSION
         caller.attach(session, resumed=resumed, extensions=extensions)
-        result: InitializeResult = {"sessionId": session.id, "environmentInfo": info}
-        if extensions:
-            result["extensions"] = {"execserver": EXTENSIONS_VERSION}
-        return result
+        if not extensions:
+            return {"sessionId": session.id, "environmentInfo": info}
+        return {
+            "sessionId": session.id,
+            "environmentInfo": extended_info,
+            "extensions": {"execserver": EXTENSIONS_VERSION},
+            "sessionTtlMs": round(sessions.ttl * 1000),
+        }
 
     return {"initialize": initialize}

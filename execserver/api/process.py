@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Literal, Protocol
 
 import pybase64
 
@@ -16,6 +17,7 @@ from execserver.host import Host
 from execserver.processes.child_environment import child_environment
 from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan, plan_launch
+from execserver.processes.listing import bounded_argv, kept_folder
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
 from execserver.processes.start_digest import differing, start_digest
@@ -24,16 +26,24 @@ from execserver.protocol.errors import (
     InternalError,
     InvalidParams,
     InvalidRequest,
+    os_error_text,
     start_cancelled,
     start_differs,
     start_unknown,
+    unknown_process,
 )
 from execserver.protocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
 from execserver.protocol.path_uri import ForeignPath
 from execserver.protocol.process import (
+    USUAL_SIZE,
+    CloseStdinParams,
+    CloseStdinResult,
     ReadParams,
+    ResizeParams,
+    ResizeResult,
     SandboxType,
     SignalParams,
+    SignalResult,
     StartParams,
     StartResult,
     TerminateParams,
@@ -42,11 +52,15 @@ from execserver.protocol.process import (
     WriteResult,
 )
 from execserver.protocol.sandbox import SandboxContext
+from execserver.protocol.signals import signal_number
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.sandboxes import Sandboxes
+from execserver.sessions.access import reach, require_resize
 from execserver.sessions.feed import end_members
+from execserver.sessions.session import Session
+from execserver.sessions.table import SessionTable
 
 MAX_WAITING_INPUT_BYTES = 32 << 20
 """Bytes of writes of a session that wait for a child to read. Half of what a connection's
@@ -62,11 +76,19 @@ _MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
 _PLATFORM_SANDBOX: SandboxType = "macosSeatbelt" if sys.platform == "darwin" else "linuxSeccomp"
 
 
+class OfProcess(Protocol):
+    """The parameters of a request about one process."""
+
+    process_id: str
+    session_id: str | None
+
+
 class ProcessHandlers:
     """The handlers of this family."""
 
-    def __init__(self, executor: Executor, host: Host, sandboxes: Sandboxes) -> None:
+    def __init__(self, executor: Executor, host: Host, sandboxes: Sandboxes, sessions: SessionTable) -> None:
         self._executor = executor
+        self._sessions = sessions
         self._host = host
         self._sandboxes = sandboxes
 
@@ -78,6 +100,8 @@ class ProcessHandlers:
             "process/write": self.write,
             "process/signal": self.signal,
             "process/terminate": self.terminate,
+            "process/closeStdin": self.close_stdin,
+            "process/resize": self.resize,
         }
 
     def start(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
@@ -97,41 +121,84 @@ class ProcessHandlers:
 
     def read(self, caller: Caller, params: ReadParams) -> Encoded | Awaitable[Encoded]:
         """Answer a read, at once when there is something to say."""
-        process = caller.session.processes.get(params.process_id)
+        process = self._get(caller, params)
         if not params.wait_ms or process.has_news(params.after_seq or 0):
             return _read_page(caller, process, params)
         return _read_when_news(caller, process, params, params.wait_ms)
 
     def write(self, caller: Caller, params: WriteParams) -> WriteResult | Awaitable[WriteResult]:
         """Queue input; the answer waits while the child is far behind."""
-        process = caller.session.processes.find(params.process_id)
+        process = self._find(caller, params)
         if process is None:
             return {"status": "unknownProcess"}
-        if process.stdin is not None and process.stdin.full:
-            return _write_when_room(caller.session.processes, process, params)
-        return process.write(params.chunk, params.write_id)
+        own = caller.session
+        writer = None if process.started.session == own.id else own.id
+        if process.stdin is not None and process.stdin.full and not process.input_ended:
+            return _write_when_room(own.processes, process, params, writer)
+        return process.write(params.chunk, params.write_id, writer)
 
-    def signal(self, caller: Caller, params: SignalParams) -> Encoded:
-        """Interrupt the process group, if there still is one."""
-        process = caller.session.processes.find(params.process_id)
-        if process is not None:
-            process.signal_group(signal.SIGINT)
-        return Encoded(b"{}")
+    def close_stdin(self, caller: Caller, params: CloseStdinParams) -> CloseStdinResult:
+        """End the standard input behind what was accepted."""
+        process = self._find(caller, params)
+        return {"status": "unknownProcess"} if process is None else process.close_stdin()
+
+    def resize(self, caller: Caller, params: ResizeParams) -> ResizeResult:
+        """Set the size of the terminal."""
+        session = self._session(caller, params)
+        process = session.processes.get(params.process_id)
+        require_resize(caller, session, process)
+        return {"running": process.resize(params.size.rows, params.size.cols)}
+
+    def signal(self, caller: Caller, params: SignalParams) -> SignalResult | Awaitable[SignalResult]:
+        """Send a signal, if there still is somebody to send it to."""
+        process = self._find(caller, params)
+        if process is None:
+            return _signal_result(caller, "unknownProcess")
+        number = signal_number(params.signal)
+        assert number is not None
+        if params.scope == "tree":
+            if number == signal.SIGKILL:
+                process.end_for("signal", tree=True)
+                return self._kill_tree(caller, process, process.running)
+            return self._signal_tree(caller, process, number)
+        try:
+            send = process.signal_leader if params.scope == "leader" else process.signal_group
+            delivered = send(number)
+        except PermissionError as error:
+            raise InvalidRequest(os_error_text(error), name="permission_denied", field="processId") from None
+        return _signal_result(caller, "delivered" if delivered else "alreadyExited")
 
     def terminate(
         self, caller: Caller, params: TerminateParams
     ) -> TerminateResult | Awaitable[TerminateResult]:
         """Kill the process group, or everything that ever came of the process."""
-        store = caller.session.processes
+        store = self._session(caller, params).processes
         if store.cancel_start(params.process_id):
             return {"running": True}
         process = store.find(params.process_id)
         if process is None:
             return {"running": False}
-        process.end_for("terminated")
+        process.end_for("terminated", tree=params.scope == "tree")
         if params.scope == "tree":
             return self._terminate_tree(caller, process, process.running)
         return {"running": process.signal_group(signal.SIGKILL)}
+
+    def _session(self, caller: Caller, params: OfProcess) -> Session:
+        """The session that a request is about.
+
+        Raises:
+            InvalidRequest: it names one that is unknown, or out of reach.
+        """
+        session_id = params.session_id
+        return caller.session if session_id is None else reach(caller, self._sessions, session_id)
+
+    def _find(self, caller: Caller, params: OfProcess) -> ManagedProcess | None:
+        """The process that a request is about, if there is one; errors as those of `_session`."""
+        return self._session(caller, params).processes.find(params.process_id)
+
+    def _get(self, caller: Caller, params: OfProcess) -> ManagedProcess:
+        """The process that a request is about; also InvalidRequest when there is none."""
+        return self._session(caller, params).processes.get(params.process_id)
 
     def _start(
         self, caller: Caller, params: StartParams, make_plan: Callable[[StartParams], LaunchPlan]
@@ -141,6 +208,8 @@ class ProcessHandlers:
             _seconds(params.idle_timeout_ms),
             # Of what nobody will ask for again the comparison would cost more than a spawn has to spare.
             start_digest(params) if caller.extensions or params.if_exists == "attach" else None,
+            bounded_argv(params.argv),
+            kept_folder(params.cwd),
         )
         process = caller.session.processes.start(params.process_id, lambda: make_plan(params), terms)
         result = _start_result(caller, params, process)
@@ -199,6 +268,7 @@ class ProcessHandlers:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
     def _plan(self, params: StartParams) -> LaunchPlan:
+        size = params.size or USUAL_SIZE
         return plan_launch(
             params.argv,
             params.arg0,
@@ -207,7 +277,20 @@ class ProcessHandlers:
             tty=params.tty,
             pipe_stdin=params.pipe_stdin,
             login_shell=self._host.shell,
+            size=(size.rows, size.cols),
         )
+
+    async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:
+        try:
+            delivered = await self._executor.signal_tree(process, number)
+        except OSError as error:
+            raise InternalError(os_error_text(error)) from None
+        return _signal_result(caller, "delivered" if delivered else "alreadyExited")
+
+    async def _kill_tree(self, caller: Caller, process: ManagedProcess, running: bool) -> SignalResult:
+        found = running or await self._executor.has_descendants(process)
+        await self._executor.kill([process.number], [process.pid] if running else [])
+        return _signal_result(caller, "delivered" if found else "alreadyExited")
 
     async def _terminate_tree(
         self, caller: Caller, process: ManagedProcess, running: bool
@@ -217,6 +300,12 @@ class ProcessHandlers:
         if caller.extensions:
             result["survivors"] = survivors
         return result
+
+
+def _signal_result(
+    caller: Caller, status: Literal["delivered", "alreadyExited", "unknownProcess"]
+) -> SignalResult:
+    return {"status": status} if caller.extensions else {}
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -244,6 +333,8 @@ def _check_start(params: StartParams) -> None:
         )
     if params.network_proxy is not None:
         raise InvalidRequest("networkProxy is not available on this executor (see environment/info)")
+    if params.size is not None and not params.tty:
+        raise InvalidParams("`size` is that of a terminal: give it with `tty` only", field="size")
 
 
 async def _read_when_news(
@@ -252,10 +343,14 @@ async def _read_when_news(
     await process.wait_for_news(params.after_seq or 0, min(wait_ms / 1000, _MAX_WAIT_SECONDS))
     # Thousands may wait for the same megabyte.
     await caller.wait_for_room()
+    if process.released:
+        raise unknown_process(params.process_id)
     return _read_page(caller, process, params)
 
 
-async def _write_when_room(store: ProcessStore, process: ManagedProcess, params: WriteParams) -> WriteResult:
+async def _write_when_room(
+    store: ProcessStore, process: ManagedProcess, params: WriteParams, writer: str | None
+) -> WriteResult:
     size = max(len(params.chunk), _LEAST_WAITING_BYTES)
     if store.waiting_input + size > MAX_WAITING_INPUT_BYTES:
         raise InternalError(
@@ -268,7 +363,7 @@ async def _write_when_room(store: ProcessStore, process: ManagedProcess, params:
             await process.stdin.wait_for_room()
     finally:
         store.waiting_input -= size
-    return process.write(params.chunk, params.write_id)
+    return process.write(params.chunk, params.write_id, writer)
 
 
 def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> Encoded:

@@ -12,10 +12,19 @@ from execserver.supervisor import config_file
 
 
 class Effective:
-    """The settings that hold, and where each comes from."""
+    """The settings that hold, and where each comes from.
+
+    Args:
+        sources: the places, those that win first.
+        file: the configuration file that was read.
+        warnings: what the operator should hear.
+    """
 
     def __init__(self, sources: tuple[Source, ...], file: str | None, warnings: list[str]) -> None:
-        self.settings = Settings(_build_sources=(sources, {}))
+        merged: dict[str, Any] = {}
+        for source in reversed(sources):
+            merged |= source.values
+        self.settings = Settings(**merged)
         self.file = file
         """The configuration file that was read."""
         self.warnings = warnings

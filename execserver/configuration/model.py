@@ -13,9 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic.config import JsonDict
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from execserver.processes.executor import ExecutorLimits
 from execserver.sandbox.options import SandboxOptions
@@ -91,10 +90,10 @@ def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-class Settings(BaseSettings):
-    """How one daemon is to behave."""
+class Settings(BaseModel):
+    """How one daemon is to behave. By itself it reads nothing: `loading.load` does."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix=PREFIX)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     listen: Annotated[tuple[str, ...], PlainValidator(_listen_urls)] = _option(
         (),
@@ -221,18 +220,6 @@ class Settings(BaseSettings):
         "info", "the least that is logged", group=LOGS
     )
     log_format: Literal["json", "console"] = _option("json", "how it is written", group=LOGS)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """By itself the model reads nothing; `loading.load` gives it sources that know where values stand."""
-        return (init_settings,)
 
     @property
     def authentication(self) -> AuthenticationOptions:

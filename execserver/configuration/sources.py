@@ -12,10 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic.fields import FieldInfo
-from pydantic_settings import PydanticBaseSettingsSource
-
-from execserver.configuration.model import PREFIX, Settings
+from execserver.configuration.model import PREFIX
 from execserver.configuration.options import OPTIONS
 from execserver.configuration.toml_lines import lines_of_keys
 from execserver.supervisor import config_file
@@ -34,25 +31,16 @@ _OTHER_VARIABLES = frozenset(
 )
 
 
-class Source(PydanticBaseSettingsSource):
+class Source:
     """One place. `values` by name, `problems` in sentences that begin with the exact spot."""
 
     def __init__(self) -> None:
-        super().__init__(Settings)
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
 
     def origin(self, name: str) -> str:
         """Where the value of that name stands, for `execserver config show`."""
         raise NotImplementedError
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """One value, as pydantic-settings asks for it."""
-        return self.values.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        """All values."""
-        return self.values
 
 
 class FlagSource(Source):

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptor, Descriptors
+from execserver.filesystem.digest import digest_opened
 from execserver.filesystem.files import HandleMode
 from execserver.filesystem.listing import entries_json, entries_of, seen_of, walk_json
 from execserver.filesystem.opening import require_regular
@@ -25,7 +26,7 @@ from execserver.filesystem.worker_link import Adopt, Answer
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.filesystem.writing import Content, check_content, write_opened
 from execserver.protocol.errors import RpcError, file_error
-from execserver.protocol.filesystem import Metadata
+from execserver.protocol.filesystem import DigestResult, Metadata
 from execserver.sandbox.globs import matches
 from execserver.sandbox.policy import Policy
 
@@ -147,6 +148,18 @@ class ConfinedFiles:
         # A link is copied as one, and not read.
         await self._require_readable(source, follow=False)
         await self._ask("copy", _encoded(source), _encoded(destination), recursive, newest=True)
+
+    async def rename(self, source: str, destination: str, *, overwrite: bool) -> None:
+        """See `Files`."""
+        # What must not be read would be readable under a name that no pattern has.
+        await self._require_readable(source, follow=False)
+        await self._ask("rename", _encoded(source), _encoded(destination), overwrite, newest=True)
+
+    async def digest(self, path: str) -> DigestResult:
+        """See `Files`."""
+        descriptor = await self._open_to_read(path)
+        descriptor = await self._calls.run(_require_regular, descriptor, path, self._descriptors)
+        return await self._calls.run(digest_opened, descriptor, self._descriptors, self._calls.stop)
 
     # -- asking
 

@@ -9,15 +9,17 @@ from typing import Literal, Protocol
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.copy import copy
 from execserver.filesystem.descriptors import Descriptor, Descriptors
+from execserver.filesystem.digest import digest
 from execserver.filesystem.directories import create_directory
 from execserver.filesystem.listing import read_directory, walk
 from execserver.filesystem.metadata import canonicalize, metadata
 from execserver.filesystem.opening import open_to_read, open_to_replace
 from execserver.filesystem.reading import LargeFile, begin_reading
 from execserver.filesystem.remove import remove
+from execserver.filesystem.rename import rename
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.writing import write_file
-from execserver.protocol.filesystem import Metadata
+from execserver.protocol.filesystem import DigestResult, Metadata
 
 HandleMode = Literal["read", "replace"]
 
@@ -54,6 +56,12 @@ class Files(Protocol):
 
     def copy(self, source: str, destination: str, *, recursive: bool) -> Awaitable[None]:
         """Copy a path (`copy.copy`)."""
+
+    def rename(self, source: str, destination: str, *, overwrite: bool) -> Awaitable[None]:
+        """Rename a path (`rename.rename`)."""
+
+    def digest(self, path: str) -> Awaitable[DigestResult]:
+        """The digest of a file (`digest.digest`)."""
 
 
 class DirectFiles:
@@ -103,6 +111,14 @@ class DirectFiles:
         """See `Files`."""
         work = partial(copy, source, destination, recursive=recursive, stop=self._calls.stop)
         return self._calls.run(work)
+
+    def rename(self, source: str, destination: str, *, overwrite: bool) -> Awaitable[None]:
+        """See `Files`."""
+        return self._calls.run(partial(rename, source, destination, overwrite=overwrite))
+
+    def digest(self, path: str) -> Awaitable[DigestResult]:
+        """See `Files`."""
+        return self._calls.run(digest, path, self._calls.stop)
 
 
 def _open(path: str, mode: HandleMode, descriptors: Descriptors) -> Descriptor:

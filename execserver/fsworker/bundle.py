@@ -23,6 +23,7 @@ MODULES = (
     "execserver.filesystem.metadata",
     "execserver.filesystem.directories",
     "execserver.filesystem.remove",
+    "execserver.filesystem.rename",
     "execserver.filesystem.walk",
     "execserver.filesystem.copy",
     "execserver.fsworker.operations",

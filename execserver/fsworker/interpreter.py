@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import os
 import re
 import subprocess
@@ -48,11 +49,15 @@ def _executable() -> str:
 
 
 def _libraries(program: str) -> list[str]:
-    """The shared libraries of a program and the loader, as the loader finds them."""
+    """The shared libraries of a program and of its `ctypes`, and the loader, as the loader finds them."""
+    environment = {"LD_TRACE_LOADED_OBJECTS": "1"}
+    if ctypes := getattr(_ctypes, "__file__", None):
+        # `fs/rename` needs it, and it is the one extension of those in use that needs a library of its own.
+        environment["LD_PRELOAD"] = ctypes
     try:
         done = subprocess.run(
             [program],
-            env={"LD_TRACE_LOADED_OBJECTS": "1"},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -49,6 +49,7 @@ class Operations:
             "walk": self.walk,
             "remove": self.remove,
             "copy": self.copy,
+            "rename": self.rename,
         }
 
     def open_to_read(self, path: bytes) -> Outcome:
@@ -122,6 +123,13 @@ class Operations:
         from execserver.filesystem.copy import copy
 
         copy(os.fsdecode(source), os.fsdecode(destination), recursive=recursive, stop=self._stop)
+        return b"", None
+
+    def rename(self, source: bytes, destination: bytes, overwrite: bool) -> Outcome:
+        """No body."""
+        from execserver.filesystem.rename import rename
+
+        rename(os.fsdecode(source), os.fsdecode(destination), overwrite=overwrite)
         return b"", None
 
     def _refuse_kernel_files(self, number: int) -> None:

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -20,6 +21,7 @@ from execserver import membership
 from execserver.processes.cause import OomCounter
 from execserver.processes.deadlines import Deadlines, Passed
 from execserver.processes.launch import LaunchPlan
+from execserver.processes.listing import Usage, measure
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process import ManagedProcess, Surroundings
@@ -31,12 +33,14 @@ from execserver.protocol.process import ExitCause
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.spool.arena import ProcessIndex
-from execserver.spool.records import ProcessState, Started
+from execserver.spool.records import ProcessState, Started, State
 from execserver.spool.spool import Spool, SpoolBudget
 from execserver.supervisor.registration import DATA, MEMORY, PROCESS, SANDBOX
 from execserver.telemetry.measures import measures
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _RESERVED_DESCRIPTORS = 256
 """Kept free of processes: for connections, files, and the daemon itself."""
@@ -79,6 +83,9 @@ class Terms:
     """Seconds without output or input after which it is killed."""
     digests: dict[str, str] | None = None
     """What a later start is compared with that wants to attach to this one."""
+    argv: list[str] | None = None
+    """What to say was asked to be run, and where."""
+    cwd: str | None = None
 
 
 class Executor:
@@ -219,6 +226,9 @@ class Executor:
             terms.idle_timeout,
             terms.digests,
             description,
+            terms.argv,
+            terms.cwd,
+            time.time_ns() // 1_000_000,
         )
         index: ProcessIndex | None = None
         try:
@@ -279,15 +289,16 @@ class Executor:
         on_closed: Callable[[ManagedProcess], None],
         confinement: Confinement | None,
     ) -> ManagedProcess:
-        def closed(process: ManagedProcess) -> None:
-            self.live -= 1
-            on_closed(process)
-
         number = started.number
+        closed = partial(self._process_closed, on_closed)
         process = self._processes[number] = ManagedProcess(
             started, log, self._around, closed, confinement, self._tag(number), self._left_sandbox
         )
         return process
+
+    def _process_closed(self, on_closed: Callable[[ManagedProcess], None], process: ManagedProcess) -> None:
+        self.live -= 1
+        on_closed(process)
 
     def _count(self, confinement: Confinement | None, by: int) -> None:
         self.live += by
@@ -351,17 +362,23 @@ class Executor:
             self.inherited_end(number, status)
         for process in [*self._processes.values()]:
             process.check()
-            ending = state.processes[process.number].ending
-            if ending is not None and process.running:
-                self._finish_kill(process, ending)
+        self._finish_kills(state)
         return inherited
 
-    def _finish_kill(self, process: ManagedProcess, cause: str) -> None:
-        """A dead server was about to kill a process, and may have got no further than to stop it."""
-        log.info("process ended by the daemon", process=process.process_id, cause=cause)
-        process.signal_group(signal.SIGKILL)
-        if cause != "terminated":  # with or without its descendants, which is not written down
-            self._kill_overdue(process)
+    def _finish_kills(self, state: State) -> None:
+        """What a dead server was about to kill it may have got no further than to stop."""
+        trees = []
+        for process in self._processes.values():
+            known = state.processes[process.number]
+            if process.running and known.ending is not None:
+                log.info("process ended by the daemon", process=process.process_id, cause=known.ending)
+                process.signal_group(signal.SIGKILL)
+            # Of an ending for another reason than a request the records of older versions do not say it.
+            whole = known.tree_ending or (process.running and known.ending not in (None, "terminated"))
+            if whole:
+                trees.append(process)
+        if trees:
+            self._kill_overdue(*trees)
 
     def _inherit_one(
         self,
@@ -453,11 +470,13 @@ class Executor:
             and not (which == "idleTimeout" and process.is_held_back())
         ):
             log.info("process ended by the daemon", process=process.process_id, cause=which)
-            process.end_for(which)
+            process.end_for(which, tree=True)
             self._kill_overdue(process)
 
-    def _kill_overdue(self, process: ManagedProcess) -> None:
-        task = self._loop.create_task(self.kill([process.number], [process.pid]))
+    def _kill_overdue(self, *processes: ManagedProcess) -> None:
+        numbers = [process.number for process in processes]
+        leaders = [process.pid for process in processes if process.running]
+        task = self._loop.create_task(self.kill(numbers, leaders))
         self._overdue.add(task)
         task.add_done_callback(self._overdue.discard)
 
@@ -486,24 +505,81 @@ class Executor:
         measures.survivors += len(survivors)
         return survivors
 
-    async def _kill_with_patience(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
+    async def signal_tree(self, process: ManagedProcess, number: int) -> bool:
+        """Send a signal, not SIGKILL, to every descendant of a process and to itself; in a sandbox to
+        everything in it. False when there was nobody.
+
+        Raises:
+            OSError: no descriptor could be had for a minute.
+        """
+        passed: set[int] = set()
+        if process.running and process.inside is not None:
+            apparatus = process.inside.apparatus()
+            if apparatus is None:
+                # As soon as there is a command; it has no descendants yet.
+                return process.signal_group(number)
+            passed |= apparatus
+        measures.signals["other"] += 1
+        leaders = [process.pid] if process.running else []
+        send = partial(self._signal, process.number, leaders, number, passed)
         for _ in range(_KILL_ATTEMPTS):
-            with contextlib.suppress(OSError):
-                return await self._loop.run_in_executor(None, self._kill, numbers, leaders)
-            # The table is full. Only now: while the spares are out no connection is accepted, or those
-            # that wait would take them first.
-            self.spares_are_out += 1
             try:
-                self._spares.release()
-                return await self._loop.run_in_executor(None, self._kill, numbers, leaders)
+                return bool(await self._with_spares(send))
             except OSError as error:
                 log.warning("no descriptors to find processes with", error=str(error))
-            finally:
-                self._spares.take()
-                self.spares_are_out -= 1
+            await asyncio.sleep(_KILL_PAUSE_SECONDS)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def has_descendants(self, process: ManagedProcess) -> bool:
+        """Whether anything lives that came of a process whose leader has ended."""
+        look = partial(membership.members, self._instance, process.number, exclude=self._protected)
+        try:
+            return self._tagged and bool(await self._with_spares(look))
+        except OSError:
+            # Nobody can look, so perhaps.
+            return True
+
+    def usage(self) -> dict[int, Usage]:
+        """What each process that is not closed uses now, by number; blocking, for a thread."""
+        processes = self._processes.copy().values()
+        leaders = {process.number: process.pid for process in processes if process.running}
+        return measure(membership.members_by_number(self._instance, leaders, exclude=self._protected))
+
+    def _signal(self, number: int, leaders: Collection[int], signal_number: int, passed: set[int]) -> int:
+        roots = () if self._tagged else leaders
+        exclude = self._protected
+        return membership.signal_members(
+            self._instance, number, signal_number, exclude=exclude, roots=roots, passed=passed
+        )
+
+    async def _kill_with_patience(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
+        kill = partial(self._kill, numbers, leaders)
+        for _ in range(_KILL_ATTEMPTS):
+            try:
+                return await self._with_spares(kill)
+            except OSError as error:
+                log.warning("no descriptors to find processes with", error=str(error))
             await asyncio.sleep(_KILL_PAUSE_SECONDS)
         log.error("no descriptors to find processes with; what is left ends with the service")
         return sorted(leaders)
+
+    async def _with_spares(self, work: Callable[[], T]) -> T:
+        """Do something in a thread; when the table of descriptors is full, again with those that are spared.
+
+        Raises:
+            OSError: it is full all the same.
+        """
+        with contextlib.suppress(OSError):
+            return await self._loop.run_in_executor(None, work)
+        # Only now: while the spares are out no connection is accepted, or those that wait would take them
+        # first.
+        self.spares_are_out += 1
+        try:
+            self._spares.release()
+            return await self._loop.run_in_executor(None, work)
+        finally:
+            self._spares.take()
+            self.spares_are_out -= 1
 
     def kill_all(self) -> list[int]:
         """Kill every descendant of the service, blocking. Returns the survivors."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,9 @@ from execserver.processes.poller import READABLE, DescriptorPoller, Watch
 
 _RETRY_SECONDS = 0.002
 _MOST_RETRIES = 2500
-"""A command that was told to be interrupted at once is interrupted when there is one: 5 s at most."""
+"""A command that was sent a signal at once gets it when there is one: 5 s at most."""
+
+_STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 
 _MOST_REPORT_BYTES = 64 << 10
 """What a launcher says is a few hundred bytes."""
@@ -54,26 +57,53 @@ class Inside:
         """Whether the first process is known to have ended."""
         self._stranger = False
         """Whether the number of the first process is somebody else's by now."""
-        self._interrupts = 0
+        self._waiting: deque[tuple[int, bool]] = deque()
+        """Signals for a command that is not there yet, oldest first, each with whether it is for the command
+        alone."""
+        self._retries = 0
         self.set_up = False
         """Whether the command was run; final once the launcher has ended."""
 
     # -- what is meant for the command
 
-    def interrupt(self) -> None:
-        """Send SIGINT to the command's process group, as soon as there is one."""
-        if self._interrupts == 0:
-            self._interrupts = _MOST_RETRIES
-            self._try_interrupt()
+    def signal(self, number: int, *, leader: bool = False) -> None:
+        """Send any signal but SIGKILL to the command's process group, or to the command alone, as soon as
+        there is one. Several that wait are sent in this order, equal ones once; SIGCONT and what stops a
+        process undo each other.
+        """
+        wanted, idle = (number, leader), not self._waiting
+        undone = _STOPS if number == signal.SIGCONT else {signal.SIGCONT} if number in _STOPS else ()
+        if undone:
+            # As the kernel does with signals that a process has not taken yet.
+            self._waiting = deque(each for each in self._waiting if each[0] not in undone)
+        if wanted in self._waiting:
+            return
+        self._waiting.append(wanted)
+        if idle:
+            self._retries = _MOST_RETRIES
+            self._try_signals()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a signal waits for the command."""
+        return bool(self._waiting)
+
+    def apparatus(self) -> set[int] | None:
+        """The pids of what made the sandbox and holds it together, none of which is the command; None while
+        there is no command.
+        """
+        if self._command() is None or self._first is None:
+            return None
+        return {self._launcher, self._first} if self._namespaces else {self._launcher}
 
     def kill(self) -> None:
         """SIGKILL everything inside that can be told from here. The launcher is the caller's affair."""
-        self._interrupts = 0
+        self._waiting.clear()
         pidfd = self._find_first()
         if pidfd is not None:
             _send(pidfd, signal.SIGKILL)
             if not self._namespaces and self._first is not None:
-                _kill_group(self._first, signal.SIGKILL, but_not=self._launcher)
+                _signal_group(self._first, signal.SIGKILL, but_not=self._launcher)
 
     def launcher_ended(self, on_end: Callable[[], None]) -> bool:
         """The launcher was reaped: nobody inside has a reason to go on.
@@ -149,36 +179,62 @@ class Inside:
             os.close(self._report)
             self._report = None
 
-    # -- interrupts
+    # -- signals
 
-    def _try_interrupt(self) -> None:
-        if self._interrupts == 0:
-            return
-        targets = self._leaders()
-        sent = [_kill_group(pid, signal.SIGINT, but_not=self._launcher) for pid in targets]
-        if any(sent):
-            self._interrupts = 0
-            return
-        self._interrupts -= 1
-        if self._gone or self._stranger or (self._report is None and self._pidfd is None):
-            self._interrupts = 0
-        if self._interrupts:
-            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._try_interrupt)
+    def _try_signals(self) -> None:
+        while self._waiting and self._deliver(*self._waiting[0]):
+            self._waiting.popleft()
+        self._retries -= 1
+        nobody = self._gone or self._stranger or (self._report is None and self._pidfd is None)
+        if nobody or self._retries <= 0:
+            self._waiting.clear()
+        if self._waiting:
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._try_signals)
 
-    def _leaders(self) -> list[int]:
-        """Processes of the command's group."""
-        if self._find_first() is None or self._first is None:
-            return []
-        if not self._namespaces:
-            return [self._first]
+    def _deliver(self, number: int, leader: bool) -> bool:
+        """False when there is no command yet."""
+        command = self._command()
+        if command is None:
+            return False
+        if leader:
+            self._signal_command(command, number)
+            return True
+        sent = _signal_group(command, number, but_not=self._launcher)
+        if sent and number == signal.SIGSTOP and self._namespaces and self._pidfd is not None:
+            # The first process is of the command's group, and has to be there when the command ends.
+            _send(self._pidfd, signal.SIGCONT)
+        return sent
+
+    def _signal_command(self, command: int, number: int) -> None:
         try:
-            with open(f"/proc/{self._first}/task/{self._first}/children", "rb") as file:
-                return [int(pid) for pid in file.read().split()[:1]]
+            pidfd = os.pidfd_open(command)
         except OSError:
-            return []
+            return  # It has ended.
+        try:
+            # Only now the number is certainly its own.
+            if self._command() == command:
+                _send(pidfd, number)
+        finally:
+            os.close(pidfd)
+
+    def _command(self) -> int | None:
+        """The pid of the command; None: there is none yet, or none any more."""
+        if self._find_first() is None or self._first is None:
+            return None
+        found: int | None = self._first
+        try:
+            if self._namespaces:
+                with open(f"/proc/{self._first}/task/{self._first}/children", "rb") as file:
+                    found = next(map(int, file.read().split()), None)
+            # Before it has a group of its own it is still being set up.
+            if found is None or os.getpgid(found) == self._launcher:
+                return None
+        except OSError:
+            return None
+        return found
 
 
-def _kill_group(pid: int, number: signal.Signals, *, but_not: int) -> bool:
+def _signal_group(pid: int, number: int, *, but_not: int) -> bool:
     """Signal the group of a process. The launcher's group is not the command's yet."""
     try:
         group = os.getpgid(pid)
@@ -190,7 +246,7 @@ def _kill_group(pid: int, number: signal.Signals, *, but_not: int) -> bool:
     return True
 
 
-def _send(pidfd: int, number: signal.Signals) -> None:
+def _send(pidfd: int, number: int) -> None:
     try:
         signal.pidfd_send_signal(pidfd, number)
     except OSError:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
 from execserver.sandbox.confinement import Command, Confinement
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -28,6 +29,8 @@ class LaunchPlan:
     environment: Mapping[str, str]
     tty: bool
     pipe_stdin: bool
+    size: tuple[int, int] = (TTY_ROWS, TTY_COLUMNS)
+    """Rows and columns of its terminal."""
     confinement: Confinement | None = None
     """The sandbox that it runs in. It belongs to the process, once there is one."""
 
@@ -45,6 +48,7 @@ def plan_launch(
     tty: bool,
     pipe_stdin: bool,
     login_shell: str,
+    size: tuple[int, int] = (TTY_ROWS, TTY_COLUMNS),
 ) -> LaunchPlan:
     """Resolve the program and settle the environment.
 
@@ -66,6 +70,7 @@ def plan_launch(
         environment=environment,
         tty=tty,
         pipe_stdin=pipe_stdin and not tty,
+        size=size,
     )
 
 

@@ -69,6 +69,18 @@ class OutputLog:
             that the file outlives the server.
     """
 
+    __slots__ = (
+        "_budget",
+        "_files",
+        "_index",
+        "_memory_share",
+        "_retained_bytes",
+        "_spool",
+        "disk_held",
+        "ended",
+        "memory_held",
+    )
+
     def __init__(
         self,
         index: ProcessIndex,
@@ -135,7 +147,7 @@ class OutputLog:
             OSError: no descriptor or no memory is to be had; the bytes are where they were.
         """
         files = self._files
-        if files.disk is None and files.memory is None and not self._has_bytes(stream, fd):
+        if files.needs_file and not self._has_bytes(stream, fd):
             return 0
         try:
             moved = files.move(stream, fd)
@@ -216,6 +228,11 @@ class OutputLog:
         """The oldest chunk kept, without its bytes."""
         return self._first_after(self._index.evicted_through)
 
+    def offset_after(self, seq: int) -> int:
+        """Bytes of output that a cursor at number `seq` covers; what is known of it, after `lost_after`."""
+        first = self._first_after(max(seq, self._index.evicted_through))
+        return (self.total if first is None else first.offset) - self.lost_after(seq)
+
     def lost_after(self, seq: int) -> int:
         """Bytes after number `seq` that were dropped. Exact for a cursor at 0 or among the last
         32,768 dropped chunks; for one in between, what is known to be lost at the least.
@@ -234,8 +251,12 @@ class OutputLog:
         record = self._index.record(seq)
         if record is None or not record.has_bytes:
             return None
-        chunks = self._contents([record])
-        return chunks[0] if chunks else None
+        try:
+            data = self._files.content(record)
+        except UnreadableError as error:
+            self._drop_unreadable(error.record)
+            return None
+        return Chunk(seq, cast("Stream", record.kind), data, record.offset)
 
     def read(self, after_seq: int, max_bytes: int | None, page_bytes: int) -> Page:
         """The kept chunks after a cursor, oldest first.
@@ -353,15 +374,18 @@ class OutputLog:
         try:
             contents = self._files.bytes_of(records)
         except UnreadableError as error:
-            self._budget.leave(self)
-            self._index.evict_through(error.record)
-            self._count_held()
-            self._budget.join(self)
+            self._drop_unreadable(error.record)
             return None
         return [
             Chunk(record.seq, cast("Stream", record.kind), data, record.offset)
             for record, data in zip(records, contents, strict=True)
         ]
+
+    def _drop_unreadable(self, newest: Record) -> None:
+        self._budget.leave(self)
+        self._index.evict_through(newest)
+        self._count_held()
+        self._budget.join(self)
 
     def _evict(self, total: int, disk: int, memory: int) -> bool:
         """Drop oldest chunks until at most so many bytes are kept together, on disk, and in memory, and

@@ -22,6 +22,7 @@ import asyncio
 import errno
 import os
 import signal
+import termios
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -33,6 +34,7 @@ import msgspec
 import structlog
 
 from execserver.fault_points import reach
+from execserver.processes.answers import look
 from execserver.processes.cause import OomCounter, exit_cause, may_be_out_of_memory
 from execserver.processes.deadlines import Deadline, Deadlines
 from execserver.processes.inside import Inside
@@ -43,13 +45,12 @@ from execserver.processes.spares import SpareDescriptors
 from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget, StdinWriter
 from execserver.processes.survival import Slots, Survival
-from execserver.protocol.errors import InternalError, os_error_text
+from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text
 from execserver.protocol.limits import REMEMBERED_WRITE_IDS
-from execserver.protocol.process import ExitCause, Stream, WriteResult
+from execserver.protocol.process import CloseStdinResult, ExitCause, Stream, WriteResult
 from execserver.sandbox.confinement import Confinement
-from execserver.sandbox.denial import denied, evidence
 from execserver.sandbox.description import Backend
-from execserver.spool.records import ProcessState, Started
+from execserver.spool.records import FOREIGN_MARK, ProcessState, Started, stored_write_id
 from execserver.supervisor.registration import INPUT, STATUS
 from execserver.telemetry.measures import measures
 
@@ -104,6 +105,9 @@ class Subscriber(Protocol):
     def wake(self) -> None:
         """The log has something new."""
 
+    def forget(self) -> None:
+        """The process is forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -130,6 +134,54 @@ class ManagedProcess:
         on_ended: called once for a process with a sandbox, when nothing is known to run in there any more;
             the flag says that it is not known, and that somebody has to look.
     """
+
+    # A dictionary for so many attributes would take more than 1.5 KB of each process.
+    __slots__ = (
+        "_around",
+        "_deadline",
+        "_ending",
+        "_evidence",
+        "_exiting",
+        "_hung",
+        "_hurried",
+        "_inherited",
+        "_judged",
+        "_on_closed",
+        "_on_ended",
+        "_oom_kills",
+        "_other_slots",
+        "_others_write_ids",
+        "_outputs",
+        "_paused",
+        "_pidfd",
+        "_relay",
+        "_relay_ends",
+        "_released",
+        "_sandbox_stands",
+        "_stdin_watch",
+        "_tag",
+        "_tree_ending",
+        "_waiters",
+        "_write_ids",
+        "cause",
+        "closed_seq",
+        "confinement",
+        "exit_code",
+        "exited_seq",
+        "failure",
+        "input_ended",
+        "inside",
+        "log",
+        "number",
+        "pid",
+        "process_id",
+        "started",
+        "stdin",
+        "streams",
+        "subscribers",
+        "tty",
+        "wire_id",
+    )
 
     def __init__(
         self,
@@ -162,7 +214,13 @@ class ManagedProcess:
         self._tag = tag
         self._waiters: list[asyncio.Future[None]] = []
         self._write_ids: OrderedDict[str, None] = OrderedDict()
+        self._others_write_ids: OrderedDict[str, None] | None = None
+        """Those of other sessions; rare."""
         self._ending: ExitCause | None = None
+        self._tree_ending = False
+        """Whether the ledger says that all that came of it is about to be killed."""
+        self.input_ended = False
+        """Whether a client said that no input follows."""
         self._oom_kills: int | None = None
         self._deadline: Deadline | None = None
         self._paused = False
@@ -213,7 +271,11 @@ class ManagedProcess:
         self._inherited = True
         self._other_slots += slots
         self._write_ids = OrderedDict.fromkeys(state.write_ids)
+        if state.others_write_ids:
+            self._others_write_ids = OrderedDict.fromkeys(state.others_write_ids)
         self._ending = cast("ExitCause | None", state.ending)
+        self._tree_ending = state.tree_ending
+        self.input_ended = state.stdin_closed
         if state.exited is not None:
             self.exit_code = state.exited.code
             self.cause = cast("ExitCause", state.exited.cause)
@@ -238,6 +300,8 @@ class ManagedProcess:
             asyncio.get_running_loop().call_soon(self._take_again, self._outputs["pty"])
         if self.stdin is not None:
             self.stdin.restore(next(iter(slots.pop(INPUT, [])), None), state.accepted_end)
+            if self.input_ended and self.running:
+                self.stdin.close_when_delivered(self._end_input)
         if self.running:
             self._set_deadline()
         else:
@@ -258,7 +322,7 @@ class ManagedProcess:
             self._relay = TerminalRelay(self.log, spawned.outputs[0], read, write)
         for index, stream in enumerate(self.streams):
             fd = spawned.outputs[index]
-            self._outputs[stream] = poller.watch(fd, READABLE, self._reader(stream, fd))
+            self._outputs[stream] = poller.watch(fd, READABLE, partial(self._on_ready, stream, fd))
         if self._relay is not None:
             master = self._outputs["pty"]
             self.stdin = StdinWriter(
@@ -310,6 +374,16 @@ class ManagedProcess:
         """Whether the last event has happened."""
         return self.closed_seq is not None
 
+    @property
+    def released(self) -> bool:
+        """Whether it is forgotten, and nothing of it can be read any more."""
+        return self._released
+
+    @property
+    def followed(self) -> bool:
+        """Whether anybody waits to hear of it."""
+        return bool(self.subscribers or self._waiters)
+
     # -- reading
 
     def has_news(self, after_seq: int) -> bool:
@@ -327,10 +401,12 @@ class ManagedProcess:
         return page
 
     async def wait_for_news(self, after_seq: int, seconds: float) -> None:
-        """Return when a read after this cursor would say something new, or time is up."""
+        """Return when a read after this cursor would say something new, time is up, or the process is
+        forgotten.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while not (self.has_news(after_seq) or self._hurried):
+        while not (self.has_news(after_seq) or self._hurried or self._released):
             waiter: asyncio.Future[None] = loop.create_future()
             timer = loop.call_at(deadline, _resolve, waiter)
             self._waiters.append(waiter)
@@ -343,6 +419,13 @@ class ManagedProcess:
             if loop.time() >= deadline:
                 return
 
+    async def wait_closed(self, seconds: float) -> None:
+        """Return when the process is closed, or time is up."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not (self.closed or self._hurried or self._released) and (left := deadline - loop.time()) > 0:
+            await self.wait_for_news(self.log.next_seq - 1, left)
+
     def hurry(self) -> None:
         """Answer now whoever waits for news: this server is about to end."""
         self._hurried = True
@@ -350,8 +433,13 @@ class ManagedProcess:
 
     # -- writing and signals
 
-    def write(self, data: bytes, write_id: str) -> WriteResult:
+    def write(self, data: bytes, write_id: str, writer: str | None = None) -> WriteResult:
         """Queue input once per write id.
+
+        Args:
+            data: the input.
+            write_id: the client's name for it.
+            writer: the session that it comes from, when that is not the process's own: its ids are others.
 
         Raises:
             InternalError: the process is gone.
@@ -359,8 +447,14 @@ class ManagedProcess:
         stdin = self.stdin
         if stdin is None and not (self.tty or self.started.pipe_stdin):
             return {"status": "stdinClosed"}
-        if write_id in self._write_ids:
+        ids = self._write_ids
+        if writer is not None or write_id[0] == FOREIGN_MARK:
+            write_id = stored_write_id(write_id, writer)
+            ids = self._write_ids if writer is None else self._foreign_write_ids()
+        if write_id in ids:
             return {"status": "accepted"}
+        if self.input_ended:
+            return {"status": "stdinClosed"}
         # There is none of a process that was closed when this server took it over.
         if stdin is None or stdin.closed:
             raise InternalError("failed to write to process stdin")
@@ -368,13 +462,26 @@ class ManagedProcess:
             self._write_in_any_case(stdin, data, write_id)
         except OSError as error:
             raise InternalError(f"nothing was written: {os_error_text(error)}") from None
-        self._write_ids[write_id] = None
-        if len(self._write_ids) > REMEMBERED_WRITE_IDS:
-            self._write_ids.popitem(last=False)
+        ids[write_id] = None
+        if len(ids) > REMEMBERED_WRITE_IDS:
+            ids.popitem(last=False)
         if self._deadline is not None:
             self._deadline.touch(self._around.deadlines.clock())
         measures.stdin_bytes += len(data)
+        self._look_for_answer(stdin)
         return {"status": "accepted"}
+
+    def _look_for_answer(self, stdin: StdinWriter) -> None:
+        """Take what a child says to its input at once, so that it leaves together with the reply."""
+        if not stdin.waiting and stdin.habit.is_prompt():
+            outputs = [watch for watch in self._outputs.values() if watch.events & READABLE]
+            if outputs:
+                look(stdin.habit, outputs)
+
+    def _foreign_write_ids(self) -> OrderedDict[str, None]:
+        if self._others_write_ids is None:
+            self._others_write_ids = OrderedDict()
+        return self._others_write_ids
 
     def _write_in_any_case(self, stdin: StdinWriter, data: bytes, write_id: str) -> None:
         try:
@@ -385,22 +492,105 @@ class ManagedProcess:
             with self._around.spares.lent():
                 stdin.write(data, write_id)
 
-    def end_for(self, cause: ExitCause) -> None:
-        """Remember why we are about to kill the process; who says so first is believed."""
-        if self.running and self._ending is None:
-            self._ending = cause
-            self._around.survival.ending(self.number, cause)
+    def close_stdin(self) -> CloseStdinResult:
+        """Accept no more input: what was accepted is delivered, then end of file.
 
-    def signal_group(self, number: signal.Signals) -> bool:
-        """Signal the process group. False, and nothing happens, once the leader is reaped: only
-        until then is the group's number certainly ours.
+        Raises:
+            InvalidRequest: the input is a terminal.
+            InternalError: no memory to write that down; nothing has changed.
+        """
+        if self.tty:
+            raise InvalidRequest(
+                f"process {self.process_id} is on a terminal: write 0x04 (end of file) at the start of a "
+                "line instead",
+                name="has_terminal",
+                field="processId",
+            )
+        if not self.started.pipe_stdin:
+            return {"status": "stdinClosed"}
+        if self.running and not self.input_ended:
+            try:
+                self._around.survival.stdin_closed(self.number)
+            except OSError as error:
+                raise InternalError(f"the input stays open: {os_error_text(error)}") from None
+            self.input_ended = True
+            if self.stdin is not None and not self.stdin.closed:
+                self.stdin.close_when_delivered(self._end_input)
+        return {"status": "accepted"}
+
+    @property
+    def terminal_size(self) -> tuple[int, int] | None:
+        """Rows and columns of its terminal, which the program inside may change too; None without one, or
+        when that is closed.
+        """
+        master = self._outputs.get("pty")
+        return None if master is None else termios.tcgetwinsize(master.fd)
+
+    def resize(self, rows: int, cols: int) -> bool:
+        """Set the size of the terminal; the kernel sends SIGWINCH if it is another one. False when the
+        leader has ended.
+
+        Raises:
+            InvalidRequest: there is no terminal.
+        """
+        if not self.tty:
+            raise InvalidRequest(
+                f"process {self.process_id} has no terminal: start it with `tty` to give it a size",
+                name="no_terminal",
+                field="processId",
+            )
+        master = self._outputs.get("pty")
+        if not self.running or master is None:
+            return False
+        termios.tcsetwinsize(master.fd, (rows, cols))
+        return True
+
+    def end_for(self, cause: ExitCause, *, tree: bool = False) -> None:
+        """Remember why we are about to kill the process, with `tree` also all that ever came of it; who says
+        so first is believed. A successor goes on with it.
+        """
+        first = self.running and self._ending is None
+        if first:
+            self._ending = cause
+        if first or (tree and not self._tree_ending):
+            self._tree_ending = self._tree_ending or tree
+            self._around.survival.ending(self.number, cause, tree=tree)
+
+    def signal_leader(self, number: int) -> bool:
+        """Signal the leader alone; in a sandbox the command, and SIGKILL everything in there. False, and
+        nothing happens, once it is reaped.
+
+        Raises:
+            PermissionError: it is another user's by now.
+        """
+        if number == signal.SIGKILL and self.inside is not None:
+            return self.signal_group(number)
+        if not self.running or self._pidfd is None:
+            return False
+        self._count_signal(number)
+        if self.inside is not None:
+            self.inside.signal(number, leader=True)
+            return True
+        try:
+            signal.pidfd_send_signal(self._pidfd.fd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _count_signal(self, number: int) -> None:
+        kind = "kill" if number == signal.SIGKILL else "interrupt" if number == signal.SIGINT else "other"
+        measures.signals[kind] += 1
+
+    def signal_group(self, number: int) -> bool:
+        """Signal the process group; in a sandbox that of the command, and SIGKILL everything in there. False,
+        and nothing happens, once the leader is reaped: only until then is the group's number certainly ours.
         """
         if not self.running:
             return False
-        measures.signals["kill" if number == signal.SIGKILL else "interrupt"] += 1
+        self._count_signal(number)
         if self.inside is not None:
             if number != signal.SIGKILL:
-                self.inside.interrupt()
+                self.inside.signal(number)
                 return True
             self.inside.kill()
         try:
@@ -420,6 +610,8 @@ class ManagedProcess:
         if self.confinement is None or not self.exit_code or self.failure is not None:
             return False
         if self._judged is None or self._judged[0] != self.log.total:
+            from execserver.sandbox.denial import denied  # with sandboxes only: its patterns take 0.3 MiB
+
             # The words that are looked for may come after the exit, from whoever holds the output.
             self._judged = (self.log.total, denied(self.exit_code, self.log.tail(_JUDGED_BYTES)))
         return self._judged[1]
@@ -430,6 +622,8 @@ class ManagedProcess:
             return None
         if self._evidence is not None and self._evidence[0] == self.log.total:
             return self._evidence[1]
+        from execserver.sandbox.denial import evidence
+
         confinement = self.confinement
         found = evidence(
             confinement.policy,
@@ -492,7 +686,9 @@ class ManagedProcess:
         """
         self._released = True
         urgent = bool(self._outputs) or self.stdin is not None
-        self.subscribers.clear()
+        subscribers, self.subscribers = self.subscribers, []
+        for subscriber in subscribers:
+            subscriber.forget()
         self._around.deadlines.forget(self.number)
         self._close_stdin()
         for stream in tuple(self._outputs):
@@ -513,52 +709,44 @@ class ManagedProcess:
 
     # -- events
 
-    def _reader(self, stream: Stream, fd: int) -> Callable[[int], None]:
-        take, ended, relay = self._taker(stream, fd), self.log.ended, self._relay
-
-        def on_ready(events: int) -> None:
-            if events & WRITABLE and self.stdin is not None:
-                self.stdin.flush()
-                if events == WRITABLE:
-                    return
-            if self._paused:
+    def _on_ready(self, stream: Stream, fd: int, events: int) -> None:
+        if events & WRITABLE and self.stdin is not None:
+            self.stdin.flush()
+            if events == WRITABLE:
                 return
-            if events == HANGUP and relay is None:
-                # Nobody writes any more, and there is nothing left.
+        if self._paused:
+            return
+        if events == HANGUP and self._relay is None:
+            # Nobody writes any more, and there is nothing left.
+            self._end(stream)
+            return
+        size = self._take(stream, fd)
+        if size:
+            measures.output_bytes += size
+            if self._deadline is not None:
+                self._deadline.touch(self._around.deadlines.clock())
+            self._notify()
+            self.log.trim()
+        elif stream in self.log.ended:
+            if self.tty and self.running:
+                self._look_again_later()
+            else:
                 self._end(stream)
-                return
-            size = take()
-            if size:
-                measures.output_bytes += size
-                if self._deadline is not None:
-                    self._deadline.touch(self._around.deadlines.clock())
-                self._notify()
-                self.log.trim()
-            elif stream in ended:
-                if self.tty and self.running:
-                    self._look_again_later()
-                else:
-                    self._end(stream)
 
-        return on_ready
-
-    def _taker(self, stream: Stream, fd: int) -> Callable[[], int]:
+    def _take(self, stream: Stream, fd: int) -> int:
+        """Move what a descriptor has into the log: the number of bytes."""
         relay = self._relay
-        take = partial(self.log.take, stream, fd) if relay is None else relay.take
+        try:
+            return self.log.take(stream, fd) if relay is None else relay.take()
+        except OSError as error:
+            return self._take_in_need(stream, fd, error)
 
-        def take_in_any_case() -> int:
-            try:
-                return take()
-            except OSError as error:
-                return self._take_in_need(stream, take, error)
-
-        return take_in_any_case
-
-    def _take_in_need(self, stream: Stream, take: Callable[[], int], error: OSError) -> int:
+    def _take_in_need(self, stream: Stream, fd: int, error: OSError) -> int:
         """The table of descriptors is full, or there is no memory: what is not taken stays where it is."""
         if error.errno in (errno.EMFILE, errno.ENFILE):
+            relay = self._relay
             with suppress(OSError), self._around.spares.lent():
-                return take()
+                return self.log.take(stream, fd) if relay is None else relay.take()
         log.warning("output cannot be taken now", process=self.process_id, reason=os_error_text(error))
         watch = self._outputs.get(stream)
         if watch is not None:
@@ -607,9 +795,8 @@ class ManagedProcess:
         """The leader is gone for a while: take the last words, however far behind a reader is."""
         watch = self._outputs.get("pty")
         if watch is not None:
-            take = self._taker("pty", watch.fd)
             for _ in range(_FINAL_TAKES):
-                size = take()
+                size = self._take("pty", watch.fd)
                 if not size:
                     break
                 measures.output_bytes += size
@@ -694,9 +881,25 @@ class ManagedProcess:
         if self.tty and not self.closed:
             asyncio.get_running_loop().call_later(_TERMINAL_END_SECONDS, self._end_terminal)
 
-    def _let_input_end(self) -> None:
+    def _end_input(self) -> None:
+        """Everything was delivered: the child reads end of file when neither we nor the supervisor hold its
+        input any longer.
+        """
+        if self._stdin_watch is not None:
+            _close(self._stdin_watch)
+            self._tell_end_of_input()
+
+    def _tell_end_of_input(self) -> None:
+        if self._stdin_watch is None or self._released or not self.running:
+            return
+        if self._let_input_end():
+            self._stdin_watch = None
+        else:
+            asyncio.get_running_loop().call_later(_TAKE_AGAIN_SECONDS, self._tell_end_of_input)
+
+    def _let_input_end(self) -> bool:
         """The supervisor holds the input open, too, and somebody who has its other end may wait for its end
-        before he lets go of the output.
+        before he lets go of the output. False when it cannot be told.
         """
         assert self._pidfd is not None
         ends, ended = [self._pidfd.fd], []
@@ -709,6 +912,9 @@ class ManagedProcess:
             self._around.survival.keep_ends(self.number, ends)
         except OSError as error:
             log.warning("the input cannot end now", process=self.process_id, reason=os_error_text(error))
+            return False
+        else:
+            return True
         finally:
             for fd in ended:
                 os.close(fd)
@@ -730,10 +936,10 @@ class ManagedProcess:
             self._pidfd = None
 
     def _drain(self, stream: Stream) -> None:
-        take = self._taker(stream, self._outputs[stream].fd)
+        fd = self._outputs[stream].fd
         for _ in range(_FINAL_TAKES):
             # A subscriber that is behind would lose what the log has no room for.
-            size = 0 if self._paused else take()
+            size = 0 if self._paused else self._take(stream, fd)
             if not size:
                 break
             measures.output_bytes += size

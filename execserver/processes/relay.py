@@ -44,6 +44,14 @@ class TerminalRelay:
         write: its write end.
     """
 
+    __slots__ = (
+        "_log",
+        "_master",
+        "_read",
+        "_write",
+        "held",
+    )
+
     def __init__(self, log: Taker, master: int, read: int, write: int) -> None:
         self._log = log
         self._master = master

@@ -10,12 +10,10 @@ just before the spawn, so that the child has it from its first instruction.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import resource
 import signal
-import struct
 import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +22,6 @@ from functools import partial
 from execserver import membership
 from execserver.fault_points import reach
 from execserver.processes.launch import LaunchPlan
-from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
 from execserver.sandbox.confinement import Wrapped
 from execserver.sandbox.limited_thread import spawn_limited
 
@@ -43,7 +40,6 @@ _DEFAULT_SIGNALS = [
     signal.SIGTTIN,
     signal.SIGTTOU,
 ]
-_WINDOW_SIZE = struct.pack("HHHH", TTY_ROWS, TTY_COLUMNS, 0, 0)
 
 
 @dataclass(slots=True)
@@ -159,7 +155,7 @@ class Spawner:
         master, slave = pty.openpty()
         opened += (master, slave)
         relay = (*_pipe(opened), *_pipe(opened))
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, _WINDOW_SIZE)
+        termios.tcsetwinsize(slave, plan.size)
         terminal = os.ttyname(slave)
         # A session leader without a terminal gets the first one that it opens, unless it says otherwise.
         flags = os.O_RDWR | (os.O_NOCTTY if wrapped.takes_terminal else 0)

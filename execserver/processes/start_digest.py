@@ -15,10 +15,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from execserver.protocol.process import StartParams
+from execserver.protocol.process import USUAL_SIZE, StartParams
 
 _NOT_COMPARED = frozenset({"process_id", "if_exists"})
 """What the process was found by, and what to do then."""
+
+_SAME_AS_DEFAULT: dict[str, tuple[Any, ...]] = {"size": (USUAL_SIZE,)}
 
 _DIGEST_BYTES = 8
 """16 hexadecimal digits: nobody gains anything by two starts of their own that look the same."""
@@ -31,8 +33,8 @@ def start_digest(params: StartParams) -> dict[str, str]:
     """A digest of each parameter that is not its default, by its name on the wire."""
     return {
         name: _digest(value)
-        for attribute, name, default in _compared()
-        if (value := getattr(params, attribute)) != default
+        for attribute, name, defaults in _compared()
+        if (value := getattr(params, attribute)) not in defaults
     }
 
 
@@ -45,10 +47,12 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
 
 
 @cache
-def _compared() -> tuple[tuple[str, str, Any], ...]:
-    """Attribute, name on the wire, and default of each parameter; one that is required equals no default."""
+def _compared() -> tuple[tuple[str, str, tuple[Any, ...]], ...]:
+    """Attribute, name on the wire, and what is the same as leaving it out, of each parameter; one that is
+    required equals none of that.
+    """
     return tuple(
-        (attribute, field.alias or attribute, field.get_default())
+        (attribute, field.alias or attribute, (field.get_default(), *_SAME_AS_DEFAULT.get(attribute, ())))
         for attribute, field in StartParams.model_fields.items()
         if attribute not in _NOT_COMPARED
     )

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 
 from execserver.fault_points import reach
+from execserver.processes.answers import Habit
 from execserver.spool.system_calls import punch_hole, unread_bytes
 
 QUEUE_BYTES = 64 << 20
@@ -65,6 +66,27 @@ class StdinWriter:
         relay: the inner pipe of a terminal, read end first; both are non-blocking and belong to the process.
     """
 
+    __slots__ = (
+        "_broken",
+        "_budget",
+        "_discarded",
+        "_end",
+        "_fd",
+        "_file",
+        "_journal",
+        "_keep",
+        "_position",
+        "_relay_read",
+        "_relay_write",
+        "_relayed",
+        "_room",
+        "_waiting",
+        "_want_writable",
+        "_when_delivered",
+        "closed",
+        "habit",
+    )
+
     def __init__(
         self,
         fd: int,
@@ -94,6 +116,8 @@ class StdinWriter:
         self._when_delivered: Callable[[], None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self.closed = False
+        self.habit = Habit(terminal=relay is not None)
+        """How soon its reader answers."""
 
     def restore(self, file: int | None, accepted_end: int) -> None:
         """Go on where a dead server stopped; for a writer that was not used yet. What is undelivered goes out

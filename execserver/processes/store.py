@@ -11,12 +11,15 @@ import structlog
 from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text
+from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text, unknown_process
 from execserver.telemetry.measures import measures
 
 log = structlog.get_logger(__name__)
 
 _NO_TERMS = Terms()
+
+_LAST_EVENTS_SECONDS = 1.0
+"""How long the end of a killed process may take to become known; it takes a turn of the loop."""
 
 
 class Reservation:
@@ -63,9 +66,7 @@ class ProcessStore:
         """
         process = self._processes.get(process_id)
         if process is None:
-            raise InvalidRequest(
-                f"unknown process id {process_id}", name="unknown_process", field="processId"
-            )
+            raise unknown_process(process_id)
         return process
 
     def is_taken(self, process_id: str) -> bool:
@@ -152,10 +153,22 @@ class ProcessStore:
         leaders = [process.pid for process in self if process.running]
         numbers, self._numbers = self._numbers, set()
         survivors = await self.executor.kill(numbers, leaders) if numbers else []
+        await self._let_ends_be_told()
         for process in self:
             self.executor.forget(process)
         self._processes.clear()
         return survivors
+
+    async def _let_ends_be_told(self) -> None:
+        """Connections of other sessions may follow a process, or wait for a read of it; they hear of its end
+        before it is forgotten.
+        """
+        deadline = asyncio.get_running_loop().time() + _LAST_EVENTS_SECONDS
+        for process in self:
+            if process.followed:
+                await process.wait_closed(deadline - asyncio.get_running_loop().time())
+        # Whoever was woken in this turn of the loop reads in the next one.
+        await asyncio.sleep(0)
 
     def on_closed(self, process: ManagedProcess, since: float | None = None) -> None:
         """Keep a process for a while, from now or from when it was closed (CLOCK_MONOTONIC, seconds)."""

@@ -41,6 +41,7 @@ from execserver.spool.records import (
     SessionOpened,
     Started,
     State,
+    StdinClosed,
     Written,
 )
 from execserver.spool.small_files import SmallFiles
@@ -235,14 +236,22 @@ class Survival:
         other side waits for the close.
         """
         self._keeper.keep(number, PROCESS, descriptors, urgent=True)
+        reach("after-ends-without-input")
 
     def written(self, number: int, write_id: str, end: int) -> None:
         """Input is about to be accepted."""
         self._append(Written(number, write_id, end))
 
-    def ending(self, number: int, cause: str) -> None:
-        """A process is about to be killed by us."""
-        self._note(Ending(number, cause))
+    def stdin_closed(self, number: int) -> None:
+        """Nothing is accepted any more behind the input that was."""
+        self._append(StdinClosed(number))
+        reach("after-stdin-closed")
+
+    def ending(self, number: int, cause: str, *, tree: bool = False) -> None:
+        """A process is about to be killed by us, or with `tree` all that came of it."""
+        self._note(Ending(number, cause, tree))
+        if tree:
+            reach("before-tree-kill")
 
     def exited(self, number: int, code: int, cause: str, failure: str | None) -> None:
         """The leader has ended, and was not reaped yet."""

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, field_validator
 from typing_extensions import TypedDict
 
-from execserver.protocol.model import U64, Params, PathUri, WrittenUri, custom_error, stated
+from execserver.protocol.model import EXTENSION, U64, Params, PathUri, WrittenUri, custom_error, stated
 
 
 class NoParams(Params):
@@ -73,6 +73,10 @@ class Capabilities(TypedDict):
 
     windowsMxc: bool
     """Whether the `mxc` sandbox of Windows is there; always false on Linux."""
+
+    execserver: NotRequired[Annotated[list[str], EXTENSION]]
+    """What this daemon serves beyond the reference, in the order of the text: methods, such as `fs/digest`,
+    and members of the parameters of others, such as `process/start.size`."""
 
 
 class EnvironmentInfo(TypedDict):

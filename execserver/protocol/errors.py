@@ -116,6 +116,11 @@ def start_differs(process_id: str, parameter: str) -> InvalidRequest:
     )
 
 
+def unknown_process(process_id: str) -> InvalidRequest:
+    """No process of that name, or none any more."""
+    return InvalidRequest(f"unknown process id {process_id}", name="unknown_process", field="processId")
+
+
 def start_unknown(process_id: str) -> InvalidRequest:
     """A start that is to attach to something of which nobody remembers how it was asked for."""
     return InvalidRequest(

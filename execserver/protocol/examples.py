@@ -19,6 +19,7 @@ VOLATILE = frozenset({"createdAtMs", "modifiedAtMs"})
 _SRC = f"{FOLDER}/src"
 _FILE = f"{FOLDER}/src/hello.txt"
 _COPY = f"{FOLDER}/src/copy.txt"
+_RENAMED = f"{FOLDER}/src/renamed.txt"
 _HELLO = "aGVsbG8K"
 
 
@@ -110,7 +111,19 @@ EXAMPLES = (
     ),
     Example("fs/writeBlock", "write at its beginning", {"handleId": "out", "offset": 0, "chunk": _HELLO}, {}),
     Example("fs/close", "close it", {"handleId": "out"}, {}),
-    Example("fs/remove", "remove a file", {"path": _COPY}, {}),
+    Example(
+        "fs/digest",
+        "check that it came whole",
+        {"path": _COPY},
+        {"sha256": "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03", "size": 6},
+    ),
+    Example(
+        "fs/rename",
+        "put it in its place, where nothing may be",
+        {"sourcePath": _COPY, "destinationPath": _RENAMED, "overwrite": False},
+        {},
+    ),
+    Example("fs/remove", "remove a file", {"path": _RENAMED}, {}),
     Example(
         "process/start",
         "start a program that can be written to",
@@ -144,7 +157,39 @@ EXAMPLES = (
             "sandboxDenied": False,
         },
     ),
-    Example("process/terminate", "kill it", {"processId": "1"}, {"running": True}),
+    Example("process/closeStdin", "end its input", {"processId": "1"}, {"status": "accepted"}),
+    Example(
+        "process/start",
+        "start a shell on a terminal",
+        {
+            "processId": "2",
+            "argv": ["/bin/sh"],
+            "cwd": FOLDER,
+            "env": {},
+            "tty": True,
+            "size": {"rows": 40, "cols": 120},
+        },
+        {"processId": "2", "sandboxType": "none"},
+    ),
+    Example(
+        "process/resize",
+        "make its terminal wider",
+        {"processId": "2", "size": {"rows": 40, "cols": 160}},
+        {"running": True},
+    ),
+    Example("process/terminate", "kill it", {"processId": "2"}, {"running": True}),
+    Example(
+        "process/signal",
+        "hang up on whatever came of it",
+        {"processId": "2", "signal": "SIGHUP", "scope": "tree"},
+        {},
+    ),
+    Example(
+        "process/unsubscribe",
+        "follow a process of another session no longer, if it was followed",
+        {"sessionId": "00000000-0000-4000-8000-000000000000", "processId": "1"},
+        {},
+    ),
     Example("process/signal", "interrupt what may be left", {"processId": "1", "signal": "interrupt"}, {}),
 )
 

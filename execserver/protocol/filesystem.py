@@ -118,6 +118,28 @@ class CopyParams(_Sandboxed):
     """Whether a directory may be copied; without it a directory is refused."""
 
 
+class RenameParams(_Sandboxed):
+    """Rename a file, a link or a directory in one step: at no time are both names there, or neither.
+
+    Open handles stay with their file, and a link is renamed itself, never its target. Both paths have to be
+    on one file system. With two names of one file nothing happens.
+    """
+
+    source_path: PathUri
+    """What to rename."""
+
+    destination_path: PathUri
+    """The full new path, never just the folder that it is put in; the folder above it must exist."""
+
+    overwrite: bool = True
+    """Whether a file in the place of a file, or an empty directory in that of a directory, is replaced;
+    otherwise anything in the place is an error."""
+
+
+class DigestParams(PathParams):
+    """Read a whole regular file, of any size, and give its SHA-256; links are followed."""
+
+
 class WalkOptions(Params):
     """How far a walk goes."""
 
@@ -231,6 +253,16 @@ class ReadFileResult(TypedDict):
 
     dataBase64: WrittenBase64
     """The content of the file."""
+
+
+class DigestResult(TypedDict):
+    """The digest of a file, as its content was while it was read."""
+
+    sha256: Annotated[str, stated(pattern="^[0-9a-f]{64}$")]
+    """The SHA-256 in 64 hexadecimal digits."""
+
+    size: U64
+    """How many bytes were read."""
 
 
 class Metadata(TypedDict):

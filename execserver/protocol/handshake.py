@@ -50,6 +50,9 @@ class InitializeResult(TypedDict):
     extensions: NotRequired[Annotated[dict[str, int], EXTENSION]]
     """The families of extension members that this connection will get, each with its version."""
 
+    sessionTtlMs: NotRequired[Annotated[int, EXTENSION]]
+    """How long a session is kept without a connection, and its processes with it, in milliseconds."""
+
 
 class InitializedParams(Params):
     """The client is ready: it opens the connection for requests other than `initialize`.

@@ -46,6 +46,8 @@ MAX_WALK_ENTRIES = 50_000
 MAX_WATCHED_PATHS = 64
 
 TTY_ROWS, TTY_COLUMNS = 24, 80
+MAX_TERMINAL_SIDE = 65_535
+"""Rows or columns of a terminal: the kernel has 16 bits for each."""
 
 MAX_HTTP_BODY_BYTES = 47 << 20
 """Raw bytes of a response in one reply: as base64 with its head it fits into a message of 64 MiB, the

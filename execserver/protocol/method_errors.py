@@ -90,6 +90,42 @@ ERRORS: dict[str, MethodError] = {
     "UnknownProcess": MethodError(
         InvalidRequest, "The session has no process of that id, or no longer.", "unknown_process"
     ),
+    "OtherSessionRefused": MethodError(
+        InvalidRequest,
+        "Another session is meant, and this connection came neither over a Unix socket nor with the "
+        "credentials of `--ws-auth`.",
+        "other_session_refused",
+    ),
+    "UnknownOtherSession": MethodError(
+        InvalidRequest, "The session that is meant is unknown or has ended.", "unknown_session"
+    ),
+    "OwnProcess": MethodError(
+        InvalidRequest,
+        "The process is of the connection's own session: its events come without a subscription.",
+        "own_process",
+    ),
+    "UnknownSeq": MethodError(
+        InvalidRequest, "The process has not come as far as `afterSeq`: it is another one.", "unknown_seq"
+    ),
+    "NotInteractive": MethodError(
+        InvalidRequest,
+        "The size of the terminal is left to the owner of the process and to the latest interactive "
+        "subscriber.",
+        "not_interactive",
+    ),
+    "HasTerminal": MethodError(
+        InvalidRequest,
+        "The process is on a terminal, whose end of file is a byte to write: 0x04 at the start of a line.",
+        "has_terminal",
+    ),
+    "NoTerminal": MethodError(
+        InvalidRequest, "The process was started without `tty`, and has no size.", "no_terminal"
+    ),
+    "SignalDenied": MethodError(
+        InvalidRequest,
+        "The leader has become another user's process, which the daemon may not signal.",
+        "permission_denied",
+    ),
     "InputGone": MethodError(
         InternalError, "The process has ended, or too many bytes wait for it; nothing was written."
     ),
@@ -163,6 +199,7 @@ _PATH = (
 )
 _SYSTEM = ("NotADirectory", "TooManyOpenFiles", "InputOutput")
 _CHANGE = ("ReadOnly", "NoSpace")
+_OTHERS = ("OtherSessionRefused", "UnknownOtherSession")
 
 _OF_METHOD: dict[str, tuple[str, ...]] = {
     "initialize": ("AlreadyInitialized", "UnknownSession", "SessionAttached"),
@@ -176,8 +213,14 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         "Stopping",
         "SpawnFailed",
     ),
-    "process/read": ("UnknownProcess", "ReplyTooLarge"),
-    "process/write": ("InputGone",),
+    "process/read": ("UnknownProcess", "ReplyTooLarge", *_OTHERS),
+    "process/write": ("InputGone", *_OTHERS),
+    "process/closeStdin": ("HasTerminal", "InputGone", *_OTHERS),
+    "process/resize": ("UnknownProcess", "NoTerminal", *_OTHERS, "NotInteractive"),
+    "process/signal": ("SignalDenied", *_OTHERS),
+    "process/terminate": _OTHERS,
+    "process/list": _OTHERS,
+    "process/subscribe": ("UnknownProcess", *_OTHERS, "OwnProcess", "UnknownSeq"),
     "fs/readFile": (*_PATH, "NotAFile", "TooLarge", "ReplyTooLarge", *_SYSTEM),
     "fs/writeFile": (*_PATH, "BadBase64", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/createDirectory": (*_PATH, "AlreadyExists", *_CHANGE, *_SYSTEM),
@@ -187,6 +230,15 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     "fs/walk": (*_PATH, "WalkLimits", "ReplyTooLarge", *_SYSTEM),
     "fs/remove": (*_PATH, "DirectoryNotEmpty", "ReadOnly", *_SYSTEM),
     "fs/copy": (*_PATH, "CopyRefused", "AlreadyExists", "IsADirectory", *_CHANGE, *_SYSTEM),
+    "fs/rename": (
+        *_PATH,
+        "AlreadyExists",
+        "IsADirectory",
+        "DirectoryNotEmpty",
+        *_CHANGE,
+        *_SYSTEM,
+    ),
+    "fs/digest": (*_PATH, "NotAFile", *_SYSTEM),
     "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "InputOutput"),
     "fs/writeBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "NoSpace", "InputOutput"),

@@ -27,6 +27,8 @@ class Method:
     result: Any
     counted: bool = True
     open_to_all: bool = False
+    extension: bool = False
+    """Whether the reference does not have it."""
 
 
 _EXEC, _FS = "exec", "filesystem"
@@ -70,8 +72,17 @@ METHODS: dict[str, Method] = {
         Method("process/start", _EXEC, process.StartParams, process.StartResult),
         Method("process/read", _EXEC, process.ReadParams, process.ReadResult),
         Method("process/write", _EXEC, process.WriteParams, process.WriteResult),
-        Method("process/signal", _EXEC, process.SignalParams, filesystem.Empty, counted=False),
+        Method("process/signal", _EXEC, process.SignalParams, process.SignalResult, counted=False),
         Method("process/terminate", _EXEC, process.TerminateParams, process.TerminateResult, counted=False),
+        Method(
+            "process/closeStdin", _EXEC, process.CloseStdinParams, process.CloseStdinResult, extension=True
+        ),
+        Method(
+            "process/resize", _EXEC, process.ResizeParams, process.ResizeResult, counted=False, extension=True
+        ),
+        Method("process/list", _EXEC, process.ListParams, process.ListResult, extension=True),
+        Method("process/subscribe", _EXEC, process.SubscribeParams, process.SubscribeResult, extension=True),
+        Method("process/unsubscribe", _EXEC, process.UnsubscribeParams, filesystem.Empty, extension=True),
         Method("fs/readFile", _FS, filesystem.ReadFileParams, filesystem.ReadFileResult),
         Method("fs/writeFile", _FS, filesystem.WriteFileParams, filesystem.Empty),
         Method("fs/createDirectory", _FS, filesystem.CreateDirectoryParams, filesystem.Empty),
@@ -81,6 +92,8 @@ METHODS: dict[str, Method] = {
         Method("fs/walk", _FS, filesystem.WalkParams, filesystem.WalkResult),
         Method("fs/remove", _FS, filesystem.RemoveParams, filesystem.Empty),
         Method("fs/copy", _FS, filesystem.CopyParams, filesystem.Empty),
+        Method("fs/rename", _FS, filesystem.RenameParams, filesystem.Empty, extension=True),
+        Method("fs/digest", _FS, filesystem.DigestParams, filesystem.DigestResult, extension=True),
         Method("fs/open", _FS, filesystem.OpenParams, filesystem.OpenResult),
         Method("fs/readBlock", _FS, filesystem.ReadBlockParams, filesystem.ReadBlockResult),
         Method("fs/writeBlock", _FS, filesystem.WriteBlockParams, filesystem.Empty),
@@ -93,10 +106,17 @@ METHODS: dict[str, Method] = {
             environment.OpenRpcDocument,
             counted=False,
             open_to_all=True,
+            extension=True,
         ),
         Method("http/request", "http", http.HttpRequestParams, http.HttpRequestResult),
         Method(
-            "server/health", "server", environment.NoParams, health.Health, counted=False, open_to_all=True
+            "server/health",
+            "server",
+            environment.NoParams,
+            health.Health,
+            counted=False,
+            open_to_all=True,
+            extension=True,
         ),
     )
 }
@@ -108,3 +128,18 @@ EVENTS: dict[str, Any] = {
     "fs/missingChanged": filesystem.MissingChangedEvent,
     "http/request/bodyDelta": http.BodyDeltaEvent,
 }
+
+
+def extension_names() -> list[str]:
+    """What this daemon serves beyond the reference: the methods, as `fs/digest`, and the members of the
+    parameters of others, as `process/start.size`. Sorted.
+    """
+    names = [method.name for method in METHODS.values() if method.extension]
+    for method in METHODS.values():
+        if method.family is not None and not method.extension:
+            fields = method.params.model_fields
+            names += [
+                f"{method.name}.{fields[member].alias or member}"
+                for member in method.params.extension_members
+            ]
+    return sorted(names)

@@ -23,7 +23,7 @@ class Params(BaseModel):
     """Members of ours that the reference does not have; never given by position."""
 
 
-def stated(**bounds: int) -> FieldInfo:
+def stated(**bounds: int | str) -> FieldInfo:
     """Bounds that a schema states, such as `minItems`. What checks them is a validator with the
     wire's own text, or the handler.
     """

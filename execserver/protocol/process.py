@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, NotRequired
 from uuid import UUID
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator
 from typing_extensions import TypedDict
 
-from execserver.protocol.limits import MAX_TIMEOUT_MS
+from execserver.protocol.limits import MAX_TERMINAL_SIDE, MAX_TIMEOUT_MS, TTY_COLUMNS, TTY_ROWS
 from execserver.protocol.model import (
     EXTENSION,
     U16,
@@ -21,6 +21,7 @@ from execserver.protocol.model import (
     stated,
 )
 from execserver.protocol.sandbox import SandboxContext
+from execserver.protocol.signals import PATTERN, signal_number
 
 Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp", "linuxLandlock", "macosSeatbelt"]
@@ -39,6 +40,23 @@ ExitCause = Literal[
     "unknown",
 ]
 Milliseconds = Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS)]
+Side = Annotated[int, Field(ge=1, le=MAX_TERMINAL_SIDE)]
+
+
+class TerminalSize(Params):
+    """How large a terminal is, in characters."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: Side
+    """The number of lines: 1 to 65535."""
+
+    cols: Side
+    """The number of characters in a line: 1 to 65535."""
+
+
+USUAL_SIZE = TerminalSize(rows=TTY_ROWS, cols=TTY_COLUMNS)
+"""Of a terminal for which no other one is asked for."""
 
 
 class EnvPolicy(Params):
@@ -149,7 +167,7 @@ class StartParams(Params):
     input is at end of file. After a failed start the id is free and no event comes.
     """
 
-    extension_members = frozenset({"timeout_ms", "idle_timeout_ms", "if_exists"})
+    extension_members = frozenset({"timeout_ms", "idle_timeout_ms", "if_exists", "size"})
 
     process_id: str
     """The client's own name for the process, unique within the session: any string, also an empty
@@ -166,8 +184,8 @@ class StartParams(Params):
     """Variables by name: without `envPolicy` the whole environment of the child."""
 
     tty: bool
-    """Whether the process gets a terminal of 24 rows and 80 columns; its output is then the one
-    stream `pty`, and what it reads is given by `process/write`."""
+    """Whether the process gets a terminal, of 24 rows and 80 columns unless `size` says otherwise; its
+    output is then the one stream `pty`, and what it reads is given by `process/write`."""
 
     pipe_stdin: bool = False
     """Whether standard input stays open for `process/write`; without effect with `tty`."""
@@ -210,6 +228,9 @@ class StartParams(Params):
     parameters are equal, also when that process has ended, and starts nothing; otherwise it refuses, and
     names a parameter that differs. So a start may be repeated when its answer was lost. What the first
     start asked for is only known when it said `attach` too, or its connection has extension members."""
+
+    size: TerminalSize | None = None
+    """The size of the terminal; null for 24 rows and 80 columns. Refused without `tty`."""
 
     @field_validator("argv")
     @classmethod
@@ -276,6 +297,8 @@ class ReadParams(Params):
     (`--retained-output-bytes`).
     """
 
+    extension_members = frozenset({"session_id"})
+
     process_id: str
     """The process, as it was named in `process/start`."""
 
@@ -288,6 +311,10 @@ class ReadParams(Params):
 
     wait_ms: U64 | None = None
     """How long to wait for news, in milliseconds; null or 0 answers at once."""
+
+    session_id: str | None = None
+    """The session that the process belongs to; null for the connection's own. Another one is only reached
+    from a Unix socket, or with `--ws-auth`."""
 
 
 class OutputChunk(TypedDict):
@@ -353,6 +380,8 @@ class WriteParams(Params):
     interrupts, 0x04 at the start of a line is end of file.
     """
 
+    extension_members = frozenset({"session_id"})
+
     process_id: str
     """The process, as it was named in `process/start`."""
 
@@ -362,7 +391,11 @@ class WriteParams(Params):
     write_id: Annotated[str, stated(minLength=1)]
     """The client's own name for this write, not empty. An id that was accepted before is accepted
     again without writing, so that a write may be repeated after a lost connection; the last 4096 ids
-    of a process are remembered."""
+    of a process are remembered, and of those from other sessions another 4096."""
+
+    session_id: str | None = None
+    """The session that the process belongs to; null for the connection's own. Another one is only reached
+    from a Unix socket, or with `--ws-auth`."""
 
     @field_validator("write_id")
     @classmethod
@@ -378,20 +411,100 @@ class WriteResult(TypedDict):
     status: Literal["accepted", "unknownProcess", "starting", "stdinClosed"]
     """`accepted`: the bytes are queued, though the process may never read them. `unknownProcess`: no
     process of that name. `starting`: it does not run yet. `stdinClosed`: it was started with neither
-    `tty` nor `pipeStdin`."""
+    `tty` nor `pipeStdin`, or `process/closeStdin` came before."""
 
 
-class SignalParams(Params):
-    """Send SIGINT to the process group of a process.
+class CloseStdinParams(Params):
+    """End the standard input of a process: it reads what was accepted before, then end of file.
 
-    It is no error when the process has ended or is unknown.
+    A second time is no error, and neither is a process that has ended. One on a terminal is refused: its end
+    of file is a byte, 0x04, at the start of a line.
     """
+
+    extension_members = frozenset({"session_id"})
 
     process_id: str
     """The process, as it was named in `process/start`."""
 
-    signal: Literal["interrupt"]
-    """The one signal there is: SIGINT."""
+    session_id: str | None = None
+    """The session that the process belongs to; null for the connection's own. Another one is only reached
+    from a Unix socket, or with `--ws-auth`."""
+
+
+class CloseStdinResult(TypedDict):
+    """What became of it."""
+
+    status: Literal["accepted", "unknownProcess", "stdinClosed"]
+    """`accepted`: no write is accepted any more, and end of file comes behind those that were.
+    `unknownProcess`: no process of that name. `stdinClosed`: it was started without `pipeStdin`."""
+
+
+class ResizeParams(Params):
+    """Set the size of a process's terminal, and tell its foreground group by SIGWINCH if it changed.
+
+    An unknown process is refused, and one without a terminal.
+    """
+
+    extension_members = frozenset({"session_id"})
+
+    process_id: str
+    """The process, as it was named in `process/start`."""
+
+    size: TerminalSize
+    """How large the terminal is from now on."""
+
+    session_id: str | None = None
+    """The session that the process belongs to; null for the connection's own. Another one is only reached
+    from a Unix socket, or with `--ws-auth`."""
+
+
+class ResizeResult(TypedDict):
+    """What was found."""
+
+    running: bool
+    """Whether the leader was still running; if not, nothing was done."""
+
+
+def _signal_name(name: str) -> str:
+    if signal_number(name) is None:
+        raise custom_error(
+            f"unknown signal `{name[:40]}`, expected `interrupt` or a name such as `SIGTERM` or `SIGRTMIN+1`"
+        )
+    return name
+
+
+class SignalParams(Params):
+    """Send a signal to the process group of a process, to its leader, or to all that came of it.
+
+    In a sandbox it goes to the command inside, and SIGKILL ends the sandbox whatever the scope. It is no
+    error when the process has ended or is unknown.
+    """
+
+    extension_members = frozenset({"scope", "session_id"})
+
+    process_id: str
+    """The process, as it was named in `process/start`."""
+
+    signal: Annotated[str, AfterValidator(_signal_name), stated(pattern=PATTERN)]
+    """`interrupt`, which is SIGINT, or the name of any signal: `SIGHUP`, `SIGTERM`, `SIGUSR1`, `SIGSTOP`,
+    `SIGCONT`, `SIGWINCH`, `SIGRTMIN` to `SIGRTMIN+30`, and so on; the case counts."""
+
+    scope: Literal["group", "leader", "tree"] = "group"
+    """`group` is the process group of the leader, while that runs. `leader` is the leader alone. `tree` is
+    the leader and every descendant, also one that moved to a session of its own and one whose leader has
+    ended."""
+
+    session_id: str | None = None
+    """The session that the process belongs to; null for the connection's own. Another one is only reached
+    from a Unix socket, or with `--ws-auth`."""
+
+
+class SignalResult(TypedDict):
+    """What was found, on connections that asked; nothing on others."""
+
+    status: NotRequired[Annotated[Literal["delivered", "alreadyExited", "unknownProcess"], EXTENSION]]
+    """`delivered`: it was sent, or will be as soon as the sandbox has the command running. `alreadyExited`:
+    there was nobody to send it to. `unknownProcess`: no process of that name."""
 
 
 class TerminateParams(Params):
@@ -400,7 +513,7 @@ class TerminateParams(Params):
     It never waits for other requests of the process, and cancels a start that is not finished.
     """
 
-    extension_members = frozenset({"scope"})
+    extension_members = frozenset({"scope", "session_id"})
 
     process_id: str
     """The process, as it was named in `process/start`; an unknown one is no error."""
@@ -408,6 +521,10 @@ class TerminateParams(Params):
     scope: Literal["group", "tree"] = "group"
     """`group` kills the process group while its leader runs. `tree` kills every descendant, also one
     that moved to a session of its own and one whose leader has ended."""
+
+    session_id: str | None = None
+    """The session that the process belongs to; null for the connection's own. Another one is only reached
+    from a Unix socket, or with `--ws-auth`."""
 
 
 class TerminateResult(TypedDict):
@@ -420,11 +537,163 @@ class TerminateResult(TypedDict):
     """With the scope `tree`: the process ids of what could not be killed, normally none."""
 
 
+class ListParams(Params):
+    """List the processes of a session, or of all: those that run, and those that are still kept."""
+
+    session_id: str | None = None
+    """The session to list; null for the connection's own. Another one is only reached from a Unix socket, or
+    with `--ws-auth`."""
+
+    all_sessions: bool = False
+    """Whether to list those of every session; under the same condition, and not with `sessionId`."""
+
+    argv: bool = False
+    """Whether to tell what was asked to be run, and where. Command lines may have secrets in them."""
+
+
+class WrittenSize(TypedDict):
+    """How large a terminal is, in characters."""
+
+    rows: U16
+    """The number of lines."""
+
+    cols: U16
+    """The number of characters in a line."""
+
+
+class ProcessEntry(TypedDict):
+    """What is known of one process."""
+
+    processId: str
+    """The process, as it was named in `process/start`."""
+
+    sessionId: str
+    """The session that it belongs to."""
+
+    pid: int
+    """The process id of the leader on the executor, also when that has ended."""
+
+    state: Literal["running", "exited", "closed"]
+    """`running` while the leader lives, `exited` while only its output is held open, then `closed`."""
+
+    tty: bool
+    """Whether it was started with a terminal."""
+
+    size: NotRequired[WrittenSize]
+    """The size of the terminal, as long as it is open."""
+
+    startedAtMs: U64
+    """When it was started, in milliseconds since 1970, by the clock of the executor then."""
+
+    ageMs: U64
+    """How long ago that is, in milliseconds, whatever happened to that clock."""
+
+    exitCode: ExitCode | None
+    """The status that the program gave, or 128 + N for death by signal N; null while it runs."""
+
+    cause: ExitCause | None
+    """Why it ended, as in `process/exited`; null while it runs."""
+
+    lastSeq: U64
+    """The number of its newest event; 0 when there was none yet."""
+
+    retainedBytes: U64
+    """How many bytes of its output are kept."""
+
+    cpuSeconds: Annotated[float, Field(ge=0)] | None
+    """Processor time of the leader and its living descendants, with that of their children that ended
+    and were waited for; null when nothing of it lives."""
+
+    rssBytes: U64 | None
+    """Resident memory of the leader and its living descendants; null when nothing of it lives."""
+
+    processCount: U64 | None
+    """How many these are; null when there is none."""
+
+    argv: list[str] | None
+    """What was asked to be run, cut at 4096 characters; null unless `argv` asked for it."""
+
+    cwd: str | None
+    """Where, as a native path; null unless `argv` asked for it."""
+
+
+class ListResult(TypedDict):
+    """What there is."""
+
+    processes: list[ProcessEntry]
+    """The processes, in the order in which they were started."""
+
+
+class SubscribeParams(Params):
+    """Follow a process of another session: its events behind a number come on this connection, too.
+
+    The events have the member `sessionId`, and end with `process/closed`. A connection that does not take
+    them in time loses some, as told by `lostBytes`, and holds up nobody. The subscription ends with
+    the connection; a second one for the same process takes the place of the first.
+    """
+
+    session_id: str
+    """The session of the process, which is not the connection's own. It is only reached from a Unix socket,
+    or with `--ws-auth`."""
+
+    process_id: str
+    """The process, as it was named in `process/start`."""
+
+    after_seq: U64 = 0
+    """The last number that the client has; 0 for everything that is kept."""
+
+    interactive: bool = False
+    """Whether this connection may resize the terminal of the process from now on, as its owner may,
+    until another one subscribes so."""
+
+
+class SubscribeResult(TypedDict):
+    """The state of the process before the events that follow."""
+
+    nextSeq: U64
+    """The number that the next event will have."""
+
+    exited: bool
+    """Whether the leader has ended."""
+
+    exitCode: ExitCode | None
+    """The status that the program gave, or 128 + N for death by signal N; null while it runs."""
+
+    closed: bool
+    """Whether it has ended and all output has been read."""
+
+    tty: bool
+    """Whether it was started with a terminal."""
+
+    size: NotRequired[WrittenSize]
+    """The size of the terminal, as long as it is open."""
+
+    pid: int
+    """The process id of the leader on the executor."""
+
+
+class UnsubscribeParams(Params):
+    """Follow a process of another session no longer.
+
+    No event of it comes behind the answer. It is no error when nothing was followed.
+    """
+
+    session_id: str
+    """The session of the process."""
+
+    process_id: str
+    """The process, as it was named in `process/start`."""
+
+
 class OutputEvent(TypedDict):
     """A process wrote something."""
 
     processId: str
     """The process, as it was named in `process/start`."""
+
+    sessionId: NotRequired[str]
+    """The session of the process; there only when it is another one than the connection's own, and the event
+    comes for a `process/subscribe`."""
 
     seq: U64
     """The number of the event: one counter from 1 for all events of the process, without gaps."""
@@ -451,6 +720,10 @@ class ExitedEvent(TypedDict):
 
     processId: str
     """The process, as it was named in `process/start`."""
+
+    sessionId: NotRequired[str]
+    """The session of the process; there only when it is another one than the connection's own, and the event
+    comes for a `process/subscribe`."""
 
     seq: U64
     """The number of the event, in one count with those of the output."""
@@ -480,6 +753,10 @@ class ClosedEvent(TypedDict):
 
     processId: str
     """The process, as it was named in `process/start`."""
+
+    sessionId: NotRequired[str]
+    """The session of the process; there only when it is another one than the connection's own, and the event
+    comes for a `process/subscribe`."""
 
     seq: U64
     """The number of the event, the highest of the process."""

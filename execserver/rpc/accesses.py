@@ -23,6 +23,8 @@ class AccessTable:
 
     def __init__(self) -> None:
         self._handle_paths: dict[str, str] = {}
+        self.session_id: str | None = None
+        """The connection's own session, which a request may name or not."""
 
     def of(self, method: str, params: Params) -> tuple[Access, ...]:
         """The accesses of one request; none when it conflicts with nothing."""
@@ -31,6 +33,8 @@ class AccessTable:
             return (Access(mode, params.path),)
         if isinstance(params, fs.CopyParams):
             return (Access(Mode.READ, params.source_path), Access(Mode.WRITE, params.destination_path))
+        if isinstance(params, fs.RenameParams):
+            return (Access(Mode.WRITE, params.source_path), Access(Mode.WRITE, params.destination_path))
         if isinstance(params, fs.OpenParams):
             return self._of_open(params)
         if isinstance(params, fs.WriteBlockParams):
@@ -46,11 +50,25 @@ class AccessTable:
             return _WATCH
         if isinstance(params, process.StartParams):
             return (Access(Mode.EXCLUSIVE, ("process", params.process_id)), _SNAPSHOT)
-        if isinstance(params, process.WriteParams):
-            return (_process(params.process_id), Access(Mode.EXCLUSIVE, ("stdin", params.process_id)))
-        if isinstance(params, process.ReadParams | process.SignalParams):
-            return (_process(params.process_id),)
+        if isinstance(params, process.WriteParams | process.CloseStdinParams):
+            shared = self._of_process(params)
+            return (shared, Access(Mode.EXCLUSIVE, ("stdin", shared.target)))
+        if isinstance(params, process.SignalParams):
+            shared = self._of_process(params)
+            if params.signal == "SIGKILL":
+                # Nothing that goes before can save the process.
+                return (shared,)
+            return (shared, Access(Mode.EXCLUSIVE, ("signal", shared.target)))
+        if isinstance(params, process.ReadParams | process.ResizeParams):
+            return (self._of_process(params),)
+        if isinstance(params, process.SubscribeParams | process.UnsubscribeParams):
+            return (Access(Mode.EXCLUSIVE, ("subscription", params.session_id, params.process_id)),)
         return ()
+
+    def _of_process(self, params: _OfProcess) -> Access:
+        if params.session_id is None or params.session_id == self.session_id:
+            return Access(Mode.SHARED, ("process", params.process_id))
+        return Access(Mode.SHARED, ("process", params.process_id, params.session_id))
 
     def _of_open(self, params: fs.OpenParams) -> tuple[Access, ...]:
         if params.mode == "read":
@@ -64,5 +82,10 @@ def _handle(handle_id: str) -> Access:
     return Access(Mode.EXCLUSIVE, ("handle", handle_id))
 
 
-def _process(process_id: str) -> Access:
-    return Access(Mode.SHARED, ("process", process_id))
+_OfProcess = (
+    process.WriteParams
+    | process.CloseStdinParams
+    | process.ReadParams
+    | process.SignalParams
+    | process.ResizeParams
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from execserver.sessions.access import PeerProof
 from execserver.telemetry.measures import TransportKind
 
 
@@ -21,6 +22,9 @@ class Channel(Protocol):
 
     kind: TransportKind
     """What it is, for logs and counters."""
+
+    peer_proof: PeerProof | None
+    """What is known of who is at the other end."""
 
     parse_error_prefix: str
     """How the message of a parse error begins; the wire gives each transport its own."""

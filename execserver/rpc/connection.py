@@ -95,6 +95,7 @@ class Connection:
         self.extensions = False
         self.max_reply_bytes = channel.max_reply_bytes
         self.peer = channel.peer
+        self.peer_proof = channel.peer_proof
         self._channel = channel
         self._handlers = handlers
         self._strict = concurrency == 1
@@ -148,6 +149,7 @@ class Connection:
     def attach(self, session: Session, *, resumed: bool, extensions: bool) -> None:
         """`initialize` succeeded."""
         self._session = session
+        self._schedule.session_id = session.id
         self.extensions = extensions
         self._attachment = session.attach(self, resumed=resumed, extensions=extensions)
         self._log = self._log.bind(session=session.id)
@@ -287,6 +289,8 @@ class Connection:
     def has_unsaid(self) -> bool:
         """Whether the peer has yet to get something: bytes that are queued, or the end of a process."""
         if self._channel.unsent:
+            return True
+        if self._attachment is not None and self._attachment.observes_any_end:
             return True
         return self._session is not None and any(not process.closed for process in self._session.processes)
 
@@ -439,6 +443,8 @@ class Connection:
     def _cancels_start(self, params: Params) -> bool:
         """Whether a terminate meant nothing but a start that is still waiting: it ends that one at once."""
         assert isinstance(params, TerminateParams)
+        if params.session_id is not None and (self._session is None or params.session_id != self._session.id):
+            return False
         pending = self._schedule.cancel_start(params.process_id)
         if pending is None:
             return False

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from execserver.sessions.access import PeerProof
 from execserver.sessions.session import Attachment, Session
 
 T = TypeVar("T", bound="Closable")
@@ -28,6 +29,9 @@ class Caller(Protocol):
 
     extensions: bool
     """Whether `initialize` asked for extension members."""
+
+    peer_proof: PeerProof | None
+    """What is known of who is at the other end."""
 
     max_reply_bytes: int | None
     """The largest reply that the transport's peer takes, or None."""

@@ -108,6 +108,15 @@ class Scheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    @property
+    def session_id(self) -> str | None:
+        """The connection's session, once it has one; requests may name it or not."""
+        return self._accesses.session_id
+
+    @session_id.setter
+    def session_id(self, session_id: str) -> None:
+        self._accesses.session_id = session_id
+
     def must_wait(self, name: str, params: Params) -> bool:
         """Whether a request that has just come may not run at once."""
         if self._free_slots is not None:

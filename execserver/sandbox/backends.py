@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from execserver.sandbox import bubblewrap, landlock, seatbelt, seccomp
+from execserver.sandbox import bubblewrap, seccomp
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
 from execserver.sandbox.memory_file import memory_file
 from execserver.sandbox.mount_points import Lease
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.view import OwnThings, View
+
+if TYPE_CHECKING:
+    from execserver.sandbox import seatbelt
+
+# Landlock and Seatbelt are imported by whoever uses them: most daemons use neither.
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,8 @@ class Limited(Confinement):
             deny_new_privileges()
             install_filter(self._filter)
             return
+        from execserver.sandbox import landlock
+
         with landlock.Ruleset.of_view(self._view, own=self._own, terminal=terminal) as rules:
             rules.restrict_self(self._filter)
 
@@ -134,6 +142,8 @@ class Seatbelted(Confinement):
 
     def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
         """See `Confinement`."""
+        from execserver.sandbox import seatbelt
+
         line = seatbelt.arguments(self._made, [command.program, *command.arguments[1:]])
         return Wrapped(seatbelt.PROGRAM, tuple(line), {**command.environment, **seatbelt.ENVIRONMENT})
 

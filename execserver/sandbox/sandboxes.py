@@ -22,7 +22,7 @@ from contextlib import suppress
 import structlog
 
 from execserver.protocol.errors import InvalidRequest
-from execserver.sandbox import bubblewrap, globs, landlock, seatbelt, seccomp, state_folder
+from execserver.sandbox import bubblewrap, globs, seccomp, state_folder
 from execserver.sandbox.adopted import Adopted, Opaque
 from execserver.sandbox.backends import Bubblewrapped, Limited, Seatbelted, Tools, needs_own_name
 from execserver.sandbox.confinement import Command, Confinement
@@ -83,6 +83,9 @@ class Sandboxes:
             return  # `sweep` has said why, and so will every request.
         if not result.works:
             log.warning("bubblewrap is not available", reason=result.reason, fix=result.fix)
+            return
+        # The first command that is denied something should not wait for it.
+        from execserver.sandbox import denial  # noqa: F401
 
     def prepare(
         self,
@@ -171,6 +174,8 @@ class Sandboxes:
             return self._limited(policy, view, command)
         if not self._options.allow_landlock:
             raise _unavailable(result, "")
+        from execserver.sandbox import landlock  # few daemons need it
+
         reason = landlock.unavailable() or landlock.unstatable(view, self._own)
         if reason is not None:
             raise _unavailable(result, f"; and {reason}")
@@ -206,6 +211,8 @@ class Sandboxes:
             raise
 
     def _seatbelted(self, policy: Policy, command: Command) -> Confinement:
+        from execserver.sandbox import seatbelt  # not on Linux
+
         if not os.access(seatbelt.PROGRAM, os.X_OK):
             raise refused(f"{seatbelt.PROGRAM} is missing", "sandbox")
         if needs_own_name(command):

@@ -7,6 +7,8 @@ Rules kept in this file:
 3. A reader that empties its window within `GRACE_SECONDS` sets the pace of the child, so that a
    log that is kept in memory loses nothing of a flood. One that does not is *stalled*: the
    child runs free, and what the log drops meanwhile is stated to the reader as a gap.
+4. A feed that has fallen behind waits for its turn among the others of its connection (`send_one`): a child
+   that is not held back would else fill whatever room there is, each time before the turn of anybody else.
 
 `docs/protocol.md`, "Events" and "Output retention".
 """
@@ -24,6 +26,7 @@ import pybase64
 from execserver.processes.output_log import Chunk, Page
 from execserver.processes.process import ManagedProcess
 from execserver.protocol.limits import MAX_FILLED_GAP
+from execserver.protocol.process import Stream
 from execserver.telemetry.measures import measures
 
 WINDOW_BYTES = 256 << 10
@@ -70,42 +73,80 @@ class Sink(Protocol):
 
 
 class OutputFeed:
-    """One connection's cursor in the log of one process."""
+    """One connection's cursor in the log of one process.
+
+    Args:
+        process: whose log it is.
+        sink: the connection.
+        cursor: the last number that the connection need not be sent.
+        on_finished: called when the last event is sent.
+        hold: what is waited for before anything is sent.
+        extensions: whether the connection asked for extension members.
+        follower: the session of a connection that observes another session's process.
+        interactive: whether such a one may change the size of the terminal.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_cursor",
+        "_extensions",
+        "_grace",
+        "_members",
+        "_offset",
+        "_on_finished",
+        "_prefixes",
+        "_sink",
+        "_stalled",
+        "_taken_before",
+        "follower",
+        "hold",
+        "interactive",
+        "process",
+    )
 
     def __init__(
         self,
         process: ManagedProcess,
         sink: Sink,
         cursor: int,
-        on_finished: Callable[[], None],
+        on_finished: Callable[[], object],
         hold: Hold | None = None,
         *,
         extensions: bool = False,
+        follower: str | None = None,
+        interactive: bool = False,
     ) -> None:
         self._extensions = extensions
+        self.follower = follower
+        self.interactive = interactive
+        self._members = b""
+        """What stands behind `processId` in every event."""
+        if follower is not None:
+            self._members = b',"sessionId":' + msgspec.json.encode(process.started.session)
         self.process = process
         self._on_finished = on_finished
         self._sink = sink
         self._cursor = cursor
-        self._offset = process.log.total if cursor else 0
+        self._offset = process.log.offset_after(cursor) if cursor else 0
         """Bytes of output that the cursor covers; what the next chunk has beyond it was lost."""
         self.hold = hold
         """What is waited for; None once events are sent."""
-        self._stalled = False
+        self._behind = False
+        """Whether it waits for its turn."""
+        # An observer is stalled from the beginning to the end: it holds nobody back.
+        self._stalled = follower is not None
         self._grace: asyncio.TimerHandle | None = None
         self._taken_before = 0
         """What the peer had taken when the grace began."""
-        self._prefixes = {
-            stream: b'{"method":"process/output","params":{"processId":%b,"stream":"%b","seq":'
-            % (process.wire_id, stream.encode())
-            for stream in process.streams
-        }
+        self._prefixes: dict[Stream, bytes] | None = None
+        """How an event begins, by stream. Made for the first one: many a process says nothing."""
         process.subscribers.append(self)
 
     def wake(self) -> None:
         """The log has something new."""
         if self.hold is None:
-            self.pump()
+            if not self._behind:
+                self.pump()
         elif (
             self.process.log.total - self._offset > WINDOW_BYTES and self._grace is None and not self._stalled
         ):
@@ -154,6 +195,12 @@ class OutputFeed:
         self._catch_up()
         return True
 
+    def forget(self) -> None:
+        """The process is forgotten. When it was closed before, the rest of its events is still sent."""
+        if self.process.closed_seq is None:
+            self._catch_up()
+            self._on_finished()
+
     def close(self) -> None:
         """Follow no longer."""
         if self in self.process.subscribers:
@@ -163,6 +210,7 @@ class OutputFeed:
     # -- pacing
 
     def _fall_behind(self) -> None:
+        self._behind = True
         self._sink.fell_behind(self)
         if self._grace is None and not self._stalled:
             self.process.pause()
@@ -182,7 +230,8 @@ class OutputFeed:
         self.process.resume()
 
     def _catch_up(self) -> None:
-        self._stalled = False
+        self._behind = False
+        self._stalled = self.follower is not None
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -220,11 +269,20 @@ class OutputFeed:
         self._offset = chunk.offset + len(chunk.data)
         self._sink.send_event(
             (
-                self._prefixes[chunk.stream] + b'%d%b,"chunk":"' % (chunk.seq, lost),
+                self._prefix(chunk.stream) + b'%d%b,"chunk":"' % (chunk.seq, lost),
                 pybase64.b64encode(chunk.data),
                 b'"}}',
             )
         )
+
+    def _prefix(self, stream: Stream) -> bytes:
+        if self._prefixes is None:
+            self._prefixes = {
+                each: b'{"method":"process/output","params":{"processId":%b%b,"stream":"%b","seq":'
+                % (self.process.wire_id, self._members, each.encode())
+                for each in self.process.streams
+            }
+        return self._prefixes[stream]
 
     def _send_end(self, method: bytes, seq: int, members: bytes) -> None:
         lost, log = b"", self.process.log
@@ -233,8 +291,8 @@ class OutputFeed:
             self._offset = log.total
         self._sink.send_event(
             (
-                b'{"method":"%b","params":{"processId":%b,"seq":%d%b%b}}'
-                % (method, self.process.wire_id, seq, members, lost),
+                b'{"method":"%b","params":{"processId":%b%b,"seq":%d%b%b}}'
+                % (method, self.process.wire_id, self._members, seq, members, lost),
             )
         )
 
@@ -254,5 +312,5 @@ class OutputFeed:
             self._cursor = last
             return
         stream = self.process.streams[0]
-        self._sink.send_event((self._prefixes[stream] + b'%d,"chunk":""}}' % seq,))
+        self._sink.send_event((self._prefix(stream) + b'%d,"chunk":""}}' % seq,))
         self._cursor = seq

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
@@ -42,6 +43,8 @@ class Attachment:
 
     At the moment of the attachment the cursor of every process stands at its head: what is
     older is sent only as the answer to a read.
+
+    A connection may observe the processes of other sessions, too; their feeds end with it.
     """
 
     def __init__(
@@ -51,6 +54,9 @@ class Attachment:
         self._extensions = extensions
         self._feeds: dict[int, OutputFeed] = {}
         self._behind: dict[int, OutputFeed] = {}
+        self._observed: dict[tuple[str, str], OutputFeed] = {}
+        """Feeds of other sessions' processes, by session and the name there."""
+        self._closed = False
         self._hold: asyncio.TimerHandle | None = None
         for process in processes:
             self._follow(process, process.log.next_seq - 1, Hold.RESUME if resumed else None)
@@ -62,6 +68,59 @@ class Attachment:
         that this gives is called.
         """
         return self._follow(process, 0, Hold.START).release
+
+    def observe(
+        self, process: ManagedProcess, after_seq: int, follower: str, *, interactive: bool
+    ) -> Callable[[], None]:
+        """Follow the process of another session, from the event behind `after_seq` on. Events are sent from
+        when the function that this gives is called. Following a second time moves the cursor.
+
+        Args:
+            process: of another session.
+            after_seq: the last number that the connection has.
+            follower: the connection's own session.
+            interactive: whether the size of the terminal is left to this connection.
+        """
+        key = (process.started.session, process.process_id)
+        self.unobserve(*key)
+        over = process.closed_seq is not None and after_seq >= process.closed_seq
+        if self._closed or over:
+            return _nothing
+        feed = self._observed[key] = OutputFeed(
+            process,
+            self._sink,
+            after_seq,
+            partial(self._forget_observed, key, process.number),
+            Hold.START,
+            extensions=self._extensions,
+            follower=follower,
+            interactive=interactive,
+        )
+        return partial(self._release_observed, key, feed)
+
+    def _release_observed(self, key: tuple[str, str], feed: OutputFeed) -> None:
+        if self._observed.get(key) is feed:
+            feed.release()
+
+    def observes(self, session_id: str, process_id: str) -> OutputFeed | None:
+        """The feed of another session's process, if there is one."""
+        return self._observed.get((session_id, process_id))
+
+    @property
+    def observes_any_end(self) -> bool:
+        """Whether the end of another session's process is still to come."""
+        return any(not feed.process.closed for feed in self._observed.values())
+
+    def unobserve(self, session_id: str, process_id: str) -> None:
+        """Follow another session's process no longer (idempotent)."""
+        feed = self._observed.get((session_id, process_id))
+        if feed is not None:
+            feed.close()
+            self._forget_observed((session_id, process_id), feed.process.number)
+
+    def _forget_observed(self, key: tuple[str, str], number: int) -> None:
+        self._observed.pop(key, None)
+        self._behind.pop(number, None)
 
     def answered(self, process: ManagedProcess, page: Page, next_seq: int) -> None:
         """A read without `maxBytes` was answered."""
@@ -85,18 +144,19 @@ class Attachment:
 
     def close(self) -> None:
         """The connection is gone."""
+        self._closed = True
         if self._hold is not None:
             self._hold.cancel()
-        for feed in list(self._feeds.values()):
+        for feed in [*self._feeds.values(), *self._observed.values()]:
             feed.close()
         self._feeds.clear()
+        self._observed.clear()
         self._behind.clear()
 
     def _follow(self, process: ManagedProcess, cursor: int, hold: Hold | None) -> OutputFeed:
-        def finished() -> None:
-            self._feeds.pop(process.number, None)
-
-        feed = self._feeds[process.number] = OutputFeed(
+        number = process.number
+        finished = partial(self._feeds.pop, number, None)
+        feed = self._feeds[number] = OutputFeed(
             process, self._sink, cursor, finished, hold, extensions=self._extensions
         )
         return feed
@@ -106,3 +166,7 @@ class Attachment:
         for feed in list(self._feeds.values()):
             if feed.hold is Hold.RESUME:
                 feed.release()
+
+
+def _nothing() -> None:
+    """There is nothing to send."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import structlog
@@ -46,7 +46,7 @@ class SessionTable:
 
     def __init__(self, executor: Executor, ttl: float) -> None:
         self._executor = executor
-        self._ttl = ttl
+        self.ttl = ttl
         self._sessions: dict[str, Session] = {}
         self._holders: dict[str, Holder] = {}
         self._tidy_up: asyncio.TimerHandle | None = None
@@ -54,6 +54,9 @@ class SessionTable:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
 
     def open(self, holder: Holder) -> Session:
         """A new session for a connection."""
@@ -85,6 +88,19 @@ class SessionTable:
         self._holders[session_id] = holder
         measures.sessions_resumed += 1
         log.info("session resumed", session=session.id, processes=len(session.processes))
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """A session, whether a connection is attached to it or not.
+
+        Raises:
+            InvalidRequest: no such session, or not any more.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise InvalidRequest(
+                f"unknown session id {session_id} (`sessionId`)", name="unknown_session", field="sessionId"
+            )
         return session
 
     def detach(self, session: Session) -> None:
@@ -134,7 +150,7 @@ class SessionTable:
 
     def _set_expiry(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
-        session.expiry = loop.call_later(self._ttl, self._expire, session)
+        session.expiry = loop.call_later(self.ttl, self._expire, session)
 
     def _tidy_up_soon(self) -> None:
         """Once for all the sessions that end within a second."""

@@ -71,6 +71,19 @@ class LogFiles:
             dropped.
     """
 
+    __slots__ = (
+        "_carried",
+        "_index",
+        "_keep",
+        "_make_room",
+        "_retained_bytes",
+        "_spool",
+        "disk",
+        "memory",
+        "retry_at",
+        "small",
+    )
+
     def __init__(
         self,
         index: ProcessIndex,
@@ -121,6 +134,13 @@ class LogFiles:
             else:
                 return Moved(kind, size, position, file.in_memory) if size else None
 
+    @property
+    def needs_file(self) -> bool:
+        """Whether a move would make a file, or take a slot."""
+        if self.disk is not None or self.memory is not None:
+            return False
+        return self.small is None or self._index.total >= self._spool.limits.small
+
     def disk_works(self) -> None:
         """The disk took something."""
         self.retry_at = 0.0
@@ -151,6 +171,14 @@ class LogFiles:
                 found += [data[at : at + length] for at, length in places]
             start = end
         return found
+
+    def content(self, record: Record) -> bytes:
+        """The bytes of one chunk.
+
+        Raises:
+            UnreadableError: they are gone.
+        """
+        return self._read(record, record.length, record)
 
     def give_back(self, disk_held: int, memory_held: int) -> None:
         """Free the space of what is not held any more, when that is worth it."""

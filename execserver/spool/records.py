@@ -21,6 +21,27 @@ REMEMBERED_WRITES = 4096
 (`protocol.limits.REMEMBERED_WRITE_IDS`)."""
 
 
+FOREIGN_MARK = "\0"
+"""What the stored id of a write begins with that came from another session than the process's own."""
+
+
+def stored_write_id(write_id: str, writer: str | None) -> str:
+    """A write's id as the ledger has it: no two sessions share one.
+
+    Args:
+        write_id: the client's name for it, not empty.
+        writer: the session that it comes from; None for the process's own.
+    """
+    if writer is not None:
+        return f"{FOREIGN_MARK}{writer}{FOREIGN_MARK}{write_id}"
+    # A session's id is not empty, so this is nobody else's.
+    return write_id if write_id[0] != FOREIGN_MARK else FOREIGN_MARK * 2 + write_id
+
+
+def _is_foreign(stored_id: str) -> bool:
+    return stored_id.startswith(FOREIGN_MARK) and not stored_id.startswith(FOREIGN_MARK * 2)
+
+
 class Record(msgspec.Struct, array_like=True, frozen=True):
     """A line of the ledger."""
 
@@ -69,6 +90,11 @@ class Started(Record, tag="started", frozen=True):
     digests: dict[str, str] | None = None
     """What the parameters of its start came to, by name."""
     sandbox: dict[str, Any] | None = None
+    argv: list[str] | None = None
+    """What was asked to be run; no more than the beginning of something long."""
+    cwd: str | None = None
+    began_at_ms: int = 0
+    """When by the clock of the calendar, in milliseconds since 1970."""
 
 
 class Written(Record, tag="written", frozen=True):
@@ -90,6 +116,8 @@ class Ending(Record, tag="ending", frozen=True):
 
     number: int
     cause: str
+    tree: bool = False
+    """Whether every descendant is meant too, also one that is left of a process that has exited."""
 
 
 class Exited(Record, tag="exited", frozen=True):
@@ -148,10 +176,14 @@ class ProcessState(msgspec.Struct):
     started: Started
     write_ids: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
     """The newest `REMEMBERED_WRITES` ids, oldest first, each with the end of its bytes."""
+    others_write_ids: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
+    """The same of writes from other sessions."""
     accepted_end: int = 0
     """The length of the input that was accepted, in bytes."""
     stdin_closed: bool = False
     ending: str | None = None
+    tree_ending: bool = False
+    """Whether every descendant was about to be killed."""
     exited: Exited | None = None
     closed_at: float | None = None
 
@@ -166,12 +198,16 @@ class ProcessState(msgspec.Struct):
         """The shortest list of records that gives this state."""
         number = self.started.number
         yield self.started
-        for write_id, end in self.write_ids.items():
+        writes = [*self.write_ids.items(), *self.others_write_ids.items()]
+        if self.others_write_ids:
+            # The last record says how much was accepted in all.
+            writes.sort(key=lambda write: write[1])
+        for write_id, end in writes:
             yield Written(number, write_id, end)
         if self.stdin_closed:
             yield StdinClosed(number)
         if self.ending is not None:
-            yield Ending(number, self.ending)
+            yield Ending(number, self.ending, self.tree_ending)
         if self.exited is not None:
             yield self.exited
         if self.closed_at is not None:
@@ -263,7 +299,7 @@ def _of_process(fold: Callable[[ProcessState, Any], None]) -> Callable[[State, A
 
 
 def _written(process: ProcessState, record: Written) -> None:
-    ids = process.write_ids
+    ids = process.others_write_ids if _is_foreign(record.write_id) else process.write_ids
     ids[record.write_id] = record.end
     ids.move_to_end(record.write_id)
     if len(ids) > REMEMBERED_WRITES:
@@ -279,6 +315,7 @@ def _ending(process: ProcessState, record: Ending) -> None:
     # Whoever said so first is believed (`processes/cause.py`).
     if process.ending is None:
         process.ending = record.cause
+    process.tree_ending |= record.tree
 
 
 def _exited(process: ProcessState, record: Exited) -> None:

@@ -46,6 +46,8 @@ class SmallFiles:
         self.fd = fd
         self._next = max(taken, default=-1) + 1
         self._free = [slot for slot in range(self._next - 1, -1, -1) if slot not in taken]
+        self.offset = -1
+        """Where the descriptor's offset is; -1 while that is not known."""
 
     @classmethod
     def create(cls) -> SmallFiles:
@@ -107,7 +109,10 @@ class SmallFile(DataFile):
 
     def prepare(self) -> None:
         """Move the offset to where the next move begins."""
-        os.lseek(self.fd, self.position - FIRST_PLACE, os.SEEK_SET)
+        start = self.position - FIRST_PLACE
+        if self._slots.offset != start:
+            self._slots.offset = -1
+            self._slots.offset = os.lseek(self.fd, start, os.SEEK_SET)
 
     def moved_beyond(self, place: int) -> int:
         """Bytes that the last move of a dead server brought here, if it began at this place."""
@@ -118,8 +123,11 @@ class SmallFile(DataFile):
     def splice_from(self, fd: int, most: int) -> int:
         """As of a ring."""
         room = self._begin + SLOT_BYTES - self.position
+        slots = self._slots
+        offset, slots.offset = slots.offset, -1
         size = os.splice(fd, self.fd, min(most, room), flags=_FLAGS)
         self.position += size
+        slots.offset = offset + size if offset >= 0 else -1
         return size
 
     def read(self, position: int, length: int) -> bytes:

@@ -24,9 +24,9 @@ def punch_hole(fd: int, position: int, length: int) -> bool:
 
 
 def unread_bytes(pipe: int) -> int:
-    """How many bytes are in a pipe.
+    """How many bytes are in a pipe, or a terminal has for us.
 
     Raises:
-        OSError: it is no pipe.
+        OSError: it is neither.
     """
     return int(_INT.unpack(fcntl.ioctl(pipe, termios.FIONREAD, _NO_BYTES))[0])

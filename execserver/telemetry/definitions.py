@@ -232,7 +232,8 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_process_signals_total",
         "counter",
-        "Process groups interrupted (`interrupt`) or killed (`kill`), and kills of all that ever came of a "
+        "Process groups or leaders interrupted (`interrupt`), killed (`kill`) or sent another signal "
+        "(`other`, and any but SIGKILL to all that came of a process), and kills of all that ever came of a "
         "process or a session (`tree`).",
         _measured("signals"),
         ("kind",),

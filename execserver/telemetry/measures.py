@@ -24,12 +24,12 @@ TransportKind = Literal["stdio", "unix", "unix-websocket", "websocket"]
 
 Dialect = Literal["lean", "standard"]
 ExitKind = Literal["success", "failure", "signal"]
-SignalKind = Literal["interrupt", "kill", "tree"]
+SignalKind = Literal["interrupt", "kill", "tree", "other"]
 
 TRANSPORT_KINDS: Final[tuple[TransportKind, ...]] = ("stdio", "unix", "unix-websocket", "websocket")
 DIALECTS: Final[tuple[Dialect, ...]] = ("lean", "standard")
 EXIT_KINDS: Final[tuple[ExitKind, ...]] = ("success", "failure", "signal")
-SIGNAL_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "kill", "tree")
+SIGNAL_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "kill", "tree", "other")
 
 UNKNOWN_METHOD: Final = "unknown"
 """The method of a request whose method is not in the table."""

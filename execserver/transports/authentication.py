@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 CAPABILITY_TOKEN, SIGNED_BEARER_TOKEN = "capability-token", "signed-bearer-token"
 
@@ -40,12 +40,18 @@ class ConfigurationError(ValueError):
 class Authenticator(Protocol):
     """Decides by the Authorization header."""
 
+    @property
+    def required(self) -> bool:
+        """Whether credentials are asked for at all."""
+
     def refusal(self, authorization: str | None) -> str | None:
         """Why the peer is refused (the body of the 401), or None when it may pass."""
 
 
 class NoAuthentication:
     """Everybody may pass."""
+
+    required: ClassVar[bool] = False
 
     def refusal(self, authorization: str | None) -> str | None:
         """None."""
@@ -55,6 +61,8 @@ class NoAuthentication:
 @dataclass(frozen=True, slots=True)
 class CapabilityToken:
     """Who knows the token may pass."""
+
+    required: ClassVar[bool] = True
 
     sha256: bytes = field(repr=False)
 
@@ -70,6 +78,8 @@ class CapabilityToken:
 @dataclass(frozen=True, slots=True)
 class SignedBearerToken:
     """Who shows a JSON Web Token signed with the shared secret (HS256) and in force may pass."""
+
+    required: ClassVar[bool] = True
 
     secret: bytes = field(repr=False)
     issuer: str | None = None

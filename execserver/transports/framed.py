@@ -58,6 +58,8 @@ class FramedChannel(StreamChannel):
     ) -> None:
         super().__init__(fd_in, fd_out, peer, release)
         self.kind = "unix" if peer.startswith("unix:") else "stdio"
+        # Others were not accepted.
+        self.peer_proof = "user" if self.kind == "unix" else None
         self._framer: Framer | None = None
         self._has_headers = False
         self._first = b""  # what came before the framing was clear

@@ -15,6 +15,7 @@ from http import HTTPStatus
 
 import structlog
 
+from execserver.sessions.access import PeerProof
 from execserver.telemetry.measures import measures
 from execserver.transports.authentication import Authenticator
 from execserver.transports.framed import FramedChannel, begins_headers
@@ -188,8 +189,14 @@ class Greeting:
         self._let_go()
         terms = self._terms
         address = "unix" if terms.unix else self._peer
+        proof: PeerProof | None = "credentials" if terms.authenticator.required else None
         channel = WebSocketChannel(
-            self._fd, self._peer, lambda: self._close(channel), address, terms.ping_seconds
+            self._fd,
+            self._peer,
+            lambda: self._close(channel),
+            address,
+            terms.ping_seconds,
+            "user" if terms.unix else proof,
         )
         self._became(channel)
         channel.greet(response, terms.make_handler, rest)

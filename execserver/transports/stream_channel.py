@@ -14,6 +14,7 @@ from typing import TypeVar
 import structlog
 
 from execserver.rpc.channel import Channel, MessageHandler, MessageStream
+from execserver.sessions.access import PeerProof
 from execserver.telemetry.measures import TransportKind, measures
 from execserver.transports.outbox import LOW_WATER_BYTES, Outbox
 
@@ -38,6 +39,7 @@ class StreamChannel:
     """
 
     kind: TransportKind
+    peer_proof: PeerProof | None = None
     parse_error_prefix: str
     max_reply_bytes: int | None = None
     utf8_is_fatal = False

@@ -20,6 +20,7 @@ from execserver.protocol.limits import (
     WEBSOCKET_FRAGMENT_BYTES,
 )
 from execserver.rpc.channel import MessageStream
+from execserver.sessions.access import PeerProof
 from execserver.telemetry.measures import measures
 from execserver.transports import frame_parser
 from execserver.transports.frame_parser import BUFFER_BYTES, Frame, FrameParser
@@ -42,6 +43,7 @@ class WebSocketChannel(StreamChannel):
         release: closes the socket.
         address: who is at the other end, as parse errors say it.
         ping_seconds: the time between pings. A peer of which nothing is heard between two is dropped.
+        proof: what is known of the peer.
     """
 
     max_reply_bytes = MAX_WEBSOCKET_REPLY_BYTES
@@ -53,9 +55,11 @@ class WebSocketChannel(StreamChannel):
         release: Callable[[], None],
         address: str,
         ping_seconds: float,
+        proof: PeerProof | None = None,
     ) -> None:
         super().__init__(fd, fd, peer, release)
         self.kind = "unix-websocket" if address == "unix" else "websocket"
+        self.peer_proof = proof
         self.parse_error_prefix = (
             f"failed to parse websocket JSON-RPC message from exec-server websocket {address}: "
         )

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.endpoint import Endpoint
-from tests.support.wire import Client, alive, at_most, wait_gone
+from tests.support.wire import PATIENCE, Client, Json, Process, alive, at_most, wait_gone
 
 OWN_SESSION = "setsid sh -c 'echo $$; exec sleep 300' & "
 
 
 def first_pid(output: bytes) -> int:
     return int(output.split()[0])
+
+
+def send(process: Process, name: str, scope: str | None = None) -> Json:
+    """Send a signal to a process; without a scope as it is by default."""
+    params = {"processId": process.id, "signal": name}
+    return process.client.call("process/signal", params if scope is None else {**params, "scope": scope})
+
+
+def wait_state(pids: list[int], state: str) -> None:
+    """Wait until the kernel has all processes in a state (`T` is stopped, `S` asleep)."""
+
+    def states() -> set[str]:
+        return {Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in pids}
+
+    deadline = time.monotonic() + PATIENCE
+    while states() != {state}:
+        assert time.monotonic() < deadline, states()
+        time.sleep(0.01)
 
 
 @pytest.mark.everywhere
@@ -120,10 +139,127 @@ def test_interrupt_of_nobody(client: Client) -> None:
 
 
 @pytest.mark.statement("P33")
-def test_there_is_one_signal(client: Client) -> None:
-    for other in ("kill", "SIGINT", "", 2):
+def test_names_of_signals_are_exact(client: Client) -> None:
+    for other in ("kill", "INT", "sigint", "SIGRTMIN+0", "SIGRTMIN+31", "SIGNAL", "SIGINT\n", "", 2):
         params = {"processId": "p", "signal": other}
         assert client.refused("process/signal", params).code == -32602
+    assert "SIGTERM" in client.refused("process/signal", {"processId": "p", "signal": "TERM"}).message
+
+
+SIGNALLED = """
+import os, signal, sys
+
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, lambda number, _: os.write(1, b"%d\\n" % number))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+NUMBERS = {
+    **{
+        f"SIG{name}": getattr(signal, f"SIG{name}")
+        for name in ["HUP", "QUIT", "TERM", "USR1", "ALRM", "CONT", "WINCH", "IO"]
+    },
+    "SIGRTMIN": signal.SIGRTMIN,
+    "SIGRTMIN+3": signal.SIGRTMIN + 3,
+    "SIGRTMAX-1": signal.SIGRTMAX - 1,
+    "SIGRTMIN+30": signal.SIGRTMAX,
+}
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("P33")
+def test_every_signal_has_its_number(client: Client) -> None:
+    process = client.start(
+        sys.executable, "-c", SIGNALLED, *(str(int(number)) for number in NUMBERS.values())
+    )
+    wanted = b"ready\n"
+    process.wait_output(wanted)
+    for name, number in NUMBERS.items():
+        assert send(process, name) == {}
+        wanted += b"%d\n" % number
+        assert process.wait_output(wanted) == wanted
+    assert send(process, "SIGKILL") == {}
+    assert process.wait_closed().exit_code == 137
+
+
+@pytest.mark.statement("P33")
+def test_stopped_group_goes_on(client: Client) -> None:
+    process = client.shell("sleep 300 & echo $! $$; exec sleep 300")
+    pids = [int(pid) for pid in process.wait_output(b"\n").split()]
+    send(process, "SIGSTOP")
+    wait_state(pids, "T")
+    send(process, "SIGCONT")
+    wait_state(pids, "S")
+    process.terminate("tree")
+
+
+FAMILY = """
+import os, signal
+
+def follow(name):
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, name + b"\\n"))
+    os.write(1, b"ready\\n")
+    while True:
+        signal.pause()
+
+for name, apart in ((b"member", False), (b"other", True)):
+    if os.fork() == 0:
+        if apart:
+            os.setsid()
+        follow(name)
+follow(b"leader")
+"""
+REACHED = {"group": {b"leader", b"member"}, "leader": {b"leader"}, "tree": {b"leader", b"member", b"other"}}
+
+
+@pytest.mark.statement("P36")
+@pytest.mark.parametrize("tty", [False, True])
+@pytest.mark.parametrize("scope", ["group", "leader", "tree"])
+def test_scope_says_who_gets_a_signal(client: Client, scope: str, tty: bool) -> None:
+    process = client.start(sys.executable, "-c", FAMILY, tty=tty)
+    process.wait_output(lambda output: output.count(b"ready") == 3)
+    # Whoever else would get it has it by the end of the second round.
+    for number in (1, 2):
+        send(process, "SIGUSR1", scope)
+        process.wait_output(lambda output: all(output.count(name) == number for name in REACHED[scope]))  # noqa: B023
+    assert process.terminate("tree")["running"]
+    process.wait_closed()
+    assert set(process.output.split()) - {b"ready"} == REACHED[scope]
+
+
+@pytest.mark.statement("P36")
+def test_tree_gets_a_signal_also_when_its_leader_has_exited(client: Client) -> None:
+    process = client.shell(
+        "setsid sh -c 'trap \"echo got; exit\" USR1; echo ready; while :; do sleep 0.02; done' & exit 0"
+    )
+    process.wait_output(b"ready")
+    process.wait_exited()
+    send(process, "SIGUSR1")
+    send(process, "SIGUSR1", "leader")
+    assert not process.read()["closed"]
+    send(process, "SIGUSR1", "tree")
+    process.wait_closed()
+    assert b"got" in process.output
+
+
+@pytest.mark.statement("P36")
+def test_stopped_and_killed_trees_are_whole(client: Client) -> None:
+    process = client.shell(
+        "for i in 1 2 3 4; do setsid sh -c 'echo $$; while :; do (exec true); done' & done; wait"
+    )
+    pids = [int(pid) for pid in process.wait_output(lambda output: output.count(b"\n") == 4).split()]
+    send(process, "SIGSTOP", "tree")
+    wait_state(pids, "T")
+    send(process, "SIGKILL", "tree")
+    assert all(wait_gone(pid) for pid in pids)
+    assert process.wait_closed().exit_code == 137
+
+
+@pytest.mark.statement("P36")
+def test_scope_of_a_signal_is_checked(client: Client) -> None:
+    params = {"processId": "p", "signal": "SIGTERM", "scope": "world"}
+    assert client.refused("process/signal", params).code == -32602
 
 
 @pytest.mark.statement("P34")
@@ -165,6 +301,29 @@ def test_closed_process_is_forgotten_after_its_time(endpoint: Endpoint) -> None:
     client.shell("echo again", processId="p")
     client.wait_until(lambda: process.log.kinds.count("closed") == 2)
     assert process.output == b"kept\nagain\n"
+
+
+# -- the order of signals
+
+
+@pytest.mark.statement("S18")
+def test_signals_arrive_in_their_order(client: Client) -> None:
+    process = client.shell("sleep 300 & echo $$; wait")
+    pid = first_pid(process.wait_output(b"\n"))
+    for first, last, state in (("tree", "group", "S"), ("tree", "leader", "S"), ("tree", "tree", "S")):
+        for _ in range(5):
+            numbers = client.pipeline(
+                *(
+                    ("process/signal", {"processId": process.id, "signal": name, "scope": scope})
+                    for name, scope in (("SIGSTOP", first), ("SIGCONT", last))
+                )
+            )
+            for number in numbers:
+                client.result(number)
+            assert Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == state
+    client.request("process/signal", {"processId": process.id, "signal": "SIGSTOP", "scope": "tree"})
+    client.call("process/signal", {"processId": process.id, "signal": "SIGKILL"})
+    assert process.wait_closed().exit_code == 137
 
 
 # -- the end of connections, sessions and daemons

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.endpoint import Endpoint
+from tests.conformance.endpoint import Endpoint, SharedServers
 from tests.sandbox.profiles import DISABLED, READ_ONLY, context, unrestricted
 from tests.support.wire import Client, Json, ReplyError, alive
 
@@ -21,7 +21,7 @@ def extended(endpoint: Endpoint) -> Client:
 @pytest.mark.everywhere
 @pytest.mark.statement("X1")
 def test_initialize_answers_extensions(extended: Client) -> None:
-    assert set(extended.initialized) == {"sessionId", "environmentInfo", "extensions"}
+    assert set(extended.initialized) == {"sessionId", "environmentInfo", "extensions", "sessionTtlMs"}
     assert extended.initialized["extensions"] == {"execserver": 1}
 
 
@@ -163,3 +163,44 @@ def test_denials_are_told_on_no_other_connections(client: Client, extended: Clie
         process = each.shell("echo Permission denied; exit 1", sandbox=sandbox).wait_closed()
         assert "denial" not in process.read()
         assert "denial" not in process.log.events[-2][1]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X10", "X4", "D3")
+def test_capabilities_name_what_is_ours(client: Client, extended: Client) -> None:
+    names = extended.call("environment/info")["capabilities"]["execserver"]
+    assert names == extended.initialized["environmentInfo"]["capabilities"]["execserver"]
+    assert names == sorted(set(names))
+    assert {
+        *("fs/digest", "fs/rename", "process/closeStdin", "process/resize", "server/health"),
+        *("process/start.size", "process/start.ifExists", "process/signal.scope", "process/terminate.scope"),
+    } <= set(names)
+    assert not {"process/start", "process/signal", "fs/copy", "initialize.extensions"} & set(names)
+    assert "execserver" not in client.call("environment/info")["capabilities"]
+    assert "execserver" not in client.initialized["environmentInfo"]["capabilities"]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X12", "X4")
+def test_initialize_tells_how_long_a_session_is_kept(
+    endpoint: Endpoint, client: Client, extended: Client
+) -> None:
+    told = endpoint.name != "stdio" and bool(SharedServers.FLAGS)
+    assert extended.initialized["sessionTtlMs"] == (10_000 if told else 80_000)
+    assert "sessionTtlMs" not in client.initialized
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X11", "X4")
+@pytest.mark.parametrize("scope", ["group", "leader", "tree"])
+def test_signal_answers_what_it_found(client: Client, extended: Client, scope: str) -> None:
+    for each in (client, extended):
+        process = each.start("/bin/sleep", "300")
+        params = {"processId": process.id, "signal": "SIGTERM", "scope": scope}
+        answers = [each.call("process/signal", params)]
+        assert process.wait_closed().exit_code == 143
+        for name in ("SIGTERM", "SIGKILL"):
+            answers.append(each.call("process/signal", {**params, "signal": name}))
+        answers.append(each.call("process/signal", {**params, "processId": "nobody"}))
+        words = ("delivered", "alreadyExited", "alreadyExited", "unknownProcess")
+        assert answers == [{} if each is client else {"status": word} for word in words]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import random
 import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.wire import Client, Json, ReplyError, at_most, encode, path_uri
+from tests.conformance.endpoint import Endpoint
+from tests.support.wire import PATIENCE, Client, Json, ReplyError, at_most, encode, path_uri
 
 NOT_FOUND = (-32004, "No such file or directory (os error 2)")
 NOT_A_DIRECTORY = (-32603, "Not a directory (os error 20)")
@@ -472,3 +477,148 @@ def test_file_onto_itself_keeps_its_content(client: Client, tree: Path) -> None:
     for destination in ("a.txt", "link", "hard", "d/../a.txt"):
         assert copy(client, tree / "a.txt", tree / destination)[0] == -32600, destination
     assert (tree / "a.txt").read_text() == "hello"
+
+
+def rename(client: Client, source: Path, destination: Path, **members: Json) -> tuple[str, dict[str, Json]]:
+    return "fs/rename", {"sourcePath": path_uri(source), "destinationPath": path_uri(destination), **members}
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("F50", "G9")
+def test_rename_moves_the_name(client: Client, here: Path) -> None:
+    (here / "file").write_text("text")
+    (here / "link").symlink_to("file")
+    (here / "folder").mkdir()
+    (here / "folder" / "inside").write_text("in")
+    client.call("fs/open", {"handleId": "h", "path": path_uri(here / "file")})
+    inode = (here / "file").stat().st_ino
+    for name in ("link", "file", "folder"):
+        assert client.call(*rename(client, here / name, here / f"new {name}")) == {}
+        assert not os.path.lexists(here / name)
+    assert (here / "new file").stat().st_ino == inode
+    assert os.readlink(here / "new link") == "file"
+    assert (here / "new folder" / "inside").read_text() == "in"
+    assert client.call("fs/readBlock", {"handleId": "h", "offset": 0, "len": 9})["chunk"] == encode("text")
+
+
+@pytest.mark.statement("F50")
+def test_two_names_of_one_file_stay(client: Client, here: Path) -> None:
+    (here / "one").write_text("text")
+    os.link(here / "one", here / "two")
+    assert client.call(*rename(client, here / "one", here / "two")) == {}
+    assert client.call(*rename(client, here / "one", here / "one")) == {}
+    assert sorted(os.listdir(here)) == ["one", "two"]
+
+
+@pytest.mark.statement("F51")
+def test_rename_replaces_like_by_like(client: Client, here: Path) -> None:
+    (here / "file").write_text("new")
+    (here / "old").write_text("old")
+    for name in ("empty", "full", "folder"):
+        (here / name).mkdir()
+    (here / "full" / "file").touch()
+    assert client.call(*rename(client, here / "file", here / "old")) == {}
+    assert (here / "old").read_text() == "new"
+    failure = client.refused(*rename(client, here / "folder", here / "full"))
+    assert (failure.code, failure.message) == (-32603, "Directory not empty (os error 39)")
+    for source, destination in (("old", "empty"), ("folder", "old")):
+        assert client.refused(*rename(client, here / source, here / destination)).code == -32603
+    assert client.call(*rename(client, here / "folder", here / "empty")) == {}
+    assert sorted(os.listdir(here)) == ["empty", "full", "old"]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("F52")
+def test_rename_to_a_free_place_only(client: Client, here: Path) -> None:
+    (here / "file").write_text("new")
+    (here / "old").write_text("old")
+    (here / "dangling").symlink_to("nowhere")
+    (here / "empty").mkdir()
+    (here / "folder").mkdir()
+    for source, destination in (
+        *(("file", name) for name in ("old", "dangling", "empty", "file")),
+        *(("folder", name) for name in ("empty", "old")),
+    ):
+        failure = client.refused(*rename(client, here / source, here / destination, overwrite=False))
+        assert (failure.code, failure.message) == (-32603, "File exists (os error 17)")
+    assert (here / "old").read_text() == "old"
+    for name in ("file", "folder", "dangling"):
+        assert client.call(*rename(client, here / name, here / f"new {name}", overwrite=False)) == {}
+    assert sorted(os.listdir(here)) == ["empty", "new dangling", "new file", "new folder", "old"]
+
+
+@pytest.mark.statement("F53", "I2")
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_rename_of_what_cannot_be(client: Client, here: Path, overwrite: bool) -> None:
+    (here / "file").touch()
+    (here / "folder").mkdir()
+    for source, destination in (("nothing", "new"), ("file", "no/such/folder")):
+        request = rename(client, here / source, here / destination, overwrite=overwrite)
+        assert client.refused(*request).code == -32004
+    failure = client.refused(*rename(client, here / "folder", here / "folder" / "in", overwrite=overwrite))
+    assert (failure.code, failure.message) == (-32600, "Invalid argument (os error 22)")
+    elsewhere = Path("/dev/shm") / f"{here.name}-{os.getpid()}"
+    failure = client.refused(*rename(client, here / "file", elsewhere, overwrite=overwrite))
+    assert (failure.code, failure.message) == (-32603, "Invalid cross-device link (os error 18)")
+    assert sorted(os.listdir(here)) == ["file", "folder"]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("F54")
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (3 << 20) + 1])
+def test_digest_is_of_the_whole_file(client: Client, here: Path, size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    (here / "file").write_bytes(content)
+    (here / "link").symlink_to("file")
+    for name in ("file", "link"):
+        result = client.call("fs/digest", {"path": path_uri(here / name)})
+        assert result == {"sha256": hashlib.sha256(content).hexdigest(), "size": size}
+
+
+@pytest.mark.statement("F54", "F4")
+def test_digest_of_a_file_that_reports_no_size(client: Client) -> None:
+    content = Path("/proc/version").read_bytes()
+    result = client.call("fs/digest", {"path": path_uri("/proc/version")})
+    assert result == {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+
+
+@pytest.mark.statement("F54", "F2")
+def test_digest_of_what_is_no_file(client: Client, here: Path) -> None:
+    os.mkfifo(here / "fifo")
+    for path in (here, here / "fifo", Path("/dev/null")):
+        failure = client.refused("fs/digest", {"path": path_uri(path)})
+        assert (failure.code, failure.message) == (-32600, f"path `{path}` is not a file")
+    assert client.refused("fs/digest", {"path": path_uri(here / "nothing")}).code == -32004
+
+
+@pytest.mark.statement("F54", "S4")
+@pytest.mark.transports("unix")
+def test_digest_of_an_endless_file_holds_up_nobody_and_ends_with_its_connection(
+    endpoint: Endpoint, here: Path
+) -> None:
+    private = endpoint.private()
+    with open(here / "sparse", "wb") as file:
+        file.truncate(1 << 42)
+    leaving, staying = private.connect(), private.connect()
+    numbers = [leaving.request("fs/digest", {"path": path_uri(here / "sparse")}) for _ in range(2)]
+    for client in (leaving, staying):
+        assert client.start("/bin/true").wait_closed().exit_code == 0
+    assert not any(map(leaving.answered, numbers))
+    (server,) = (pid for pid in descendants(private.server.pid) if holds(pid, here / "sparse"))
+    leaving.close()
+    deadline = time.monotonic() + PATIENCE
+    while holds(server, here / "sparse"):
+        assert time.monotonic() < deadline, "it is still read"
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
+def holds(pid: int, path: Path) -> bool:
+    """Whether a process has a file open."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(link.samefile(path) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists())
+    return False

@@ -77,6 +77,16 @@ def test_every_method_works_where_the_policy_lets_it(client: Client, ws: Path) -
     assert (ws / "copy/file").read_text() == "content of ws/sub/file\n"
     assert confined.call("remove", ws / "copy") == {}
     assert not (ws / "copy").exists()
+    assert confined.call("digest", ws / "sub/file") == plain.call("digest", ws / "sub/file")
+    for overwrite, source, destination in ((False, "new", "newer"), (True, "newer", "newest")):
+        moved = path_uri(ws / destination)
+        assert confined.call("rename", ws / source, destinationPath=moved, overwrite=overwrite) == {}
+    assert (ws / "newest").read_text() == "new\n"
+    refused = [
+        files.refused("rename", ws / "file", destinationPath=path_uri(ws / "newest"), overwrite=False)
+        for files in (confined, plain)
+    ]
+    assert [(each.code, each.message) for each in refused] == [(-32603, "File exists (os error 17)")] * 2
 
 
 @pytest.mark.statement("C50")
@@ -121,6 +131,8 @@ def test_changes_elsewhere_fail_as_on_a_read_only_disk(
         ("remove", folder / names[0], {}),
         ("open", folder / names[0], {"handleId": "h", "mode": "replace"}),
         ("copy", ws / "file", {"destinationPath": path_uri(folder / "new"), "recursive": False}),
+        ("rename", folder / names[0], {"destinationPath": path_uri(folder / "new")}),
+        ("rename", folder / names[0], {"destinationPath": path_uri(folder / "new"), "overwrite": False}),
     ]
     for method, path, params in changes:
         failure = files.refused(method, path, **params)
@@ -166,6 +178,8 @@ def test_denied_things_cannot_be_read_and_are_there(client: Client, ws: Path) ->
         ("readFile", out / "file", {}),
         ("readDirectory", out, {}),
         ("open", ws / "file", {"handleId": "h"}),
+        ("digest", ws / "file", {}),
+        ("digest", out / "file", {}),
     ):
         failure = files.refused(method, path, **params)
         assert (failure.code, failure.message) == (-32600, "Permission denied (os error 13)"), method
@@ -184,6 +198,55 @@ def test_patterns_hold_for_files_that_were_made_later_too(client: Client, ws: Pa
     (ws / "link").symlink_to("sub/.env")
     for name in ("sub/.env", "link"):
         failure = files.refused("readFile", ws / name)
+        assert (failure.code, failure.message) == (-32600, "Permission denied (os error 13)"), name
+
+
+@pytest.mark.statement("C51", "C20", "F53")
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_denied_keeps_its_name_and_its_place(client: Client, ws: Path, overwrite: bool) -> None:
+    (ws / "secret.key").write_text("secret\n")
+    hidden = [at(ws / name, "deny") for name in ("file", "sub/file")]
+    entries = (READ_ROOT, WRITE_WORKSPACE, *hidden, glob("**/*.key"))
+    files = Files(client, ws, restricted(*entries))
+    files.call("writeFile", ws / "late.key", dataBase64=encode("late\n"))
+    files.call("writeFile", ws / "mine", dataBase64=encode("mine\n"))
+    names = sorted(os.listdir(ws))
+    for source, destination in (
+        *(("file", "new"), ("secret.key", "new"), ("late.key", "new"), (".git", "new")),
+        # Under another name of its folder it would be no denied path any more.
+        *(("mine", "file"), ("mine", ".git"), ("sub", "new")),
+    ):
+        refused = files.refused(
+            "rename", ws / source, destinationPath=path_uri(ws / destination), overwrite=overwrite
+        )
+        assert refused.code in (-32600, -32603), (source, destination)
+    assert sorted(os.listdir(ws)) == names
+    assert (ws / "file").read_text() == "content of ws/file\n"
+    # From one of the places that are granted to what lies beside it.
+    outside = path_uri(ws.parent / "out" / "new")
+    assert files.refused("rename", ws / "mine", destinationPath=outside, overwrite=overwrite).code == -32603
+
+
+@pytest.mark.statement("C50", "F50", "F52")
+@pytest.mark.parametrize("entries", [(), (special("minimal", "read"),), (READ_ROOT,)])
+def test_whatever_else_is_in_the_view_files_are_renamed(client: Client, ws: Path, entries: Json) -> None:
+    files = Files(client, ws, restricted(*entries, WRITE_WORKSPACE))
+    for overwrite, source, destination in ((False, "file", "new"), (True, "new", "newer")):
+        moved = path_uri(ws / destination)
+        assert files.call("rename", ws / source, destinationPath=moved, overwrite=overwrite) == {}
+    refused = files.refused(
+        "rename", ws / "sub/file", destinationPath=path_uri(ws / "newer"), overwrite=False
+    )
+    assert (refused.code, refused.message) == (-32603, "File exists (os error 17)")
+
+
+@pytest.mark.statement("C52", "F54")
+def test_patterns_hold_for_digests_too(client: Client, ws: Path) -> None:
+    files = Files(client, ws, restricted(READ_ROOT, WRITE_WORKSPACE, glob("**/.env")))
+    files.call("writeFile", ws / "sub/.env", dataBase64=encode("late\n"))
+    (ws / "link").symlink_to("sub/.env")
+    for name in ("sub/.env", "link"):
+        failure = files.refused("digest", ws / name)
         assert (failure.code, failure.message) == (-32600, "Permission denied (os error 13)"), name
 
 

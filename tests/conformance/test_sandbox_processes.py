@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.endpoint import Endpoint
+from tests.conformance.test_control import FAMILY, REACHED
 from tests.sandbox.profiles import (
     MINIMAL,
     READ_ONLY,
@@ -249,6 +250,83 @@ def test_an_interrupt_reaches_the_command_inside(
     process.wait_closed()
     assert process.exit_code == 7
     assert b"caught" in process.output
+
+
+def send(process: Process, name: str, scope: str) -> None:
+    params = {"processId": process.id, "signal": name, "scope": scope}
+    assert process.client.call("process/signal", params) == {}
+
+
+@pytest.mark.statement("C29", "P36")
+@pytest.mark.parametrize("tty", [False, True])
+@pytest.mark.parametrize("permissions", [WORKSPACE, NETWORK_ONLY])
+@pytest.mark.parametrize("scope", ["group", "leader", "tree"])
+def test_any_signal_reaches_whom_its_scope_means_inside(
+    client: Client, ws: Path, permissions: Json, scope: str, tty: bool
+) -> None:
+    process = start(client, ws, [sys.executable, "-I", "-c", FAMILY], permissions, tty=tty)
+    process.wait_output(lambda output: output.count(b"ready") == 3)
+    # Whoever else would get it has it by the end of the second round.
+    for number in (1, 2):
+        send(process, "SIGUSR1", scope)
+        process.wait_output(lambda output: all(output.count(name) == number for name in REACHED[scope]))  # noqa: B023
+    process.terminate("tree")
+    process.wait_closed()
+    assert set(process.output.split()) - {b"ready"} == REACHED[scope]
+
+
+@pytest.mark.statement("C29", "P33")
+@pytest.mark.parametrize("tty", [False, True])
+@pytest.mark.parametrize("permissions", [WORKSPACE, NETWORK_ONLY])
+@pytest.mark.parametrize("scope", ["group", "leader", "tree"])
+def test_stopped_command_goes_on_and_its_end_is_noticed(
+    client: Client, ws: Path, permissions: Json, scope: str, tty: bool
+) -> None:
+    script = "echo ready; read -r x; exit 9"
+    process = start(client, ws, ["/bin/sh", "-c", script], permissions, tty=tty, pipeStdin=True)
+    process.wait_output(b"ready")
+    send(process, "SIGSTOP", scope)
+    process.write("go\n", "1")
+    assert not process.read(process.log.seqs[-1] + tty, wait_ms=300)["exited"]
+    # What holds the sandbox together must not have been stopped with it: nobody would continue that.
+    send(process, "SIGCONT", "leader")
+    assert process.wait_closed().exit_code == 9
+
+
+@pytest.mark.statement("C30")
+@pytest.mark.parametrize("permissions", [WORKSPACE, NETWORK_ONLY])
+@pytest.mark.parametrize("scope", ["group", "leader", "tree"])
+def test_sigkill_leaves_nothing_of_a_sandbox(client: Client, ws: Path, permissions: Json, scope: str) -> None:
+    process = start(client, ws, ["/bin/sh", "-c", "sleep 300 & echo ready; exec sleep 300"], permissions)
+    process.wait_output(b"ready")
+    send(process, "SIGKILL", scope)
+    assert process.wait_closed().exit_code == 137
+    assert process.output == b"ready\n"
+
+
+@pytest.mark.statement("C29")
+@pytest.mark.parametrize("permissions", [WORKSPACE, NETWORK_ONLY])
+@pytest.mark.parametrize("scope", ["group", "leader", "tree"])
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGKILL", 137)])
+def test_signal_that_comes_before_the_command_reaches_it(
+    client: Client, ws: Path, permissions: Json, scope: str, name: str, code: int
+) -> None:
+    process = start(client, ws, ["/bin/sleep", "300"], permissions)
+    send(process, name, scope)
+    assert process.wait_closed().exit_code == code
+
+
+@pytest.mark.statement("C29", "Y8", "P23")
+@pytest.mark.parametrize("permissions", [WORKSPACE, NETWORK_ONLY])
+def test_terminal_of_a_confined_command_is_resized(client: Client, ws: Path, permissions: Json) -> None:
+    script = "trap 'stty size' WINCH; stty size; while :; do sleep 0.02; done"
+    size = {"rows": 3, "cols": 4}
+    process = start(client, ws, ["/bin/sh", "-c", script], permissions, tty=True, size=size)
+    process.wait_output(b"3 4")
+    params = {"processId": process.id, "size": {"rows": 30, "cols": 40}}
+    assert client.call("process/resize", params) == {"running": True}
+    process.wait_output(b"30 40")
+    process.terminate()
 
 
 @pytest.mark.statement("C29", "Y1", "Y3")

@@ -306,6 +306,8 @@ def test_slots_hold_reads_and_not_control(endpoint: Endpoint) -> None:
         assert client.process("nobody").terminate() == {"running": False}
         assert client.process("nobody").interrupt() == {}
         assert client.call("fs/close", {"handleId": "none"}) == {}
+        resize = {"processId": process.id, "size": {"rows": 1, "cols": 1}}
+        assert client.refused("process/resize", resize).code == -32600
         assert client.refused("no/such").code == -32601
         assert client.refused("initialize", {"clientName": "x"}).code == -32600
     assert not client.answered(held)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.support.wire import Client, Process, at_most, encode
@@ -140,3 +143,84 @@ def test_child_that_does_not_read_holds_up_nothing(client: Client) -> None:
         assert [client.result(number, 5)["status"] for number in numbers] == ["accepted"] * 8
         assert process.terminate() == {"running": True}
     process.wait_closed()
+
+
+def close(process: Process) -> str:
+    status: str = process.client.call("process/closeStdin", {"processId": process.id})["status"]
+    return status
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("W9")
+def test_child_reads_end_of_file_behind_what_was_accepted(client: Client) -> None:
+    process = cat(client)
+    process.write("first", "1")
+    assert close(process) == "accepted"
+    assert process.wait_closed().exit_code == 0
+    assert process.output == b"first"
+    assert close(process) == "accepted"
+
+
+@pytest.mark.statement("W9", "W10", "S6")
+def test_end_comes_behind_writes_that_a_child_has_still_to_read(client: Client, here: Path) -> None:
+    go = here / "go"
+    os.mkfifo(go)
+    process = client.shell(f"read -r x < {go}; exec cat", pipeStdin=True)
+    block, count = b"x" * 500_000, 6
+    writes = [
+        ("process/write", {"processId": process.id, "chunk": encode(block), "writeId": str(number)})
+        for number in range(count)
+    ]
+    sent = client.pipeline(*writes, ("process/closeStdin", {"processId": process.id}))
+    assert [client.result(number)["status"] for number in sent] == ["accepted"] * (count + 1)
+    assert close(process) == "accepted"
+    assert process.write("late", "late") == "stdinClosed"
+    assert not process.read()["exited"]
+    go.write_text("go\n")
+    assert process.wait_closed(40).exit_code == 0
+    assert process.output == block * count
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("W10", "W2")
+def test_nothing_is_accepted_behind_the_end(client: Client) -> None:
+    process = client.shell("cat >/dev/null; echo end; exec sleep 300", pipeStdin=True)
+    process.write("x", "1")
+    close(process)
+    process.wait_output(b"end")
+    assert process.write("y", "2") == "stdinClosed"
+    assert process.write("x", "1") == "accepted"
+    process.terminate()
+
+
+@pytest.mark.statement("W9")
+def test_end_of_a_child_that_closed_its_input(client: Client) -> None:
+    process = client.shell("exec <&-; echo closed; exec sleep 30", pipeStdin=True)
+    process.wait_output(b"closed")
+    process.write("x" * 1_000_000, "1")
+    assert close(process) == "accepted"
+    assert process.write("x", "2") == "stdinClosed"
+    assert process.terminate() == {"running": True}
+    process.wait_closed()
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("W11")
+def test_input_that_is_not_there_cannot_be_closed(client: Client) -> None:
+    assert close(client.process("nobody")) == "unknownProcess"
+    process = client.start("/bin/sleep", "300")
+    assert close(process) == "stdinClosed"
+    process.terminate()
+    process.wait_closed()
+    assert close(process) == "stdinClosed"
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("W12")
+def test_input_of_a_terminal_stays_open(client: Client) -> None:
+    process = client.start("/bin/cat", tty=True, pipeStdin=True)
+    failure = client.refused("process/closeStdin", {"processId": process.id})
+    assert failure.code == -32600
+    assert "0x04" in failure.message
+    process.write("\x04", "1")
+    assert process.wait_closed().exit_code == 0

@@ -335,3 +335,56 @@ def test_a_closed_process_is_kept_for_what_was_left_of_its_time(endpoint: Endpoi
         threading.Event().wait(0.1)
     threading.Event().wait(max(0.0, closed + 4 - time.monotonic()))
     assert client.refused("process/read", {"processId": old.id}).message == f"unknown process id {old.id}"
+
+
+@pytest.mark.statement("H48", "W9", "W10")
+def test_the_end_of_an_input_survives(private: Endpoint, here: Path) -> None:
+    client = private.connect()
+    os.mkfifo(here / "go")
+    old = client.shell(f"read -r x < {here}/go; exec cat", pipeStdin=True)
+    data = os.urandom(2 * MIB)
+    assert old.write(data, "1") == "accepted"
+    assert client.call("process/closeStdin", {"processId": old.id}) == {"status": "accepted"}
+    kill_server(private)
+    process = resume(private, client.session_id).process(old.id)
+    assert process.write("late", "2") == "stdinClosed"
+    assert process.write(data, "1") == "accepted"
+    (here / "go").write_text("go\n")
+    chunks, page = read_to_end(process)
+    assert b"".join(decode(chunk["chunk"]) for chunk in chunks) == data
+    assert page["exitCode"] == 0
+
+
+@pytest.mark.statement("H48", "P32")
+@pytest.mark.parametrize("method", ["process/terminate", "process/signal"])
+def test_a_tree_is_killed_whole_though_the_server_dies(private: Endpoint, method: str) -> None:
+    client = private.connect()
+    # Enough of them that the server is at work when it dies.
+    script = "for i in 1 2 3 4 5 6 7 8; do setsid sleep 300 & echo $!; done; wait"
+    process = client.shell(script)
+    output = process.wait_output(lambda output: output.count(b"\n") == 8)
+    members = {"scope": "tree"} | ({"signal": "SIGKILL"} if method == "process/signal" else {})
+    client.request(method, {"processId": process.id, **members})
+    client.call("server/health")
+    kill_server(private)
+    page = read_to_end(resume(private, client.session_id).process(process.id))[1]
+    assert page["exitCode"] == 137
+    assert all(wait_gone(int(pid)) for pid in output.split())
+
+
+@pytest.mark.statement("H42", "Y8")
+def test_a_terminal_keeps_its_size_and_can_be_resized(private: Endpoint) -> None:
+    client = private.connect()
+    old = client.shell("trap 'stty size' WINCH; stty size; while :; do sleep 0.02; done", tty=True)
+    old.wait_output(b"24 80")
+    size = {"processId": old.id, "size": {"rows": 7, "cols": 8}}
+    assert client.call("process/resize", size) == {"running": True}
+    old.wait_output(b"7 8")
+    kill_server(private)
+    client = resume(private, client.session_id)
+    assert client.call("process/resize", {**size, "size": {"rows": 9, "cols": 10}}) == {"running": True}
+    process = client.process(old.id)
+    process.wait_output(b"9 10")
+    assert client.call("process/signal", {"processId": old.id, "signal": "SIGKILL", "scope": "leader"}) == {}
+    process.wait_closed()
+    assert client.call("process/resize", size) == {"running": False}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wire import Client, path_uri
+from tests.support.wire import Client, Json, Process, path_uri
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -110,3 +110,81 @@ def test_numbers_have_no_gap(client: Client) -> None:
     assert process.log.seqs == list(range(1, len(process.log.seqs) + 1))
     assert process.log.kinds[-2:] == ["exited", "closed"]
     assert process.exit_code == 9
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("P23")
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (50, 132), (65535, 65535)])
+def test_size_of_the_start(client: Client, rows: int, cols: int) -> None:
+    process = client.shell("stty size", tty=True, size={"rows": rows, "cols": cols}).wait_closed()
+    assert process.output == b"%d %d\r\n" % (rows, cols)
+
+
+@pytest.mark.statement("P23", "Y1")
+def test_null_is_the_usual_size(client: Client) -> None:
+    assert client.shell("stty size", tty=True, size=None).wait_closed().output == b"24 80\r\n"
+
+
+@pytest.mark.statement("P23")
+@pytest.mark.parametrize(
+    "size",
+    [{}, {"rows": 1}, {"rows": 0, "cols": 1}, {"rows": 1, "cols": 65536}, {"rows": "1", "cols": 1}, [1, 1]],
+)
+def test_sizes_are_checked(client: Client, size: object) -> None:
+    params = client.start_params(["/bin/true"], tty=True, size=size)
+    assert client.refused("process/start", params).code == -32602
+    assert client.refused("process/resize", {"processId": "nobody", "size": size}).code == -32602
+
+
+@pytest.mark.statement("P23")
+def test_size_needs_a_terminal(client: Client) -> None:
+    params = client.start_params(["/bin/true"], size={"rows": 24, "cols": 80}, processId="p")
+    failure = client.refused("process/start", params)
+    assert failure.code == -32602
+    assert "size" in failure.message
+    client.shell("exit 0", processId="p").wait_closed()
+
+
+@pytest.mark.statement("P23", "P20", "P22")
+def test_start_that_attaches_asks_for_the_same_size(client: Client) -> None:
+    params = client.start_params(["/bin/cat"], tty=True, ifExists="attach", processId="p")
+    client.call("process/start", {**params, "size": {"rows": 24, "cols": 80}})
+    for size in (None, {"cols": 80, "rows": 24}):
+        client.call("process/start", {**params, "size": size})
+    failure = client.refused("process/start", {**params, "size": {"rows": 24, "cols": 81}})
+    assert "`size`" in failure.message
+    client.process("p").terminate()
+
+
+def resize(process: Process, rows: int, cols: int) -> Json:
+    params = {"processId": process.id, "size": {"rows": rows, "cols": cols}}
+    return process.client.call("process/resize", params)
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("Y8")
+def test_resized_terminal_tells_its_foreground(client: Client) -> None:
+    process = client.shell("trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done", tty=True)
+    process.wait_output(b"ready")
+    for rows, cols in ((10, 20), (65535, 1), (10, 20)):
+        wanted = process.output + b"%d %d\r\n" % (rows, cols)
+        assert resize(process, rows, cols) == {"running": True}
+        process.wait_output(wanted)
+    process.terminate()
+    process.wait_closed()
+    assert resize(process, 1, 1) == {"running": False}
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("Y9")
+def test_only_terminals_have_a_size(client: Client) -> None:
+    process = client.start("/bin/cat", pipeStdin=True)
+    params = {"processId": process.id, "size": {"rows": 1, "cols": 1}}
+    for _ in range(2):
+        failure = client.refused("process/resize", params)
+        assert failure.code == -32600
+        assert "tty" in failure.message
+        process.terminate()
+        process.wait_closed()
+    failure = client.refused("process/resize", {**params, "processId": "nobody"})
+    assert (failure.code, failure.message) == (-32600, "unknown process id nobody")

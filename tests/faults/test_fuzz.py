@@ -87,7 +87,25 @@ class Generator:
             "process/write": lambda: (
                 self._process() | {"chunk": encode("x" * chance.randrange(99)), "writeId": self._name()}
             ),
-            "process/signal": lambda: self._process() | {"signal": "interrupt"},
+            "process/signal": lambda: (
+                self._process()
+                | {
+                    "signal": chance.choice(
+                        ["interrupt", "SIGTERM", "SIGSTOP", "SIGCONT", "SIGRTMIN+1", "no"]
+                    ),
+                    "scope": chance.choice(["group", "leader"] * 10 + ["tree"]),
+                }
+            ),
+            "process/closeStdin": self._process,
+            "process/resize": lambda: (
+                self._process() | {"size": {"rows": chance.randrange(9), "cols": chance.randrange(70_000)}}
+            ),
+            "fs/rename": lambda: {
+                "sourcePath": path(),
+                "destinationPath": path(),
+                "overwrite": chance.random() < 0.5,
+            },
+            "fs/digest": lambda: {"path": path()},
             "process/terminate": lambda: (
                 self._process() | ({"scope": "tree"} if chance.random() < 0.05 else {})
             ),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -190,3 +192,39 @@ def test_what_would_not_start_fails_the_check_with_the_reason(
     out, errors = capsys.readouterr()
     assert out == ""
     assert reason in errors
+
+
+def output_after_a_check(program: str) -> str:
+    """What the program prints in an interpreter that has loaded a daemon."""
+    load = """
+import sys
+from execserver.__main__ import main
+sys.argv = ["execserver", "config", "check"]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+"""
+    command = [sys.executable, "-I", "-c", load + program]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "unused",
+    ["rich", "colorama", "importlib.metadata", "email", "execserver.sandbox.seatbelt"],
+)
+def test_a_daemon_has_in_memory_nothing_that_it_does_not_need(unused: str) -> None:
+    program = f"""
+print("execserver.server" in sys.modules, sys.modules.get({unused!r}))
+"""
+    assert output_after_a_check(program).split() == ["True", "None"]
+
+
+def test_plugins_of_pydantic_are_not_looked_for_and_what_else_its_loader_has_is_there() -> None:
+    program = """
+from pydantic.plugin import _loader
+print(_loader.get_plugins())
+from pydantic.plugin._loader import PYDANTIC_ENTRY_POINT_GROUP
+print(PYDANTIC_ENTRY_POINT_GROUP)
+"""
+    assert output_after_a_check(program).split() == ["()", "pydantic"]

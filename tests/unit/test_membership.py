@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from execserver import membership
-from execserver.membership import kill_members, members, set_own_tag, tag_of, tag_value
+from execserver.membership import kill_members, members, set_own_tag, signal_members, tag_of, tag_value
 
 
 @pytest.fixture
@@ -292,3 +293,68 @@ def test_children_of_names_the_living_children() -> None:
     child.kill()
     child.wait()
     assert child.pid not in membership.children_of(os.getpid())
+
+
+# -- other signals
+
+
+def _all_stop(instance: int, count: int | None = None) -> bool:
+    """Whether the members all stop; a process does so when it next comes to run."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        found = members(instance)
+        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in found]
+        if set(states) == {"T"} and count in (None, len(states)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_signal_reaches_every_member_once_but_those_that_are_passed_over(instance: int) -> None:
+    process, [daemon] = start(instance, 4, DAEMON)
+    other, _ = start(instance, 5, "echo go; exec sleep 600")
+    passed = {process.pid}
+    assert signal_members(instance, 4, signal.SIGUSR1, passed=passed) == 1
+    assert passed == {process.pid, daemon}
+    assert signal_members(instance, 4, signal.SIGUSR1, passed=passed) == 0
+    assert signal_members(instance, 6, signal.SIGUSR1, passed=set()) == 0
+    assert members(instance) == {process.pid, other.pid}
+    assert kill_members(instance) == []
+    assert (process.wait(), other.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+
+
+def test_sigstop_overtakes_those_that_are_born_meanwhile(instance: int) -> None:
+    born = "while :; do (setsid sleep 0.01 &); (exec true); done"
+    process, _ = start(instance, 4, f"echo go; {born}")
+    try:
+        signal_members(instance, 4, signal.SIGSTOP, passed=set())
+        assert _all_stop(instance)
+    finally:
+        assert kill_members(instance) == []
+        process.wait()
+
+
+def test_more_members_than_are_signalled_at_once_all_get_it(
+    instance: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_SIGNALLED_AT_ONCE", 3)
+    process, _ = start(instance, 4, "for i in 1 2 3 4 5 6 7; do sleep 600 & echo $!; done; echo go; wait")
+    assert signal_members(instance, 4, signal.SIGSTOP, passed=set()) == 8
+    assert _all_stop(instance, 8)
+    assert kill_members(instance) == []
+    process.wait()
+
+
+def test_without_a_descriptor_nobody_is_signalled_and_the_caller_is_told(instance: int) -> None:
+    process, _ = start(instance, 4, "echo go; exec sleep 600")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Room for a look at the processes and no handle beside it cannot be told apart; so for nothing.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError):
+            signal_members(instance, 4, signal.SIGTERM, passed=set())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert process.poll() is None
+    assert kill_members(instance) == []
+    process.wait()

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +129,27 @@ def use_processes(witness: Witness) -> None:
         assert written == {"status": status}
     cat.wait_output(b"one\n")
     assert witness.call("process/read", processId="cat", maxBytes=0, waitMs=0)["exitCode"] is None
+    witness.call("process/signal", processId="cat", signal="SIGCONT", scope="leader")
+    witness.call("process/signal", processId="cat", signal="SIGWINCH", scope="tree")
+    assert witness.refused("process/signal", processId="cat", signal="SIGNAL") == -32602
     witness.call("process/signal", processId="cat", signal="interrupt")
     cat.wait_closed()
+    for status, process_id in (("accepted", "cat"), ("unknownProcess", "nobody")):
+        assert witness.call("process/closeStdin", processId=process_id) == {"status": status}
     assert witness.call("process/read", processId="cat")["exitCode"] == 130
     assert not witness.call("process/terminate", processId="cat", scope="tree")["running"]
+    assert witness.refused("process/resize", processId="cat", size={"rows": 1, "cols": 1}) == -32600
     # More than is kept, on a terminal.
     client.process("loud")
     argv = ["/bin/sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x"]
-    witness.call("process/start", processId="loud", argv=argv, tty=True, **common)
+    witness.call(
+        "process/start", processId="loud", argv=argv, tty=True, size={"rows": 9, "cols": 99}, **common
+    )
     client.process("loud").wait_closed()
+    assert (
+        witness.call("process/resize", processId="loud", size={"rows": 1, "cols": 65535})["running"] is False
+    )
+    assert witness.refused("process/closeStdin", processId="loud") == -32600
     assert witness.call("process/read", processId="loud", maxBytes=10)["lostBytes"] > 0
     confined = client.process("confined")
     argv = ["/bin/sh", "-c", "echo x >/forbidden"]
@@ -145,6 +158,27 @@ def use_processes(witness: Witness) -> None:
     assert witness.call("process/read", processId="confined")["sandboxDenied"]
     assert witness.refused("process/read", processId="nobody") == -32600
     assert witness.refused("process/start", processId="x", argv=["/nowhere"], tty=False, **common) == -32603
+
+
+def use_other_sessions(witness: Witness, server: Server) -> None:
+    client = witness.client
+    with server.connect() as owner:
+        process = owner.shell("echo one; read -r x", tty=True)
+        process.wait_output(b"one")
+        there = {"sessionId": owner.session_id, "processId": process.id}
+        listed = witness.call("process/list", allSessions=True, argv=True)["processes"]
+        assert process.id in {entry["processId"] for entry in listed}
+        assert witness.call("process/subscribe", **there, afterSeq=0, interactive=True)["tty"]
+        observed = client.process(process.id).wait_output(b"one")
+        assert b"one" in observed
+        witness.call("process/resize", **there, size={"rows": 5, "cols": 6})
+        assert witness.refused("process/subscribe", **there, afterSeq=1000) == -32600
+        assert witness.refused("process/subscribe", **{**there, "sessionId": client.session_id}) == -32600
+        assert witness.refused("process/list", sessionId="nobody") == -32600
+        witness.call("process/terminate", **there)
+        client.process(process.id).wait_closed()
+        assert witness.call("process/read", **there)["closed"]
+        witness.call("process/unsubscribe", **there)
 
 
 def use_files(witness: Witness, folder: Path) -> None:
@@ -170,6 +204,9 @@ def use_files(witness: Witness, folder: Path) -> None:
         "chunk": encode("more"),
         "eof": True,
     }
+    witness.call("fs/rename", sourcePath=other, destinationPath=other, overwrite=True)
+    assert witness.refused("fs/rename", sourcePath=file, destinationPath=other, overwrite=False) == -32603
+    assert witness.call("fs/digest", path=other)["sha256"] == sha256(b"more").hexdigest()
     witness.call("fs/remove", path=other)
     assert witness.refused("fs/getMetadata", path=other) == -32004
     assert witness.refused("fs/readFile", path=below) == -32600
@@ -198,11 +235,13 @@ def test_everything_that_is_said_is_as_the_schemas_say(
         witness.call("server/health")
         assert witness.refused("process/read", processId="p") == -32600
         asked = {"extensions": {"execserver": 1}} if extensions else {}
-        witness.call("initialize", clientName="witness", **asked)
+        session = witness.call("initialize", clientName="witness", **asked)["sessionId"]
         client.notify("initialized", {})
         check("notifications/initialized.json", {})
         use_environment(witness)
+        client.session_id = session
         use_processes(witness)
+        use_other_sessions(witness, server)
         use_files(witness, tmp_path.resolve())
         use_http(witness, site)
         assert witness.called == METHODS.keys()

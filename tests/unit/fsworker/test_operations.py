@@ -70,6 +70,7 @@ def _looks(files: Files, path: str, limits: list[WalkLimits]) -> Iterator[Awaita
     yield files.canonicalize(path)
     yield files.read_directory(path)
     yield files.begin_reading(path, 9000)
+    yield files.digest(path)
     for how in limits:
         yield files.walk(path, how)
 
@@ -85,6 +86,8 @@ def _change(files: Files, kind: int, one: str, two: str, flag: float) -> Awaitab
             return files.write(two, base64.b64encode(b"%f" % flag).decode())
         case 3:
             return files.write(two, "no base64")
+        case 4:
+            return files.rename(one, two, overwrite=flag < 0.5)
         case _:
             return files.remove(one, recursive=flag < 0.3, force=flag < 0.6)
 
@@ -142,7 +145,7 @@ async def test_changing_does_the_same(
 
     for _ in range(40):
         name, other, flag = chance.choice(names), chance.choice([*names, "new", "new/deep"]), chance.random()
-        kind = chance.randrange(5)
+        kind = chance.randrange(6)
         outcomes = [
             await _outcome(_change(side, kind, str(folder / name), str(folder / other), flag))
             for side, folder in zip(files, folders, strict=True)

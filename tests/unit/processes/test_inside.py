@@ -125,7 +125,7 @@ async def test_an_interrupt_reaches_the_command_and_its_own_exit_code_comes_back
 ) -> None:
     launcher = launch(TRAP, *options)
     await launcher.says("ready")
-    launcher.inside.interrupt()
+    launcher.inside.signal(signal.SIGINT)
     assert await launcher.over() == 7
     await launcher.says("trapped")
     assert launcher.inside.set_up
@@ -134,7 +134,7 @@ async def test_an_interrupt_reaches_the_command_and_its_own_exit_code_comes_back
 async def test_an_interrupt_that_comes_before_the_command_reaches_it_when_it_is_there(launch: Launch) -> None:
     # Not through a shell: one that has just begun may lose a signal of its own accord.
     launcher = launch(["sleep", "60"], *NAMESPACES)
-    launcher.inside.interrupt()
+    launcher.inside.signal(signal.SIGINT)
     assert await launcher.over() == 128 + signal.SIGINT
 
 
@@ -145,9 +145,9 @@ async def test_interrupts_can_be_repeated(launch: Launch) -> None:
         *NAMESPACES,
     )
     await launcher.says("ready")
-    launcher.inside.interrupt()
+    launcher.inside.signal(signal.SIGINT)
     await launcher.says("got 1")
-    launcher.inside.interrupt()
+    launcher.inside.signal(signal.SIGINT)
     assert await launcher.over() == 3
 
 
@@ -214,7 +214,7 @@ async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoll
     try:
         for line in (b"no json", b"[1]", b'{"child-pid": "x"}', b'{"other": 1}', b"\xff"):
             os.write(write, line + b"\n")
-        inside.interrupt()
+        inside.signal(signal.SIGINT)
         assert not inside.set_up
         os.write(write, json.dumps({"child-pid": child.pid}).encode()[:5])
         await asyncio.sleep(0.05)
@@ -231,7 +231,7 @@ async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoll
 
 async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: DescriptorPoller) -> None:
     inside = Inside(0, memory_file(b""), True, None, poller)
-    inside.interrupt()
+    inside.signal(signal.SIGINT)
     inside.kill()
     assert not inside.launcher_ended(lambda: None)
     assert not inside.set_up
@@ -254,7 +254,7 @@ async def test_a_process_with_another_tag_has_the_number_of_one_that_is_gone(
     try:
         inside = Inside(0, memory_file(b'{"child-pid": %d}\n' % stranger.pid), False, other, poller)
         inside.kill()
-        inside.interrupt()
+        inside.signal(signal.SIGINT)
         assert not inside.launcher_ended(lambda: None), "others have to look"
         await asyncio.sleep(0.05)
         assert stranger.poll() is None
@@ -275,6 +275,47 @@ async def test_what_has_ended_before_anybody_looked_is_told_afterwards(poller: D
     poller.close()
 
 
+# -- other signals
+
+
+async def test_what_holds_a_sandbox_together_is_known_when_there_is_a_command(
+    launch: Launch, poller: DescriptorPoller
+) -> None:
+    launcher = launch("echo ready; exec sleep 60", *NAMESPACES)
+    await launcher.says("ready")
+    apparatus = launcher.inside.apparatus()
+    assert apparatus is not None
+    assert launcher.process.pid in apparatus
+    names = sorted(Path(f"/proc/{pid}/comm").read_text() for pid in apparatus)
+    assert names == ["bwrap\n", "bwrap\n"]
+    nobody = Inside(0, memory_file(b""), True, None, poller)
+    assert nobody.apparatus() is None
+    nobody.launcher_ended(lambda: None)
+
+
+async def test_signals_that_wait_for_the_command_come_in_their_order(launch: Launch) -> None:
+    launcher = launch(["sleep", "60"], *NAMESPACES)
+    launcher.inside.signal(signal.SIGSTOP)
+    launcher.inside.signal(signal.SIGCONT, leader=True)
+    launcher.inside.signal(signal.SIGTERM, leader=True)
+    assert await launcher.over() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("numbers", "state"), [("SCS", "T"), ("CSC", "S")])
+async def test_the_last_word_is_whether_a_command_stops_or_goes_on(
+    launch: Launch, numbers: str, state: str
+) -> None:
+    launcher = launch(["sleep", "60"], *NAMESPACES)
+    for letter in numbers:
+        launcher.inside.signal({"S": signal.SIGSTOP, "C": signal.SIGCONT}[letter])
+    await until(lambda: launcher.inside.apparatus() is not None and not launcher.inside.waiting)
+    (init,) = (pid for pid in launcher.inside.apparatus() or () if pid != launcher.process.pid)
+    command = Path(f"/proc/{init}/task/{init}/children").read_text().split()[0]
+    await until(lambda: Path(f"/proc/{command}/stat").read_text().rpartition(") ")[2][0] == state)
+    launcher.inside.kill()
+    assert await launcher.over() == 128 + signal.SIGKILL
+
+
 # -- a server that takes over
 
 
@@ -282,7 +323,7 @@ async def test_a_new_server_interrupts_what_its_predecessor_started(launch: Laun
     launcher = launch(TRAP, *NAMESPACES)
     await launcher.says("ready")
     launcher.hand_over()
-    launcher.inside.interrupt()
+    launcher.inside.signal(signal.SIGINT)
     assert await launcher.over() == 7
     await launcher.says("trapped")
     assert launcher.inside.set_up

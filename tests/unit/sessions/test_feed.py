@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -276,3 +278,112 @@ async def test_until_its_start_is_answered_a_process_is_followed_in_silence() ->
     assert process.paused, "more than a window waits: the child does too, for a while"
     release()
     assert (len(sink.output()), process.paused) == (len(b"early") + WINDOW_BYTES, False)
+
+
+class ForeignProcess(FakeProcess):
+    """One of another session."""
+
+    def __init__(self, retained: int = 1 << 20) -> None:
+        super().__init__(retained)
+        self.process_id = "p"
+        self.started = SimpleNamespace(session="theirs")
+
+
+def observing(process: ForeignProcess, sink: RecordingSink, after_seq: int = 0) -> Attachment:
+    attachment = Attachment(cast("Any", []), sink, resumed=False)
+
+    def fell_behind(feed: OutputFeed) -> None:
+        attachment.fell_behind(feed)
+
+    sink.fell_behind = fell_behind  # type: ignore[method-assign]
+    attachment.observe(cast("ManagedProcess", process), after_seq, "mine", interactive=False)()
+    return attachment
+
+
+async def test_an_observer_never_holds_the_child_back() -> None:
+    process, sink = ForeignProcess(retained=10), RecordingSink()
+    sink.room = False
+    attachment = observing(process, sink)
+    for _ in range(3):
+        process.output(b"aaaa")
+    assert not process.paused
+    sink.room = True
+    attachment.drained()
+    assert [event["params"].get("lostBytes") for event in sink.events] == [None, 4, None]
+    sink.room = False
+    process.output(b"b")
+    assert not process.paused, "not even after it had caught up"
+    attachment.close()
+    assert not process.subscribers
+
+
+async def test_an_observed_child_that_runs_free_takes_its_turn_like_others() -> None:
+    free, other, sink = ForeignProcess(), ForeignProcess(), RecordingSink()
+    other.process_id, other.number, other.wire_id = "other", 2, b'"other"'
+    attachment = observing(free, sink)
+    attachment.observe(cast("ManagedProcess", other), 0, "mine", interactive=False)()
+    sink.room = False
+    free.output(b"1")
+    other.output(b"2")
+    sink.room = True
+    for _ in range(3):
+        free.output(b"3")
+    assert not sink.events, "there is some room, but the turn of nobody"
+    attachment.drained()
+    assert [event["params"]["processId"] for event in sink.events] == ["p", "other", "p", "p", "p"]
+    free.output(b"4")
+    assert sink.output() == b"123334"
+
+
+async def test_a_cursor_behind_a_gap_knows_what_it_lacks() -> None:
+    process, sink = ForeignProcess(retained=4), RecordingSink()
+    for letter in (b"aaa", b"bbb", b"cc", b"dd"):
+        process.output(letter)
+    observing(process, sink, 1)
+    assert sink.numbers() == [2, 3, 4]
+    assert [event["params"].get("lostBytes") for event in sink.events] == [None, 3, None]
+    assert all(event["params"]["sessionId"] == "theirs" for event in sink.events)
+
+
+async def test_ten_thousand_subscriptions_leave_nothing() -> None:
+    process, sink = ForeignProcess(), RecordingSink()
+    attachment = observing(process, sink)
+    for round_number in range(10_000):
+        # Some fall behind, some are replaced, some are closed before they send anything.
+        sink.room = round_number % 3 > 0
+        release = attachment.observe(
+            cast("ManagedProcess", process), 0, "mine", interactive=round_number % 2 > 0
+        )
+        if round_number % 100 == 0:
+            process.output(b"x")
+        if round_number % 5:
+            release()
+        if round_number % 7:
+            attachment.unobserve("theirs", "p")
+            release()
+        assert len(process.subscribers) <= 1
+    attachment.unobserve("theirs", "p")
+    assert not process.subscribers
+    del release
+    gc.collect()
+    feeds = [each for each in gc.get_objects() if isinstance(each, OutputFeed)]
+    assert not [each for each in feeds if cast("Any", each.process) is process]
+    sent = len(sink.events)
+    process.output(b"y")
+    assert len(sink.events) == sent
+    attachment.close()
+
+
+async def test_a_subscription_in_a_batch_that_is_withdrawn_sends_nothing() -> None:
+    process, sink = ForeignProcess(), RecordingSink()
+    process.output(b"x")
+    attachment = Attachment(cast("Any", []), sink, resumed=False)
+    release = attachment.observe(cast("ManagedProcess", process), 0, "mine", interactive=False)
+    attachment.unobserve("theirs", "p")
+    release()
+    assert not sink.events
+    attachment.close()
+    release = attachment.observe(cast("ManagedProcess", process), 0, "mine", interactive=False)
+    release()
+    assert not sink.events, "nor does one on a connection that is gone"
+    assert not process.subscribers

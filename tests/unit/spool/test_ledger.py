@@ -33,6 +33,7 @@ from execserver.spool.records import (
     State,
     StdinClosed,
     Written,
+    stored_write_id,
 )
 
 
@@ -180,7 +181,7 @@ def test_the_last_record_of_a_process_says_where_its_input_ends_and_the_first_wh
         Written(1, "a", 10),
         Written(1, "b", 25),
         Ending(1, "timeout"),
-        Ending(1, "terminated"),
+        Ending(1, "terminated", True),
         Exited(1, 137, "timeout"),
         Exited(1, 137, "unknown"),
         Closed(1, 9.5),
@@ -189,6 +190,8 @@ def test_the_last_record_of_a_process_says_where_its_input_ends_and_the_first_wh
     process = folded(history).processes[1]
     assert (process.write_ids, process.accepted_end) == (OrderedDict(a=10, b=25), 25)
     assert (process.ending, process.exited) == ("timeout", Exited(1, 137, "timeout"))
+    assert process.tree_ending, "whoever says so"
+    assert not folded(history[:4]).processes[1].tree_ending
     assert (process.closed_at, process.stdin_closed) == (9.5, True)
     assert not folded([*history, Forgotten(1), Written(1, "c", 30)]).processes
 
@@ -242,7 +245,7 @@ def test_a_line_that_is_not_understood_is_skipped_and_counted(line: bytes) -> No
 
 def test_members_that_a_newer_server_added_are_ignored() -> None:
     state = replayed(
-        b'["started",3,"s","p",9,false,true,1.0,null,null,null,null,"added"]\n["written",3,"w",5,{}]\n'
+        b'["started",3,"s","p",9,false,true,1.0,null,null,null,null,null,null,0,"added"]\n["written",3,"w",5,{}]\n'
     )
     assert (state.skipped, state.processes[3].write_ids) == (0, {"w": 5})
 
@@ -376,3 +379,31 @@ def test_a_compaction_is_due_when_most_is_history(ledger: Ledger) -> None:
     assert not is_due(compacted)
     assert len(content(compacted)) < 70_000
     compacted.close()
+
+
+def test_write_ids_of_other_sessions_are_a_space_of_their_own() -> None:
+    state = State()
+    state.apply(started(1))
+    own, foreign = "w", stored_write_id("w", "other")
+    state.apply(Written(1, own, 5))
+    for number in range(REMEMBERED_WRITES):
+        state.apply(Written(1, stored_write_id(f"w{number}", "other"), 6 + number))
+    state.apply(Written(1, foreign, 9000))
+    process = state.processes[1]
+    assert list(process.write_ids) == [own], "others do not make the owner's be forgotten"
+    assert len(process.others_write_ids) == REMEMBERED_WRITES
+    again = State()
+    for record in state.records():
+        again.apply(record)
+    assert again.processes[1] == process
+    assert again.processes[1].accepted_end == 9000
+
+
+@pytest.mark.parametrize("write_id", ["\0other\0w", "\0\0w", "\0"])
+def test_no_id_of_the_owner_is_another_sessions(write_id: str) -> None:
+    state = State()
+    state.apply(started(1))
+    state.apply(Written(1, stored_write_id(write_id, None), 5))
+    state.apply(Written(1, stored_write_id("w", "other"), 6))
+    process = state.processes[1]
+    assert (len(process.write_ids), len(process.others_write_ids)) == (1, 1)

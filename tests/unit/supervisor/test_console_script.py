@@ -22,12 +22,14 @@ from execserver.supervisor import program
         (["serve", "--listen", "stdio", "--help"], ("cli", ["serve", "--listen", "stdio", "--help"])),
         (["serve", "-h"], ("cli", ["serve", "-h"])),
         (["--version"], ("cli", ["--version"])),
+        (["run", "--", "serve"], ("client", ["run", "--", "serve"])),
+        (["completion", "bash"], ("client", ["completion", "bash"])),
         (["unknown", "serve"], ("cli", ["unknown", "serve"])),
         ([], ("cli", [])),
     ],
 )
-def test_only_serve_is_the_supervisor_s(
-    argv: list[str], expected: object, monkeypatch: pytest.MonkeyPatch
+def test_each_command_goes_to_its_own_program(
+    argv: list[str], expected: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[object] = []
 
@@ -36,14 +38,18 @@ def test_only_serve_is_the_supervisor_s(
         return code
 
     cli = ModuleType("execserver.cli")
-    cli.main = lambda arguments: record("cli", 4, arguments)  # type: ignore[attr-defined]
+    cli.main = lambda arguments, elsewhere: record("cli", 4, arguments)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "execserver.cli", cli)
+    client = ModuleType("execclient.commands")
+    client.main = lambda arguments: sys.exit(record("client", 5, arguments))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "execclient.commands", client)
     monkeypatch.setattr(program, "run", lambda arguments: record("supervisor", 3, arguments))
     monkeypatch.setattr(sys, "argv", ["execserver", *argv])
     with pytest.raises(SystemExit) as exit_:
         console.main()
     assert called == [expected]
-    assert exit_.value.code == (3 if called[0] == ("supervisor", argv[1:]) else 4)
+    program_name, _ = expected
+    assert exit_.value.code == {"supervisor": 3, "cli": 4, "client": 5}[program_name]
 
 
 def test_the_supervisor_imports_the_standard_library_only() -> None:

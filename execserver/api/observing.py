@@ -1,0 +1,134 @@
+"""`process/list`, `process/subscribe`, `process/unsubscribe`: what runs, also in other sessions.
+`docs/protocol.md`, "Processes of other sessions".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from execserver.processes.executor import Executor
+from execserver.processes.listing import Meter, Usage
+from execserver.processes.process import ManagedProcess
+from execserver.protocol.errors import InvalidParams, InvalidRequest
+from execserver.protocol.filesystem import Empty
+from execserver.protocol.process import (
+    ListParams,
+    ProcessEntry,
+    SubscribeParams,
+    SubscribeResult,
+    UnsubscribeParams,
+)
+from execserver.rpc.envelope import encode_json
+from execserver.rpc.handlers import Caller, Encoded, Handlers
+from execserver.sessions.access import reach, require_proof
+from execserver.sessions.table import SessionTable
+
+_ENTRIES_A_TURN = 256
+"""Processes that are described in one turn of the loop, within 2 ms: tens of thousands may be kept."""
+
+
+class ObservingHandlers:
+    """The handlers of these methods."""
+
+    def __init__(self, executor: Executor, sessions: SessionTable) -> None:
+        self._sessions = sessions
+        self._meter = Meter(executor.usage)
+
+    def table(self) -> Handlers:
+        """Method name → handler."""
+        return {
+            "process/list": self.list,
+            "process/subscribe": self.subscribe,
+            "process/unsubscribe": self.unsubscribe,
+        }
+
+    async def list(self, caller: Caller, params: ListParams) -> Encoded:
+        """What there is, oldest first: a `ListResult`."""
+        if params.all_sessions:
+            if params.session_id is not None:
+                raise InvalidParams("give `sessionId` or `allSessions`, not both", field="sessionId")
+            require_proof(caller, "allSessions")
+            sessions = list(self._sessions)
+        else:
+            sessions = [reach(caller, self._sessions, params.session_id)]
+        processes = [process for session in sessions for process in session.processes]
+        processes.sort(key=lambda process: process.number)
+        # Those that are listed were there before the measurement began.
+        usage = await self._meter.usage() if any(not process.closed for process in processes) else {}
+        entries = []
+        for count, process in enumerate(processes):
+            if count % _ENTRIES_A_TURN == _ENTRIES_A_TURN - 1:
+                await asyncio.sleep(0)
+            if not process.released:
+                entry = _entry(process, usage.get(process.number), with_argv=params.argv)
+                entries.append(encode_json(entry))
+        return Encoded(b'{"processes":[%b]}' % b",".join(entries))
+
+    def subscribe(self, caller: Caller, params: SubscribeParams) -> Encoded:
+        """Send the events of another session's process to this connection."""
+        if params.session_id == caller.session.id:
+            raise InvalidRequest(
+                "the process is of this connection's own session: its events come without a subscription",
+                name="own_process",
+                field="sessionId",
+            )
+        session = reach(caller, self._sessions, params.session_id)
+        process = session.processes.get(params.process_id)
+        last = process.log.next_seq - 1
+        if params.after_seq > last:
+            raise InvalidRequest(
+                f"`afterSeq` is {params.after_seq}, and the newest number of process {params.process_id} is "
+                f"{last}: this is another process than the one that was seen before",
+                name="unknown_seq",
+                field="afterSeq",
+            )
+        result: SubscribeResult = {
+            "nextSeq": process.log.next_seq,
+            "exited": process.exit_code is not None,
+            "exitCode": process.exit_code,
+            "closed": process.closed,
+            "tty": process.tty,
+            "pid": process.pid,
+        }
+        size = process.terminal_size
+        if size is not None:
+            result["size"] = {"rows": size[0], "cols": size[1]}
+        release = caller.attachment.observe(
+            process, params.after_seq, caller.session.id, interactive=params.interactive
+        )
+        # No event may overtake the reply.
+        return Encoded(encode_json(result), after=release, begun=True)
+
+    def unsubscribe(self, caller: Caller, params: UnsubscribeParams) -> Empty:
+        """Send no further event of a process."""
+        caller.attachment.unobserve(params.session_id, params.process_id)
+        return {}
+
+
+def _entry(process: ManagedProcess, usage: Usage | None, *, with_argv: bool) -> ProcessEntry:
+    started = process.started
+    age = time.monotonic() - started.started_at
+    running = process.running
+    entry: ProcessEntry = {
+        "processId": process.process_id,
+        "sessionId": started.session,
+        "pid": process.pid,
+        "state": "running" if running else "closed" if process.closed else "exited",
+        "tty": process.tty,
+        "startedAtMs": started.began_at_ms or int((time.time() - age) * 1000),
+        "ageMs": int(age * 1000),
+        "exitCode": process.exit_code,
+        "cause": None if running else process.cause or "unknown",
+        "lastSeq": process.log.next_seq - 1,
+        "retainedBytes": process.log.held,
+        "cpuSeconds": None if usage is None else round(usage.cpu_seconds, 3),
+        "rssBytes": None if usage is None else usage.rss_bytes,
+        "processCount": None if usage is None else usage.count,
+        "argv": started.argv if with_argv else None,
+        "cwd": started.cwd if with_argv else None,
+    }
+    size = process.terminal_size
+    if size is not None:
+        entry["size"] = {"rows": size[0], "cols": size[1]}
+    return entry

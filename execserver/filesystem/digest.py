@@ -1,0 +1,55 @@
+"""`fs/digest`: the SHA-256 of a file that is read once, in blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from execserver.filesystem.descriptors import Descriptor, Descriptors
+from execserver.filesystem.giving_up import give_up_if
+from execserver.filesystem.opening import open_to_read
+from execserver.protocol.filesystem import DigestResult
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from execserver.filesystem.giving_up import Stop
+
+_BLOCK_BYTES = 1 << 20
+
+
+def digest(path: str, stop: Stop) -> DigestResult:
+    """Read a regular file to its end, following links. Blocking; the interpreter is free meanwhile.
+
+    Args:
+        path: the file.
+        stop: ends the reading half-way.
+
+    Raises:
+        InvalidRequest: it is a directory, a fifo or a device.
+        OSError: it cannot be opened or read.
+        Abandoned: `stop` is set.
+    """
+    number, _ = open_to_read(path)
+    try:
+        return _digest(number, stop)
+    finally:
+        os.close(number)
+
+
+def digest_opened(descriptor: Descriptor, descriptors: Descriptors, stop: Stop) -> DigestResult:
+    """The same of an open file, from its beginning; it is closed."""
+    try:
+        with descriptor.borrow() as number:
+            return _digest(number, stop)
+    finally:
+        descriptors.release(descriptor)
+
+
+def _digest(number: int, stop: Stop) -> DigestResult:
+    found, size, block = hashlib.sha256(), 0, memoryview(bytearray(_BLOCK_BYTES))
+    # By the file's own offset: those of /proc do not take any other.
+    while length := os.readv(number, [block]):
+        found.update(block[:length])
+        size += length
+        give_up_if(stop)
+    return {"sha256": found.hexdigest(), "size": size}

@@ -1,0 +1,159 @@
+"""What a client asked of a process is finished by the next server when this one dies over it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.matrix.scene import marked
+from tests.faults.resuming_client import ResumingClient
+from tests.faults.service import Serve, Service, children, eventually
+from tests.support.wire import Json, encode
+
+KILLED = 128 + signal.SIGKILL
+INPUT_BYTES = 1_000_000
+
+
+def _die_at_the_point(service: Service, session: ResumingClient) -> None:
+    """Kill the server that has stopped itself, and go on with the next one."""
+    assert eventually(lambda: _state(service.server_pid) == "T", 10), "the point is not reached"
+    service.signal_server(signal.SIGKILL)
+    service.successor()
+    session.reconnect()
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    return ""
+
+
+def _mark() -> str:
+    return f"6{secrets.randbelow(10**8):08}"
+
+
+# ------------------------------------------------------------------ the end of the input
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("point", ["after-stdin-closed", "after-ends-without-input"])
+def test_an_input_ends_when_the_server_dies_over_it(
+    serve: Serve, folder: Path, point: str, reads: bool
+) -> None:
+    service = serve("unix", may_fail=True, env={"EXECSERVER_FAULT_POINT": point})
+    session = ResumingClient(service)
+    output = bytearray()
+    go = folder / "go"
+    os.mkfifo(go)
+    argv = ["/bin/cat"] if reads else ["/bin/sh", "-c", f"read -r x < {go}; exec cat"]
+    params = session.start_params(argv, pipeStdin=True)
+    row = session.follow(params["processId"], lambda data, lost: output.extend(data))
+    session.start_with(params)
+    data = os.urandom(INPUT_BYTES)
+    write = {"processId": row.process_id, "chunk": encode(data), "writeId": "1"}
+    assert session.call("process/write", write) == {"status": "accepted"}
+    close = {"processId": row.process_id}
+    session.client.request("process/closeStdin", close)
+    if not reads and point == "after-ends-without-input":
+        go.write_text("go\n")  # it is told when everything is delivered
+    _die_at_the_point(service, session)
+    if not reads and point == "after-stdin-closed":
+        go.write_text("go\n")
+    for write_id, status in (("1", "accepted"), ("2", "stdinClosed")):
+        assert session.call("process/write", {**write, "writeId": write_id}) == {"status": status}
+    assert session.call("process/closeStdin", close) == {"status": "accepted"}
+    session.finish(row)
+    assert bytes(output) == data
+    assert row.exit_code == 0
+    session.cut()
+
+
+def test_an_input_that_ends_leaves_no_descriptor(serve: Serve) -> None:
+    service = serve("unix")
+    client = service.connect()
+    pids = (service.pid, service.server_pid)
+
+    def pipes() -> list[int]:
+        return [
+            sum(
+                os.readlink(link).startswith("pipe:")
+                for link in Path(f"/proc/{pid}/fd").iterdir()
+                if link.is_symlink()
+            )
+            for pid in pids
+        ]
+
+    before = pipes()
+    living = [client.shell("cat; echo end; exec sleep 300", pipeStdin=True) for _ in range(20)]
+    for process in living:
+        assert client.call("process/closeStdin", {"processId": process.id}) == {"status": "accepted"}
+        process.wait_output(b"end")
+    # Two outputs each, and no input.
+    assert eventually(lambda: pipes() == [count + 40 for count in before], 5), (pipes(), before)
+    for process in living:
+        process.terminate()
+        process.wait_closed()
+    assert eventually(lambda: pipes() == before, 5), (pipes(), before)
+
+
+# ------------------------------------------------------------------ the end of a tree
+
+
+TREE = "(setsid sleep {mark} &); (env -i /usr/bin/setsid /bin/sh -c '(sleep {mark} &)' &); "
+ENDINGS: list[tuple[str, Json, str]] = [
+    ("process/terminate", {"scope": "tree"}, "terminated"),
+    ("process/signal", {"signal": "SIGKILL", "scope": "tree"}, "signal"),
+]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("lives", [False, True])
+@pytest.mark.parametrize(("method", "members", "cause"), ENDINGS)
+def test_a_tree_is_killed_when_the_server_dies_over_it(
+    serve: Serve, method: str, members: Json, cause: str, lives: bool, stopped: bool
+) -> None:
+    mark = _mark()
+    service = serve("unix", may_fail=True, env={"EXECSERVER_FAULT_POINT": "before-tree-kill"})
+    session = ResumingClient(service)
+    ending = f"exec sleep {mark}" if lives else "exit 5"
+    process = session.start("/bin/sh", "-c", TREE.format(mark=mark) + ending)
+    assert eventually(lambda: len(marked(mark)) == 2 + lives, 10)
+    handle = session.client.process(process)
+    if not lives:
+        handle.wait_exited()
+    session.client.request(method, {"processId": process, **members})
+    assert eventually(lambda: _state(service.server_pid) == "T", 10)
+    if stopped:  # as a server does it before it kills
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGSTOP)
+    _die_at_the_point(service, session)
+    assert eventually(lambda: not marked(mark), 10), marked(mark)
+    handle = session.client.process(process)
+    assert eventually(lambda: bool(handle.read()["closed"]), 10)
+    assert handle.read()["exitCode"] == (KILLED if lives else 5)
+    assert session.call("process/terminate", {"processId": process, "scope": "tree"}) == {"running": False}
+    session.cut()
+
+
+def test_only_what_was_about_to_be_killed_is_killed(serve: Serve) -> None:
+    mark, other = _mark(), _mark()
+    service = serve("unix", may_fail=True, env={"EXECSERVER_FAULT_POINT": "before-tree-kill"})
+    session = ResumingClient(service)
+    session.start("/bin/sh", "-c", TREE.format(mark=other) + f"exec sleep {other}")
+    # Its group was killed; what left the group was not meant.
+    left = session.start("/bin/sh", "-c", f"(setsid sleep {other} &); exec sleep 300")
+    assert eventually(lambda: len(marked(other)) == 4, 10)
+    session.call("process/terminate", {"processId": left})
+    process = session.start("/bin/sh", "-c", TREE.format(mark=mark) + "exec sleep 300")
+    assert eventually(lambda: len(marked(mark)) == 2, 10)
+    session.client.request("process/terminate", {"processId": process, "scope": "tree"})
+    _die_at_the_point(service, session)
+    assert eventually(lambda: not marked(mark), 10), marked(mark)
+    assert len(marked(other)) == 4
+    session.cut()
+    assert children(service.pid)
