@@ -15,7 +15,7 @@ PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,pr
 STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
-.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests docs docs-check bench bench-gate soak faults fuzz bubblewrap interop interop-setup probe vectors stock-client stock-websocket stock-stdio foreign-clients systemd-setup systemd-verify clean
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests docs docs-check bench bench-gate soak faults fuzz bubblewrap terminal-tools ssh-server interop interop-setup probe vectors stock-client stock-websocket stock-stdio foreign-clients systemd-setup systemd-verify clean
 
 help:
 	@echo "make run       set up, start a daemon, run the quick start through the client"
@@ -68,18 +68,20 @@ schemas: setup
 	$(BIN)/python -m execserver.configuration.reference docs/reference/settings.md
 	$(BIN)/python -m execserver.protocol.errors_reference docs/protocol.md docs/reference/errors.md
 	$(BIN)/python -m execserver.telemetry.definitions docs/reference/metrics.md
+	$(BIN)/python -m tools.client_reference clients/python docs/reference/client.md
 
 schemas-check: setup
 	$(BIN)/python -m execserver.protocol.schemas --check schemas docs/reference/messages.md
 	$(BIN)/python -m execserver.configuration.reference --check docs/reference/settings.md
 	$(BIN)/python -m execserver.protocol.errors_reference --check docs/protocol.md docs/reference/errors.md
 	$(BIN)/python -m execserver.telemetry.definitions --check docs/reference/metrics.md
+	$(BIN)/python -m tools.client_reference --check clients/python docs/reference/client.md
 
 # Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
 # first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
 FIRST_TESTS := tests/faults tests/integration tests/sandbox
 
-unit: setup bubblewrap
+unit: setup bubblewrap terminal-tools ssh-server
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests
 
 first-tests: setup
@@ -94,6 +96,20 @@ bubblewrap:
 		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
 		then apt-get update -q && apt-get install -q -y --no-install-recommends bubblewrap; \
 		else echo "bwrap is missing: install the package bubblewrap (0.8.0 or later), or run make bubblewrap as root" >&2; exit 1; fi
+
+# `execserver attach` is tested in a real terminal, with a program that fills it.
+terminal-tools:
+	@command -v tmux >/dev/null && command -v vim >/dev/null || \
+		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
+		then apt-get update -q && apt-get install -q -y --no-install-recommends tmux vim; \
+		else echo "tmux or vim is missing: install the packages tmux and vim, or run make terminal-tools as root" >&2; exit 1; fi
+
+# The manual's page on ssh is followed with a real one.
+ssh-server:
+	@command -v ssh >/dev/null && test -x /usr/sbin/sshd || \
+		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
+		then apt-get update -q && apt-get install -q -y --no-install-recommends openssh-client openssh-server; \
+		else echo "ssh or sshd is missing: install the packages openssh-client and openssh-server, or run make ssh-server as root" >&2; exit 1; fi
 
 # -- the manual; `make test` checks it too, tests/docs being tests like others
 

@@ -24,11 +24,12 @@ from benchmarks import report
 from benchmarks.reference import ReferenceMissingError, reference_command
 from benchmarks.result import RowResult, Verdict
 from benchmarks.server import ServerUnderTest
-from benchmarks.targets import target
+from benchmarks.targets import Table, target
 from benchmarks.wire import Transport
-from benchmarks.workloads import FULL, QUICK, WORKLOADS, Sizes, Workload
+from benchmarks.workloads import FULL, QUICK, WORKLOADS, Row, Sizes, Workload
 
-Side = Literal["reference", "candidate"]
+Side = Literal["reference", "candidate", "generator"]
+"""The generator is measured at the candidate's server, in the reference's place."""
 
 # The longest workload (1,000 processes on a loaded machine) stays well below.
 WORKLOAD_SECONDS = 120.0
@@ -55,6 +56,7 @@ GROUPS: dict[str, tuple[Competitor, ...]] = {
         Competitor("candidate", "ws"),
         Competitor("candidate", "unix"),
     ),
+    "library": (Competitor("generator", "unix"), Competitor("candidate", "unix")),
 }
 
 
@@ -107,8 +109,10 @@ class Comparison:
         results = []
         # The reference makes no sandboxes when its home is below /tmp.
         with tempfile.TemporaryDirectory(prefix="execserver-bench-", dir="/var/tmp") as scratch:
-            for group in GROUPS.values():
+            for name, group in GROUPS.items():
                 for workload in workloads:
+                    if (workload.generator is not None) is not (name == "library"):
+                        continue
                     rows = self._rows(group, workload)
                     if not rows:
                         continue
@@ -123,6 +127,8 @@ class Comparison:
         if competitor.transport not in workload.transports:
             return False
         if competitor.side == "candidate":
+            return self.candidate is not None and competitor.transport in self.transports
+        if competitor.side == "generator":
             return self.candidate is not None and competitor.transport in self.transports
         if self.reference is None:
             return False
@@ -141,16 +147,15 @@ class Comparison:
                 if member.side == "candidate" and self._wanted(member, workload)
             ]
         return [
-            RowResult(
-                workload.name,
-                row,
-                transport,
-                reference,
-                target(row.name, transport, with_spool=self.with_spool),
-            )
+            self._row(workload, row, transport, reference)
             for transport in transports
             for row in workload.rows
         ]
+
+    def _row(self, workload: Workload, row: Row, transport: Transport, reference: Transport) -> RowResult:
+        table: Table = transport if workload.generator is None else "library"
+        wanted = target(row.name, table, with_spool=self.with_spool)
+        return RowResult(workload.name, row, table, transport, reference, wanted)
 
     def _round(
         self,
@@ -182,7 +187,8 @@ class Comparison:
 
     def _measure(self, member: Competitor, workload: Workload, scratch: Path) -> dict[str, float]:
         command = self.reference if member.side == "reference" else self.candidate
-        if command is None:
+        run = workload.run if member.side != "generator" else workload.generator
+        if command is None or run is None:
             raise AssertionError("a side without a command is not measured")
         if member.side == "reference":
             command = f"{command} {workload.reference_options}".strip()
@@ -193,7 +199,7 @@ class Comparison:
         ):
             connection = server.connect()
             try:
-                return dict(workload.run(server, connection, self.sizes))
+                return dict(run(server, connection, self.sizes))
             finally:
                 connection.close()
 
@@ -207,14 +213,14 @@ def _gate(comparison: Comparison, results: list[RowResult], print_row: Callable[
     print(f"gate: {len(missed)} rows missed, measuring them again")
     names = {result.workload for result in missed}
     again = comparison.run(tuple(workload for workload in WORKLOADS if workload.name in names), print_row)
-    first = {(result.transport, result.row.name) for result in missed}
+    first = {(result.table, result.row.name) for result in missed}
     twice = [
         result
         for result in again
-        if result.verdict is Verdict.MISS and (result.transport, result.row.name) in first
+        if result.verdict is Verdict.MISS and (result.table, result.row.name) in first
     ]
     for result in twice:
-        print(f"gate: {result.transport} {result.row.title} misses twice (target {result.target})")
+        print(f"gate: {result.table} {result.row.title} misses twice (target {result.target})")
     if not twice:
         print("gate: no row missed twice")
     return 1 if twice else 0

@@ -19,6 +19,7 @@ _TITLES = {
     "stdio": "stdio",
     "ws": "WebSocket",
     "unix": "Unix socket (beside the reference over WebSocket, which has no Unix socket)",
+    "library": "Client library (beside the load generator at the same server, over a Unix socket)",
 }
 
 
@@ -64,7 +65,7 @@ def _ratio(result: RowResult) -> tuple[str, str, str]:
 
 def heading(reference: str | None, candidate: str | None, rounds: int) -> str:
     """What is compared, and the head of the table."""
-    columns = f"{'':5} {'row':42} {'unit':6} {'reference':>10} {'candidate':>10}  {'ratio':>7}"
+    columns = f"{'':7} {'row':42} {'unit':6} {'reference':>10} {'candidate':>10}  {'ratio':>7}"
     return (
         f"reference: {reference or '-'}\ncandidate: {candidate or '-'}\n"
         f"{rounds} rounds, medians; ratio above 1 = candidate better\n\n"
@@ -80,7 +81,7 @@ def line(result: RowResult) -> str:
     if result.failures:
         verdict += f" ({len(result.failures)} rounds failed: {result.failures[0]})"
     return (
-        f"{result.transport:5} {result.row.title:42} {result.row.unit:6} {_value(result.reference):>10} "
+        f"{result.table:7} {result.row.title:42} {result.row.unit:6} {_value(result.reference):>10} "
         f"{_value(result.candidate):>10}  {median:>7}  {quartiles:16} {whole:16} {must:12} {verdict}"
     ).rstrip()
 
@@ -108,7 +109,7 @@ def machine() -> dict[str, str]:
 
 
 def markdown(run: Run, results: list[RowResult]) -> str:
-    """A table for each transport and the circumstances of the run."""
+    """A table for each transport, one for the library, and the circumstances of the run."""
     facts = ", ".join(f"{name} {value}" for name, value in machine().items())
     scale = " with small sizes" if run.quick else ""
     text = [
@@ -116,8 +117,8 @@ def markdown(run: Run, results: list[RowResult]) -> str:
         "",
         f"Reference `{_shown(run.reference)}`, candidate `{_shown(run.candidate)}`.",
     ]
-    for transport, title in _TITLES.items():
-        rows = [result for result in results if result.transport == transport]
+    for table, title in _TITLES.items():
+        rows = [result for result in results if result.table == table]
         if not rows:
             continue
         text += [
@@ -176,6 +177,7 @@ def write_json(path: Path, run: Run, results: list[RowResult]) -> None:
         finite = ratio is not None and not math.isinf(ratio.most)
         rows.append(
             {
+                "table": result.table,
                 "transport": result.transport,
                 "referenceTransport": result.reference_transport,
                 "workload": result.workload,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from benchmarks.targets import AnswersAll, AtLeast, AtMost, Target
+from benchmarks.targets import AnswersAll, AtLeast, AtMost, Table, Target
 from benchmarks.wire import Transport
 from benchmarks.workloads import Row
 
@@ -43,7 +43,7 @@ def spread(values: list[float]) -> Spread:
 
 @dataclass
 class RowResult:
-    """One row over one transport.
+    """One row of one table.
 
     `reference` and `candidate` map a round to its value; a round that failed is missing, and named in
     `failures` when it was the candidate's.
@@ -52,6 +52,7 @@ class RowResult:
 
     workload: str
     row: Row
+    table: Table
     transport: Transport
     reference_transport: Transport
     target: Target | None

@@ -45,6 +45,8 @@ class ServerUnderTest:
             "ws": f"ws://127.0.0.1:{self._port}",
             "unix": f"unix://{self._path}",
         }[transport]
+        self.url = listen
+        """Where it listens."""
         piped = subprocess.PIPE if transport == "stdio" else subprocess.DEVNULL
         errors = log.open("ab") if log else None
         self.started_at = time.perf_counter()

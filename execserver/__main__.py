@@ -1,11 +1,27 @@
-"""The console script: `serve` is the supervisor's, everything else is the command-line module's.
+"""The console script: `serve` is the supervisor's, some commands are the client's, the rest is the
+command-line module's.
 
 Standard library only, until the command-line module is needed: a supervisor starts in milliseconds.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+
+CLIENT_COMMANDS = {
+    "run": "run a command at a daemon, as if it were a local one",
+    "attach": "sit down at a process that runs",
+    "ps": "list the processes that run",
+    "logs": "print the output that is kept of a process",
+    "kill": "send a signal to processes",
+    "cp": "copy files to the daemon's machine, or back",
+    "completion": "print the script that completes commands in a shell",
+}
+"""`execclient.commands` has them; this is what `execserver --help` says of them."""
+
+COMPLETION_VARIABLE = "_EXECSERVER_COMPLETE"
+"""Set by a shell that wants to know what could come next."""
 
 
 def main() -> None:
@@ -16,9 +32,14 @@ def main() -> None:
 
         sys.exit(run(argv[1:]))
 
+    if (argv and argv[0] in CLIENT_COMMANDS) or (not argv and COMPLETION_VARIABLE in os.environ):
+        from execclient.commands import main as client_main
+
+        client_main(argv)
+
     from execserver.cli import main as cli_main
 
-    sys.exit(cli_main(argv))
+    sys.exit(cli_main(argv, CLIENT_COMMANDS))
 
 
 def _asks_for_help(argv: list[str]) -> bool:

@@ -1,6 +1,6 @@
 """The workloads, in the order in which they run and are printed."""
 
-from benchmarks.workloads import files, lifecycle, output, processes, requests, sandboxes
+from benchmarks.workloads import files, library, lifecycle, output, processes, requests, sandboxes
 from benchmarks.workloads.model import FULL, QUICK, Row, Sizes, Workload
 
 __all__ = ["FULL", "QUICK", "WORKLOADS", "Row", "Sizes", "Workload"]
@@ -12,4 +12,5 @@ WORKLOADS: tuple[Workload, ...] = (
     *files.WORKLOADS,
     *sandboxes.WORKLOADS,
     *lifecycle.WORKLOADS,
+    *library.WORKLOADS,
 )

@@ -31,6 +31,7 @@ class Sizes:
     confined_spawns: int = 60
     confined_writes: int = 60
     large_file_mib: int = 32
+    library_runs: int = 300
 
 
 FULL = Sizes()
@@ -48,6 +49,7 @@ QUICK = Sizes(
     confined_spawns=15,
     confined_writes=15,
     large_file_mib=8,
+    library_runs=50,
 )
 
 
@@ -69,6 +71,9 @@ class Workload:
     """Something a fresh server is made to do, and the rows that come out of it.
 
     `reference_options` is appended to the reference's command line for this workload.
+
+    With a `generator` it is about the client library, over a Unix socket: `run` is given our server, and so
+    is the generator in the reference's place, which gives the same rows as the load generator measures them.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Workload:
     rows: tuple[Row, ...]
     transports: frozenset[Transport] = frozenset({"stdio", "ws", "unix"})
     reference_options: str = ""
+    generator: Callable[[ServerUnderTest, Connection, Sizes], Measured] | None = None
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import socket
@@ -167,7 +168,7 @@ def _read_only(block: Block) -> None:
     elif block.language == "toml":
         tomllib.loads(block.text)
     elif block.language == "python":
-        compile(block.text, block.where, "exec")
+        compile(block.text, block.where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     elif block.language in ("console", "sh"):
         text = block.text
         if block.language == "console":

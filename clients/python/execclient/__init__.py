@@ -4,19 +4,24 @@
         result = await executor.run(["make", "test"], timeout=600)
         print(result.exit_code, result.text)
 
-This version connects to Unix sockets, from asyncio. `python -m execclient.quickstart` shows what
-there is.
+`execclient.sync` has the same without an event loop, `execclient.expect` pexpect over it.
+`python -m execclient.quickstart` shows what there is.
 """
 
-from execclient.client import Executor, connect
+from execclient.client import Executor
+from execclient.connect import connect
 from execclient.errors import (
+    AccessDenied,
     CallFailed,
     CallTimeout,
+    CommandFailed,
+    CommandNotRun,
     ConnectionFailed,
     ConnectionLost,
     DaemonNotRunning,
     ExecServerError,
     ExecutorClosed,
+    InsecureToken,
     InvalidParams,
     NoSuchProcess,
     NotFound,
@@ -29,19 +34,27 @@ from execclient.errors import (
     SessionLost,
     StdinUnavailable,
     SystemFailure,
+    TransferFailed,
     UnknownMethod,
+    Unsupported,
     UnsupportedUrl,
     UntrustedServer,
+    WaitTimeout,
+    WalkIncomplete,
 )
-from execclient.filesystem import Entry, FileSystem, Stat
+from execclient.filesystem import Entry, FileSystem, Stat, WalkEntry
 from execclient.inbox import Chunk, Page
-from execclient.process import Process, TextChunk, TextStream
+from execclient.process import Process, ProcessInfo, TextChunk, TextStream
 from execclient.run import RunResult
+from execclient.transfer import Progress
 
 __all__ = [
+    "AccessDenied",
     "CallFailed",
     "CallTimeout",
     "Chunk",
+    "CommandFailed",
+    "CommandNotRun",
     "ConnectionFailed",
     "ConnectionLost",
     "DaemonNotRunning",
@@ -50,6 +63,7 @@ __all__ = [
     "Executor",
     "ExecutorClosed",
     "FileSystem",
+    "InsecureToken",
     "InvalidParams",
     "NoSuchProcess",
     "NotFound",
@@ -57,6 +71,8 @@ __all__ = [
     "OutputGap",
     "Page",
     "Process",
+    "ProcessInfo",
+    "Progress",
     "ProtocolFault",
     "Refused",
     "RequestTooLarge",
@@ -68,8 +84,13 @@ __all__ = [
     "SystemFailure",
     "TextChunk",
     "TextStream",
+    "TransferFailed",
     "UnknownMethod",
+    "Unsupported",
     "UnsupportedUrl",
     "UntrustedServer",
+    "WaitTimeout",
+    "WalkEntry",
+    "WalkIncomplete",
     "connect",
 ]

@@ -1,59 +1,60 @@
-"""`connect` and `Executor`: commands and files at a daemon."""
+"""`Executor`: commands and files at a daemon."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Literal, NamedTuple
 
-from execclient.connection import Json, default_url
-from execclient.errors import CallFailed, ExecutorClosed, SessionLost
+from execclient.connection import Json
+from execclient.deadlines import Deadlines
+from execclient.errors import (
+    CallFailed,
+    CommandFailed,
+    CommandNotRun,
+    ExecServerError,
+    ExecutorClosed,
+    NoSuchProcess,
+    Refused,
+    SessionLost,
+    StdinUnavailable,
+)
 from execclient.filesystem import AnyPath, FileSystem
+from execclient.identifiers import new_id
 from execclient.inbox import Inbox
-from execclient.process import Process
-from execclient.recovery import RECOVERY_SECONDS
-from execclient.run import LINGER_SECONDS, TIMED_OUT, RunResult, collect
+from execclient.process import Process, ProcessInfo
+from execclient.run import LINGER_SECONDS, TIME_LIMITS, TIMED_OUT, RunOutput, RunResult
 from execclient.session import Session
 from execserver.protocol.path_uri import parse_path_uri
-
-CALL_SECONDS = 60.0
-"""Longer than a recovery may take, so that a call can outlast one."""
 
 BUFFER_BYTES = 64 << 20
 """Output of a process that may wait in the client to be taken."""
 
+BACKSTOP_SECONDS = 5.0
+"""How much later than the daemon `run` enforces a time limit: for a daemon that hangs, or is away."""
+
+END_OF_FILE = b"\x04"
+"""What is typed to end a terminal's input, at the start of a line; elsewhere it takes two."""
+
 Inherit = Literal["all", "core", "none"]
+IfExists = Literal["fail", "attach"]
 
 
-@asynccontextmanager
-async def connect(
-    url: str | None = None,
-    *,
-    call_timeout: float = CALL_SECONDS,
-    recovery_timeout: float = RECOVERY_SECONDS,
-) -> AsyncIterator[Executor]:
-    """Open a session with a daemon; leaving the block ends it, and the processes still running.
+class _Start(NamedTuple):
+    """What a process is started with; as the arguments of `Executor.start`."""
 
-        async with connect() as executor:
-            print((await executor.run(["uname", "-a"])).text)
-
-    Args:
-        url: `unix:///PATH`; by default `EXECSERVER_URL`, else the daemon's own default.
-        call_timeout: seconds for the answer to a call, recovery included.
-        recovery_timeout: seconds in which a lost connection must be back.
-
-    Raises:
-        UnsupportedUrl: another kind of URL.
-        DaemonNotRunning, UntrustedServer, ConnectionFailed: no connection came about.
-    """
-    url = url or default_url()
-    session = Session(url, call_timeout, recovery_timeout)
-    initialized = await session.open()
-    try:
-        yield Executor(session, url, initialized.get("environmentInfo") or {})
-    finally:
-        await session.close()
+    argv: Sequence[str]
+    cwd: AnyPath | None
+    env: Mapping[str, str] | None
+    inherit: Inherit
+    tty: bool
+    size: tuple[int, int] | None
+    stdin: bool
+    timeout: float | None
+    idle_timeout: float | None
+    if_exists: IfExists
+    sandbox: Mapping[str, Json] | None
 
 
 class Executor:
@@ -65,14 +66,26 @@ class Executor:
         """What the daemon says of itself and its machine (`docs/protocol.md`, D1)."""
         self.cwd = parse_path_uri(info.get("cwd") or "file:///")
         """Where the daemon was started; relative paths begin here."""
-        self.fs = FileSystem(session.call, self.cwd)
+        self.fs = FileSystem(session, self.cwd)
         self._session = session
-        self._started = 0
+        self._cwd_uri = self.fs.uri(self.cwd)
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """The extensions that the daemon serves, as `fs/digest` or `process/start.size`."""
+        return self._session.capabilities
 
     @property
     def session_id(self) -> str:
         """The session, as the daemon names it."""
         return self._session.id
+
+    @property
+    def session_ttl(self) -> float | None:
+        """Seconds for which the daemon keeps the session without a connection, and its processes with
+        it; None from a daemon that does not tell.
+        """
+        return self._session.ttl
 
     @property
     def recoveries(self) -> int:
@@ -87,12 +100,19 @@ class Executor:
         env: Mapping[str, str] | None = None,
         inherit: Inherit = "all",
         tty: bool = False,
+        size: tuple[int, int] | None = None,
+        input: bytes | str | None = None,  # noqa: A002 - as `subprocess.run` has it
         timeout: float | None = None,  # noqa: ASYNC109 - it is the command that ends, with a result
+        idle_timeout: float | None = None,
+        sandbox: Mapping[str, Json] | None = None,
+        max_output_bytes: int | None = None,
+        check: bool = False,
     ) -> RunResult:
-        """Run a command to its end, and give all of its output. Its standard input is empty.
+        """Run a command to its end, and give its output.
 
         Returns 500 ms after the exit at the latest, also if a child in the background keeps the
-        output open; such a child lives on until the session ends. Cancelling kills the command.
+        output open; such a child lives on until the session ends. Cancelling kills the command
+        with all its descendants.
 
         Args:
             argv: program and arguments; no shell is involved.
@@ -100,65 +120,168 @@ class Executor:
             env: variables laid over what is inherited.
             inherit: the daemon's environment: all of it, its core (HOME, PATH, …), or nothing.
             tty: give it a terminal; its output is then all in `stdout`.
+            size: rows and columns of the terminal; by default 24 and 80.
+            input: its standard input, text as UTF-8; by default empty. On a terminal it is typed,
+                and end of file behind it.
             timeout: seconds until it is killed with all its descendants, and the result says `timed_out`.
+            idle_timeout: the same for seconds in which it neither writes anything nor is given input.
+            sandbox: what it may touch (`docs/protocol.md`, "Sandbox context"), as the wire has it.
+            max_output_bytes: how much output is kept of each stream, and of both together: half of
+                it from the beginning, half from the end. The result counts the bytes between them.
+            check: raise `CommandFailed` unless it exits with 0, in time.
 
         Raises:
             SystemFailure: it could not be started.
             OutputGap: some of its output was dropped; the exception has the `result`.
+            CommandFailed: with `check`; the exception has the `result`.
+            CommandNotRun: its sandbox broke before it began.
+            Unsupported: the server does not serve `size`, or cannot end an `input`.
+            OutcomeUnknown, SessionLost, ExecutorClosed: what became of it is not known.
         """
         clock = asyncio.get_running_loop().time
         begin = clock()
-        inbox = self._new_inbox(None)
-        timed_out = False
+        output = RunOutput(max_output_bytes)
+        inbox = Inbox(new_id(), None, sink=output.add)
+        start = _Start(
+            argv, cwd, env, inherit, tty, size, input is not None, timeout, idle_timeout, "fail", sandbox
+        )
+        if input is not None and not tty:
+            self._session.require("process/closeStdin")
         try:
-            async with asyncio.timeout(timeout):
-                await self._start(inbox, argv, cwd, env, inherit, tty=tty, stdin=False)
-                await inbox.until_exited()
-                await self._until_silent(inbox)
+            if timeout is None:
+                await self._run(inbox, start, input)
+            else:
+                async with asyncio.timeout(timeout + BACKSTOP_SECONDS):
+                    await self._run(inbox, start, input)
         except TimeoutError:
-            timed_out = True
+            inbox.forced_cause = "timeout"
             if inbox.started:
                 await self._session.kill(inbox)
                 await self._until_silent(inbox)
-        except asyncio.CancelledError:
-            if inbox.started:
+        except BaseException:
+            if inbox.started and not inbox.closed:
                 await self._session.kill(inbox)
             raise
         finally:
             self._session.forget(inbox)
+        cause = inbox.forced_cause if inbox.exit_code is None else inbox.cause
+        timed_out = cause in TIME_LIMITS
         exit_code = TIMED_OUT if timed_out or inbox.exit_code is None else inbox.exit_code
-        return collect(inbox.take_all(), exit_code, clock() - begin, timed_out=timed_out)
+        result = output.result(
+            exit_code, clock() - begin, cause=cause, timed_out=timed_out, denial=inbox.denial
+        )
+        if check and exit_code:
+            raise CommandFailed(argv[0], result)
+        return result
 
     async def start(
         self,
         argv: Sequence[str],
         *,
+        id: str | None = None,  # noqa: A002 - what `Process.id` will be
         cwd: AnyPath | None = None,
         env: Mapping[str, str] | None = None,
         inherit: Inherit = "all",
         tty: bool = False,
+        size: tuple[int, int] | None = None,
         stdin: bool = False,
+        timeout: float | None = None,  # noqa: ASYNC109 - it is the process that ends
+        idle_timeout: float | None = None,
+        if_exists: IfExists = "fail",
+        sandbox: Mapping[str, Json] | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
         """Start a process, and go on.
 
         Args:
-            argv: as for `run`, like the next three.
+            argv: as for `run`, like all that is not explained here.
+            id: its name in the session; by default eight letters and digits that nobody else has.
             cwd: where.
             env: variables.
             inherit: the daemon's own.
-            tty: give it a terminal of 24 × 80, which `Process.write` types into.
-            stdin: let `Process.write` reach its standard input. The wire cannot close it.
+            tty: give it a terminal, which `Process.write` types into.
+            size: of the terminal.
+            stdin: let `Process.write` reach its standard input, until `Process.close_stdin`.
+            timeout: seconds until it is killed; its `cause` is then `timeout`.
+            idle_timeout: seconds of silence until it is killed; the `cause` is then `idleTimeout`.
+            if_exists: with `attach`, when the session has a process of this `id` that was started
+                in the same way, give that one, with its output from the first byte. The way to
+                repeat a start whose outcome is unknown.
+            sandbox: what it may touch.
             buffer_bytes: output that may wait here to be iterated over; beyond it the oldest is
                 dropped, which the iteration reports as an `OutputGap`. None for no limit.
 
         Raises:
             SystemFailure: it could not be started.
-            OutcomeUnknown: the connection was lost meanwhile; if it started, it is killed.
+            Refused: the `id` is taken; or with `attach`, by another command.
+            Unsupported: the server does not serve `size` or `if_exists`.
+            OutcomeUnknown: the connection was lost meanwhile. If it started, it is killed, unless
+                `if_exists` is `attach`.
         """
-        inbox = self._new_inbox(buffer_bytes)
-        pid = await self._start(inbox, argv, cwd, env, inherit, tty=tty, stdin=stdin)
-        return Process(self._session.call, inbox, pid, self._session.call_timeout)
+        inbox = Inbox(new_id() if id is None else id, buffer_bytes)
+        start = _Start(argv, cwd, env, inherit, tty, size, stdin, timeout, idle_timeout, if_exists, sandbox)
+        return await self._start(inbox, start)
+
+    async def attach(
+        self,
+        process_id: str,
+        *,
+        session_id: str | None = None,
+        after_seq: int = 0,
+        interactive: bool = False,
+        buffer_bytes: int | None = BUFFER_BYTES,
+    ) -> Process:
+        """A process that is there already: of this session, or of another one.
+
+        Any number of observers may be attached to a process, and all get the same output. A process
+        of this session, also after `connect(session_id=…)`, is like one that was just started. One
+        of another session belongs to its owner: leaving its block or closing the executor leaves it
+        alone, and whoever is slow in reading misses some of its output, which is an `OutputGap`.
+
+        Args:
+            process_id: its name.
+            session_id: its session; by default this one.
+            after_seq: begin behind this number; 0 for all output that is kept.
+            interactive: ask for the right to resize another session's terminal, from whoever has it.
+            buffer_bytes: as for `start`.
+
+        Raises:
+            NoSuchProcess: there is none of that name.
+            Refused: it may not be reached from here; the message says what would help.
+            Unsupported: the server does not serve `process/subscribe`.
+        """
+        own = session_id is None or session_id == self.session_id
+        if not own:
+            self._session.require("process/subscribe")
+        inbox = Inbox(process_id, buffer_bytes, session_id=None if own else session_id, after_seq=after_seq)
+        inbox.interactive = interactive and not own
+        try:
+            state = await self._session.attach(inbox)
+        except Refused as error:
+            if "unknown process" in error.message:
+                raise NoSuchProcess(error.message) from error
+            raise
+        pid, tty = state.get("pid"), state.get("tty")
+        if own and "process/list" in self.capabilities:
+            for info in await self.processes():
+                if info.process_id == process_id:
+                    pid, tty = info.pid, info.tty
+        return Process(self._session, inbox, pid=pid, tty=tty, confined=own)
+
+    async def processes(self, *, all_sessions: bool = False, argv: bool = False) -> list[ProcessInfo]:
+        """The processes that the daemon knows, the oldest first; those too that ended a short time ago.
+
+        Args:
+            all_sessions: of every session, not only of this one.
+            argv: tell their arguments and working directories. They may contain secrets.
+
+        Raises:
+            Refused: other sessions may not be looked at from here; the message says what would help.
+            Unsupported: the server does not serve `process/list`.
+        """
+        self._session.require("process/list")
+        result = await self._session.call("process/list", {"allSessions": all_sessions, "argv": argv})
+        return [ProcessInfo.decode(item) for item in result["processes"]]
 
     async def call(self, method: str, params: Mapping[str, Json], *, limit: float | None = None) -> Json:
         """Any request of the wire (`docs/protocol.md`), and its result. Raises as `Session.call` does."""
@@ -168,52 +291,118 @@ class Executor:
         """A diagnostic: cut the connection as a fault would. Recovery begins at once."""
         self._session.drop_connection()
 
+    async def close(self) -> None:
+        """End the connection, as leaving the block of `connect` does. May be called again.
+
+        What still runs of what was started here is killed, unless `connect` was told to `keep` it.
+        """
+        await self._session.close()
+
+    async def detach(self) -> None:
+        """End the connection, and let the processes go on. May be called again.
+
+        They go on until the daemon ends the session, `--session-ttl` (80) seconds later, unless
+        somebody resumes it: `connect(session_id=executor.session_id)`.
+        """
+        await self._session.close(keep=True)
+
     # -- inside
 
-    def _new_inbox(self, limit: int | None) -> Inbox:
-        self._started += 1
-        return Inbox(f"execclient-{self._started}", limit)
+    async def _run(self, inbox: Inbox, start: _Start, data: bytes | str | None) -> None:
+        process = await self._start(inbox, start)
+        try:
+            if data is None:
+                exit_code = await inbox.until_exited()
+            else:
+                exit_code = await self._feed(process, inbox, data)
+        finally:
+            process._cancel_deadlines()  # noqa: SLF001 - nobody else has to
+        if not inbox.closed:
+            await self._until_silent(inbox)
+        if start.sandbox is not None and exit_code:
+            await process.wait()
+            if process.failure:
+                raise CommandNotRun(process.failure)
 
-    async def _start(
-        self,
-        inbox: Inbox,
-        argv: Sequence[str],
-        cwd: AnyPath | None,
-        env: Mapping[str, str] | None,
-        inherit: Inherit,
-        *,
-        tty: bool,
-        stdin: bool,
-    ) -> int | None:
-        if isinstance(argv, str):
-            raise TypeError(f"argv is a list of strings; for a shell command: ['sh', '-c', {argv!r}]")
-        params = {
-            "processId": inbox.id,
-            "argv": list(argv),
-            "cwd": self.fs.uri(self.cwd if cwd is None else cwd),
-            "env": dict(env or {}),
+    async def _feed(self, process: Process, inbox: Inbox, data: bytes | str) -> int:
+        feeding = asyncio.create_task(_type(process, data) if process.tty else _pipe(process, data))
+
+        def fed(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and isinstance(error := task.exception(), ExecServerError):
+                inbox.fail(error)
+
+        feeding.add_done_callback(fed)
+        try:
+            return await inbox.until_exited()
+        finally:
+            feeding.cancel()
+            await asyncio.wait({feeding})
+
+    async def _start(self, inbox: Inbox, start: _Start) -> Process:
+        params = self._start_params(inbox.id, start)
+        known = self._session.knows(inbox.id)
+        attach = start.if_exists == "attach"
+        if not attach:
+            # Before the start: a server may tell of a process before it answers.
+            self._session.add(inbox)
+        try:
+            result = await self._session.call("process/start", params)
+        except BaseException as error:
+            self._session.forget(inbox)
+            # It may run all the same. But the id may also be that of an earlier one.
+            if not (known or attach or isinstance(error, CallFailed | SessionLost | ExecutorClosed)):
+                self._session.terminate_soon(inbox.id)
+            raise
+        inbox.started = True
+        if attach:
+            await self._session.attach(inbox)
+        return Process(
+            self._session,
+            inbox,
+            pid=result.get("pid"),
+            tty=start.tty,
+            confined=start.sandbox is not None,
+            deadlines=self._deadlines(inbox, start),
+        )
+
+    def _start_params(self, process_id: str, start: _Start) -> dict[str, Json]:
+        if isinstance(start.argv, str):
+            raise TypeError(f"argv is a list of strings; for a shell command: ['sh', '-c', {start.argv!r}]")
+        params: dict[str, Json] = {
+            "processId": process_id,
+            "argv": list(start.argv),
+            "cwd": self._cwd_uri if start.cwd is None else self.fs.uri(start.cwd),
+            "env": dict(start.env or {}),
             "envPolicy": {
-                "inherit": inherit,
+                "inherit": start.inherit,
                 "ignoreDefaultExcludes": True,
                 "exclude": [],
                 "set": {},
                 "includeOnly": [],
             },
-            "tty": tty,
-            "pipeStdin": stdin,
+            "tty": start.tty,
+            "pipeStdin": start.stdin and not start.tty,
         }
-        # Before the start: a server may tell of a process before it answers.
-        self._session.add(inbox)
-        try:
-            result = await self._session.call("process/start", params)
-        except BaseException as error:
-            self._session.forget(inbox)
-            if not isinstance(error, CallFailed | SessionLost | ExecutorClosed):
-                self._session.terminate_soon(inbox.id)  # it may run all the same
-            raise
-        inbox.started = True
-        pid: int | None = result.get("pid")
-        return pid
+        if start.sandbox is not None:
+            params["sandbox"] = start.sandbox
+        if start.size is not None:
+            self._session.require("process/start.size")
+            params["size"] = {"rows": start.size[0], "cols": start.size[1]}
+        if start.if_exists != "fail":
+            self._session.require("process/start.ifExists")
+            params["ifExists"] = start.if_exists
+        for member, seconds in (("timeoutMs", start.timeout), ("idleTimeoutMs", start.idle_timeout)):
+            if seconds is not None and f"process/start.{member}" in self.capabilities:
+                params[member] = max(1, round(seconds * 1000))
+        return params
+
+    def _deadlines(self, inbox: Inbox, start: _Start) -> Deadlines | None:
+        """The time limits that the server does not keep: another one would ignore them in silence."""
+        run, idle = (
+            None if f"process/start.{member}" in self.capabilities else seconds
+            for member, seconds in (("timeoutMs", start.timeout), ("idleTimeoutMs", start.idle_timeout))
+        )
+        return None if run is None and idle is None else Deadlines(self._session, inbox, run, idle)
 
     async def _until_silent(self, inbox: Inbox) -> None:
         while not inbox.closed:
@@ -225,3 +414,16 @@ class Executor:
             # One that was lost meanwhile may have had the rest on its way.
             if await self._session.connected() is connection:
                 return
+
+
+async def _pipe(process: Process, data: bytes | str) -> None:
+    with suppress(StdinUnavailable, NoSuchProcess):  # a command need not read what it is given
+        await process.write(data)
+        await process.close_stdin()
+
+
+async def _type(process: Process, data: bytes | str) -> None:
+    data = data.encode() if isinstance(data, str) else data
+    at_line_start = not data or data.endswith(b"\n")
+    with suppress(StdinUnavailable, NoSuchProcess):
+        await process.write(data + (END_OF_FILE if at_line_start else 2 * END_OF_FILE))

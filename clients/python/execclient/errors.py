@@ -4,7 +4,9 @@
     ├── UnsupportedUrl             unsupported_url      this version does not speak what the URL asks for
     ├── ConnectionFailed           connection_failed    no connection came about
     │   ├── DaemonNotRunning       daemon_not_running   nobody listens there
-    │   └── UntrustedServer        untrusted_server     who listens there is another user
+    │   ├── UntrustedServer        untrusted_server     who listens there is not who it should be
+    │   ├── AccessDenied           access_denied        the server wants another token, or none of us
+    │   └── InsecureToken          insecure_token       a token would cross a network unencrypted
     ├── ConnectionLost             connection_lost      a connection that was there is gone
     │   ├── OutcomeUnknown         outcome_unknown      a call may or may not have been carried out
     │   └── SessionLost            session_lost         the session could not be resumed
@@ -12,9 +14,15 @@
     ├── ProtocolFault              protocol_fault       the server sent what cannot be understood
     ├── RequestTooLarge            request_too_large    one message cannot hold the request
     ├── CallTimeout                call_timeout         no answer within the limit
+    ├── WaitTimeout                wait_timeout         a process outlasted the limit of a wait; it goes on
+    ├── Unsupported                unsupported          this server cannot do that; nothing was sent
     ├── OutputGap                  output_gap           output was dropped before it was seen
     ├── NoSuchProcess              no_such_process      the daemon does not know it, or no longer
     ├── StdinUnavailable           stdin_unavailable    the process was started without a standard input
+    ├── CommandFailed              command_failed       another exit code than 0, and `check=True`
+    ├── CommandNotRun              command_not_run      its sandbox broke before the command began
+    ├── TransferFailed             transfer_failed      a file changed on its way, or arrived different
+    ├── WalkIncomplete             walk_incomplete      a tree is larger than one walk may be
     └── CallFailed                 call_failed          an error reply; `wire_code` has its number
         ├── Refused                refused              -32600  understood and refused
         ├── UnknownMethod          unknown_method       -32601
@@ -33,6 +41,7 @@ from typing import TYPE_CHECKING, ClassVar
 from execserver.protocol import errors as wire
 
 if TYPE_CHECKING:
+    from execclient.filesystem import WalkEntry
     from execclient.run import RunResult
 
 
@@ -61,9 +70,32 @@ class DaemonNotRunning(ConnectionFailed):
 
 
 class UntrustedServer(ConnectionFailed):
-    """The server runs under another uid than ours or root's; nothing was sent to it."""
+    """The server runs under another uid than ours or root's, or its certificate does not hold.
+
+    Nothing was sent to it.
+    """
 
     code = "untrusted_server"
+
+
+class AccessDenied(ConnectionFailed):
+    """A WebSocket server refused the upgrade; the message has its reason and the way out.
+
+    Attributes:
+        status: of the HTTP response: 401 for the token, 403 for where we come from or want to go.
+    """
+
+    code = "access_denied"
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class InsecureToken(ConnectionFailed):
+    """A token would cross a network unencrypted. Nothing was sent; the message has the ways out."""
+
+    code = "insecure_token"
 
 
 class ConnectionLost(ExecServerError):
@@ -125,6 +157,28 @@ class CallTimeout(ExecServerError):
         self.seconds = seconds
 
 
+class WaitTimeout(ExecServerError, TimeoutError):
+    """What was waited for did not come within the limit. The process goes on."""
+
+    code = "wait_timeout"
+
+
+class Unsupported(ExecServerError):
+    """The server does not serve an extension that the call needs. Nothing was sent.
+
+    Attributes:
+        extension: its name, as `Executor.capabilities` would have it.
+    """
+
+    code = "unsupported"
+
+    def __init__(self, extension: str) -> None:
+        super().__init__(
+            f"the server does not serve {extension}: it is another server than execserver, or an older one"
+        )
+        self.extension = extension
+
+
 class OutputGap(ExecServerError):
     """Output was dropped before it could be delivered. What follows it is intact: iterate on.
 
@@ -152,6 +206,48 @@ class StdinUnavailable(ExecServerError):
     """The process has no standard input to write to: start it with `stdin=True` or `tty=True`."""
 
     code = "stdin_unavailable"
+
+
+class CommandFailed(ExecServerError):
+    """A command of `run(…, check=True)` ended with another exit code than 0, or ran into a time limit.
+
+    Attributes:
+        result: all that came of it.
+    """
+
+    code = "command_failed"
+
+    def __init__(self, program: str, result: RunResult) -> None:
+        why = "ran into its time limit" if result.timed_out else f"exited with {result.exit_code}"
+        last = result.stderr_text.strip().rpartition("\n")[2][:200]
+        super().__init__(f"{program} {why}" + (f": {last}" if last else ""))
+        self.result = result
+
+
+class CommandNotRun(ExecServerError):
+    """The sandbox broke between the start and the command, which was never run (statement C35)."""
+
+    code = "command_not_run"
+
+
+class TransferFailed(ExecServerError):
+    """A file changed while it was copied, or is not the same at both ends; the target is as it was."""
+
+    code = "transfer_failed"
+
+
+class WalkIncomplete(ExecServerError):
+    """A tree has more directories or names than one walk gives.
+
+    Attributes:
+        entries: those that there are.
+    """
+
+    code = "walk_incomplete"
+
+    def __init__(self, path: str, entries: list[WalkEntry]) -> None:
+        super().__init__(f"{path}: more than one walk gives; these are the first {len(entries)} names")
+        self.entries = entries
 
 
 class CallFailed(ExecServerError):

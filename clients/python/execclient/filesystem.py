@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import os
+from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from pybase64 import b64decode, b64encode
 
-from execclient.connection import Caller
-from execserver.protocol.limits import MAX_BLOCK_BYTES
-from execserver.protocol.path_uri import path_to_uri
+from execclient.errors import NotFound, WalkIncomplete
+from execclient.session import Session
+from execclient.transfer import Download, Progress, RemoteFile, Upload
+from execserver.protocol.limits import (
+    MAX_BLOCK_BYTES,
+    MAX_WALK_DEPTH,
+    MAX_WALK_DIRECTORIES,
+    MAX_WALK_ENTRIES,
+)
+from execserver.protocol.path_uri import parse_path_uri, path_to_uri
 
 WHOLE_FILE_BYTES = 32 << 20
-"""Larger files are written block by block: a message holds 64 MiB, and base64 takes a third more."""
+"""Larger files are read and written block by block: a message holds 64 MiB, and base64 takes a third more."""
+
+DIGEST_SECONDS = 3600.0
+"""For the digest of a file, however large and however slow its disk."""
 
 AnyPath = str | os.PathLike[str]
+ShowProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,16 @@ class Entry(NamedTuple):
     is_file: bool
 
 
+class WalkEntry(NamedTuple):
+    """One file or directory of a tree."""
+
+    path: str
+    """Absolute, at the executor."""
+    is_dir: bool
+    error: str | None = None
+    """Why this directory could not be looked into."""
+
+
 class FileSystem:
     """Files at the executor, as `executor.fs`.
 
@@ -47,17 +70,19 @@ class FileSystem:
     is not there, `Refused` for what may not be done, `SystemFailure` for other failures there.
     """
 
-    def __init__(self, call: Caller, cwd: str) -> None:
-        self._call = call
+    def __init__(self, session: Session, cwd: str) -> None:
+        self._session = session
+        self._call = session.call
         self._cwd = cwd
-        self._handles = itertools.count(1)
 
     def uri(self, path: AnyPath) -> str:
         """The URI of a path, as it goes over the wire."""
         return path_to_uri(os.path.join(self._cwd, path))
 
     async def read_bytes(self, path: AnyPath) -> bytes:
-        """The content of a file of at most 512 MiB."""
+        """The content of a file; one above 32 MiB takes several requests, and must not change meanwhile."""
+        if (await self._call("fs/getMetadata", {"path": self.uri(path)}))["size"] > WHOLE_FILE_BYTES:
+            return await self._read_blocks(path)
         result = await self._call("fs/readFile", {"path": self.uri(path)})
         return b64decode(result["dataBase64"], validate=True)
 
@@ -91,12 +116,77 @@ class FileSystem:
             created=result["createdAtMs"] / 1000 if result["createdAtMs"] else None,
         )
 
+    async def exists(self, path: AnyPath) -> bool:
+        """Whether there is something, at the end of all links."""
+        try:
+            await self.stat(path)
+        except NotFound:
+            return False
+        return True
+
+    async def is_dir(self, path: AnyPath) -> bool:
+        """Whether it is a directory, or a link to one; False when there is nothing."""
+        try:
+            return (await self.stat(path)).is_dir
+        except NotFound:
+            return False
+
+    async def is_file(self, path: AnyPath) -> bool:
+        """Whether it is a regular file, or a link to one; False when there is nothing."""
+        try:
+            return (await self.stat(path)).is_file
+        except NotFound:
+            return False
+
+    async def resolve(self, path: AnyPath) -> str:
+        """The absolute path without any links, of what must exist."""
+        result = await self._call("fs/canonicalize", {"path": self.uri(path)})
+        return parse_path_uri(result["path"])
+
     async def iterdir(self, path: AnyPath) -> list[Entry]:
         """The names in a directory, in no order; without dangling links."""
         result = await self._call("fs/readDirectory", {"path": self.uri(path)})
         return [
             Entry(entry["fileName"], entry["isDirectory"], entry["isFile"]) for entry in result["entries"]
         ]
+
+    async def walk(
+        self,
+        path: AnyPath,
+        *,
+        max_depth: int = MAX_WALK_DEPTH,
+        follow_links: bool = False,
+        hidden: bool = True,
+    ) -> list[WalkEntry]:
+        """All files and directories below a directory, level by level, each in the order of the names.
+
+        Links to directories are listed, and links to files; dangling ones, sockets and devices are not.
+
+        Args:
+            path: where to begin; is not listed itself.
+            max_depth: 0 for the directory's own names only; at most 64.
+            follow_links: look into directories that links lead to, each once.
+            hidden: look into directories whose names begin with a dot.
+
+        Raises:
+            WalkIncomplete: there are more than 10,000 directories or 50,000 names; it has the first.
+        """
+        options = {
+            "maxDepth": max_depth,
+            "maxDirectories": MAX_WALK_DIRECTORIES,
+            "maxEntries": MAX_WALK_ENTRIES,
+            "followDirectorySymlinks": follow_links,
+            "pruneHiddenDirectories": not hidden,
+        }
+        result = await self._call("fs/walk", {"path": self.uri(path), "options": options})
+        unread = {error["path"]: error["message"] for error in result["errors"]}
+        entries = [
+            WalkEntry(parse_path_uri(entry["path"]), entry["kind"] == "directory", unread.get(entry["path"]))
+            for entry in result["entries"]
+        ]
+        if result["truncated"]:
+            raise WalkIncomplete(os.fspath(path), entries)
+        return entries
 
     async def mkdir(self, path: AnyPath, *, parents: bool = False) -> None:
         """Make a directory; with `parents` its parents too, and it may be there already."""
@@ -116,12 +206,102 @@ class FileSystem:
         }
         await self._call("fs/copy", params)
 
+    async def rename(self, source: AnyPath, destination: AnyPath, *, overwrite: bool = True) -> None:
+        """Rename a file, a link or a directory, in one step; a link itself, never its target.
+
+        Args:
+            source: what.
+            destination: the new path, of the same file system; never just a directory to put it in.
+            overwrite: replace a file that is there; otherwise that is a `SystemFailure`.
+
+        Raises:
+            Unsupported: the server does not serve `fs/rename`.
+        """
+        self._session.require("fs/rename")
+        params = {
+            "sourcePath": self.uri(source),
+            "destinationPath": self.uri(destination),
+            "overwrite": overwrite,
+        }
+        await self._call("fs/rename", params)
+
+    async def digest(self, path: AnyPath) -> str:
+        """The SHA-256 of a file, as 64 hexadecimal digits.
+
+        Computed where the file is; with a server that does not serve `fs/digest`, the file is read.
+        """
+        if "fs/digest" in self._session.capabilities:
+            result = await self._call("fs/digest", {"path": self.uri(path)}, limit=DIGEST_SECONDS)
+            return str(result["sha256"])
+        digest = hashlib.sha256()
+        async with RemoteFile(self._session, self.uri(path)) as file, aclosing(file.blocks()) as blocks:
+            async for block in blocks:
+                digest.update(block)
+        return digest.hexdigest()
+
+    async def download(
+        self,
+        path: AnyPath,
+        local: AnyPath | BinaryIO,
+        *,
+        progress: ShowProgress | None = None,
+        verify: bool = True,
+    ) -> None:
+        """Copy a file from the executor to this machine, in blocks: memory does not grow with the file.
+
+        The local file appears, or is replaced, when all of it is there; its mode stays, or is that of
+        a new file. A lost connection is made up for, unless the file has changed meanwhile.
+
+        Args:
+            path: a regular file at the executor.
+            local: a path here, or a file that is open for writing in binary, which is written to as
+                the blocks come.
+            progress: called after each block.
+            verify: compare the SHA-256 of what came with that of the file at the executor.
+
+        Raises:
+            TransferFailed: the file changed meanwhile, or what came is not what is there.
+            OSError: the local file cannot be written.
+        """
+        await Download(self._session, self.uri(path), os.fspath(path), progress).run(
+            local, self.digest if verify else None
+        )
+
+    async def upload(
+        self,
+        local: AnyPath | BinaryIO,
+        path: AnyPath,
+        *,
+        progress: ShowProgress | None = None,
+        verify: bool = True,
+    ) -> None:
+        """Copy a file from this machine to the executor, in blocks: memory does not grow with the file.
+
+        It is written beside its place, and renamed into it when all of it is there. A file that is
+        replaced passes on its mode; otherwise the mode is that of a new file. A link stays, and what it
+        leads to is replaced. After a failure everything is as it was.
+
+        Args:
+            local: a path here, or a file that is open for reading in binary, which is read to its end.
+            path: a path at the executor; its directory must exist.
+            progress: called after each block.
+            verify: compare the SHA-256 of what was sent with that of what is there, before it is renamed.
+
+        Raises:
+            TransferFailed: what arrived is not what was sent.
+            OutcomeUnknown: the connection was lost; what is written is not written twice. The place
+                is as it was, unless the last step was under way.
+            Unsupported: the server does not serve `fs/rename`.
+            OSError: the local file cannot be read.
+        """
+        self._session.require("fs/rename")
+        await Upload(self, self._session, progress).run(local, path, verify=verify)
+
+    async def _read_blocks(self, path: AnyPath) -> bytes:
+        async with RemoteFile(self._session, self.uri(path)) as file, aclosing(file.blocks()) as blocks:
+            return b"".join([block async for block in blocks])
+
     async def _write_blocks(self, path: AnyPath, data: bytes) -> None:
-        handle = {"handleId": str(next(self._handles))}
-        await self._call("fs/open", handle | {"path": self.uri(path), "mode": "replace"})
-        try:
+        async with RemoteFile(self._session, self.uri(path), writing=True) as file:
             for offset in range(0, len(data), MAX_BLOCK_BYTES):
-                block = b64encode(data[offset : offset + MAX_BLOCK_BYTES]).decode()
-                await self._call("fs/writeBlock", {**handle, "offset": offset, "chunk": block})
-        finally:
-            await self._call("fs/close", handle)
+                await file.write(offset, data[offset : offset + MAX_BLOCK_BYTES])

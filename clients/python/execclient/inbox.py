@@ -23,6 +23,9 @@ from pybase64 import b64decode
 from execclient.connection import Json
 from execclient.errors import ExecServerError, OutputGap
 
+Key = tuple[str | None, str]
+"""A process: its session, None for our own, and its id."""
+
 
 class Chunk(NamedTuple):
     """A piece of output, cut anywhere, also within a character."""
@@ -30,6 +33,10 @@ class Chunk(NamedTuple):
     stream: str
     """`stdout`, `stderr`, or `pty`."""
     data: bytes
+
+
+Piece = Chunk | OutputGap
+"""What comes of a process's output, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,12 @@ class Page:
     """The process has ended and so has its output."""
     lost_bytes: int
     """Output after `after_seq` that is not kept any more; it was before `chunks`."""
+    cause: str | None = None
+    """Why the process ended (`docs/protocol.md`, X8); None while it runs, and from another server."""
+    failure: str | None = None
+    """What broke the sandbox before the command began (`docs/protocol.md`, C35)."""
+    denial: Mapping[str, Json] | None = None
+    """Whether the sandbox was in the way of a command, with the evidence (`docs/protocol.md`, X7)."""
 
     @property
     def data(self) -> bytes:
@@ -62,6 +75,9 @@ def page_from(result: Mapping[str, Json]) -> Page:
         exit_code=result.get("exitCode"),
         closed=result["closed"],
         lost_bytes=result.get("lostBytes", 0),
+        cause=result.get("cause"),
+        failure=result.get("failure"),
+        denial=result.get("denial"),
     )
 
 
@@ -69,25 +85,53 @@ class Inbox:
     """The events of one process until somebody takes them.
 
     Args:
+        process_id: the process.
         limit: bytes of output that may wait; beyond it the oldest are dropped, and stated as a
             gap. None for no limit.
+        session_id: its session, when that is not ours.
+        after_seq: the number after which to begin.
+        sink: takes every piece at once, instead of letting it wait here.
     """
 
-    def __init__(self, process_id: str, limit: int | None) -> None:
+    def __init__(
+        self,
+        process_id: str,
+        limit: int | None,
+        *,
+        session_id: str | None = None,
+        after_seq: int = 0,
+        sink: Callable[[Piece], None] | None = None,
+    ) -> None:
         self.id = process_id
+        self.session_id = session_id
+        self.key: Key = (session_id, process_id)
         self.started = False
-        """Whether the start was confirmed."""
-        self.last_seq = 0
+        """Whether the process is known to be there."""
+        self.attaching = False
+        """Whether somebody else than the recovery sees to it that it is filled."""
+        self.interactive = False
+        """Whether it was asked for the right to resize."""
+        self.last_seq = after_seq
         """The number of the last event that was delivered."""
         self.exit_code: int | None = None
+        self.cause: str | None = None
+        self.forced_cause: str | None = None
+        """Why we killed it, for a server that does not tell causes."""
+        self.broken_sandbox: str | None = None
+        self.denial: Mapping[str, Json] | None = None
         self.closed = False
         self.failure: ExecServerError | None = None
+        self.clock: Callable[[], float] | None = None
+        """Set by whoever wants to know `active_at`."""
+        self.active_at = 0.0
+        """When the last event came."""
         self._limit = limit
-        self._waiting: deque[Chunk | OutputGap] = deque()
+        self._waiting: deque[Piece] = deque()
         self._size = 0
+        self._add = self._keep if sink is None else sink
         self._held = False
         self._ahead: dict[int, tuple[str, Json]] = {}
-        self._news = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
 
     # -- in
 
@@ -98,12 +142,28 @@ class Inbox:
             return
         if self._held:
             self._ahead[seq] = (method, params)
-        else:
-            self._deliver(seq, method, params)
-            self._news.set()
+            return
+        if self.clock is not None:
+            self.active_at = self.clock()
+        lost = params.get("lostBytes")
+        if lost or seq != self.last_seq + 1:
+            self._add(OutputGap(lost))
+        self.last_seq = seq
+        if method == "process/output":
+            data = b64decode(params["chunk"], validate=True)
+            if data:
+                self._add(Chunk(params["stream"], data))
+            else:
+                return  # stands for a number that was lost
+        elif method == "process/exited":
+            self._exited(params)
+        elif method == "process/closed":
+            self.closed = True
+        if self._waiters:
+            self._wake()
 
     def hold(self) -> None:
-        """The connection was lost: deliver nothing until `fill` or `release`."""
+        """The connection was lost: deliver nothing until `fill` and `release`."""
         self._held = True
 
     def fill(self, result: Mapping[str, Json]) -> Page:
@@ -113,12 +173,18 @@ class Inbox:
             self._add(OutputGap(page.lost_bytes))
         for chunk in page.chunks:
             self._add(chunk)
-        if page.exited:
-            self.exit_code = page.exit_code
-        self.closed = self.closed or page.closed
         self.last_seq = max(self.last_seq, page.next_seq - 1)
-        self._news.set()
+        self.state(result)
         return page
+
+    def state(self, result: Mapping[str, Json]) -> None:
+        """What `process/read` or `process/subscribe` says of the process as it is now."""
+        if result["exited"]:
+            self._exited(result)
+        # What was not delivered yet, the closing among it, comes in its turn.
+        if result["closed"] and self.last_seq >= result["nextSeq"] - 1:
+            self.closed = True
+        self._wake()
 
     def release(self) -> None:
         """Deliver what was pushed meanwhile, and from now on at once."""
@@ -130,7 +196,7 @@ class Inbox:
     def fail(self, error: ExecServerError) -> None:
         """Nothing more will come."""
         self.failure = error
-        self._news.set()
+        self._wake()
 
     # -- out
 
@@ -142,16 +208,17 @@ class Inbox:
             OutputGap: some is missing here; what follows can still be taken.
             ExecServerError: nothing more will come, and this is why.
         """
-        await self._until(lambda: self._waiting or self.closed)
-        if not self._waiting:
-            raise StopAsyncIteration
+        while not self._waiting:
+            if self.closed:
+                raise StopAsyncIteration
+            await self._news()
         piece = self._waiting.popleft()
         if isinstance(piece, OutputGap):
             raise piece
         self._size -= len(piece.data)
         return piece
 
-    def take_all(self) -> list[Chunk | OutputGap]:
+    def take_all(self) -> list[Piece]:
         """All that waits, without waiting for more."""
         pieces = list(self._waiting)
         self._waiting.clear()
@@ -160,38 +227,47 @@ class Inbox:
 
     async def until_exited(self) -> int:
         """Wait for the end of the process; its exit code."""
-        await self._until(lambda: self.exit_code is not None)
-        assert self.exit_code is not None
+        while self.exit_code is None:
+            await self._news()
         return self.exit_code
+
+    async def exits_within(self, seconds: float) -> bool:
+        """Wait for the end of the process, for so long; whether it came."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.until_exited()
+        except TimeoutError:
+            return False
+        return True
 
     async def until_closed(self) -> None:
         """Wait for the end of the process and of its output."""
-        await self._until(lambda: self.closed)
+        while not self.closed:
+            await self._news()
 
-    async def _until(self, condition: Callable[[], object]) -> None:
-        while not condition():
-            if self.failure is not None:
-                raise self.failure
-            self._news.clear()
-            await self._news.wait()
+    async def _news(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():  # else its task was cancelled
+                waiter.set_result(None)
 
     # -- delivery
 
-    def _deliver(self, seq: int, method: str, params: Json) -> None:
-        lost = params.get("lostBytes")
-        if lost or seq > self.last_seq + 1:
-            self._add(OutputGap(lost))
-        self.last_seq = seq
-        if method == "process/output":
-            data = b64decode(params["chunk"], validate=True)
-            if data:
-                self._add(Chunk(params["stream"], data))
-        elif method == "process/exited":
-            self.exit_code = params["exitCode"]
-        elif method == "process/closed":
-            self.closed = True
+    def _exited(self, params: Mapping[str, Json]) -> None:
+        self.exit_code = params["exitCode"]
+        # It may have ended by itself, just before we killed it.
+        self.cause = self.forced_cause if self.forced_cause and self.exit_code else params.get("cause")
+        self.denial = params.get("denial") or self.denial
+        self.broken_sandbox = params.get("failure") or self.broken_sandbox
 
-    def _add(self, piece: Chunk | OutputGap) -> None:
+    def _keep(self, piece: Piece) -> None:
         self._waiting.append(piece)
         if isinstance(piece, Chunk):
             self._size += len(piece.data)

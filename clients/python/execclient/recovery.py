@@ -4,30 +4,29 @@
        ^                  │ -32010, or cut again
        └── a pause ───────┘
 
-What the stock client does, with its limits (`docs/protocol.md`, "Resuming"), but for one: on a
-Unix socket "nobody listens" is the kernel's word and not the network's, so it is believed sooner.
+What the stock client does, with its limits (`docs/protocol.md`, "Resuming"), but for one: on this
+machine "nobody listens" is the kernel's word and not the network's, so it is believed sooner.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from execclient.connection import CONNECT_SECONDS, Connection, Json
+from execclient.address import OnEvent, OnLost, Target
+from execclient.channel import CONNECT_SECONDS
+from execclient.connection import Connection, Json
 from execclient.errors import (
-    CallFailed,
+    AccessDenied,
     CallTimeout,
     ConnectionFailed,
     ConnectionLost,
     DaemonNotRunning,
     ExecServerError,
-    NoSuchProcess,
+    Refused,
     SessionAttached,
     SessionLost,
 )
-from execclient.inbox import Inbox
-from execserver.protocol.limits import MAX_CHUNK_BYTES, MAX_PAGE_BYTES
 
 RECOVERY_SECONDS = 45.0
 """As the stock client: a server that has not noticed the cut needs up to 35 s to do so."""
@@ -40,16 +39,19 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.005, 0.1
 """Between two tries. A server on the same machine sees the cut within milliseconds; after that
 the stock client's pace."""
 
-CLIENT_NAME = "execclient"
+ATTACHED_SECONDS = 8.0
+"""How long a session that another connection has is asked for at the start. A server needs 5 s to
+find out that nobody is at the other end of that one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How to reach the daemon, and who is told what comes."""
+    """How to reach the daemon, as whom, and who is told what comes."""
 
-    url: str
-    on_event: Callable[[str, Json], None]
-    on_lost: Callable[[Connection, ExecServerError], None]
+    target: Target
+    client_name: str
+    on_event: OnEvent
+    on_lost: OnLost
 
     async def attach(self, session_id: str | None) -> tuple[Connection, Json]:
         """A connection with its handshake done, and the result of `initialize`.
@@ -60,13 +62,13 @@ class Link:
         Raises:
             ConnectionFailed, ConnectionLost, CallFailed, CallTimeout: no.
         """
-        connection = await Connection.open(self.url, self.on_event, self.on_lost)
+        connection = await self.target.open(self.on_event, self.on_lost)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 result = await connection.request(
                     "initialize",
                     {
-                        "clientName": CLIENT_NAME,
+                        "clientName": self.client_name,
                         "resumeSessionId": session_id,
                         "extensions": {"execserver": 1},
                     },
@@ -79,6 +81,31 @@ class Link:
             await connection.abort()
             raise
         return connection, result
+
+
+async def join(link: Link, session_id: str | None) -> tuple[Connection, Json]:
+    """The first connection of a client: to a new session, or to one that another client left.
+
+    Raises:
+        ConnectionFailed: no connection came about.
+        SessionLost: there is no such session.
+        SessionAttached: another client has it, and is alive.
+    """
+    clock = asyncio.get_running_loop().time
+    begin = clock()
+    while True:
+        try:
+            return await link.attach(session_id)
+        except SessionAttached:
+            if clock() - begin >= ATTACHED_SECONDS:
+                raise
+        except Refused as error:
+            if session_id is None:
+                raise
+            raise SessionLost(f"the session {session_id} cannot be resumed: {error.message}") from error
+        except ConnectionLost as error:
+            raise ConnectionFailed(f"cannot connect to {link.target.url}: {error}") from error
+        await asyncio.sleep(LONGEST_PAUSE_SECONDS)
 
 
 async def resume(link: Link, session_id: str, limit: float) -> Connection:
@@ -98,6 +125,11 @@ async def resume(link: Link, session_id: str, limit: float) -> Connection:
             reason: ExecServerError = error
             if clock() - somebody_listened >= NOBODY_LISTENS_SECONDS:
                 raise SessionLost(f"the daemon has ended: {error}") from error
+        except AccessDenied as error:
+            reason = error
+            somebody_listened = clock()
+            if not link.target.renewable:
+                raise SessionLost(f"the session could not be resumed: {error}") from error
         except (SessionAttached, ConnectionFailed, ConnectionLost, CallTimeout) as error:
             reason = error
             somebody_listened = clock()
@@ -109,25 +141,3 @@ async def resume(link: Link, session_id: str, limit: float) -> Connection:
             raise SessionLost(f"the session could not be resumed within {limit:g} s: {reason}") from reason
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-
-
-async def catch_up(connection: Connection, inbox: Inbox) -> None:
-    """Fill an inbox with what came since its last event, and let it go on.
-
-    Raises:
-        ConnectionLost: cut again; the inbox stays held, and what it got stays.
-    """
-    try:
-        while inbox.started and not inbox.closed:
-            page = inbox.fill(
-                await connection.request(
-                    "process/read",
-                    {"processId": inbox.id, "afterSeq": inbox.last_seq, "maxBytes": None, "waitMs": 0},
-                )
-            )
-            # A page ends before the chunk that would make it too large.
-            if sum(len(chunk.data) for chunk in page.chunks) + MAX_CHUNK_BYTES <= MAX_PAGE_BYTES:
-                break
-    except CallFailed as error:
-        inbox.fail(NoSuchProcess(f"process {inbox.id} did not outlast the lost connection: {error}"))
-    inbox.release()

@@ -11,11 +11,16 @@ again, because twice is as good as once; the others raise `OutcomeUnknown`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
+from execclient.address import Target
+from execclient.catch_up import go_on, read_rest, reference, subscribe
 from execclient.connection import Connection, Json
 from execclient.errors import (
+    CallFailed,
     CallTimeout,
     ConnectionLost,
     ExecServerError,
@@ -23,18 +28,26 @@ from execclient.errors import (
     OutcomeUnknown,
     ProtocolFault,
     SessionLost,
+    Unsupported,
 )
-from execclient.inbox import Inbox
-from execclient.recovery import Link, catch_up, resume
+from execclient.inbox import Inbox, Key
+from execclient.recovery import Link, join, resume
 
 SENT_AGAIN = frozenset(
     {
+        "process/list",
         "process/read",
         "process/write",  # the daemon remembers the write id
+        "process/closeStdin",
+        "process/resize",
         "process/terminate",
-        "fs/readFile",
+        "process/unsubscribe",
+        "fs/canonicalize",
+        "fs/digest",
         "fs/getMetadata",
         "fs/readDirectory",
+        "fs/readFile",
+        "fs/walk",
     }
 )
 
@@ -46,47 +59,77 @@ class Session:
     """Calls, the inboxes of the session's processes, and the recovery of a lost connection.
 
     Args:
-        url: where the daemon listens.
+        target: where the daemon is.
         call_timeout: seconds for the answer to a call, recovery included.
         recovery_timeout: seconds in which a lost connection must be back.
+        client_name: how the daemon is to call us.
+        session_id: a session to resume, instead of a new one.
+        keep: let processes go on at the end.
     """
 
-    def __init__(self, url: str, call_timeout: float, recovery_timeout: float) -> None:
-        self.id = ""
+    def __init__(
+        self,
+        target: Target,
+        call_timeout: float,
+        recovery_timeout: float,
+        *,
+        client_name: str,
+        session_id: str | None = None,
+        keep: bool = False,
+    ) -> None:
+        self.id = session_id or ""
         self.call_timeout = call_timeout
         self.recoveries = 0
         """How often a lost connection was replaced."""
         self._recovery_timeout = recovery_timeout
-        self._link = Link(url, self._event, self._connection_lost)
+        self._link = Link(target, client_name, self._event, self._connection_lost)
         self._connection: Connection | None = None
         self._settled = asyncio.Event()
         """Not recovering: connected, lost or closed."""
         self._failure: ExecServerError | None = None
         self._closed = False
-        self._inboxes: dict[str, Inbox] = {}
+        self.keep = keep
+        """Whether closing lets processes go on."""
+        self._inboxes: dict[Key, list[Inbox]] = {}
+        self.capabilities: frozenset[str] = frozenset()
+        self.ttl: float | None = None
+        """Seconds for which the daemon keeps it without a connection."""
+        """The extensions that the daemon serves (`docs/protocol.md`, D3)."""
         self._recovery: asyncio.Task[None] | None = None
-        self._terminations: set[asyncio.Task[None]] = set()
+        self._last_calls: set[asyncio.Task[None]] = set()
+        """Those that end something; closing waits for them."""
 
     async def open(self) -> Json:
-        """Connect, and open a new session; the result of `initialize`."""
-        connection, result = await self._link.attach(None)
+        """Connect, and open a new session, or resume the one that was named; the result of `initialize`."""
+        connection, result = await join(self._link, self.id or None)
         self.id = result["sessionId"]
+        capabilities = (result.get("environmentInfo") or {}).get("capabilities") or {}
+        self.capabilities = frozenset(capabilities.get("execserver") or ())
+        ttl = result.get("sessionTtlMs")
+        self.ttl = None if ttl is None else ttl / 1000
         self._connection = connection
         self._settled.set()
         if connection.lost:
             self._connection_lost(connection, ConnectionLost("the connection was lost at once"))
         return result
 
-    async def close(self) -> None:
-        """Kill what still runs, and end the connection; a second call does nothing."""
+    async def close(self, *, keep: bool | None = None) -> None:
+        """End the connection; a second call does nothing.
+
+        Args:
+            keep: let what was started here go on, until the daemon ends the session, `--session-ttl`
+                seconds later; otherwise it is killed. By default what `keep` of the session says.
+        """
         if self._closed:
             return
         try:
             if self._failure is None:
-                for process_id in list(self._inboxes):
-                    self.terminate_soon(process_id)
-                if self._terminations:
-                    await asyncio.wait(self._terminations, timeout=KILL_SECONDS)
+                if not (self.keep if keep is None else keep):
+                    for session_id, process_id in list(self._inboxes):
+                        if session_id is None:
+                            self.terminate_soon(process_id)
+                if self._last_calls:
+                    await asyncio.wait(self._last_calls, timeout=KILL_SECONDS)
         finally:
             await self._disconnect()
 
@@ -94,9 +137,9 @@ class Session:
         self._closed = True
         self._settled.set()
         connection, self._connection = self._connection, None
-        for inbox in self._inboxes.values():
+        for inbox in self._all_inboxes():
             inbox.fail(ExecutorClosed("the executor was closed"))
-        await _cancel({*self._terminations, *({self._recovery} if self._recovery else ())})
+        await _cancel({*self._last_calls, *({self._recovery} if self._recovery else ())})
         if connection is not None:
             try:
                 async with asyncio.timeout(KILL_SECONDS):
@@ -158,46 +201,128 @@ class Session:
 
     # -- processes
 
+    def require(self, *extensions: str) -> None:
+        """Make sure that the daemon serves these.
+
+        Raises:
+            Unsupported: it does not serve one of them.
+        """
+        for extension in extensions:
+            if extension not in self.capabilities:
+                raise Unsupported(extension)
+
+    def knows(self, process_id: str) -> bool:
+        """Whether one of our own has this id."""
+        return (None, process_id) in self._inboxes
+
     def add(self, inbox: Inbox) -> None:
         """Bring it the events of its process from now on, until that is closed."""
-        self._inboxes[inbox.id] = inbox
+        self._inboxes.setdefault(inbox.key, []).append(inbox)
 
     def forget(self, inbox: Inbox) -> None:
         """Bring it no more events."""
-        self._inboxes.pop(inbox.id, None)
+        inboxes = self._inboxes.get(inbox.key)
+        if inboxes is not None and inbox in inboxes:
+            inboxes.remove(inbox)
+            if not inboxes:
+                del self._inboxes[inbox.key]
+
+    async def attach(self, inbox: Inbox) -> Mapping[str, Json]:
+        """Bring it the events of a process that is there already, those after its `last_seq`.
+
+        Returns:
+            What the daemon says of another session's process; nothing of one of our own.
+
+        Raises:
+            CallFailed: there is no such process, or it is not for us.
+            CallTimeout, SessionLost, ExecutorClosed: as for calls.
+        """
+        inbox.attaching = inbox.started = True
+        inbox.hold()
+        self.add(inbox)
+        try:
+            async with asyncio.timeout(self.call_timeout):
+                state = await self._attach(inbox)
+        except BaseException as error:
+            self._soon(partial(self.detach, inbox))
+            if isinstance(error, TimeoutError):
+                raise CallTimeout("process/read", self.call_timeout) from None
+            raise
+        if inbox.closed:
+            self.forget(inbox)
+        return state
+
+    async def _attach(self, inbox: Inbox) -> Mapping[str, Json]:
+        state: Mapping[str, Json] = {}
+        while True:
+            connection = await self.connected()
+            try:
+                others = [other for other in self._inboxes[inbox.key] if not other.attaching]
+                if inbox.session_id is not None:
+                    interactive = inbox.interactive or any(other.interactive for other in others)
+                    state = await subscribe(connection, others or [inbox], interactive=interactive)
+                if inbox.session_id is None or others:
+                    await read_rest(connection, inbox)
+            except ConnectionLost:
+                continue
+            if connection is self._connection:
+                inbox.attaching = False
+                return state
+            inbox.hold()  # it was let go on when the connection was lost already
+
+    async def detach(self, inbox: Inbox) -> None:
+        """Bring it no more events, and let the daemon send none in vain."""
+        self.forget(inbox)
+        if inbox.session_id is not None and not inbox.closed and inbox.key not in self._inboxes:
+            with suppress(CallFailed):  # the session is gone, and the subscription with it
+                await self.call("process/unsubscribe", reference(inbox.key))
+
+    def _all_inboxes(self) -> list[Inbox]:
+        return [inbox for inboxes in self._inboxes.values() for inbox in inboxes]
 
     async def kill(self, inbox: Inbox) -> None:
         """Kill a process and its descendants. Goes on in the background when it is cancelled."""
         await asyncio.wait({self.terminate_soon(inbox.id)}, timeout=KILL_SECONDS)
 
     def terminate_soon(self, process_id: str) -> asyncio.Task[None]:
-        """Kill a process, if it exists, as soon as there is a connection."""
+        """Kill one of our processes, if it exists, as soon as there is a connection."""
+        # Another server than execserver ignores the scope, and kills the group.
+        params = {"processId": process_id, "scope": "tree"}
+        return self._soon(partial(self.call, "process/terminate", params))
 
-        async def terminate() -> None:
+    def _soon(self, call: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[None]:
+        """Make a call in the background; whether it succeeds is nobody's concern."""
+
+        async def made() -> None:
             with suppress(ExecServerError):
-                await self.call("process/terminate", {"processId": process_id, "scope": "tree"})
+                await call()
 
-        task = asyncio.create_task(terminate())
-        self._terminations.add(task)
-        task.add_done_callback(self._terminations.discard)
+        task = asyncio.create_task(made())
+        self._last_calls.add(task)
+        task.add_done_callback(self._last_calls.discard)
         return task
 
     # -- what connections tell
 
     def _event(self, method: str, params: Json) -> None:
-        inbox = self._inboxes.get(params["processId"]) if method.startswith("process/") else None
-        if inbox is not None:
-            inbox.push(method, params)
-            if inbox.closed:
-                self.forget(inbox)
+        if not method.startswith("process/"):
+            return
+        inboxes = self._inboxes.get((params.get("sessionId"), params["processId"]))
+        if inboxes is not None:
+            for inbox in inboxes:
+                inbox.push(method, params)
+            if method == "process/closed":
+                for inbox in inboxes.copy():
+                    if inbox.closed:
+                        self.forget(inbox)
 
     def _connection_lost(self, connection: Connection, reason: ExecServerError) -> None:
         if connection is not self._connection:
             return  # closed by us, or one of a recovery, which sees it by itself
         self._connection = None
-        for inbox in self._inboxes.values():
+        for inbox in self._all_inboxes():
             inbox.hold()
-        if isinstance(reason, ProtocolFault):
+        if isinstance(reason, ProtocolFault) or not self._link.target.recoverable:
             self._give_up(reason)
         else:
             self._settled.clear()
@@ -209,7 +334,7 @@ class Session:
         except ExecServerError as error:
             self._give_up(error)
             return
-        for inbox in list(self._inboxes.values()):
+        for inbox in self._all_inboxes():
             if inbox.closed:
                 self.forget(inbox)
         self._connection = connection
@@ -221,7 +346,7 @@ class Session:
             self.recoveries += 1  # before anything comes of it
             try:
                 async with asyncio.timeout(self._recovery_timeout):
-                    await asyncio.gather(*(catch_up(connection, inbox) for inbox in self._inboxes.values()))
+                    await go_on(connection, self._all_inboxes())
             except ConnectionLost:
                 continue  # cut again
             except TimeoutError:
@@ -235,7 +360,7 @@ class Session:
 
     def _give_up(self, error: ExecServerError) -> None:
         self._failure = error
-        for inbox in self._inboxes.values():
+        for inbox in self._all_inboxes():
             inbox.fail(SessionLost(str(error)))
         self._settled.set()
 

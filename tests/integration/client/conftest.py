@@ -16,10 +16,35 @@ from execclient import Executor, Process, connect
 from tests.conftest import StartServer
 
 
-@pytest.fixture
-def url(start_server: StartServer, tmp_path: Path) -> str:
-    """A daemon of this test."""
-    return start_server(f"unix://{tmp_path}/s").url
+@pytest.fixture(params=["unix", "ws", "stdio"])
+def url(
+    request: pytest.FixtureRequest,
+    start_server: StartServer,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """A daemon of this test, over each transport in turn; over `stdio:` each connection has its own.
+
+    Its folder and its environment are the same everywhere.
+    """
+    if request.param == "stdio":
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path)
+        return "stdio:"
+    return listening(start_server, str(request.param), tmp_path)
+
+
+@pytest.fixture(params=["unix", "ws"])
+def shared_url(request: pytest.FixtureRequest, start_server: StartServer, tmp_path: Path) -> str:
+    """A daemon of this test that takes several connections, and resumes a lost one."""
+    return listening(start_server, str(request.param), tmp_path)
+
+
+def listening(start_server: StartServer, transport: str, folder: Path) -> str:
+    """The URL of a new daemon."""
+    return start_server(f"unix://{folder}/s" if transport == "unix" else "ws://127.0.0.1:0").url
 
 
 @pytest.fixture
@@ -114,8 +139,8 @@ class ScriptedDaemon:
     async def client(self, **options: Any) -> AsyncIterator[tuple[Executor, Process, Peer]]:
         """A client that has started one process, and our side of its connection."""
         async with connect_to(self, **options) as (executor, peer):
-            starting = asyncio.create_task(executor.start(["x"], stdin=True))
-            await peer.answer("process/start", {"processId": "execclient-1"})
+            starting = asyncio.create_task(executor.start(["x"], id="p1", stdin=True))
+            await peer.answer("process/start", {"processId": "p1"})
             yield executor, await starting, peer
 
 
@@ -146,19 +171,19 @@ async def scripted(tmp_path: Path) -> AsyncIterator[ScriptedDaemon]:
     await server.wait_closed()
 
 
-def output(seq: int, data: bytes, process_id: str = "execclient-1", **members: Any) -> dict[str, Any]:
+def output(seq: int, data: bytes, process_id: str = "p1", **members: Any) -> dict[str, Any]:
     """A `process/output` notification."""
     chunk = base64.b64encode(data).decode()
     params = {"processId": process_id, "seq": seq, "stream": "stdout", "chunk": chunk, **members}
     return {"method": "process/output", "params": params}
 
 
-def exited(seq: int, code: int = 0, process_id: str = "execclient-1") -> dict[str, Any]:
+def exited(seq: int, code: int = 0, process_id: str = "p1") -> dict[str, Any]:
     """A `process/exited` notification."""
     return {"method": "process/exited", "params": {"processId": process_id, "seq": seq, "exitCode": code}}
 
 
-def closed(seq: int, process_id: str = "execclient-1") -> dict[str, Any]:
+def closed(seq: int, process_id: str = "p1") -> dict[str, Any]:
     """A `process/closed` notification."""
     return {"method": "process/closed", "params": {"processId": process_id, "seq": seq}}
 

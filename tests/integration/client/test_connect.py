@@ -96,12 +96,12 @@ async def test_nothing_is_sent_to_a_server_of_another_user(tmp_path: Path) -> No
             assert accepted.recv(1) == b""
 
 
-async def test_root_is_trusted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_root_is_trusted(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("the daemon of this test is not root's")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
-    async with connect(url) as executor:
+    async with connect(shared_url) as executor:
         assert executor.session_id
 
 
@@ -116,7 +116,7 @@ async def test_calls_after_the_end_say_so(url: str) -> None:
 
 
 async def test_a_daemon_that_is_stopped_ends_everything_in_bounded_time(
-    url: str, start_server: StartServer, tmp_path: Path
+    start_server: StartServer, tmp_path: Path
 ) -> None:
     server = start_server(f"unix://{tmp_path}/other")
     async with connect(server.url) as executor:

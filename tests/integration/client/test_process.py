@@ -197,10 +197,10 @@ async def test_output_that_nobody_takes_is_dropped_beyond_its_limit_and_stated(e
     assert raised.value.lost_bytes + len(rest) == 4_000_000
 
 
-async def test_a_process_of_another_session_is_unknown(executor: Executor, url: str) -> None:
-    async with connect(url) as other:
+async def test_a_process_of_another_session_is_unknown(shared_url: str) -> None:
+    async with connect(shared_url) as executor, connect(shared_url) as other:
         process = await other.start(["sleep", "60"])
-        stranger = Process(executor.call, process._inbox, None, 1.0)
+        stranger = Process(executor._session, process._inbox)
         with pytest.raises(NoSuchProcess):
             await stranger.read()
         with pytest.raises(NoSuchProcess):

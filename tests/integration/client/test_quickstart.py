@@ -153,8 +153,8 @@ def test_a_daemon_that_cannot_start_is_told(place: Place) -> None:
     assert "FAILED: the daemon ended with status 1 before it was ready" in done.stderr
 
 
-def test_it_can_use_a_daemon_that_runs(place: Place, url: str) -> None:
-    done = run_without_terminal(place, "--url", url)
+def test_it_can_use_a_daemon_that_runs(place: Place, shared_url: str) -> None:
+    done = run_without_terminal(place, "--url", shared_url)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("   ok, ") == 5

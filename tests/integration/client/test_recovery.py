@@ -77,9 +77,15 @@ class CuttingProxy:
 
 
 @pytest.fixture
-async def proxy(url: str, tmp_path: Path) -> AsyncIterator[CuttingProxy]:
+def url(shared_url: str) -> str:
+    """A daemon whose sessions outlive their connections."""
+    return shared_url
+
+
+@pytest.fixture
+async def proxy(start_server: StartServer, tmp_path: Path) -> AsyncIterator[CuttingProxy]:
     """A proxy to the daemon of the test, at `tmp_path/proxy`."""
-    made = CuttingProxy(url.removeprefix("unix://"))
+    made = CuttingProxy(start_server(f"unix://{tmp_path}/s").url.removeprefix("unix://"))
     server = await asyncio.start_unix_server(made.serve, tmp_path / "proxy")
     yield made
     server.close()

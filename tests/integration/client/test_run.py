@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from execclient import Executor, SystemFailure
+from execclient import CommandFailed, Executor, SystemFailure, Unsupported
 from tests.support.wire import alive, wait_gone
 
 PATIENCE = 10.0
@@ -128,3 +129,125 @@ async def test_many_commands_run_at_once(executor: Executor) -> None:
     results = await asyncio.gather(*(executor.run(["echo", str(n)]) for n in range(50)))
 
     assert [result.text for result in results] == [f"{n}\n" for n in range(50)]
+
+
+async def test_input_reaches_the_command_and_ends(executor: Executor) -> None:
+    data = os.urandom(3_000_000)
+
+    assert (await executor.run(["cat"], input=data)).stdout == data
+    assert (await executor.run(["cat"], input="grün")).text == "grün"
+    assert (await executor.run(["cat"], input=b"")).stdout == b""
+
+
+async def test_a_command_need_not_read_its_input(executor: Executor) -> None:
+    result = await executor.run(["sh", "-c", "exec <&-; exit 3"], input=b"x" * 3_000_000)
+
+    assert result.exit_code == 3
+
+
+@pytest.mark.parametrize(("typed", "shown"), [("", ""), ("a\nb\n", "a\r\nb\r\n"), ("a", "a")])
+async def test_input_for_a_terminal_is_typed_and_ends(executor: Executor, typed: str, shown: str) -> None:
+    result = await executor.run(["sh", "-c", "stty -echo; cat; echo end"], tty=True, input=typed)
+
+    assert result.text.endswith(shown + "end\r\n")
+
+
+async def test_all_byte_values_come_back(executor: Executor) -> None:
+    every = bytes(range(256))
+    script = "import os, sys; data = bytes(range(256)); os.write(1, data); os.write(2, data[::-1])"
+    result = await executor.run([sys.executable, "-c", script])
+
+    assert (result.stdout, result.stderr) == (every, every[::-1])
+    assert (await executor.run(["cat"], input=every)).stdout == every
+
+
+async def test_both_streams_are_aggregated_in_their_order(executor: Executor) -> None:
+    script = "for n in 1 2 3; do echo out $n; sleep 0.05; echo err $n >&2; sleep 0.05; done"
+    result = await executor.run(["sh", "-c", script])
+
+    assert result.aggregated == b"".join(b"out %d\nerr %d\n" % (n, n) for n in (1, 2, 3))
+    assert (result.cause, result.timed_out) == ("normal", False)
+
+
+async def test_of_too_much_output_both_ends_are_kept(executor: Executor) -> None:
+    result = await executor.run(["seq", "1", "1000000"], max_output_bytes=1000)
+
+    whole = "".join(f"{n}\n" for n in range(1, 1_000_001)).encode()
+    assert result.stdout == whole[:500] + whole[-500:]
+    assert result.stdout_truncated == result.aggregated_truncated == len(whole) - 1000
+
+
+async def test_a_command_that_fails_raises_when_it_is_checked(executor: Executor) -> None:
+    with pytest.raises(CommandFailed, match="sh exited with 3: no such luck") as raised:
+        await executor.run(["sh", "-c", "echo first; echo no such luck >&2; exit 3"], check=True)
+
+    assert (raised.value.result.exit_code, raised.value.result.stdout) == (3, b"first\n")
+    assert (await executor.run(["true"], check=True)).exit_code == 0
+    with pytest.raises(CommandFailed, match="ran into its time limit"):
+        await executor.run(["sleep", "60"], timeout=0.2, check=True)
+
+
+async def test_a_time_limit_keeps_the_output_and_says_its_cause(executor: Executor) -> None:
+    result = await executor.run(["sh", "-c", "echo before; exec sleep 60"], timeout=0.5)
+
+    assert (result.exit_code, result.timed_out, result.cause) == (124, True, "timeout")
+    assert result.stdout == b"before\n"
+
+
+async def test_a_silent_command_runs_into_its_idle_limit_and_a_talking_one_does_not(
+    executor: Executor,
+) -> None:
+    silent = await executor.run(["sh", "-c", "echo before; exec sleep 60"], idle_timeout=0.5)
+    talking = await executor.run(
+        ["sh", "-c", "for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.2; done"], idle_timeout=1.2
+    )
+
+    assert (silent.exit_code, silent.cause, silent.stdout) == (124, "idleTimeout", b"before\n")
+    assert (talking.exit_code, talking.cause) == (0, "normal")
+
+
+@pytest.mark.parametrize("cause", ["timeout", "idleTimeout"])
+async def test_time_limits_hold_with_a_server_that_knows_none(executor: Executor, cause: str) -> None:
+    executor._session.capabilities = frozenset()
+    result = await executor.run(
+        ["sh", "-c", "sleep 60 & echo $! $$; exec sleep 60"],
+        timeout=0.5 if cause == "timeout" else None,
+        idle_timeout=0.5 if cause == "idleTimeout" else None,
+    )
+
+    assert (result.exit_code, result.timed_out, result.cause) == (124, True, cause)
+    for pid in result.stdout.split():
+        assert await asyncio.to_thread(wait_gone, int(pid), PATIENCE), pid
+
+
+async def test_a_terminal_has_the_size_that_it_is_given(executor: Executor) -> None:
+    assert (await executor.run(["stty", "size"], tty=True, size=(33, 111))).text == "33 111\r\n"
+
+
+async def test_what_the_server_does_not_serve_is_not_sent(executor: Executor) -> None:
+    executor._session.capabilities = frozenset()
+    with pytest.raises(Unsupported, match=r"process/start\.size"):
+        await executor.run(["true"], tty=True, size=(1, 1))
+    with pytest.raises(Unsupported, match=r"process/closeStdin"):
+        await executor.run(["cat"], input=b"x")
+    with pytest.raises(Unsupported, match=r"process/start\.ifExists"):
+        await executor.start(["true"], if_exists="attach")
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
+async def test_cancelling_a_run_at_any_time_leaves_nothing(
+    executor: Executor, tmp_path: Path, turns: int
+) -> None:
+    mark = f"{600 + turns}.{os.getpid()}"
+    task = asyncio.create_task(executor.run(["sh", "-c", f"sleep {mark} & exec sleep {mark}"]))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if turns > 3:
+        await executor.fs.stat("/")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    # The daemon has the terminate before this: what runs afterwards is what was left.
+    async with asyncio.timeout(PATIENCE):
+        while (await executor.run(["pgrep", "-f", f"^sleep {mark}$"])).exit_code != 1:
+            await asyncio.sleep(0.02)

@@ -35,7 +35,7 @@ async def test_a_resume_names_the_session_and_asks_for_what_came_after_the_last_
 
         assert initialize["params"]["resumeSessionId"] == "s1"
         assert read["params"] == {
-            "processId": "execclient-1",
+            "processId": "p1",
             "afterSeq": 2,
             "maxBytes": None,
             "waitMs": 0,
@@ -137,7 +137,7 @@ async def test_a_process_that_the_daemon_has_forgotten_fails_alone(scripted: Scr
     async with scripted.client() as (executor, process, peer):
         await peer.close()
         peer = await scripted.session()
-        await peer.refuse("process/read", -32600, "unknown process id execclient-1")
+        await peer.refuse("process/read", -32600, "unknown process id p1")
 
         with pytest.raises(NoSuchProcess):
             await process.wait()
@@ -178,11 +178,11 @@ async def test_a_start_whose_answer_was_lost_is_not_sent_again_but_terminated(
 async def test_calls_that_are_made_while_it_recovers_wait(scripted: ScriptedDaemon) -> None:
     async with scripted.client() as (executor, _, peer):
         executor.drop_connection()
-        starting = asyncio.create_task(executor.start(["y"]))
+        starting = asyncio.create_task(executor.start(["y"], id="p2"))
         peer = await scripted.session()
         await peer.answer("process/read", page(next_seq=1))
-        await peer.answer("process/start", {"processId": "execclient-2"})
-        peer.send(output(1, b"y", "execclient-2"), closed(2, "execclient-2"))
+        await peer.answer("process/start", {"processId": "p2"})
+        peer.send(output(1, b"y", "p2"), closed(2, "p2"))
 
         assert [data async for _, data in await starting] == [b"y"]
 
@@ -204,8 +204,8 @@ async def test_output_that_is_lost_for_good_is_a_gap_and_the_rest_follows(script
 async def test_a_run_with_a_gap_raises_it_with_the_result(scripted: ScriptedDaemon) -> None:
     async with connect_to(scripted) as (executor, peer):
         running = asyncio.create_task(executor.run(["x"]))
-        await peer.answer("process/start", {"processId": "execclient-1"})
-        peer.send(output(1, b"tail", lostBytes=5, firstSeq=1), exited(2, 3), closed(3))
+        name = (await peer.answer("process/start", {}))["params"]["processId"]
+        peer.send(output(1, b"tail", name, lostBytes=5, firstSeq=1), exited(2, 3, name), closed(3, name))
 
         with pytest.raises(OutputGap) as raised:
             await running
@@ -216,8 +216,8 @@ async def test_a_run_with_a_gap_raises_it_with_the_result(scripted: ScriptedDaem
 async def test_a_run_whose_last_output_was_cut_off_waits_for_it(scripted: ScriptedDaemon) -> None:
     async with connect_to(scripted) as (executor, peer):
         running = asyncio.create_task(executor.run(["x"]))
-        await peer.answer("process/start", {"processId": "execclient-1"})
-        peer.send(exited(1, 0))
+        name = (await peer.answer("process/start", {}))["params"]["processId"]
+        peer.send(exited(1, 0, name))
         await peer.close()
         peer = await scripted.session()
         read = await peer.expect("process/read")
@@ -250,9 +250,9 @@ async def test_a_call_without_an_answer_ends_in_time_and_harms_nothing(scripted:
         b"1\n",
         b"\xff\n",
         b"{}\n",
-        b'{"method":"process/output","params":{"processId":"execclient-1"}}\n',
+        b'{"method":"process/output","params":{"processId":"p1"}}\n',
         b'{"method":"process/output","params":7}\n',
-        b'{"method":"process/output","params":{"processId":"execclient-1","seq":1,"stream":"stdout","chunk":"*"}}\n',
+        b'{"method":"process/output","params":{"processId":"p1","seq":1,"stream":"stdout","chunk":"*"}}\n',
     ],
 )
 async def test_what_is_not_of_the_protocol_ends_the_session_with_an_error_that_shows_it(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -168,3 +169,52 @@ async def test_what_arrived_can_be_taken_before_the_failure_is_told() -> None:
         await box.take()
     with pytest.raises(SessionLost):
         await box.until_exited()
+
+
+def test_a_state_tells_the_end_at_once_but_the_closing_only_behind_all_events() -> None:
+    box = inbox()
+    box.state({"nextSeq": 4, "exited": True, "exitCode": 3, "closed": True, "cause": "normal"})
+    assert (box.exit_code, box.cause, box.closed) == (3, "normal", False)
+
+    box.push(*output(1, b"a"))
+    box.push(*exited(2, 3))
+    box.push(*closed(3))
+    assert (data(box), box.closed) == ([b"a"], True)
+
+
+def test_one_that_begins_behind_all_events_is_closed_by_the_state() -> None:
+    box = Inbox("p", None, after_seq=3)
+    box.state({"nextSeq": 4, "exited": True, "exitCode": 0, "closed": True})
+
+    assert (box.exit_code, box.closed) == (0, True)
+
+
+def test_why_we_killed_a_process_is_its_cause_unless_it_had_ended_well() -> None:
+    killed, ended = inbox(), inbox()
+    for box, code in ((killed, 137), (ended, 0)):
+        box.forced_cause = "timeout"
+        box.push(*exited(1, code))
+
+    assert (killed.cause, ended.cause) == ("timeout", None)
+
+
+def test_a_sink_gets_every_piece_at_once_and_nothing_waits() -> None:
+    pieces: list[Chunk | OutputGap] = []
+    box = Inbox("p", 1, sink=pieces.append)
+    box.push(*output(1, b"abc"))
+    box.push(*output(3, b"d", lostBytes=7))
+
+    assert [type(piece) for piece in pieces] == [Chunk, OutputGap, Chunk]
+    assert box.take_all() == []
+
+
+async def test_everybody_who_waits_is_woken_and_who_gave_up_harms_nobody() -> None:
+    box = inbox()
+    waiting = [asyncio.create_task(box.until_exited()) for _ in range(3)]
+    assert not await box.exits_within(0.01)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    box.push(*exited(1, 5))
+
+    assert await asyncio.gather(*waiting[1:]) == [5, 5]
+    assert await box.exits_within(0.01)

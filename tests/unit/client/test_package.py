@@ -9,16 +9,20 @@ import pytest
 import execclient
 from execclient import errors
 
-HEAVY = ("pydantic", "pydantic_core", "structlog", "uvloop", "msgspec", "picows", "psutil", "jwt")
+HEAVY = (
+    *("pydantic", "pydantic_core", "pydantic_settings", "structlog", "uvloop", "jwt", "httpcore"),
+    *("picows", "websockets", "typer", "rich", "pexpect", "psutil"),
+)
 
 
 def all_errors(error: type[errors.ExecServerError] = errors.ExecServerError) -> list[type]:
     return [error, *(each for child in error.__subclasses__() for each in all_errors(child))]
 
 
-def test_importing_the_client_pulls_in_nothing_of_the_server_but_its_protocol() -> None:
+@pytest.mark.parametrize("module", ["execclient", "execclient.sync"])
+def test_importing_the_client_pulls_in_nothing_of_the_server_but_its_protocol(module: str) -> None:
     listing = subprocess.run(
-        [sys.executable, "-c", "import execclient, sys; print(*sys.modules)"],
+        [sys.executable, "-c", f"import {module}, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
@@ -46,7 +50,8 @@ def test_the_public_names_are_these() -> None:
 
     assert set(execclient.__all__) - failures == {
         *("connect", "Executor", "Process", "FileSystem"),
-        *("RunResult", "Chunk", "TextChunk", "TextStream", "Page", "Stat", "Entry"),
+        *("RunResult", "Chunk", "TextChunk", "TextStream", "Page", "ProcessInfo"),
+        *("Stat", "Entry", "WalkEntry", "Progress"),
     }
     assert failures <= set(execclient.__all__)
 

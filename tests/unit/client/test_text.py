@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from execclient import OutputGap, Process, TextChunk
+from execclient.address import UnixTarget
 from execclient.inbox import Inbox
-from execclient.run import collect
+from execclient.session import Session
 
 TEXT = "aß€𝄞z"
 """Characters of one, two, three, four and one bytes."""
-
-
-async def no_call(method: str, params: Mapping[str, Any], *, limit: float | None = None) -> Any:
-    raise AssertionError(f"{method} was called")
 
 
 def process(*pieces: tuple[str, bytes], lost_before: int | None = None) -> Process:
@@ -26,7 +21,8 @@ def process(*pieces: tuple[str, bytes], lost_before: int | None = None) -> Proce
         chunk = base64.b64encode(data).decode()
         inbox.push("process/output", {"seq": index + 1, "stream": stream, "chunk": chunk, **lost})
     inbox.push("process/closed", {"seq": len(pieces) + 1})
-    return Process(no_call, inbox, None, 1.0)
+    never_opened = Session(UnixTarget("unix:///none", "/none"), 1.0, 1.0, client_name="")
+    return Process(never_opened, inbox)
 
 
 async def text_of(made: Process, stream: str) -> str:
@@ -71,12 +67,3 @@ async def test_another_encoding_can_be_named() -> None:
     stream = process(("stdout", "ü".encode("latin-1"))).text("latin-1")
 
     assert [text async for _, text in stream] == ["ü"]
-
-
-def test_a_result_with_a_gap_comes_with_the_gap() -> None:
-    with pytest.raises(OutputGap) as raised:
-        collect([OutputGap(3), OutputGap(4)], 0, 0.1, timed_out=False)
-
-    assert raised.value.lost_bytes == 7
-    assert raised.value.result is not None
-    assert raised.value.result.exit_code == 0

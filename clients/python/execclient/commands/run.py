@@ -1,0 +1,105 @@
+"""`execserver run`: a remote command that behaves in a pipeline as a local one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from execclient import Executor, NotFound, Process, SystemFailure
+from execclient.commands.daemon import Daemon
+from execclient.commands.failures import Failure, complain, start_failure
+from execclient.commands.foreground import Foreground, Work
+from execclient.commands.signals import Signals
+from execclient.commands.streams import is_empty_input
+from execclient.commands.terminal import RawTerminal, screen_size
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is to be run, and how."""
+
+    argv: Sequence[str]
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    tty: bool = False
+    stdin: bool = True
+    """Whether our standard input is forwarded."""
+    timeout: float | None = None
+    as_json: bool = False
+
+
+async def run(daemon: Daemon, command: Command) -> int:
+    """Run it; what to exit with."""
+    async with AsyncExitStack() as stack:
+        executor = await stack.enter_async_context(daemon.connect())
+        signals = stack.enter_context(Signals())
+        forwards = command.stdin and not is_empty_input()
+        begin = time.monotonic()
+        process = await signals.unless_signalled(_start(executor, command, stdin=forwards))
+        foreground = Foreground(executor, process, ours=True, as_json=command.as_json)
+        if command.as_json:
+            await foreground.say(processId=process.id, sessionId=executor.session_id, pid=process.pid)
+        beside: list[Work] = []
+        if forwards:
+            at_end = foreground.type_end_of_file if command.tty else foreground.close_input
+            beside.append(foreground.forward_input(at_end))
+            if command.tty and os.isatty(0):
+                terminal = stack.enter_context(RawTerminal())
+                beside.append(terminal.follow_size(foreground.resize))
+        status = await foreground.until_over(signals, *beside)
+        if command.as_json:
+            seconds = round(time.monotonic() - begin, 3)
+            await foreground.say(exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds)
+        return status
+
+
+async def detach(daemon: Daemon, command: Command) -> int:
+    """Start it, say its id, and leave it running."""
+    async with AsyncExitStack() as stack:
+        executor = await stack.enter_async_context(daemon.connect(keep=True))
+        signals = stack.enter_context(Signals())
+        process = await signals.unless_signalled(_start(executor, command, stdin=False))
+        if command.as_json:
+            members = {"processId": process.id, "sessionId": executor.session_id}
+            line = json.dumps({**members, "pid": process.pid, "url": executor.url})
+        else:
+            line = process.id
+            ttl = executor.session_ttl
+            time_left = "a time that the daemon does not tell" if ttl is None else f"{ttl:g} s"
+            complain(f"{process.id} goes on without us for {time_left} (--session-ttl), and is then killed")
+        print(line, flush=True)
+    return 0
+
+
+async def _start(executor: Executor, command: Command, *, stdin: bool) -> Process:
+    """Start it.
+
+    Raises:
+        Failure: it cannot be started, with the status that a shell would give.
+    """
+    try:
+        return await executor.start(
+            command.argv,
+            cwd=command.cwd,
+            env=command.env,
+            tty=command.tty,
+            size=screen_size() if command.tty else None,
+            stdin=stdin and not command.tty,
+            timeout=command.timeout,
+            buffer_bytes=None,  # the limit is what `Output` can put away
+        )
+    except SystemFailure as error:
+        if command.cwd is not None and not await _is_folder(executor, command.cwd):
+            raise Failure(f"{command.cwd}: not a folder at the daemon") from error
+        raise start_failure(command.argv[0], error) from error
+
+
+async def _is_folder(executor: Executor, path: str) -> bool:
+    try:
+        return (await executor.fs.stat(path)).is_dir
+    except (NotFound, SystemFailure):
+        return False

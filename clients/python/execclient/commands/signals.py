@@ -1,0 +1,82 @@
+"""The signals that we get are meant for the process that we stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from execclient.commands.failures import Failure
+
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+Result = TypeVar("Result")
+
+
+class Signals:
+    """Takes these signals, in the order in which they come, as long as the block lasts.
+
+    One that we were started to ignore, as `nohup` and a shell's `&` have it, stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self._came: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._taken: list[signal.Signals] = []
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._came.put_nowait, number)
+                self._taken.append(number)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._taken:
+            loop.remove_signal_handler(number)
+
+    async def next(self) -> signal.Signals:
+        """The next one."""
+        return await self._came.get()
+
+    async def forward(self, send: Callable[[signal.Signals], Awaitable[None]]) -> None:
+        """Hand them on, for ever."""
+        while True:
+            await send(await self.next())
+
+    async def unless_signalled(self, awaitable: Awaitable[Result]) -> Result:
+        """Its result; a signal cancels it, when there is nobody yet, or no more, to hand it on to.
+
+        Raises:
+            Failure: a signal came; we exit as if it had killed us.
+        """
+        work = asyncio.ensure_future(awaitable)
+        came = asyncio.ensure_future(self.next())
+        try:
+            await asyncio.wait({work, came}, return_when=asyncio.FIRST_COMPLETED)
+            if came.done() and not work.done():
+                raise Signalled(came.result())
+            return await work
+        finally:
+            for task in (work, came):
+                task.cancel()
+            await asyncio.gather(work, came, return_exceptions=True)
+
+
+class Signalled(Failure):
+    """A signal ended us."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__("", 128 + number)

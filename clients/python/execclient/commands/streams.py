@@ -1,0 +1,241 @@
+"""Our own standard streams: bytes in, bytes out, and nobody who dawdles holds up the loop.
+
+Rules kept in this file:
+
+1. No descriptor is made non-blocking. That flag belongs to whoever shares the terminal or the pipe
+   with us, the shell above all. Threads do the waiting instead.
+2. Input is read when it is asked for and not before: what we do not take stays for the next program.
+3. Output is never dropped here. What the reader of our output has not taken waits in memory, and
+   beyond `MEMORY_BYTES` in a file without a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import struct
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import IO
+
+BLOCK_BYTES = 1 << 18
+"""Four times what a pipe holds; files are read in pieces of this size."""
+
+MEMORY_BYTES = 16 << 20
+"""Output that may wait in memory. Enough to never see the disk with a reader that keeps pace."""
+
+_RECORD = struct.Struct("=II")
+"""Before each piece in the file: descriptor and length."""
+
+_GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
+"""Nobody reads any more: a closed pipe, a terminal that hung up."""
+
+
+def open_missing() -> None:
+    """Have three standard streams, whatever we were started with.
+
+    Otherwise the next descriptor that is opened becomes one of them.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+
+
+def is_empty_input() -> bool:
+    """Whether standard input is /dev/null, so that there is nothing to forward."""
+    given, null = os.fstat(0), os.stat(os.devnull)
+    return given.st_rdev == null.st_rdev and given.st_mode == null.st_mode
+
+
+class StandardInput:
+    """Standard input, a block at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asked = threading.Semaphore(0)
+        self._answer: asyncio.Future[bytes] = self._loop.create_future()
+        threading.Thread(target=self._serve, name="standard input", daemon=True).start()
+
+    async def read(self) -> bytes:
+        """The next bytes, as soon as there are any; empty at the end.
+
+        Raises:
+            OSError: it cannot be read, a directory for example.
+        """
+        self._answer = self._loop.create_future()
+        self._asked.release()
+        return await self._answer
+
+    def _serve(self) -> None:
+        while True:
+            self._asked.acquire()
+            data, error = b"", None
+            try:
+                data = _read(0)
+            except OSError as failure:
+                error = None if failure.errno in _GONE else failure
+            try:
+                self._loop.call_soon_threadsafe(self._deliver, data, error)
+            except RuntimeError:
+                return  # the loop has ended, and with it everybody who might have asked
+
+    def _deliver(self, data: bytes, error: OSError | None) -> None:
+        if self._answer.done():
+            return  # whoever asked was cancelled, since the process takes no more
+        if error is None:
+            self._answer.set_result(data)
+        else:
+            self._answer.set_exception(error)
+
+
+class Output:
+    """Standard output and standard error, written in the order of `put`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._overflow = _Overflow()
+        self._busy = False
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self.failure: OSError | None = None
+        """Why nothing can be written any more."""
+        self.failed = asyncio.Event()
+        threading.Thread(target=self._serve, name="standard output", daemon=True).start()
+
+    def put(self, descriptor: int, data: bytes) -> None:
+        """Have bytes written; returns at once.
+
+        Raises:
+            OSError: they neither fit into memory nor into a file.
+        """
+        self._settled.clear()
+        with self._changed:
+            if self.failure is not None:
+                self._settled.set()
+                return
+            if self._overflow or self._waiting_bytes >= MEMORY_BYTES:
+                self._overflow.put(descriptor, data)
+            else:
+                self._waiting.append((descriptor, data))
+                self._waiting_bytes += len(data)
+            self._changed.notify()
+
+    async def settled(self) -> None:
+        """Wait until everything is written, or nothing more can be."""
+        await self._settled.wait()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it failed because nobody reads it."""
+        return self.failure is not None and self.failure.errno in _GONE
+
+    def _serve(self) -> None:
+        while True:
+            descriptor, data = self._next()
+            try:
+                _write(descriptor, data)
+            except OSError as failure:
+                self._fail(failure)
+                return
+
+    def _next(self) -> tuple[int, bytes]:
+        with self._changed:
+            self._busy = False
+            while not self._waiting and not self._overflow:
+                self._tell(self._is_settled)
+                self._changed.wait()
+            self._busy = True
+            if not self._waiting:
+                return self._overflow.take()
+            piece = self._waiting.popleft()
+            self._waiting_bytes -= len(piece[1])
+            return piece
+
+    def _fail(self, failure: OSError) -> None:
+        with self._changed:
+            self.failure = failure
+            self._waiting.clear()
+        self._tell(self.failed.set)
+        self._tell(self._settled.set)
+
+    def _is_settled(self) -> None:
+        with self._changed:
+            if not self._waiting and not self._overflow and not self._busy:
+                self._settled.set()
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return  # the loop has ended: nobody waits
+
+
+class _Overflow:
+    """Pieces of output in a file without a name, first in, first out."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._read = 0
+        self._written = 0
+
+    def __bool__(self) -> bool:
+        return self._read < self._written
+
+    def put(self, descriptor: int, data: bytes) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as we do
+        record = memoryview(_RECORD.pack(descriptor, len(data)) + data)
+        while record:
+            written = os.pwrite(self._file.fileno(), record, self._written)
+            self._written += written
+            record = record[written:]
+
+    def take(self) -> tuple[int, bytes]:
+        assert self._file is not None
+        descriptor, length = _RECORD.unpack(self._get(_RECORD.size))
+        data = self._get(length)
+        if not self:
+            self._read = self._written = 0
+            self._file.truncate(0)
+        return descriptor, data
+
+    def _get(self, length: int) -> bytes:
+        assert self._file is not None
+        data = b""
+        while len(data) < length:
+            data += os.pread(self._file.fileno(), length - len(data), self._read + len(data))
+        self._read += length
+        return data
+
+
+def _read(descriptor: int) -> bytes:
+    while True:
+        try:
+            return os.read(descriptor, BLOCK_BYTES)
+        except BlockingIOError:
+            _wait(descriptor, select.POLLIN)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:
+            _wait(descriptor, select.POLLOUT)
+
+
+def _wait(descriptor: int, event: int) -> None:
+    """Somebody else made the stream non-blocking."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    poll.poll()

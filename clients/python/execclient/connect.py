@@ -1,0 +1,117 @@
+"""`connect`: a session with a daemon, as a context or for as long as one likes."""
+
+from __future__ import annotations
+
+import ssl as tls
+from collections.abc import Generator, Sequence
+from types import TracebackType
+
+from execclient.address import AnyPath, Target, target
+from execclient.client import Executor
+from execclient.recovery import RECOVERY_SECONDS
+from execclient.session import Session
+
+CALL_SECONDS = 60.0
+"""Longer than a recovery may take, so that a call can outlast one."""
+
+CLIENT_NAME = "execclient"
+
+
+class connect:  # noqa: N801 - it is called like a function, as `open` is
+    """Open a session with a daemon; leaving the block ends it, and the processes still running.
+
+        async with connect() as executor:
+            print((await executor.run(["uname", "-a"])).text)
+
+        remote = ["ssh", "host", "execserver", "serve", "--listen", "stdio"]
+        executor = await connect("stdio:", command=remote)
+        ...
+        await executor.close()
+
+    Args:
+        url: `unix:///PATH`, `ws://HOST:PORT`, `wss://HOST[:PORT][/PATH]`, or `stdio:`, which spawns a daemon
+            for this session alone; by default `EXECSERVER_URL`, else the daemon's own default.
+        token: for a WebSocket server that wants one (`docs/protocol.md`, "WebSocket authentication"); by
+            default what `token_file` has, `EXECSERVER_TOKEN`, or what the file `EXECSERVER_TOKEN_FILE` has.
+        token_file: is read at each connect and reconnect, so that a token may be renewed.
+        command: what to spawn for `stdio:` instead of the daemon of this installation.
+        ssl: for `wss:`, which certificates to believe; by default those of the system.
+        session_id: resume the session of a client that is gone.
+        keep: leave the processes running at the end, for as long as the daemon keeps a session that nobody
+            is attached to (`--session-ttl`). Not over `stdio:`, where the daemon ends with the connection.
+        call_timeout: seconds for the answer to a call, recovery included.
+        recovery_timeout: seconds in which a lost connection must be back.
+        client_name: how the daemon's log is to call us.
+        allow_insecure_token: send the token unencrypted to another machine, too.
+
+    Raises:
+        UnsupportedUrl: another kind of URL, or one that does not go with the other arguments.
+        DaemonNotRunning, UntrustedServer, AccessDenied, InsecureToken, ConnectionFailed: no connection
+            came about.
+        SessionLost: there is no session `session_id`.
+        SessionAttached: another client has it.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        token_file: AnyPath | None = None,
+        command: Sequence[str] | None = None,
+        ssl: tls.SSLContext | None = None,
+        session_id: str | None = None,
+        keep: bool = False,
+        call_timeout: float = CALL_SECONDS,
+        recovery_timeout: float = RECOVERY_SECONDS,
+        client_name: str = CLIENT_NAME,
+        allow_insecure_token: bool = False,
+    ) -> None:
+        self._url = url
+        self._token = token
+        self._token_file = token_file
+        self._command = command
+        self._ssl = ssl
+        self._session_id = session_id
+        self._keep = keep
+        self._call_timeout = call_timeout
+        self._recovery_timeout = recovery_timeout
+        self._client_name = client_name
+        self._allow_insecure_token = allow_insecure_token
+        self._executor: Executor | None = None
+
+    def __await__(self) -> Generator[object, None, Executor]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Executor:
+        self._executor = await self._open()
+        return self._executor
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._executor is not None
+        await self._executor.close()
+
+    async def _open(self) -> Executor:
+        found = self._target()
+        session = Session(
+            found,
+            self._call_timeout,
+            self._recovery_timeout,
+            client_name=self._client_name,
+            session_id=self._session_id,
+            keep=self._keep,
+        )
+        initialized = await session.open()
+        return Executor(session, found.url, initialized.get("environmentInfo") or {})
+
+    def _target(self) -> Target:
+        return target(
+            self._url,
+            token=self._token,
+            token_file=self._token_file,
+            command=self._command,
+            ssl=self._ssl,
+            allow_insecure_token=self._allow_insecure_token,
+        )

@@ -1,0 +1,536 @@
+"""pexpect over a terminal at the daemon. Needs the extra: `pip install execserver[expect]`.
+
+    from execclient.expect import RemoteSpawn
+
+    with RemoteSpawn(["python3", "-q"], url="ws://build-host:8080", encoding="utf-8") as python:
+        python.expect(">>> ")
+        python.sendline("6 * 7")
+        python.expect(r"(\\d+)\\r\\n>>> ")
+        print(python.match[1])
+
+A `RemoteSpawn` is a `pexpect.spawnbase.SpawnBase`, and has what people know of `pexpect.spawn`
+besides. What differs from that:
+
+- `argv` is a list; `env` is laid over the daemon's environment and does not replace it.
+- There is no descriptor: `fileno` raises, and there are neither `getecho`, `setecho` and
+  `waitnoecho` nor `ignore_sighup`, `echo` and `preexec_fn`.
+- `delaybeforesend` and `delayafterread` are None: what they are there for does not happen here.
+- Half a character at the end of the output is what `codec_errors` makes of it, not dropped.
+- Whatever the connection and the session raise (`execclient.errors`) comes out of the call that
+  meets it; `OutputGap` among them, when the daemon or the client had to drop output.
+- Sync calls block their thread, and so must not be made in a coroutine; there `await
+  spawn.expect(…, async_=True)`. It takes any asyncio loop, and may be mixed with sync calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+try:
+    from pexpect.exceptions import EOF, TIMEOUT, ExceptionPexpect
+    from pexpect.expect import Expecter, searcher_re, searcher_string
+    from pexpect.spawnbase import SpawnBase
+except ImportError as error:
+    raise ImportError("execclient.expect needs pexpect: pip install 'execserver[expect]'") from error
+
+from execclient.errors import ExecServerError, Unsupported, WaitTimeout
+from execclient.filesystem import AnyPath
+from execclient.sync import Executor, connect
+
+if TYPE_CHECKING:
+
+    class _SpawnBase(SpawnBase[Any]):
+        """The class as it is: its stubs leave out what is meant for subclasses, and make it generic."""
+
+        buffer_type: Callable[[], Any]  # type: ignore[assignment]
+        _buffer: Any
+        _decoder: Any
+        _encoder: Any
+
+        def _log(self, s: Any, direction: str) -> None: ...
+        def _coerce_expect_string(self, s: Any) -> Any: ...
+        def _coerce_send_string(self, s: Any) -> Any: ...
+        def _pattern_type_err(self, pattern: object) -> NoReturn: ...
+else:
+    _SpawnBase = SpawnBase
+
+__all__ = ["RemoteSpawn"]
+
+MAX_READ = 1 << 16
+"""pexpect's own 2,000 makes it search a large output again for every 2,000 bytes of it."""
+
+INTERRUPT, END_OF_FILE = b"\x03", b"\x04"
+"""What a terminal takes for VINTR and VEOF unless it was told otherwise."""
+
+CONTROL_PUNCTUATION = {
+    **dict.fromkeys("@`", 0),
+    **dict.fromkeys("[{", 27),
+    **dict.fromkeys("\\|", 28),
+    **dict.fromkeys("]}", 29),
+    **dict.fromkeys("^~", 30),
+    "_": 31,
+    "?": 127,
+}
+
+Filter = Callable[[bytes], bytes]
+
+
+class RemoteSpawn(_SpawnBase):
+    """A command in a terminal at the daemon, to be talked to in pexpect's way.
+
+    Args:
+        argv: program and arguments; no shell is involved.
+        url: where the daemon is, as for `execclient.connect`; a connection is then made for this
+            command alone, and `close` ends it.
+        executor: an `execclient.sync.Executor` to use instead; it stays open.
+        timeout: seconds that `expect` and others wait, None for ever.
+        maxread: bytes that are searched at a time.
+        searchwindowsize: as in pexpect.
+        logfile: gets what is read and what is sent; `logfile_read` and `logfile_send` as in pexpect.
+        encoding: None for bytes; else `before`, `after` and so on are text.
+        codec_errors: how to decode what is not of the encoding.
+        dimensions: rows and columns of the terminal, 24 × 80 by default.
+        env: variables laid over the daemon's.
+        cwd: where; by default where the daemon was started.
+
+    Raises:
+        ExecServerError: it could not be started, or the daemon not be reached.
+    """
+
+    STDIN_FILENO = 0
+    STDOUT_FILENO = 1
+    STDERR_FILENO = 2
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        url: str | None = None,
+        executor: Executor | None = None,
+        timeout: float | None = 30,
+        maxread: int = MAX_READ,
+        searchwindowsize: int | None = None,
+        logfile: Any = None,
+        encoding: str | None = None,
+        codec_errors: str = "strict",
+        dimensions: tuple[int, int] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: AnyPath | None = None,
+    ) -> None:
+        if url is not None and executor is not None:
+            raise TypeError("either url or executor, not both")
+        super().__init__(timeout, maxread, searchwindowsize, logfile, encoding, codec_errors)
+        self.delaybeforesend = None
+        self.delayafterread = None
+        self.argv = list(argv)
+        self.name = f"<{' '.join(argv)}>"
+        self._size = dimensions or (24, 80)
+        self._owns_executor = executor is None
+        self._executor = connect(url) if executor is None else executor
+        try:
+            self._process = self._executor.start(argv, tty=True, size=dimensions, env=env, cwd=cwd)
+        except BaseException:
+            self._end_connection()
+            raise
+        self._output = self._process._output  # noqa: SLF001 - one package
+        self.pid = self._process.pid
+        self.terminated = False
+        self.closed = False
+        self.flag_eof = False
+
+    def __str__(self) -> str:
+        # pexpect puts it into the text of its TIMEOUT and EOF.
+        lines = {
+            "argv": self.argv,
+            "url": self._executor.url,
+            "process": self._process.id,
+            "pid": self.pid,
+            "buffer (its end)": self.buffer[-100:],
+            "before (its end)": self.before[-100:] if self.before else self.before,
+            "after": self.after,
+            "exitstatus": self.exitstatus,
+            "signalstatus": self.signalstatus,
+            "flag_eof": self.flag_eof,
+            "closed": self.closed,
+            "timeout": self.timeout,
+        }
+        return "\n".join([repr(self), *(f"{name}: {value!r}" for name, value in lines.items())])
+
+    # -- reading
+
+    def read_nonblocking(self, size: int = 1, timeout: float | None = -1) -> Any:
+        """At most `size` bytes of output, decoded; waits for the first of them.
+
+        Args:
+            size: bytes.
+            timeout: seconds; 0 takes what has come already, -1 stands for `self.timeout`, None for ever.
+
+        Raises:
+            pexpect.TIMEOUT: nothing came in time.
+            pexpect.EOF: the output has ended.
+            ExecServerError: the output cannot be had; `OutputGap`: a part of it.
+        """
+        self._check_open()
+        if not self._output.wait(self.timeout if timeout == -1 else timeout):
+            raise TIMEOUT("Timeout exceeded.")
+        return self._read(size)
+
+    def _read(self, size: int) -> Any:
+        """What is there, at least something."""
+        data = self._output.read(size)
+        text = self._decoder.decode(data, final=False) if data else self._rest()
+        self._log(text, "read")
+        return text
+
+    def _rest(self) -> Any:
+        """At the end: what was left of a character, then EOF."""
+        self.flag_eof = True
+        self.isalive()
+        text = b"" if self.encoding is None else self._decoder.decode(b"", final=True)
+        if not text:
+            raise EOF("End Of File (EOF).")
+        return text
+
+    def eof(self) -> bool:
+        """Whether EOF was ever raised."""
+        return self.flag_eof
+
+    def isatty(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """There is no descriptor.
+
+        Raises:
+            OSError: always.
+        """
+        raise OSError(f"{self.name} runs at a daemon: there is no descriptor of it here")
+
+    # -- expecting
+
+    def expect_list(
+        self,
+        pattern_list: Any,
+        timeout: float | None = -1,
+        searchwindowsize: int | None = -1,
+        async_: bool = False,
+        **kw: Any,
+    ) -> Any:
+        """As in pexpect; `expect` comes here too."""
+        if not kw.pop("async", async_):
+            return super().expect_list(pattern_list, timeout, searchwindowsize, **kw)
+        _refuse(kw)
+        return self._expect_async(searcher_re(pattern_list), timeout, searchwindowsize)
+
+    def expect_exact(
+        self,
+        pattern_list: Any,
+        timeout: float | None = -1,
+        searchwindowsize: int | None = -1,
+        async_: bool = False,
+        **kw: Any,
+    ) -> Any:
+        """As in pexpect."""
+        if not kw.pop("async", async_):
+            return super().expect_exact(pattern_list, timeout, searchwindowsize, **kw)
+        _refuse(kw)
+        if isinstance(pattern_list, self.allowed_string_types) or pattern_list in (TIMEOUT, EOF):
+            pattern_list = [pattern_list]
+        patterns = [self._exact_pattern(pattern) for pattern in pattern_list]
+        return self._expect_async(searcher_string(patterns), timeout, searchwindowsize)
+
+    def _exact_pattern(self, pattern: Any) -> Any:
+        if pattern in (TIMEOUT, EOF):
+            return pattern
+        if not isinstance(pattern, self.allowed_string_types):
+            self._pattern_type_err(pattern)
+        return self._coerce_expect_string(pattern)
+
+    async def _expect_async(self, searcher: Any, limit: float | None, searchwindowsize: int | None) -> int:
+        # pexpect's own way reads a descriptor by the loop, and closes the spawn at its end.
+        expecter = Expecter(self, searcher, searchwindowsize)
+        try:
+            async with asyncio.timeout(self.timeout if limit == -1 else limit):
+                index: int | None = expecter.existing_data()
+                while index is None:
+                    index = expecter.new_data(await self._incoming())
+                return index
+        except EOF as error:
+            return int(expecter.eof(error))
+        except TimeoutError:
+            return int(expecter.timeout(TIMEOUT("Timeout exceeded.")))
+        except BaseException:
+            expecter.errored()
+            raise
+
+    async def _incoming(self) -> Any:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+                loop.call_soon_threadsafe(news.set)
+
+        with self._output.listening(tell):
+            while not self._output.poll():
+                await news.wait()
+                news.clear()
+        return self._read(self.maxread)
+
+    # -- sending
+
+    def send(self, s: str | bytes) -> int:
+        """Type something; the number of bytes.
+
+        In its usual mode a terminal takes lines of at most 4,095 bytes, and drops what is longer.
+        """
+        text = self._coerce_send_string(s)
+        self._log(text, "send")
+        data = self._encoder.encode(text, final=False)
+        self._type(data)
+        return len(data)
+
+    def sendline(self, s: str | bytes = "") -> int:
+        """Type a line; the number of bytes."""
+        return self.send(self._coerce_send_string(s) + self.linesep)
+
+    def write(self, s: str | bytes) -> None:
+        """As `send`, without a result."""
+        self.send(s)
+
+    def writelines(self, sequence: Iterable[str | bytes]) -> None:
+        """Send each of them; no line ends are added."""
+        for s in sequence:
+            self.send(s)
+
+    def sendcontrol(self, char: str) -> int:
+        """Type a control character, as `sendcontrol("g")` for Ctrl-G; the number of bytes.
+
+        A character that has no control character is not sent, and gives 0.
+        """
+        code = _control_code(char)
+        return 0 if code is None else self._send_control(bytes([code]))
+
+    def sendintr(self) -> None:
+        """Type Ctrl-C."""
+        self._send_control(INTERRUPT)
+
+    def sendeof(self) -> None:
+        """Type Ctrl-D, which is an end of file at the beginning of a line only."""
+        self._send_control(END_OF_FILE)
+
+    def _send_control(self, data: bytes) -> int:
+        self._type(data)
+        self._log(data if self.encoding is None else data.decode("latin-1"), "send")
+        return len(data)
+
+    def _type(self, data: bytes) -> None:
+        self._check_open()
+        self._process.write(data)
+
+    # -- the terminal
+
+    def getwinsize(self) -> tuple[int, int]:
+        """Rows and columns, as this end has set them."""
+        return self._size
+
+    def setwinsize(self, rows: int, cols: int) -> None:
+        """Give the terminal another size; the command gets SIGWINCH."""
+        self._check_open()
+        self._process.resize(rows, cols)
+        self._size = rows, cols
+
+    def interact(
+        self,
+        escape_character: str | None = chr(29),
+        input_filter: Filter | None = None,
+        output_filter: Filter | None = None,
+    ) -> None:
+        """Let the user of our own terminal talk to the command, until the escape character or the end.
+
+        Args:
+            escape_character: ends it, and is not sent; Ctrl-] by default, None for none.
+            input_filter: applied to what is typed, before the escape character is looked for.
+            output_filter: applied to the output.
+        """
+        self._check_open()
+        self.write_to_stdout(self.buffer)
+        self.stdout.flush()
+        self._buffer = self.buffer_type()
+        escape = None if escape_character is None else escape_character.encode("latin-1")
+        with _raw(self.STDIN_FILENO), _wake_pipe() as (woken, wake), self._output.listening(wake):
+            while True:
+                there = self._output.poll()
+                ready, _, _ = select.select([self.STDIN_FILENO, woken], [], [], 0 if there else None)
+                if woken in ready:
+                    os.read(woken, 4096)
+                if there and not self._show(output_filter):
+                    return
+                if self.STDIN_FILENO in ready and not self._pass_on(escape, input_filter):
+                    return
+
+    def _show(self, output_filter: Filter | None) -> bool:
+        """Write some output to our terminal; whether there was any."""
+        data = self._output.read(MAX_READ)
+        if not data:
+            self.flag_eof = True
+            self.isalive()
+            return False
+        self._log(self._decoder.decode(data, final=False), "read")
+        shown = memoryview(output_filter(data) if output_filter else data)
+        while shown:
+            shown = shown[os.write(self.STDOUT_FILENO, shown) :]
+        return True
+
+    def _pass_on(self, escape: bytes | None, input_filter: Filter | None) -> bool:
+        """Send what was typed; whether to go on."""
+        data = os.read(self.STDIN_FILENO, 1000)
+        goes_on = bool(data)
+        if input_filter:
+            data = input_filter(data)
+        if escape is not None and escape in data:
+            data = data[: data.rfind(escape)]
+            goes_on = False
+        if data:
+            self._log(data if self.encoding is None else data.decode(self.encoding, "replace"), "send")
+            self._type(data)
+        return goes_on
+
+    # -- the end
+
+    def isalive(self) -> bool:
+        """Whether the command runs; if not, `exitstatus` or `signalstatus` is set."""
+        code = self._process.exit_code
+        if code is None:
+            return not self.closed
+        if code > 128 and self._process.cause not in (None, "normal"):
+            self.signalstatus = self.status = code - 128
+        else:
+            self.exitstatus = code
+            self.status = code << 8
+        self.terminated = True
+        return False
+
+    def wait(self) -> int | None:
+        """Wait until the command has exited; its exit status, None if it died by a signal.
+
+        Unlike pexpect's it does not depend on the output being read.
+        """
+        self._process.wait()
+        self.isalive()
+        return self.exitstatus
+
+    def kill(self, sig: int) -> None:
+        """Send a signal to the command itself, if it runs."""
+        if self.isalive():
+            self._process.signal(sig, "leader")
+
+    def terminate(self, force: bool = False) -> bool:
+        """End the command by SIGHUP, SIGCONT and SIGINT, each given `delayafterterminate` to work.
+
+        Args:
+            force: kill it and its descendants if that is not enough.
+
+        Returns:
+            Whether it has ended.
+        """
+        for sig in (signal.SIGHUP, signal.SIGCONT, signal.SIGINT):
+            if not self.isalive():
+                return True
+            with suppress(Unsupported):  # a server that knows no signals but SIGKILL
+                self.kill(sig)
+                self._wait(self.delayafterterminate)
+        if force and self.isalive():
+            self._process.terminate("tree")
+            self._process.wait()
+        return not self.isalive()
+
+    def _wait(self, seconds: float) -> None:
+        with suppress(WaitTimeout):
+            self._process.wait(seconds)
+
+    def close(self, force: bool = True) -> None:
+        """End the command, and a connection of its own. A second call does nothing.
+
+        Args:
+            force: kill it if it does not end otherwise.
+
+        Raises:
+            pexpect.ExceptionPexpect: it runs on, and so stays open; only without `force`.
+        """
+        if self.closed:
+            return
+        self.flush()
+        try:
+            if not self.terminate(force):
+                raise ExceptionPexpect("Could not terminate the child.")
+        except ExecServerError:
+            self._close()
+            raise
+        self._close()
+
+    def _close(self) -> None:
+        self.closed = True
+        self._end_connection()
+
+    def _end_connection(self) -> None:
+        if self._owns_executor:
+            self._executor.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+
+
+def _refuse(unknown: Mapping[str, Any]) -> None:
+    if unknown:
+        raise TypeError(f"Unknown keyword arguments: {dict(unknown)}")
+
+
+def _control_code(char: str) -> int | None:
+    letter = char.lower()
+    if "a" <= letter <= "z":
+        return ord(letter) - ord("a") + 1
+    return CONTROL_PUNCTUATION.get(letter)
+
+
+@contextmanager
+def _raw(terminal: int) -> Iterator[None]:
+    mode = termios.tcgetattr(terminal)
+    tty.setraw(terminal)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, mode)
+
+
+@contextmanager
+def _wake_pipe() -> Iterator[tuple[int, Callable[[], object]]]:
+    """A descriptor to select on, and what makes it readable, from any thread."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    lock = threading.Lock()  # or a late call would write to what the number stands for by then
+    closed = False
+
+    def wake() -> None:
+        with lock, suppress(BlockingIOError):  # it is readable already
+            if not closed:
+                os.write(writer, b"x")
+
+    try:
+        yield reader, wake
+    finally:
+        with lock:
+            closed = True
+            os.close(reader)
+            os.close(writer)

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import gc
+import hashlib
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import execclient
+from execclient import Chunk, DaemonNotRunning, ExecutorClosed, OutputGap, SystemFailure, sync
+from execclient.sync import Executor, connect
+from tests.support.wire import wait_gone
+
+PATIENCE = 10.0
+SKINS = ("Executor", "Process", "FileSystem", "TextStream")
+TWINS = {"__iter__": "__aiter__", "__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
+
+
+@pytest.fixture
+def blocking(url: str) -> Iterator[Executor]:
+    """A session from a thread without a loop."""
+    with connect(url) as executor:
+        yield executor
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def public(kind: type) -> dict[str, Any]:
+    names = {name for name in dir(kind) if not name.startswith("_")}
+    return {name: inspect.getattr_static(kind, name) for name in names}
+
+
+@pytest.mark.parametrize("name", SKINS)
+def test_a_class_has_the_names_and_the_signatures_of_its_twin(name: str) -> None:
+    ours, theirs = public(getattr(sync, name)), public(getattr(execclient, name))
+
+    assert sorted(ours) == sorted(theirs)
+    for each, member in theirs.items():
+        assert isinstance(ours[each], property) == isinstance(member, property), each
+        if callable(member):
+            assert inspect.signature(ours[each]) == inspect.signature(member), each
+            assert not inspect.iscoroutinefunction(ours[each]), each
+            assert inspect.getdoc(ours[each]), each
+
+
+@pytest.mark.parametrize("name", SKINS)
+def test_a_class_iterates_and_is_a_context_manager_where_its_twin_is(name: str) -> None:
+    ours, theirs = getattr(sync, name), getattr(execclient, name)
+
+    for blocking, asynchronous in TWINS.items():
+        if theirs is execclient.Executor and blocking in ("__enter__", "__exit__"):
+            theirs = execclient.connect  # which is what is entered there
+        assert hasattr(ours, blocking) == hasattr(theirs, asynchronous), blocking
+        assert not hasattr(ours, asynchronous), asynchronous
+
+
+def test_connect_takes_what_its_twin_takes() -> None:
+    ours = inspect.signature(connect).parameters
+    theirs = inspect.signature(execclient.connect).parameters
+
+    assert list(ours.values()) == list(theirs.values())
+
+
+async def test_instances_have_the_attributes_of_their_twins(url: str) -> None:
+    async with execclient.connect(url) as theirs:
+        their_process = await theirs.start(["true"])
+        with connect(url) as ours:
+            process = ours.start(["true"])
+
+            for blocking, asynchronous in ((ours, theirs), (process, their_process), (ours.fs, theirs.fs)):
+                names = [{name for name in vars(each) if name[0] != "_"} for each in (blocking, asynchronous)]
+                properties = {name for name in dir(blocking) if name[0] != "_"}
+                assert names[1] <= names[0] | properties
+                assert names[0] <= names[1] | {name for name in dir(asynchronous) if name[0] != "_"}
+
+
+def test_importing_it_pulls_in_neither_pexpect_nor_anything_heavy() -> None:
+    listing = subprocess.run(
+        [sys.executable, "-c", "import execclient.sync, sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+
+    heavy = {
+        "pexpect",
+        "ptyprocess",
+        "pydantic",
+        "structlog",
+        "uvloop",
+        "picows",
+        "websockets",
+        "typer",
+        "rich",
+    }
+    assert "execclient.sync" in listing
+    assert heavy.isdisjoint(name.partition(".")[0] for name in listing)
+
+
+def test_a_command_is_run(blocking: Executor) -> None:
+    result = blocking.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+
+    assert (result.exit_code, result.text, result.stderr_text) == (3, "out\n", "err\n")
+
+
+def test_errors_are_those_of_the_core(blocking: Executor) -> None:
+    with pytest.raises(SystemFailure):
+        blocking.run(["/nowhere/at-all"])
+    with pytest.raises(TypeError, match="argv is a list"):
+        blocking.run("true")
+
+
+def test_a_process_is_talked_to_and_iterated_over(blocking: Executor) -> None:
+    with blocking.start(["sh", "-c", "echo one; read line; echo $line >&2; exit 4"], stdin=True) as process:
+        assert next(process) == Chunk("stdout", b"one\n")
+        process.write("two\n")
+
+        assert list(process) == [("stderr", b"two\n")]
+        assert (process.wait(), process.exit_code) == (4, 4)
+        assert list(process) == []
+
+
+def test_text_is_decoded_across_chunks(blocking: Executor) -> None:
+    script = r"printf '\303'; read line; printf '\274\n\342\202'"
+    with blocking.start(["sh", "-c", script], stdin=True) as process:
+        process.write("\n")
+        text = "".join(text for _, text in process.text())
+
+    assert text == "ü\n\N{REPLACEMENT CHARACTER}"
+
+
+def test_leaving_the_block_of_a_process_kills_it(blocking: Executor) -> None:
+    with blocking.start(["sleep", "1000"]) as process:
+        pid = process.pid
+    assert pid is not None
+    assert wait_gone(pid)
+
+
+def test_files_are_written_and_read(blocking: Executor, tmp_path: Path) -> None:
+    blocking.fs.mkdir(tmp_path / "a" / "b", parents=True)
+    blocking.fs.write_text(tmp_path / "a" / "b" / "c", "grüezi")
+
+    assert blocking.fs.read_text(tmp_path / "a" / "b" / "c") == "grüezi"
+    assert [entry.name for entry in blocking.fs.iterdir(tmp_path / "a")] == ["b"]
+
+
+def test_all_output_comes_in_order_while_it_is_consumed(blocking: Executor) -> None:
+    script = "import sys\nfor n in range(200_000): sys.stdout.buffer.write(b'%d\\n' % n)"
+    expected = hashlib.sha256(b"".join(b"%d\n" % n for n in range(200_000))).hexdigest()
+
+    seen = hashlib.sha256()
+    for _, data in blocking.start([sys.executable, "-c", script]):
+        seen.update(data)
+
+    assert seen.hexdigest() == expected
+
+
+def test_several_threads_share_one_executor(blocking: Executor) -> None:
+    def echo(number: int) -> str:
+        return blocking.run(["echo", str(number)]).text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(echo, range(40))) == [f"{number}\n" for number in range(40)]
+
+
+def test_several_threads_share_the_output_of_one_process(blocking: Executor) -> None:
+    process = blocking.start([sys.executable, "-c", "for n in range(100_000): print(n, flush=not n % 100)"])
+
+    def take() -> list[Chunk]:
+        return list(process)
+
+    with ThreadPoolExecutor(4) as pool:
+        taken = [data for future in [pool.submit(take) for _ in range(4)] for _, data in future.result()]
+
+    assert len(b"".join(taken)) == sum(len(f"{n}\n") for n in range(100_000))
+
+
+async def test_it_works_in_a_thread_whose_event_loop_runs(url: str) -> None:
+    with connect(url) as executor:
+        assert executor.run(["echo", "hello"]).text == "hello\n"
+
+
+def test_a_dropped_connection_is_not_noticed(shared_url: str) -> None:
+    with connect(shared_url) as executor, executor.start(["cat"], stdin=True) as process:
+        process.write("one")
+        assert next(process).data == b"one"
+        executor.drop_connection()
+        process.write("two")
+
+        assert next(process).data == b"two"
+        assert executor.recoveries == 1
+
+
+def test_dropped_output_is_a_gap_at_its_place(blocking: Executor) -> None:
+    script = "head -c 1000000 /dev/zero; read line; echo end"
+    process = blocking.start(["sh", "-c", script], stdin=True, buffer_bytes=1000)
+    seen, after = 0, 0
+    while seen < 1_000_000:
+        page = process.read(after, wait=PATIENCE)
+        seen, after = seen + len(page.data), page.next_seq - 1
+    process.write("\n")
+    process.wait_closed()
+
+    with pytest.raises(OutputGap) as gap:
+        next(process)
+    rest = b"".join(data for _, data in process)
+
+    assert rest.endswith(b"end\n")
+    assert gap.value.lost_bytes == 1_000_004 - len(rest)
+
+
+# -- interruptions
+
+
+def interrupted(call: Callable[[], object], fifo: Path) -> list[int]:
+    """Make a call that Ctrl-C interrupts as soon as a command has written its pids, and give them."""
+    pids: list[int] = []
+
+    def interrupt() -> None:
+        pids.extend(int(word) for word in fifo.read_text().split())
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+
+    def call_it() -> None:
+        thread.start()  # the interruption may come within this
+        call()
+
+    with pytest.raises(KeyboardInterrupt):
+        call_it()
+    thread.join()
+    return pids
+
+
+def test_an_interrupted_run_leaves_no_process_behind(blocking: Executor, fifo: Path) -> None:
+    command = ["sh", "-c", f"sleep 1000 & echo $$ $! > {fifo}; wait"]
+
+    pids = interrupted(lambda: blocking.run(command), fifo)
+
+    assert [wait_gone(pid, 5) for pid in pids] == [True, True]
+    assert blocking.run(["echo", "still"]).text == "still\n"
+
+
+def test_an_interrupted_iteration_loses_no_output(blocking: Executor, fifo: Path) -> None:
+    process = blocking.start(["sh", "-c", f"echo $$ > {fifo}; read line; echo $line"], stdin=True)
+
+    interrupted(lambda: next(process), fifo)
+
+    process.write("hello\n")
+    assert next(process).data == b"hello\n"
+
+
+def test_ctrl_c_at_the_top_of_a_program_ends_it_and_its_commands(url: str, fifo: Path) -> None:
+    script = (
+        "import sys\nfrom execclient.sync import connect\n"
+        "with connect(sys.argv[1]) as executor:\n"
+        "    executor.start(['sh', '-c', sys.argv[2]]).wait()\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", script, url, f"echo $$ > {fifo}; exec sleep 1000"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        pid = int(fifo.read_text())
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=PATIENCE)
+    finally:
+        program.kill()
+        program.communicate()
+
+    assert wait_gone(pid, 5)
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Warning" not in errors
+
+
+# -- the end
+
+
+def test_calls_after_close_are_refused(url: str) -> None:
+    with connect(url) as executor:
+        process = executor.start(["sleep", "1000"])
+
+    for call in (
+        lambda: executor.run(["true"]),
+        lambda: executor.start(["true"]),
+        lambda: executor.fs.read_bytes("x"),
+        lambda: next(process),
+        process.wait,
+        process.terminate,
+        executor.drop_connection,
+    ):
+        with pytest.raises(ExecutorClosed):
+            call()
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda process: process.wait(), next, lambda process: process.read(wait=1000)],
+    ids=["wait", "iteration", "long poll"],
+)
+def test_a_call_under_way_ends_with_the_executor(url: str, wait: Callable[[sync.Process], object]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with connect(url, keep=True) as executor:
+            process = executor.start(["cat"], stdin=True)
+            waiting = pool.submit(wait, process)
+        with pytest.raises(ExecutorClosed):
+            waiting.result(PATIENCE)
+
+
+def test_a_run_under_way_is_killed_with_the_executor(url: str, fifo: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with connect(url) as executor:
+            running = pool.submit(executor.run, ["sh", "-c", f"echo $$ > {fifo}; exec sleep 1000"])
+            pid = int(fifo.read_text())
+        assert running.result(PATIENCE).exit_code == 137
+    assert wait_gone(pid, 5)
+
+
+def test_processes_outlast_an_executor_that_detaches(shared_url: str) -> None:
+    executor = connect(shared_url)
+    process = executor.start(["sh", "-c", "read line; echo $line; exit 3"], stdin=True, id="mine")
+    executor.detach()
+    executor.detach()
+
+    with connect(shared_url, session_id=executor.session_id) as again:
+        attached = again.attach("mine")
+        attached.write("still here\n")
+        assert (list(attached), attached.wait()) == ([("stdout", b"still here\n")], 3)
+    assert process.exit_code is None
+
+
+def resources() -> tuple[set[threading.Thread], list[str]]:
+    gc.collect()
+    return set(threading.enumerate()), sorted(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_of_a_closed_executor_is_left(url: str) -> None:
+    connect(url).close()
+    before = resources()
+
+    for _ in range(3):
+        with connect(url) as executor:
+            executor.run(["true"])
+            executor.start(["sleep", "1000"])
+        executor = connect(url)
+        executor.close()
+
+    assert resources() == before
+
+
+def test_nothing_of_a_failed_connect_is_left(tmp_path: Path) -> None:
+    before = resources()
+
+    with pytest.raises(DaemonNotRunning):
+        connect(f"unix://{tmp_path}/nobody")
+
+    assert resources() == before
+
+
+def test_an_executor_that_was_not_closed_is_warned_of_and_ends(url: str) -> None:
+    executor = connect(url)
+    pid = executor.start(["sleep", "1000"]).pid
+    assert pid is not None
+
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        executor = None  # type: ignore[assignment]
+
+    assert wait_gone(pid, 5)
+
+
+def test_a_blocking_call_on_its_own_loop_is_refused(blocking: Executor) -> None:
+    refusals: list[BaseException] = []
+
+    async def call() -> None:
+        try:
+            blocking.run(["true"])
+        except RuntimeError as error:
+            refusals.append(error)
+
+    blocking._thread.call(call())
+
+    assert "wait for ever" in str(refusals[0])

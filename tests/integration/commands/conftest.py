@@ -1,0 +1,98 @@
+"""The command line with a daemon of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from execclient import ProcessInfo, connect
+from tests.conftest import StartServer
+from tests.support.wire import Server
+
+EXECSERVER = [sys.executable, "-m", "execserver"]
+
+Done = subprocess.CompletedProcess[bytes]
+
+
+@dataclass
+class CommandLine:
+    """Runs `execserver ARGUMENTS` against one daemon."""
+
+    url: str
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("EXECSERVER_")}
+        return {**kept, "EXECSERVER_URL": self.url, "TERM": "xterm", "COLUMNS": "200"}
+
+    def __call__(self, *arguments: str, data: bytes | None = None) -> Done:
+        """Run to the end, with pipes; without data for its input that is /dev/null."""
+        with self.start(*arguments, stdin=subprocess.DEVNULL if data is None else subprocess.PIPE) as process:
+            try:
+                output, errors = process.communicate(data, timeout=40)
+            except BaseException:
+                process.kill()
+                raise
+        return Done([*arguments], process.returncode, output, errors)
+
+    def start(
+        self, *arguments: str, stdin: int = subprocess.PIPE, stdout: int | IO[bytes] = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        """Start, with pipes unless told otherwise."""
+        return subprocess.Popen(
+            [*EXECSERVER, *arguments],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+            cwd=self.folder,
+        )
+
+    def processes(self) -> list[ProcessInfo]:
+        """What the daemon knows of all sessions."""
+
+        async def ask() -> list[ProcessInfo]:
+            async with connect(self.url) as executor:
+                return await executor.processes(all_sessions=True, argv=True)
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def server(start_server: StartServer, tmp_path: Path) -> Server:
+    """A daemon of this test."""
+    return start_server(f"unix://{tmp_path}/s", "--session-ttl", "30")
+
+
+@pytest.fixture
+def execserver(server: Server, tmp_path: Path) -> CommandLine:
+    """The command line, with it."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return CommandLine(server.url, folder)
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait for what has no event of its own: the state of another program."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def serving_process(server: Server) -> psutil.Process:
+    """The server below the supervisor."""
+    return next(
+        child for child in psutil.Process(server.pid).children() if child.status() != psutil.STATUS_ZOMBIE
+    )

@@ -1,0 +1,1 @@
+"""Programs of the repository itself; none of them is in the wheel."""
