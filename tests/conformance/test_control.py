@@ -310,17 +310,17 @@ def test_closed_process_is_forgotten_after_its_time(endpoint: Endpoint) -> None:
 def test_signals_arrive_in_their_order(client: Client) -> None:
     process = client.shell("sleep 300 & echo $$; wait")
     pid = first_pid(process.wait_output(b"\n"))
-    for first, last, state in (("tree", "group", "S"), ("tree", "leader", "S"), ("tree", "tree", "S")):
+    for last in ("group", "leader", "tree"):
         for _ in range(5):
             numbers = client.pipeline(
                 *(
                     ("process/signal", {"processId": process.id, "signal": name, "scope": scope})
-                    for name, scope in (("SIGSTOP", first), ("SIGCONT", last))
+                    for name, scope in (("SIGSTOP", "tree"), ("SIGCONT", last))
                 )
             )
             for number in numbers:
                 client.result(number)
-            assert Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == state
+            assert Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T"
     client.request("process/signal", {"processId": process.id, "signal": "SIGSTOP", "scope": "tree"})
     client.call("process/signal", {"processId": process.id, "signal": "SIGKILL"})
     assert process.wait_closed().exit_code == 137

@@ -145,14 +145,15 @@ class Executor:
         start = _Start(
             argv, cwd, env, inherit, tty, size, input is not None, timeout, idle_timeout, "fail", sandbox
         )
-        if input is not None and not tty:
+        data = None if input is None else _as_bytes(input)
+        if data is not None and not tty:
             self._session.require("process/closeStdin")
         try:
             if timeout is None:
-                await self._run(inbox, start, input)
+                await self._run(inbox, start, data)
             else:
                 async with asyncio.timeout(timeout + BACKSTOP_SECONDS):
-                    await self._run(inbox, start, input)
+                    await self._run(inbox, start, data)
         except TimeoutError:
             inbox.forced_cause = "timeout"
             if inbox.started:
@@ -308,7 +309,7 @@ class Executor:
 
     # -- inside
 
-    async def _run(self, inbox: Inbox, start: _Start, data: bytes | str | None) -> None:
+    async def _run(self, inbox: Inbox, start: _Start, data: bytes | None) -> None:
         process = await self._start(inbox, start)
         try:
             if data is None:
@@ -324,7 +325,7 @@ class Executor:
             if process.failure:
                 raise CommandNotRun(process.failure)
 
-    async def _feed(self, process: Process, inbox: Inbox, data: bytes | str) -> int:
+    async def _feed(self, process: Process, inbox: Inbox, data: bytes) -> int:
         feeding = asyncio.create_task(_type(process, data) if process.tty else _pipe(process, data))
 
         def fed(task: asyncio.Task[None]) -> None:
@@ -416,14 +417,20 @@ class Executor:
                 return
 
 
-async def _pipe(process: Process, data: bytes | str) -> None:
+def _as_bytes(data: bytes | str) -> bytes:
+    # Here and not on the way: a command that waits for the rest of a broken input waits for ever.
+    if isinstance(data, str):
+        return data.encode()
+    return data if isinstance(data, bytes) else bytes(memoryview(data))
+
+
+async def _pipe(process: Process, data: bytes) -> None:
     with suppress(StdinUnavailable, NoSuchProcess):  # a command need not read what it is given
         await process.write(data)
         await process.close_stdin()
 
 
-async def _type(process: Process, data: bytes | str) -> None:
-    data = data.encode() if isinstance(data, str) else data
+async def _type(process: Process, data: bytes) -> None:
     at_line_start = not data or data.endswith(b"\n")
     with suppress(StdinUnavailable, NoSuchProcess):
         await process.write(data + (END_OF_FILE if at_line_start else 2 * END_OF_FILE))

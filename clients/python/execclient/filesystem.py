@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 from pybase64 import b64decode, b64encode
 
-from execclient.errors import NotFound, WalkIncomplete
+from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
 from execclient.session import Session
 from execclient.transfer import Download, Progress, RemoteFile, Upload
 from execserver.protocol.limits import (
@@ -25,8 +25,8 @@ from execserver.protocol.path_uri import parse_path_uri, path_to_uri
 WHOLE_FILE_BYTES = 32 << 20
 """Larger files are read and written block by block: a message holds 64 MiB, and base64 takes a third more."""
 
-DIGEST_SECONDS = 3600.0
-"""For the digest of a file, however large and however slow its disk."""
+DIGEST_SECONDS = COPY_SECONDS = 3600.0
+"""For what takes as long as the file is large and its disk slow; `call_timeout` is for all else."""
 
 AnyPath = str | os.PathLike[str]
 ShowProgress = Callable[[Progress], None]
@@ -144,11 +144,20 @@ class FileSystem:
         return parse_path_uri(result["path"])
 
     async def iterdir(self, path: AnyPath) -> list[Entry]:
-        """The names in a directory, in no order; without dangling links."""
+        """The names in a directory, in no order; without dangling links.
+
+        Raises:
+            ProtocolFault: the server gave what is no name but a path.
+        """
         result = await self._call("fs/readDirectory", {"path": self.uri(path)})
-        return [
+        entries = [
             Entry(entry["fileName"], entry["isDirectory"], entry["isFile"]) for entry in result["entries"]
         ]
+        for entry in entries:
+            # Who joins them with a path of this machine must not be led out of it.
+            if "/" in entry.name or entry.name in ("", ".", ".."):
+                raise ProtocolFault(f"the server names {entry.name!r} in a directory, which is no name there")
+        return entries
 
     async def walk(
         self,
@@ -198,13 +207,16 @@ class FileSystem:
         await self._call("fs/remove", params)
 
     async def copy(self, source: AnyPath, destination: AnyPath, *, recursive: bool = False) -> None:
-        """Copy a file, or a link as a link; with `recursive` a directory, to a place that is free."""
+        """Copy a file, or a link as a link; with `recursive` a directory, to a place that is free.
+
+        It may take an hour, whatever the `call_timeout`.
+        """
         params = {
             "sourcePath": self.uri(source),
             "destinationPath": self.uri(destination),
             "recursive": recursive,
         }
-        await self._call("fs/copy", params)
+        await self._call("fs/copy", params, limit=max(COPY_SECONDS, self._session.call_timeout))
 
     async def rename(self, source: AnyPath, destination: AnyPath, *, overwrite: bool = True) -> None:
         """Rename a file, a link or a directory, in one step; a link itself, never its target.

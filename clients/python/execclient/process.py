@@ -218,7 +218,9 @@ class Process:
                 await self.read(BEYOND_SEQ)
             return call.result()
         finally:
-            call.cancel()
+            # One that failed just as its question failed has told nobody.
+            if not call.cancel() and not call.cancelled():
+                call.exception()
 
     async def close_stdin(self) -> None:
         """End the standard input: the process reads what was written before, then end of file.
@@ -401,6 +403,11 @@ class Process:
             # The block's own error says more than that the process could not be killed after it.
             if error is None:
                 raise
+        except BaseException:
+            # Cancelled, or interrupted, once more: it is killed all the same, only nobody waits for it.
+            if self._inbox.session_id is None:
+                self._session.terminate_soon(self.id, "group")
+            raise
 
 
 def _write_ids() -> Iterator[str]:

@@ -31,7 +31,7 @@ from execclient.errors import (
     Unsupported,
 )
 from execclient.inbox import Inbox, Key
-from execclient.recovery import Link, join, resume
+from execclient.recovery import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Link, join, resume
 
 SENT_AGAIN = frozenset(
     {
@@ -50,6 +50,9 @@ SENT_AGAIN = frozenset(
         "fs/walk",
     }
 )
+
+NOT_OF_THE_PROTOCOL = (ValueError, LookupError, TypeError, AttributeError)
+"""What taking apart a value raises that is not what it should be."""
 
 KILL_SECONDS = 5.0
 """How long the answer to a terminate is waited for by somebody who wants to be gone."""
@@ -102,9 +105,13 @@ class Session:
     async def open(self) -> Json:
         """Connect, and open a new session, or resume the one that was named; the result of `initialize`."""
         connection, result = await join(self._link, self.id or None)
-        self.id = result["sessionId"]
-        capabilities = (result.get("environmentInfo") or {}).get("capabilities") or {}
-        self.capabilities = frozenset(capabilities.get("execserver") or ())
+        try:
+            self.id = result["sessionId"]
+            capabilities = (result.get("environmentInfo") or {}).get("capabilities") or {}
+            self.capabilities = frozenset(capabilities.get("execserver") or ())
+        except NOT_OF_THE_PROTOCOL as error:
+            await connection.abort()
+            raise _fault("the handshake", error) from error
         ttl = result.get("sessionTtlMs")
         self.ttl = None if ttl is None else ttl / 1000
         self._connection = connection
@@ -284,10 +291,10 @@ class Session:
         """Kill a process and its descendants. Goes on in the background when it is cancelled."""
         await asyncio.wait({self.terminate_soon(inbox.id)}, timeout=KILL_SECONDS)
 
-    def terminate_soon(self, process_id: str) -> asyncio.Task[None]:
+    def terminate_soon(self, process_id: str, scope: str = "tree") -> asyncio.Task[None]:
         """Kill one of our processes, if it exists, as soon as there is a connection."""
         # Another server than execserver ignores the scope, and kills the group.
-        params = {"processId": process_id, "scope": "tree"}
+        params = {"processId": process_id, "scope": scope}
         return self._soon(partial(self.call, "process/terminate", params))
 
     def _soon(self, call: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[None]:
@@ -334,6 +341,9 @@ class Session:
         except ExecServerError as error:
             self._give_up(error)
             return
+        except NOT_OF_THE_PROTOCOL as error:
+            self._give_up(_fault("an answer after the session was resumed", error))
+            return
         for inbox in self._all_inboxes():
             if inbox.closed:
                 self.forget(inbox)
@@ -341,6 +351,8 @@ class Session:
         self._settled.set()
 
     async def _resumed(self) -> Connection:
+        clock = asyncio.get_running_loop().time
+        begin, reached, pause = clock(), self._reached(), 0.0
         while True:
             connection = await resume(self._link, self.id, self._recovery_timeout)
             self.recoveries += 1  # before anything comes of it
@@ -348,7 +360,7 @@ class Session:
                 async with asyncio.timeout(self._recovery_timeout):
                     await go_on(connection, self._all_inboxes())
             except ConnectionLost:
-                continue  # cut again
+                pass  # cut again
             except TimeoutError:
                 await connection.abort()
                 raise SessionLost("the daemon does not answer after the session was resumed") from None
@@ -357,12 +369,28 @@ class Session:
                 raise
             if not connection.lost:
                 return connection
+            if self._reached() != reached:
+                begin, reached, pause = clock(), self._reached(), 0.0
+            elif clock() - begin >= self._recovery_timeout:
+                raise SessionLost(
+                    f"each connection of {self._recovery_timeout:g} s was lost before it brought anything"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+
+    def _reached(self) -> int:
+        """Grows with whatever a connection brings."""
+        return sum(inbox.last_seq for inbox in self._all_inboxes())
 
     def _give_up(self, error: ExecServerError) -> None:
         self._failure = error
         for inbox in self._all_inboxes():
             inbox.fail(SessionLost(str(error)))
         self._settled.set()
+
+
+def _fault(what: str, error: Exception) -> ProtocolFault:
+    return ProtocolFault(f"{what} is not of the protocol: {type(error).__name__} {error}")
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

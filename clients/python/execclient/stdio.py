@@ -151,7 +151,7 @@ class ChildChannel(asyncio.SubprocessProtocol):
         if status is None:
             how = "closed its standard output"
         elif status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
+            how = f"was killed by {_signal_name(-status)}"
         else:
             how = f"ended with exit status {status}"
         last = bytes(self._stderr).decode(errors="replace").strip().rpartition("\n")[2]
@@ -174,6 +174,13 @@ class ChildChannel(asyncio.SubprocessProtocol):
         for line in lines:
             if line:
                 log.info("%s: %s", self._name, line.decode(errors="replace"))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # most of the real-time ones have no name
 
 
 def default_command() -> list[str]:

@@ -72,14 +72,20 @@ class RemoteFile:
 
         Raises:
             TransferFailed: it was open before, and is not the same any more.
+            OutcomeUnknown: the connection was lost, and it may have been emptied; only with `writing`.
         """
-        handle = new_id()
-        params = {"handleId": handle, "path": self._uri, "mode": self._mode}
-        try:
-            await self._session.call("fs/open", params)
-        except BaseException:
-            await self._close(handle)
-            raise
+        while True:
+            handle = new_id()
+            params = {"handleId": handle, "path": self._uri, "mode": self._mode}
+            try:
+                await self._session.call("fs/open", params)
+            except BaseException as error:
+                # A handle is gone with its connection, and one to read from has changed nothing.
+                if self._mode == "read" and isinstance(error, OutcomeUnknown):
+                    continue
+                await self._close(handle)
+                raise
+            break
         self._handle = handle
         self._recoveries = self._session.recoveries
         if self._mode == "read":
@@ -182,7 +188,7 @@ class Download:
         if not isinstance(local, str | os.PathLike):
             await self._copy(local, verify)
             return
-        place = await asyncio.to_thread(_LocalPlace, local)
+        place = await _local_place(local)
         try:
             with place.file:
                 await self._copy(place.file, verify)
@@ -329,6 +335,19 @@ class _LocalPlace:
         """It was not to be."""
         if self._part is not None:
             self._part.unlink(missing_ok=True)
+
+
+async def _local_place(local: str | os.PathLike[str]) -> _LocalPlace:
+    making = asyncio.create_task(asyncio.to_thread(_LocalPlace, local))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        # The thread makes the part file all the same.
+        with suppress(OSError):
+            place = await making
+            place.file.close()
+            place.leave()
+        raise
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -270,3 +270,24 @@ async def test_closing_in_the_middle_of_a_recovery_is_quick_and_kills(url: str) 
     assert time.monotonic() - begin < PATIENCE
     assert process.pid is not None
     assert await asyncio.to_thread(wait_gone, process.pid, PATIENCE)
+
+
+async def test_a_block_that_is_left_in_a_hurry_kills_its_process_all_the_same(shared_url: str) -> None:
+    async with connect(shared_url) as executor:
+        process = await executor.start(["sleep", "60"])
+        assert process.pid is not None
+
+        async def inside() -> None:
+            async with process:
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(inside())
+        await asyncio.sleep(0)
+        executor.drop_connection()
+        for _ in range(2):  # the second cancels the leaving
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert await asyncio.to_thread(wait_gone, process.pid, 10)

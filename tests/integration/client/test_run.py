@@ -251,3 +251,14 @@ async def test_cancelling_a_run_at_any_time_leaves_nothing(
     async with asyncio.timeout(PATIENCE):
         while (await executor.run(["pgrep", "-f", f"^sleep {mark}$"])).exit_code != 1:
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("data", ["\udc80", 5], ids=["no UTF-8", "a number"])
+async def test_input_that_cannot_be_sent_is_an_error_before_the_start(
+    executor: Executor, tmp_path: Path, data: str
+) -> None:
+    with pytest.raises((UnicodeEncodeError, TypeError)):
+        async with asyncio.timeout(PATIENCE):
+            await executor.run(["touch", str(tmp_path / "started")], input=data)
+
+    assert not (tmp_path / "started").exists()

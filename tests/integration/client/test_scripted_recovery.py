@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from execclient import (
     ProtocolFault,
     RequestTooLarge,
     SessionLost,
+    connect,
 )
 from tests.integration.client.conftest import ScriptedDaemon, closed, connect_to, exited, output, page
 
@@ -301,3 +303,89 @@ async def test_a_request_that_fits_no_message_is_not_sent(scripted: ScriptedDaem
     async with connect_to(scripted) as (executor, _):
         with pytest.raises(RequestTooLarge):
             await executor.start(["x", "y" * (64 << 20)])
+
+
+async def test_an_answer_after_a_resume_that_is_not_of_the_protocol_ends_the_session(
+    scripted: ScriptedDaemon,
+) -> None:
+    async with scripted.client() as (_, process, peer):
+        await peer.close()
+        peer = await scripted.session()
+        await peer.answer("process/read", {"chunks": "nonsense"})
+
+        with pytest.raises(SessionLost, match="not of the protocol"):
+            await process.wait(timeout=10)
+
+
+async def test_a_handshake_that_is_not_of_the_protocol_is_a_fault_and_leaves_no_connection(
+    scripted: ScriptedDaemon,
+) -> None:
+    connecting = asyncio.create_task(connect(scripted.url).__aenter__())
+    peer = await scripted.accept()
+    await peer.answer("initialize", {"session": "s1"})
+
+    with pytest.raises(ProtocolFault):
+        await connecting
+    await peer.expect("initialized")
+    async with asyncio.timeout(10):
+        assert await peer.receive() == {}
+
+
+async def test_a_file_whose_opening_was_cut_off_is_opened_again(
+    scripted: ScriptedDaemon, tmp_path: Path
+) -> None:
+    metadata = {"size": 1, "modifiedAtMs": 1, "createdAtMs": 1}
+    async with connect_to(scripted) as (executor, peer):
+        download = asyncio.create_task(executor.fs.download("/file", tmp_path / "file", verify=False))
+        first = await peer.expect("fs/open")
+        await peer.close()
+        peer = await scripted.session()
+        second = await peer.answer("fs/open", {})
+        await peer.answer("fs/getMetadata", metadata)
+        await peer.answer("fs/readBlock", {"chunk": "eA==", "eof": True})
+        await peer.answer("fs/close", {})
+        await download
+
+    assert (tmp_path / "file").read_bytes() == b"x"
+    assert first["params"]["handleId"] != second["params"]["handleId"]
+
+
+async def test_copying_may_take_longer_than_a_call(scripted: ScriptedDaemon) -> None:
+    async with connect_to(scripted, call_timeout=0.2) as (executor, peer):
+        copying = asyncio.create_task(executor.fs.copy("/large", "/copy"))
+        request = await peer.expect("fs/copy")
+        await asyncio.sleep(0.5)
+        peer.send({"id": request["id"], "result": {}})
+        await copying
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "..", ".", ""])
+async def test_a_name_that_leads_out_of_its_directory_is_a_fault(scripted: ScriptedDaemon, name: str) -> None:
+    async with connect_to(scripted) as (executor, peer):
+        listing = asyncio.create_task(executor.fs.iterdir("/folder"))
+        entry = {"fileName": name, "isDirectory": False, "isFile": True}
+        await peer.answer("fs/readDirectory", {"entries": [entry]})
+
+        with pytest.raises(ProtocolFault, match="directory"):
+            await listing
+
+
+async def test_connections_that_are_lost_again_before_they_bring_anything_are_given_up_in_time(
+    scripted: ScriptedDaemon,
+) -> None:
+    async def cut_each() -> None:
+        while True:
+            peer = await scripted.session()
+            await peer.expect("process/read")
+            await peer.close()
+
+    async with scripted.client(recovery_timeout=0.5) as (_, process, peer):
+        cutting = asyncio.create_task(cut_each())
+        await peer.close()
+
+        with pytest.raises(SessionLost, match="brought anything"):
+            await process.wait(timeout=10)
+        cutting.cancel()
+        await asyncio.wait({cutting})
+
+    assert len(scripted.peers) < 30

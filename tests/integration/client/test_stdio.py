@@ -162,3 +162,9 @@ async def test_what_is_not_of_the_protocol_is_shown(noise: str) -> None:
     with pytest.raises(ProtocolFault, match="not of the protocol"):
         async with connect("stdio:", command=shell(f"printf '{noise}\\n'; cat >/dev/null")):
             pass
+
+
+async def test_one_that_dies_of_a_real_time_signal_ends_in_time_too() -> None:
+    with pytest.raises(ConnectionFailed, match=r"killed by signal 40"):
+        async with asyncio.timeout(PATIENCE), connect("stdio:", command=shell("kill -40 $$")):
+            pass

@@ -329,3 +329,17 @@ async def test_what_cannot_be_renamed_into_place_is_not_begun(executor: Executor
         await executor.fs.upload(here / "file", "copy")
     with pytest.raises(Unsupported, match="fs/rename"):
         await executor.fs.rename("a", "b")
+
+
+async def test_a_transfer_that_is_cancelled_as_it_begins_leaves_nothing(
+    executor: Executor, tmp_path: Path, here: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for _ in range(50):
+        task = asyncio.create_task(executor.fs.download("file", here / "copy"))
+        await asyncio.sleep(0)  # its part file is being made
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert os.listdir(here) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -138,3 +139,57 @@ def test_a_bar_is_drawn_on_a_terminal_only(execserver: CommandLine, there: Path)
     assert "file" in drawn
     assert "MiB" in drawn
     assert execserver("cp", f":{there}/file", "back").stderr == b""
+
+
+def test_what_is_not_there_is_named(execserver: CommandLine, there: Path) -> None:
+    for arguments in ([f":{there}/no", "copy"], [f":{there}/no", "-"], [f":{there}/no", f":{there}/copy"]):
+        done = execserver("cp", *arguments)
+
+        assert done.returncode == 125
+        assert f":{there}/no: No such file".encode() in done.stderr
+
+
+def test_a_name_that_the_wire_cannot_list_stays_behind_and_is_said(
+    execserver: CommandLine, there: Path
+) -> None:
+    for name in (b"file", b"\xff"):
+        Path(os.fsdecode(bytes(there) + b"/" + name)).write_bytes(b"x")
+
+    done = execserver("cp", "-r", f":{there}", "copy")
+
+    assert done.returncode == 1
+    assert b"its name is no UTF-8" in done.stderr
+    assert os.listdir(execserver.folder / "copy") == ["file"]
+
+
+async def test_a_server_cannot_write_beside_the_destination(tmp_path: Path) -> None:
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        results: dict[str, dict[str, object]] = {
+            "initialize": {"sessionId": "s1"},
+            "fs/readDirectory": {
+                "entries": [{"fileName": "../../evil", "isDirectory": False, "isFile": True}]
+            },
+            "fs/readBlock": {"chunk": "eA==", "eof": True},
+        }
+        async for line in reader:
+            request = json.loads(line)
+            if "id" in request:
+                is_folder = request["params"].get("path", "").endswith("/dir")
+                kind = {"isDirectory": is_folder, "isFile": not is_folder, "isSymlink": False}
+                metadata = {**kind, "size": 1, "modifiedAtMs": 1, "createdAtMs": 1}
+                result = results.get(request["method"], metadata)
+                writer.write(json.dumps({"id": request["id"], "result": result}).encode() + b"\n")
+        writer.close()
+
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    server = await asyncio.start_unix_server(lie, tmp_path / "liar")
+    arguments = ["cp", "--url", f"unix://{tmp_path}/liar", "-r", ":dir", "target"]
+    process = await asyncio.create_subprocess_exec(
+        *EXECSERVER, *arguments, cwd=tmp_path / "a" / "b", stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    server.close()
+
+    assert process.returncode == 125
+    assert b"'../../evil'" in errors
+    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()] == []

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from execclient import Executor, FileSystem, NotFound, Progress
+from execclient import CallFailed, Executor, FileSystem, NotFound, Progress, Stat
 from execclient.commands.copy_streams import standard_stream
 from execclient.commands.daemon import Daemon
 from execclient.commands.failures import INCOMPLETE, Failure, complain
@@ -105,7 +105,8 @@ async def _upload(executor: Executor, source: str, destination: str, *, recursiv
         await fs.mkdir(directory, parents=True)
     with _progress(plan, quiet=quiet) as advance:
         for file in plan.files:
-            await fs.upload(file.source, file.destination, progress=_Size(advance))
+            with _named(REMOTE + file.destination):
+                await fs.upload(file.source, file.destination, progress=_Size(advance))
     return plan
 
 
@@ -146,7 +147,7 @@ async def _download(
 ) -> Plan:
     fs = executor.fs
     remote = _remote(source)
-    stat = await fs.stat(remote)
+    stat = await _stat(fs, remote)
     name = PurePosixPath(remote if PurePosixPath(remote).name else await fs.resolve(remote)).name
     target = Path(destination)
     if target.is_dir():
@@ -162,42 +163,44 @@ async def _download(
         Path(directory).mkdir(parents=True, exist_ok=True)
     with _progress(plan, quiet=quiet) as advance:
         for file in plan.files:
-            await fs.download(file.source, file.destination, progress=_Size(advance))
+            with _named(REMOTE + file.source):
+                await fs.download(file.source, file.destination, progress=_Size(advance))
     return plan
 
 
 async def _plan_download(fs: FileSystem, source: str, destination: str) -> Plan:
     plan = Plan([destination], [], [])
-    async for path, there in _below(fs, source, destination):
-        stat = await fs.stat(path)
-        if stat.is_dir and stat.is_symlink:
-            plan.left_out.append(f"{REMOTE}{path}: a link to a directory is not copied")
-        elif stat.is_dir:
-            plan.directories.append(there)
-        elif stat.is_file:
-            plan.files.append(File(path, there, stat.size))
-        else:
-            plan.left_out.append(f"{REMOTE}{path}: neither a file nor a directory")
-    return plan
-
-
-async def _below(fs: FileSystem, source: str, destination: str) -> AsyncIterator[tuple[str, str]]:
-    """All paths below a directory with their destinations; links to directories are not entered."""
     waiting = [(source, destination)]
     while waiting:
-        folder, there = waiting.pop()
-        for entry in sorted(await fs.iterdir(folder)):
-            path = str(PurePosixPath(folder, entry.name))
-            yield path, str(Path(there, entry.name))
-            if entry.is_dir and not (await fs.stat(path)).is_symlink:
-                waiting.append((path, str(Path(there, entry.name))))
+        folder, folder_here = waiting.pop()
+        with _named(REMOTE + folder):
+            names = sorted(entry.name for entry in await fs.iterdir(folder))
+        for name in names:
+            path, here = str(PurePosixPath(folder, name)), str(Path(folder_here, name))
+            try:
+                with _named(REMOTE + path):
+                    stat = await fs.stat(path)
+            except NotFound:
+                # The wire's lists of names are text (F25), and do not show the bytes of what is none.
+                plan.left_out.append(f"{REMOTE}{path}: it has gone, or its name is no UTF-8")
+                continue
+            if stat.is_dir and stat.is_symlink:
+                plan.left_out.append(f"{REMOTE}{path}: a link to a directory is not copied")
+            elif stat.is_dir:
+                plan.directories.append(here)
+                waiting.append((path, here))
+            elif stat.is_file:
+                plan.files.append(File(path, here, stat.size))
+            else:
+                plan.left_out.append(f"{REMOTE}{path}: neither a file nor a directory")
+    return plan
 
 
 async def _write_out(
     executor: Executor, source: str, destination: str, *, recursive: bool, quiet: bool
 ) -> Plan:
     path = _remote(source)
-    plan = Plan([], [File(path, destination, (await executor.fs.stat(path)).size)], [])
+    plan = Plan([], [File(path, destination, (await _stat(executor.fs, path)).size)], [])
     with standard_stream(1) as stream, _progress(plan, quiet=quiet) as advance:
         await executor.fs.download(path, stream, progress=_Size(advance))
     return plan
@@ -211,7 +214,7 @@ async def _copy_there(
 ) -> Plan:
     fs = executor.fs
     remote = _remote(source)
-    stat = await fs.stat(remote)
+    stat = await _stat(fs, remote)
     if stat.is_dir:
         _must_be(recursive, source)
     target = await _inside(fs, _remote(destination), PurePosixPath(remote).name)
@@ -224,6 +227,25 @@ async def _copy_there(
 
 def _remote(path: str) -> str:
     return path.removeprefix(REMOTE) or "."
+
+
+async def _stat(fs: FileSystem, path: str) -> Stat:
+    try:
+        with _named(REMOTE + path):
+            return await fs.stat(path)
+    except NotFound as error:
+        raise Failure(f"{REMOTE}{path}: {error.message}") from error
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Put the path before what the daemon says of it; what is not there is for the caller."""
+    try:
+        yield
+    except NotFound:
+        raise
+    except CallFailed as error:
+        raise Failure(f"{path}: {error.message}") from error
 
 
 async def _inside(fs: FileSystem, path: str, name: str) -> str:
