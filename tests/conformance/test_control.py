@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.endpoint import Endpoint
-from tests.support.wire import PATIENCE, Client, Json, Process, alive, at_most, wait_gone
+from tests.support.wire import Client, Json, Process, alive, at_most, wait_gone, wait_state
 
 OWN_SESSION = "setsid sh -c 'echo $$; exec sleep 300' & "
 
@@ -24,18 +24,6 @@ def send(process: Process, name: str, scope: str | None = None) -> Json:
     """Send a signal to a process; without a scope as it is by default."""
     params = {"processId": process.id, "signal": name}
     return process.client.call("process/signal", params if scope is None else {**params, "scope": scope})
-
-
-def wait_state(pids: list[int], state: str) -> None:
-    """Wait until the kernel has all processes in a state (`T` is stopped, `S` asleep)."""
-
-    def states() -> set[str]:
-        return {Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in pids}
-
-    deadline = time.monotonic() + PATIENCE
-    while states() != {state}:
-        assert time.monotonic() < deadline, states()
-        time.sleep(0.01)
 
 
 @pytest.mark.everywhere

@@ -375,7 +375,10 @@ def test_with_one_request_at_a_time_a_batch_is_carried_out_one_by_one(endpoint: 
         ),
     ]
 
-    replies = exchange(client, begun)
+    client.send_raw(json.dumps(begun).encode())
+    # What the terminal echoes may come before.
+    client.wait_until(lambda: any(isinstance(message, list) for message in client.received))
+    replies = next(message for message in client.received if isinstance(message, list))
 
     assert [reply["id"] for reply in replies] == ["read", "write"]
     # The write waited for the read, so the read waited for nothing.

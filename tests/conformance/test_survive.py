@@ -15,7 +15,7 @@ import pytest
 
 from tests.conformance.endpoint import Endpoint
 from tests.conformance.test_sessions import resume
-from tests.support.wire import PATIENCE, Json, Process, decode, path_uri, wait_gone
+from tests.support.wire import PATIENCE, Json, Process, decode, path_uri, wait_gone, wait_state
 
 MIB = 1 << 20
 
@@ -260,8 +260,8 @@ def test_an_exit_of_the_meantime_has_its_code_and_its_place(private: Endpoint, h
     script = f"mkfifo {here}/fifo; echo ready; read -r x < {here}/fifo; echo last; exit 6"
     old = first.shell(script, tty=tty)
     old.wait_output(b"ready")
-    stopped = first.shell("echo ready; kill -STOP $$; kill -SEGV $$")
-    stopped.wait_output(b"ready")
+    stopped = first.shell("kill -STOP $$; kill -SEGV $$")
+    wait_state([stopped.started["pid"]], "T")
     with without_server(private):
         (here / "fifo").write_text("go\n")
         assert wait_gone(old.started["pid"])

@@ -952,6 +952,18 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def wait_state(pids: list[int], state: str) -> None:
+    """Wait until the kernel has all processes in a state (`T` is stopped, `S` asleep)."""
+
+    def states() -> set[str]:
+        return {Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in pids}
+
+    deadline = time.monotonic() + PATIENCE
+    while states() != {state}:
+        assert time.monotonic() < deadline, states()
+        time.sleep(0.01)
+
+
 def wait_gone(pid: int, timeout: float = PATIENCE) -> bool:
     """Wait for the end of any process, by its pidfd; whether it ended in time."""
     try:
