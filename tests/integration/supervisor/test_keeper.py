@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.supervisor.conftest import Start
 from tests.integration.supervisor.keeping import Keeping, eventually, gone, zombie
+from tests.support.wire import wait_state
 
 LAZY_S = 0.05
 
@@ -94,6 +95,7 @@ def test_a_message_sent_just_before_the_death_arrives(start: Start, folder: Path
 def test_a_process_lives_on_and_its_exit_is_told_until_it_is_confirmed(start: Start, folder: Path) -> None:
     service = Keeping(start, folder)
     pid = service.call("run", 3, "kill -STOP $$; exit 9")
+    wait_state([pid], "T")
     service.kill()
     assert service.call("handed") == {"3": {"0": ["anon_inode", "pipe"]}}
     assert service.call("exits") == []
@@ -150,9 +152,10 @@ def test_a_process_registered_and_ended_around_the_death_is_never_reaped_unseen(
 
 def test_a_core_dump_is_told_as_the_kernel_says_it(start: Start, folder: Path) -> None:
     service = Keeping(start, folder)
-    service.call("run", 1, "cd /; ulimit -c 0; kill -STOP $$; kill -SEGV $$")
+    pid = service.call("run", 1, "cd /; ulimit -c 0; kill -STOP $$; kill -SEGV $$")
+    wait_state([pid], "T")
     service.kill()
-    os.kill(int(Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()[0]), 18)
+    os.kill(pid, signal.SIGCONT)
     ((number, status),) = service.call("exits", 1)
     assert (number, os.waitstatus_to_exitcode(status)) == (1, -signal.SIGSEGV)
 
@@ -177,7 +180,10 @@ def test_a_process_that_was_released_alive_is_reaped_like_an_orphan(start: Start
     service = Keeping(start, folder)
     pid = service.call("run", 1, "exec sleep 600")
     service.kill()
+    assert "1" in service.call("handed")
+    kept = descriptors(service.pid)
     service.call("release", 1, True)
+    eventually(lambda: descriptors(service.pid) < kept)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: gone(pid))
     assert service.call("exits") == []
