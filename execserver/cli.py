@@ -151,8 +151,9 @@ def _complain(text: str) -> None:
 def _leave_out() -> None:
     """Keep out of the daemon's memory what the libraries would load, and nobody needs here."""
     # structlog draws tracebacks with rich where that is installed, and colours them on Windows with colorama;
-    # a daemon that logs to a file has no use for it, and it costs 4 MiB and a tenth of the start.
-    for name in ("rich", "colorama"):
+    # a daemon that logs to a file has no use for it, and it costs 4 MiB and a tenth of the start. Archives,
+    # which shutil would like to be able to make, need half a MiB of libraries.
+    for name in ("rich", "colorama", "bz2", "lzma"):
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     # pydantic looks through all installed packages for plugins, which would see whatever clients send.
     # What it needs for that takes 1.5 MiB.

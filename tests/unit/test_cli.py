@@ -211,7 +211,7 @@ except SystemExit as end:
 
 @pytest.mark.parametrize(
     "unused",
-    ["rich", "colorama", "importlib.metadata", "email", "execserver.sandbox.seatbelt"],
+    ["rich", "colorama", "bz2", "lzma", "importlib.metadata", "email", "execserver.sandbox.seatbelt"],
 )
 def test_a_daemon_has_in_memory_nothing_that_it_does_not_need(unused: str) -> None:
     program = f"""
