@@ -78,6 +78,8 @@ UPGRADE_GRACE_S = 20.0
 # Killing takes milliseconds; longer than this only a process stuck in the kernel lives on.
 KILL_TIMEOUT_S = 2.0
 
+_STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> int:
     """Run the service to its end.
@@ -190,6 +192,10 @@ class Supervisor:
             self._record.close()
         elif self._record is not None:
             self._record.remove()
+        # An interpreter that ends gives signals their default back, but for those that are ignored: somebody
+        # who asks twice must not make a death of a clean end.
+        for number in _STOPPING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         return code
 
     def _is_kept(self, pid: int, status: int) -> bool:
@@ -204,7 +210,7 @@ class Supervisor:
         readable.setblocking(False)
         writable.setblocking(False)
         signal.set_wakeup_fd(writable.detach(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in (*_STOPPING_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._signals.append(received))
         launch.reset_signals()
         self._loop.watch(readable.fileno(), self._read_wakeups)

@@ -15,6 +15,7 @@ import pytest
 
 from execserver import membership
 from execserver.membership import kill_members, members, set_own_tag, signal_members, tag_of, tag_value
+from tests.support.wire import wait_gone
 
 
 @pytest.fixture
@@ -318,6 +319,7 @@ def test_a_signal_reaches_every_member_once_but_those_that_are_passed_over(insta
     assert passed == {process.pid, daemon}
     assert signal_members(instance, 4, signal.SIGUSR1, passed=passed) == 0
     assert signal_members(instance, 6, signal.SIGUSR1, passed=set()) == 0
+    assert wait_gone(daemon)
     assert members(instance) == {process.pid, other.pid}
     assert kill_members(instance) == []
     assert (process.wait(), other.wait()) == (-signal.SIGKILL, -signal.SIGKILL)

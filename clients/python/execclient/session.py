@@ -95,9 +95,9 @@ class Session:
         """Whether closing lets processes go on."""
         self._inboxes: dict[Key, list[Inbox]] = {}
         self.capabilities: frozenset[str] = frozenset()
-        self.ttl: float | None = None
-        """Seconds for which the daemon keeps it without a connection."""
         """The extensions that the daemon serves (`docs/protocol.md`, D3)."""
+        self.ttl: float | None = None
+        """Seconds for which the daemon keeps it without a connection (`docs/protocol.md`, X12)."""
         self._recovery: asyncio.Task[None] | None = None
         self._last_calls: set[asyncio.Task[None]] = set()
         """Those that end something; closing waits for them."""
@@ -109,11 +109,11 @@ class Session:
             self.id = result["sessionId"]
             capabilities = (result.get("environmentInfo") or {}).get("capabilities") or {}
             self.capabilities = frozenset(capabilities.get("execserver") or ())
+            ttl = result.get("sessionTtlMs")
+            self.ttl = None if ttl is None else ttl / 1000
         except NOT_OF_THE_PROTOCOL as error:
             await connection.abort()
             raise _fault("the handshake", error) from error
-        ttl = result.get("sessionTtlMs")
-        self.ttl = None if ttl is None else ttl / 1000
         self._connection = connection
         self._settled.set()
         if connection.lost:

@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_a_second_signal_shortens_the_wait_to_nothing(start: Start, watch: Watch
     assert code == 0
     assert "did not stop in time" in err
     assert all(process.ended() for process in watched)
+
+
+def test_signals_until_the_very_end_do_not_make_a_death_of_it(start: Start, folder: Path) -> None:
+    for _ in range(10):
+        service = start("--listen", f"unix://{folder}/a")
+        service.url()
+        while service.process.poll() is None:
+            service.process.terminate()
+            time.sleep(0.0002)
+        assert service.end()[0] == 0
 
 
 def test_a_server_that_does_not_stop_is_killed_after_its_grace(
