@@ -90,26 +90,25 @@ first-tests: setup
 second-tests: setup
 	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%)
 
+# What the distribution has: $(call install,TEST,PACKAGES,WHAT IS MISSING).
+define install
+@{ $(1); } || \
+	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
+	then apt-get update -q && apt-get install -q -y --no-install-recommends $(2); \
+	else echo "$(3): missing; install $(2), or run make $@ as root" >&2; exit 1; fi
+endef
+
 # Commands and file requests are confined by it.
 bubblewrap:
-	@command -v bwrap >/dev/null || \
-		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
-		then apt-get update -q && apt-get install -q -y --no-install-recommends bubblewrap; \
-		else echo "bwrap is missing: install the package bubblewrap (0.8.0 or later), or run make bubblewrap as root" >&2; exit 1; fi
+	$(call install,command -v bwrap >/dev/null,bubblewrap,bwrap 0.8.0 or later)
 
 # `execserver attach` is tested in a real terminal, with a program that fills it.
 terminal-tools:
-	@command -v tmux >/dev/null && command -v vim >/dev/null || \
-		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
-		then apt-get update -q && apt-get install -q -y --no-install-recommends tmux vim; \
-		else echo "tmux or vim is missing: install the packages tmux and vim, or run make terminal-tools as root" >&2; exit 1; fi
+	$(call install,command -v tmux >/dev/null && command -v vim >/dev/null,tmux vim,tmux or vim)
 
 # The manual's page on ssh is followed with a real one.
 ssh-server:
-	@command -v ssh >/dev/null && test -x /usr/sbin/sshd || \
-		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
-		then apt-get update -q && apt-get install -q -y --no-install-recommends openssh-client openssh-server; \
-		else echo "ssh or sshd is missing: install the packages openssh-client and openssh-server, or run make ssh-server as root" >&2; exit 1; fi
+	$(call install,command -v ssh >/dev/null && test -x /usr/sbin/sshd,openssh-client openssh-server,ssh or sshd)
 
 # -- the manual; `make test` checks it too, tests/docs being tests like others
 
@@ -170,10 +169,7 @@ stock-stdio: interop-setup
 # -- systemd's own programs; systemd need not run
 
 systemd-setup:
-	command -v systemd-analyze >/dev/null || \
-		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; \
-		then apt-get update -q && apt-get install -q -y --no-install-recommends systemd; \
-		else echo "systemd-analyze is missing: install the package systemd, or run make systemd-verify as root" >&2; exit 1; fi
+	$(call install,command -v systemd-analyze >/dev/null,systemd,systemd-analyze)
 
 systemd-verify: setup systemd-setup
 	$(BIN)/python -m pytest -q tests/systemd/verify_units.py

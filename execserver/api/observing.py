@@ -18,6 +18,7 @@ from execserver.protocol.process import (
     SubscribeParams,
     SubscribeResult,
     UnsubscribeParams,
+    WrittenSize,
 )
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
@@ -91,9 +92,9 @@ class ObservingHandlers:
             "tty": process.tty,
             "pid": process.pid,
         }
-        size = process.terminal_size
+        size = _size(process)
         if size is not None:
-            result["size"] = {"rows": size[0], "cols": size[1]}
+            result["size"] = size
         release = caller.attachment.observe(
             process, params.after_seq, caller.session.id, interactive=params.interactive
         )
@@ -128,7 +129,12 @@ def _entry(process: ManagedProcess, usage: Usage | None, *, with_argv: bool) -> 
         "argv": started.argv if with_argv else None,
         "cwd": started.cwd if with_argv else None,
     }
-    size = process.terminal_size
+    size = _size(process)
     if size is not None:
-        entry["size"] = {"rows": size[0], "cols": size[1]}
+        entry["size"] = size
     return entry
+
+
+def _size(process: ManagedProcess) -> WrittenSize | None:
+    size = process.terminal_size
+    return None if size is None else {"rows": size[0], "cols": size[1]}

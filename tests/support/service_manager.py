@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -107,9 +106,3 @@ def only_child(pid: int) -> int:
     """The one child of a process: a supervisor's server while no command was orphaned."""
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
-
-
-def wait_stopped(pid: int) -> None:
-    """Wait until SIGSTOP has stopped a process."""
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        os.sched_yield()

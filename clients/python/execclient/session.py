@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from execclient.address import Target
+from execclient.cancellation import cancel
 from execclient.catch_up import go_on, read_rest, reference, subscribe
 from execclient.connection import Connection, Json
 from execclient.errors import (
@@ -146,7 +147,7 @@ class Session:
         connection, self._connection = self._connection, None
         for inbox in self._all_inboxes():
             inbox.fail(ExecutorClosed("the executor was closed"))
-        await _cancel({*self._last_calls, *({self._recovery} if self._recovery else ())})
+        await cancel({*self._last_calls, *({self._recovery} if self._recovery else ())})
         if connection is not None:
             try:
                 async with asyncio.timeout(KILL_SECONDS):
@@ -391,9 +392,3 @@ class Session:
 
 def _fault(what: str, error: Exception) -> ProtocolFault:
     return ProtocolFault(f"{what} is not of the protocol: {type(error).__name__} {error}")
-
-
-async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

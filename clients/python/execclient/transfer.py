@@ -13,14 +13,15 @@ import asyncio
 import hashlib
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from pybase64 import b64decode, b64encode
 
+from execclient.cancellation import cancel
 from execclient.connection import Json
 from execclient.errors import ExecServerError, NotFound, OutcomeUnknown, TransferFailed
 from execclient.identifiers import new_id
@@ -121,7 +122,7 @@ class RemoteFile:
                 if end:
                     return
         finally:
-            await _cancel(ahead)
+            await cancel(ahead)
 
     async def _read(self, offset: int) -> tuple[bytes, bool]:
         params = {"handleId": self._handle, "offset": offset, "len": MAX_BLOCK_BYTES}
@@ -288,7 +289,7 @@ class Upload:
             while under_way:
                 await self._written(under_way, total)
         finally:
-            await _cancel(task for _, task in under_way)
+            await cancel(task for _, task in under_way)
         return digest.hexdigest()
 
     async def _written(self, under_way: deque[tuple[int, asyncio.Task[None]]], total: int | None) -> None:
@@ -348,10 +349,3 @@ async def _local_place(local: str | os.PathLike[str]) -> _LocalPlace:
             place.file.close()
             place.leave()
         raise
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

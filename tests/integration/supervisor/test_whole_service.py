@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service_manager import ServiceManager, only_child, passing, wait_stopped
+from tests.support.service_manager import ServiceManager, only_child, passing
 from tests.support.wire import (
     PATIENCE,
     UpgradeRefusedError,
     connect_unix,
     connect_ws,
     server_command,
+    wait_state,
 )
 
 # Half of it is between two beats: short enough for a test, long enough for a busy machine.
@@ -192,7 +193,7 @@ def test_the_watchdog_is_fed_while_the_loop_of_the_server_turns(
 
     server = only_child(service.process.pid)
     os.kill(server, signal.SIGSTOP)
-    wait_stopped(server)
+    wait_state([server], "T")
     # The supervisor is as alive as before; five beats' time without one.
     manager.wait_quiet(WATCHDOG_USEC / 2e6 * 5)
 

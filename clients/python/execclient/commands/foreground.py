@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from signal import Signals as SignalNumber
-from typing import Any
 
 from execclient import (
     ExecServerError,
@@ -20,6 +19,7 @@ from execclient import (
     StdinUnavailable,
     Unsupported,
 )
+from execclient.cancellation import cancel
 from execclient.commands.detach_keys import Detached, DetachKeys
 from execclient.commands.failures import FAILED, OUTPUT_CLOSED, TIMED_OUT, Failure, complain
 from execclient.commands.signals import Signalled, Signals
@@ -83,7 +83,7 @@ class Foreground:
             if not self._output.failed.is_set():
                 await self._output.settled()
         finally:
-            await _cancel({over, failed, *others})
+            await cancel({over, failed, *others})
         if self._output.failure is not None:
             return await self._give_up(self._output.failure)
         return self._status()
@@ -147,7 +147,7 @@ class Foreground:
                 await copying
             await exited
         finally:
-            await _cancel({copying, exited})
+            await cancel({copying, exited})
 
     async def _copy_until_closed(self) -> None:
         while True:
@@ -217,9 +217,3 @@ async def _first(
             task.result()
     if over.done():
         over.result()
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
