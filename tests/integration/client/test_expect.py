@@ -20,6 +20,7 @@ from pexpect.spawnbase import SpawnBase
 from execclient import ExecutorClosed, SystemFailure
 from execclient.expect import RemoteSpawn
 from execclient.sync import Executor, connect
+from tests.support.threads import settled
 from tests.support.wire import wait_gone
 
 PATIENCE = 10.0
@@ -363,7 +364,7 @@ def test_a_connection_of_its_own_ends_with_it(url: str) -> None:
         with pytest.raises(pexpect.TIMEOUT):
             cat.expect("never", timeout=0.05)
 
-    assert set(threading.enumerate()) == threads
+    assert settled(threads) == threads
 
 
 def test_a_start_that_fails_leaves_no_connection(url: str) -> None:
@@ -372,7 +373,7 @@ def test_a_start_that_fails_leaves_no_connection(url: str) -> None:
     with pytest.raises(SystemFailure):
         RemoteSpawn(["/nowhere/at-all"], url=url)
 
-    assert set(threading.enumerate()) == threads
+    assert settled(threads) == threads
 
 
 def test_an_executor_that_ends_under_it_is_told(url: str) -> None:

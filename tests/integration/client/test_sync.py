@@ -18,6 +18,7 @@ import pytest
 import execclient
 from execclient import Chunk, DaemonNotRunning, ExecutorClosed, OutputGap, SystemFailure, sync
 from execclient.sync import Executor, connect
+from tests.support.threads import settled
 from tests.support.wire import wait_gone
 
 PATIENCE = 10.0
@@ -345,9 +346,13 @@ def test_processes_outlast_an_executor_that_detaches(shared_url: str) -> None:
     assert process.exit_code is None
 
 
-def resources() -> tuple[set[threading.Thread], list[str]]:
+Resources = tuple[set[threading.Thread], list[str]]
+
+
+def resources(before: Resources | None = None) -> Resources:
     gc.collect()
-    return set(threading.enumerate()), sorted(os.listdir("/proc/self/fd"))
+    threads = set(threading.enumerate()) if before is None else settled(before[0])
+    return threads, sorted(os.listdir("/proc/self/fd"))
 
 
 def test_nothing_of_a_closed_executor_is_left(url: str) -> None:
@@ -361,7 +366,7 @@ def test_nothing_of_a_closed_executor_is_left(url: str) -> None:
         executor = connect(url)
         executor.close()
 
-    assert resources() == before
+    assert resources(before) == before
 
 
 def test_nothing_of_a_failed_connect_is_left(tmp_path: Path) -> None:
@@ -370,7 +375,7 @@ def test_nothing_of_a_failed_connect_is_left(tmp_path: Path) -> None:
     with pytest.raises(DaemonNotRunning):
         connect(f"unix://{tmp_path}/nobody")
 
-    assert resources() == before
+    assert resources(before) == before
 
 
 def test_an_executor_that_was_not_closed_is_warned_of_and_ends(url: str) -> None:
