@@ -38,11 +38,12 @@ def test_a_fork_bomb_ends_with_its_tree(serve: Serve) -> None:
     client.handshake(extensions=True)
     process = client.start(sys.executable, "-c", BOMB)
     process.wait_output(lambda output: output.count(b"armed") >= 100)
-    with at_most(3):
+    # The bomb has the processors, and each look at what there is takes its turn among hundreds.
+    with at_most(10):
         survivors = process.terminate("tree")["survivors"]
     if survivors:
         # Two seconds were not enough for this machine, with all that it had to do, and it says so.
-        with at_most(3):
+        with at_most(10):
             survivors = process.terminate("tree")["survivors"]
     assert survivors == []
     assert _running(b"os.getpid() % 5 == 0") == []
