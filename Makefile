@@ -69,6 +69,7 @@ schemas: setup
 	$(BIN)/python -m execserver.protocol.errors_reference docs/protocol.md docs/reference/errors.md
 	$(BIN)/python -m execserver.telemetry.definitions docs/reference/metrics.md
 	$(BIN)/python -m tools.client_reference clients/python docs/reference/client.md
+	$(BIN)/python -m tools.tool_schemas schemas/tools
 
 schemas-check: setup
 	$(BIN)/python -m execserver.protocol.schemas --check schemas docs/reference/messages.md
@@ -76,10 +77,12 @@ schemas-check: setup
 	$(BIN)/python -m execserver.protocol.errors_reference --check docs/protocol.md docs/reference/errors.md
 	$(BIN)/python -m execserver.telemetry.definitions --check docs/reference/metrics.md
 	$(BIN)/python -m tools.client_reference --check clients/python docs/reference/client.md
+	$(BIN)/python -m tools.tool_schemas --check schemas/tools
 
 # Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
 # first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
-FIRST_TESTS := tests/faults tests/integration tests/sandbox
+FIRST_TESTS := tests/faults tests/sandbox \
+	$(filter-out %/__pycache__ tests/integration/patch tests/integration/tools,$(wildcard tests/integration/*))
 
 unit: setup bubblewrap terminal-tools ssh-server
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests

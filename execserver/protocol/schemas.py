@@ -46,7 +46,9 @@ def main(argv: list[str]) -> int:
     schemas = {**dict(message_schemas()), "openrpc.json": document}
     wanted = {folder / name: _text(schema) for name, schema in schemas.items()}
     wanted[page] = reference_page(document)
-    return write_or_check(wanted, "the models", check=check, others=folder.rglob("*.json"))
+    tools = folder / "tools"  # of the client library, written by `tools.tool_schemas`
+    others = (path for path in folder.rglob("*.json") if path.parent != tools)
+    return write_or_check(wanted, "the models", check=check, others=others)
 
 
 def _text(schema: dict[str, Any]) -> str:

@@ -19,10 +19,10 @@ from tests.docs.test_stranger import of_pip
 INSTALL_SECONDS = 110.0
 """Building takes ten seconds and installing twenty, with a filled cache and a machine to itself."""
 
-EXTRAS = "expect"
+EXTRAS = "expect,policy"
 """What the manual's pages about the client need beside what is always installed."""
 
-COMMANDS = ("serve", "run", "attach", "ps", "logs", "kill", "cp", "completion", "config", "doctor")
+COMMANDS = ("serve", "run", "attach", "ps", "logs", "kill", "cp", "completion", "config", "doctor", "policy")
 
 
 def run(*argv: str | Path, folder: Path) -> str:

@@ -35,6 +35,8 @@ class Vectors:
     stem: str
     policies: Mapping[str, str]
     cases: tuple[Json, ...]
+    rules: str = ""
+    """The text of a rule file that holds for all of them."""
 
     def ids(self, name: Callable[[Json], str]) -> list[str]:
         """The names of the cases for pytest: `stem::name`."""
@@ -56,7 +58,7 @@ def load(stem: str) -> Vectors:
         ) from None
     if not content.get("cases"):
         raise NoVectorsError(f"{path}: there is no case in it")
-    return Vectors(stem, content.get("policies", {}), tuple(content["cases"]))
+    return Vectors(stem, content.get("policies", {}), tuple(content["cases"]), content.get("rules", ""))
 
 
 def filled(value: Json, placeholders: Mapping[str, str]) -> Json:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from execclient.connection import Json
 from execclient.deadlines import Deadlines
+from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import (
     CallFailed,
     CommandFailed,
@@ -37,7 +38,6 @@ BACKSTOP_SECONDS = 5.0
 END_OF_FILE = b"\x04"
 """What is typed to end a terminal's input, at the start of a line; elsewhere it takes two."""
 
-Inherit = Literal["all", "core", "none"]
 IfExists = Literal["fail", "attach"]
 
 
@@ -47,7 +47,7 @@ class _Start(NamedTuple):
     argv: Sequence[str]
     cwd: AnyPath | None
     env: Mapping[str, str] | None
-    inherit: Inherit
+    inherit: Inherit | EnvironmentPolicy
     tty: bool
     size: tuple[int, int] | None
     stdin: bool
@@ -55,6 +55,7 @@ class _Start(NamedTuple):
     idle_timeout: float | None
     if_exists: IfExists
     sandbox: Mapping[str, Json] | None
+    arg0: str | None = None
 
 
 class Executor:
@@ -98,7 +99,7 @@ class Executor:
         *,
         cwd: AnyPath | None = None,
         env: Mapping[str, str] | None = None,
-        inherit: Inherit = "all",
+        inherit: Inherit | EnvironmentPolicy = "all",
         tty: bool = False,
         size: tuple[int, int] | None = None,
         input: bytes | str | None = None,  # noqa: A002 - as `subprocess.run` has it
@@ -118,7 +119,7 @@ class Executor:
             argv: program and arguments; no shell is involved.
             cwd: where; by default where the daemon was started.
             env: variables laid over what is inherited.
-            inherit: the daemon's environment: all of it, its core (HOME, PATH, …), or nothing.
+            inherit: the daemon's environment: all of it, its core (HOME, PATH, …), or nothing; or a choice.
             tty: give it a terminal; its output is then all in `stdout`.
             size: rows and columns of the terminal; by default 24 and 80.
             input: its standard input, text as UTF-8; by default empty. On a terminal it is typed,
@@ -182,7 +183,7 @@ class Executor:
         id: str | None = None,  # noqa: A002 - what `Process.id` will be
         cwd: AnyPath | None = None,
         env: Mapping[str, str] | None = None,
-        inherit: Inherit = "all",
+        inherit: Inherit | EnvironmentPolicy = "all",
         tty: bool = False,
         size: tuple[int, int] | None = None,
         stdin: bool = False,
@@ -190,6 +191,7 @@ class Executor:
         idle_timeout: float | None = None,
         if_exists: IfExists = "fail",
         sandbox: Mapping[str, Json] | None = None,
+        arg0: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
         """Start a process, and go on.
@@ -209,6 +211,7 @@ class Executor:
                 in the same way, give that one, with its output from the first byte. The way to
                 repeat a start whose outcome is unknown.
             sandbox: what it may touch.
+            arg0: the name that the program sees as its own, in place of `argv[0]`.
             buffer_bytes: output that may wait here to be iterated over; beyond it the oldest is
                 dropped, which the iteration reports as an `OutputGap`. None for no limit.
 
@@ -220,7 +223,9 @@ class Executor:
                 `if_exists` is `attach`.
         """
         inbox = Inbox(new_id() if id is None else id, buffer_bytes)
-        start = _Start(argv, cwd, env, inherit, tty, size, stdin, timeout, idle_timeout, if_exists, sandbox)
+        start = _Start(
+            argv, cwd, env, inherit, tty, size, stdin, timeout, idle_timeout, if_exists, sandbox, arg0
+        )
         return await self._start(inbox, start)
 
     async def attach(
@@ -374,18 +379,14 @@ class Executor:
             "argv": list(start.argv),
             "cwd": self._cwd_uri if start.cwd is None else self.fs.uri(start.cwd),
             "env": dict(start.env or {}),
-            "envPolicy": {
-                "inherit": start.inherit,
-                "ignoreDefaultExcludes": True,
-                "exclude": [],
-                "set": {},
-                "includeOnly": [],
-            },
+            "envPolicy": _environment_policy(start.inherit).wire(),
             "tty": start.tty,
             "pipeStdin": start.stdin and not start.tty,
         }
         if start.sandbox is not None:
             params["sandbox"] = start.sandbox
+        if start.arg0 is not None:
+            params["arg0"] = start.arg0
         if start.size is not None:
             self._session.require("process/start.size")
             params["size"] = {"rows": start.size[0], "cols": start.size[1]}
@@ -415,6 +416,10 @@ class Executor:
             # One that was lost meanwhile may have had the rest on its way.
             if await self._session.connected() is connection:
                 return
+
+
+def _environment_policy(inherit: Inherit | EnvironmentPolicy) -> EnvironmentPolicy:
+    return inherit if isinstance(inherit, EnvironmentPolicy) else EnvironmentPolicy(inherit)
 
 
 def _as_bytes(data: bytes | str) -> bytes:

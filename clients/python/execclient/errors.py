@@ -23,6 +23,7 @@
     ├── CommandNotRun              command_not_run      its sandbox broke before the command began
     ├── TransferFailed             transfer_failed      a file changed on its way, or arrived different
     ├── WalkIncomplete             walk_incomplete      a tree is larger than one walk may be
+    ├── PolicyError                policy_error         a file of rules that cannot be used
     └── CallFailed                 call_failed          an error reply; `wire_code` has its number
         ├── Refused                refused              -32600  understood and refused
         ├── UnknownMethod          unknown_method       -32601
@@ -248,6 +249,24 @@ class WalkIncomplete(ExecServerError):
     def __init__(self, path: str, entries: list[WalkEntry]) -> None:
         super().__init__(f"{path}: more than one walk gives; these are the first {len(entries)} names")
         self.entries = entries
+
+
+class PolicyError(ExecServerError):
+    """A file of rules cannot be used. None of its rules is in force; nothing should run in its place.
+
+    Attributes:
+        file: as it was named.
+        line: the first is 1; None when it is about the whole file.
+        reason: what is wrong, without the place.
+    """
+
+    code = "policy_error"
+
+    def __init__(self, file: str, line: int | None, reason: str) -> None:
+        super().__init__(f"{file}: {reason}" if line is None else f"{file}:{line}: {reason}")
+        self.file = file
+        self.line = line
+        self.reason = reason
 
 
 class CallFailed(ExecServerError):

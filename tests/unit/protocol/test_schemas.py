@@ -19,7 +19,11 @@ from tests.support.schemas import params_schema, result_schema, schema_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "messages.md"
-FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "openrpc.json")
+FILES = sorted(
+    path
+    for path in FOLDER.rglob("*.json")
+    if path.name != "openrpc.json" and path.parent != FOLDER / "tools"  # of the client library
+)
 
 SANDBOX = {"permissions": {"type": "disabled"}, "windowsSandboxLevel": "disabled"}
 PATH = {"path": "file:///tmp", "sandbox": SANDBOX}
@@ -101,6 +105,21 @@ VALID: dict[str, dict[str, Any]] = {
         "sandbox": SANDBOX,
     },
     "fs/digest": PATH,
+    "fs/applyEdits": {
+        "edits": [
+            {
+                "op": "write",
+                "path": "file:///a",
+                "dataBase64": "eA==",
+                "expected": {"sha256": "0" * 64},
+                "createParents": True,
+                "modeFrom": "file:///b",
+            },
+            {"op": "write", "path": "file:///c", "dataBase64": "", "expected": {"absent": True}},
+            {"op": "remove", "path": "file:///b", "expected": {"sha256": "f" * 64}},
+        ],
+        "sandbox": SANDBOX,
+    },
     "fs/open": {**PATH, "handleId": "h", "mode": "replace"},
     "fs/readBlock": {"handleId": "h", "offset": 0, "len": 1},
     "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "eA=="},

@@ -250,6 +250,62 @@ def cp(
     )
 
 
+policy = typer.Typer(no_args_is_help=True, help="See what the rules say of a command.")
+app.add_typer(policy, name="policy")
+
+
+@policy.command(context_settings={"allow_interspersed_args": False})
+def check(
+    command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="Program and arguments.")],
+    rules: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Go by this rule file, not by those of a home. May be repeated."),
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="D",
+            help="Go by D/rules/*.rules. Default: EXECSERVER_POLICY_HOME, else ~/.config/execserver.",
+        ),
+    ] = None,
+    cwd: Annotated[
+        Path | None, typer.Option(metavar="D", help="Where it would run. Default: the folder that we are in.")
+    ] = None,
+    resolve: Annotated[
+        bool,
+        typer.Option(
+            "--resolve-host-executables/--no-resolve-host-executables",
+            help="Whether matchedRules has rules on the name of a program that is named by its path.",
+        ),
+    ] = True,
+    approval: Annotated[
+        str, typer.Option(metavar="POLICY", help="When to ask: a name, or a granular policy as JSON.")
+    ] = "on-request",
+    parity: Annotated[
+        bool, typer.Option("--parity", help="See no more of a script than codex does.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a command may run, and why. It is not run.
+
+    The exit status is 0 if it may, 10 if somebody would be asked, 20 if it is forbidden.
+    """
+    from execclient.commands import policy as checking
+
+    try:
+        asked = checking.Question(
+            argv=command,
+            files=checking.rule_files(rules, home),
+            cwd=cwd or Path.cwd(),
+            approval=checking.approval_named(approval),
+            resolve=resolve,
+            parity=parity,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    raise typer.Exit(perform(lambda: checking.check(asked, as_json=as_json)))
+
+
 @app.command(name="completion")
 def print_completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="bash|zsh|fish")],

@@ -1,0 +1,53 @@
+"""Patches of models (`apply_patch`): read, fitted to the files that there are, and applied by the daemon."""
+
+from __future__ import annotations
+
+from execclient.patch.apply import Applied, AppliedFile, apply, plan_at
+from execclient.patch.errors import (
+    CannotRead,
+    EmptyPatch,
+    PatchConflict,
+    PatchError,
+    PatchFileError,
+    PatchMismatch,
+    PatchSyntaxError,
+    PatchTooComplex,
+)
+from execclient.patch.intercept import Intercepted, PatchWithoutCall, UnknownDirectory, intercept
+from execclient.patch.parse import AddFile, Chunk, DeleteFile, Patch, UpdateFile, parse_patch
+from execclient.patch.plan import Edit, Plan, plan, touched_paths
+from execclient.patch.repair import Candidate, Difference, Repair
+from execclient.patch.turn_diff import TurnDiff
+
+__all__ = [
+    "AddFile",
+    "Applied",
+    "AppliedFile",
+    "Candidate",
+    "CannotRead",
+    "Chunk",
+    "DeleteFile",
+    "Difference",
+    "Edit",
+    "EmptyPatch",
+    "Intercepted",
+    "Patch",
+    "PatchConflict",
+    "PatchError",
+    "PatchFileError",
+    "PatchMismatch",
+    "PatchSyntaxError",
+    "PatchTooComplex",
+    "PatchWithoutCall",
+    "Plan",
+    "Repair",
+    "TurnDiff",
+    "UnknownDirectory",
+    "UpdateFile",
+    "apply",
+    "intercept",
+    "parse_patch",
+    "plan",
+    "plan_at",
+    "touched_paths",
+]

@@ -1,0 +1,318 @@
+"""Plans carried out at an executor: it is its files that are read and written, never this machine's.
+
+A server that serves `fs/applyEdits` gets all edits in one request, and does all or none of them. Any other
+gets them one after the other, in the order of the patch, and a failure leaves the earlier ones done; the
+error has them.
+
+No edit is done twice, and none over a file that changed since it was planned: each compares the file
+before it writes. When a connection is lost and an answer with it, the files tell whether it was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pybase64 import b64encode
+
+from execclient.connection import Json
+from execclient.errors import CallFailed, OutcomeUnknown, RequestTooLarge
+from execclient.patch.diff import unified_diff
+from execclient.patch.errors import CannotRead, PatchConflict, PatchError, PatchFileError
+from execclient.patch.files import RemoteFiles, Server
+from execclient.patch.parse import Patch, UpdateFile
+from execclient.patch.plan import Edit, EditKind, Entry, Plan, absolute, digest_of, touched_paths
+from execclient.patch.plan import plan as plan_patch
+from execserver.protocol.path_uri import path_to_uri
+
+MAX_ATTEMPTS = 3
+"""Of a request whose answer is lost again and again."""
+
+MAX_EDITS = 10_000
+"""Of one `fs/applyEdits`; more go one by one."""
+
+_READS_AT_A_TIME = 8
+"""Enough to hide the way there and back; a reply may hold a whole file."""
+
+_TRANSACTION = "fs/applyEdits"
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedFile:
+    """What became of one file."""
+
+    kind: EditKind
+    path: str
+    """Absolute, at the executor; of a move, the new one."""
+    sha256: str | None
+    """Of its content now; None when it was removed."""
+    moved_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A patch that was applied."""
+
+    edits: tuple[Edit, ...]
+    text: str
+    """What the model is told."""
+    files: tuple[AppliedFile, ...]
+    cwd: str
+    was_atomic: bool
+    """All was done in one step; else file by file."""
+    already_applied: bool = False
+    """Nothing was done: an earlier call had applied the patch."""
+
+    def diff(self, root: str | None = None) -> str:
+        """What changed, as a unified diff; paths are shown relative to `root`, by default `cwd`."""
+        changes = [change for edit in self.edits for change in edit.changes()]
+        return unified_diff(changes, root=root or self.cwd)
+
+
+async def plan_at(
+    executor: Server,
+    patch: Patch,
+    *,
+    cwd: str,
+    sandbox: Mapping[str, Json] | None = None,
+    entry: Entry = "tool",
+) -> Plan:
+    """Find out what a patch does to the files of an executor.
+
+    Args:
+        executor: whose files.
+        patch: what to do.
+        cwd: the absolute directory of relative paths, there.
+        sandbox: what may be read, as the wire has it.
+        entry: as for `plan`.
+
+    Raises:
+        PatchError: as `plan` does.
+        OutcomeUnknown, SessionLost, ExecutorClosed, CallTimeout: the executor is out of reach.
+    """
+    files = RemoteFiles(executor, sandbox)
+    paths = touched_paths(patch, cwd)
+    limit = asyncio.Semaphore(_READS_AT_A_TIME)
+    found: dict[str, bytes | CannotRead | None] = {}
+
+    async def take(path: str) -> None:
+        async with limit:
+            found[path] = await files.look(path)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for path in paths:
+                group.create_task(take(path))
+    except BaseExceptionGroup as failures:
+        # All have the same cause: the executor is out of reach.
+        raise failures.exceptions[0] from None
+    links = {path: path for path in paths}
+    for hunk in patch.hunks:
+        if isinstance(hunk, UpdateFile) and hunk.move_to is not None:
+            for path in (absolute(hunk.path, cwd), absolute(hunk.move_to, cwd)):
+                links[path] = await files.resolve(path)
+
+    def read(path: str) -> bytes | None:
+        content = found[path]
+        if isinstance(content, CannotRead):
+            raise content
+        return content
+
+    # In a thread: fitting a large patch takes its time, and other calls go on meanwhile.
+    return await asyncio.to_thread(plan_patch, patch, read, cwd=cwd, entry=entry, resolve=links.__getitem__)
+
+
+async def apply(
+    plan: Plan,
+    executor: Server,
+    *,
+    sandbox: Mapping[str, Json] | None = None,
+) -> Applied:
+    """Do what was planned.
+
+    Args:
+        plan: of this executor's files.
+        executor: where.
+        sandbox: what may be written, as the wire has it.
+
+    Raises:
+        PatchConflict: a file is neither as it was when the patch was planned nor as the patch leaves it.
+        PatchFileError: something could not be written or removed; the error has what was done before it.
+        OutcomeUnknown: the connection was lost, and also after another one nothing could be found out.
+        SessionLost, ExecutorClosed, CallTimeout: the executor is out of reach.
+    """
+    was_atomic = False
+    if plan.edits:
+        run = _Run(executor, sandbox)
+        if _TRANSACTION in executor.capabilities:
+            was_atomic = await run.all_at_once(plan)
+        if not was_atomic:
+            await run.one_by_one(plan)
+    files = tuple(
+        AppliedFile(edit.kind, edit.target, edit.after_digest, edit.path if edit.move_to else None)
+        for edit in plan.edits
+    )
+    return Applied(plan.edits, plan.text, files, plan.cwd, was_atomic, plan.already_applied)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is to become of one path."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+    is_known: bool
+    is_new: bool
+    """Its directory may have to be made."""
+
+
+def _changes(edit: Edit) -> list[_Change]:
+    """Those of an edit, in the order of the reference."""
+    if edit.move_to is None:
+        return [_Change(edit.path, edit.before, edit.after, edit.is_known, edit.kind == "add")]
+    return [
+        _Change(edit.move_to, edit.replaced, edit.after, edit.is_known, is_new=True),
+        _Change(edit.path, edit.before, None, is_known=True, is_new=False),
+    ]
+
+
+def _net_changes(edits: Iterable[Edit]) -> list[_Change]:
+    """Those of all edits, each path once."""
+    net: dict[str, _Change] = {}
+    for edit in edits:
+        for change in _changes(edit):
+            known = net.get(change.path)
+            if known is not None:
+                is_new = known.is_new or change.is_new
+                change = _Change(change.path, known.before, change.after, known.is_known, is_new)
+            net[change.path] = change
+    return [change for change in net.values() if change.before != change.after or not change.is_known]
+
+
+class _Run:
+    """One plan being carried out."""
+
+    def __init__(self, executor: Server, sandbox: Mapping[str, Json] | None) -> None:
+        self._files = RemoteFiles(executor, sandbox)
+
+    async def all_at_once(self, plan: Plan) -> bool:
+        """All edits in one request; False when it cannot hold them."""
+        changes = _net_changes(plan.edits)
+        if len(changes) > MAX_EDITS:
+            return False
+        request = {"edits": [_edit_on_the_wire(change) for change in changes]}
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                if changes:
+                    await self._files.call(_TRANSACTION, request)
+            except RequestTooLarge:
+                return False
+            except OutcomeUnknown:
+                if await self._are_done(changes):
+                    return True
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
+            except CallFailed as error:
+                if attempt and await self._are_done(changes):
+                    return True
+                await self._require_unchanged(changes)
+                path = changes[0].path
+                raise PatchFileError(f"Failed to apply the patch: {error.message}", path) from error
+            else:
+                return True
+        return False
+
+    async def one_by_one(self, plan: Plan) -> None:
+        done: list[Edit] = []
+        try:
+            for edit in plan.edits:
+                for change in _changes(edit):
+                    await self._carry_out(change, edit)
+                done.append(edit)
+        except PatchError as error:
+            error.edits = tuple(done)
+            raise
+
+    async def _carry_out(self, change: _Change, edit: Edit) -> None:
+        failure = _failure(change, edit)
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                if await self._is_done(change):
+                    return
+                if change.after is None:
+                    await self._files.remove(change.path)
+                else:
+                    await self._files.write(change.path, change.after, with_parents=change.is_new)
+            except OutcomeUnknown:
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
+            except CallFailed as error:
+                raise PatchFileError(failure, change.path, error.message) from error
+            except RequestTooLarge as error:
+                raise PatchFileError(failure, change.path, str(error)) from error
+            else:
+                return
+
+    async def _is_done(self, change: _Change) -> bool:
+        """Whether the path is as it is to become.
+
+        Raises:
+            PatchConflict: it is neither that nor as it was.
+        """
+        if not change.is_known:
+            return False
+        found = await self._files.digest(change.path)
+        if found == digest_of(change.after):
+            return True
+        if found != digest_of(change.before):
+            raise _conflict(change.path)
+        return False
+
+    async def _are_done(self, changes: Sequence[_Change]) -> bool:
+        """Whether a transaction took place: what is known of the files tells it for the others too."""
+        known = [change for change in changes if change.is_known]
+        states = [await self._is_done(change) for change in known]
+        if any(states) and not all(states):
+            raise _conflict(next(each.path for each, state in zip(known, states, strict=True) if state))
+        return bool(states) and all(states)
+
+    async def _require_unchanged(self, changes: Iterable[_Change]) -> None:
+        for change in changes:
+            try:
+                found = await self._files.digest(change.path)
+            except CallFailed:
+                continue
+            if change.is_known and found != digest_of(change.before):
+                raise _conflict(change.path)
+
+
+def _conflict(path: str) -> PatchConflict:
+    return PatchConflict(
+        f"{path} changed after the patch was checked against it: read it and try again", path
+    )
+
+
+def _failure(change: _Change, edit: Edit) -> str:
+    if change.after is not None:
+        return f"Failed to write file {change.path}"
+    if edit.kind == "move":
+        return f"Failed to remove original {change.path}"
+    return f"Failed to delete file {change.path}"
+
+
+def _edit_on_the_wire(change: _Change) -> Json:
+    edit: dict[str, Json] = {
+        "op": "remove" if change.after is None else "write",
+        "path": path_to_uri(change.path),
+        "expected": None,
+    }
+    if change.is_known:
+        digest = digest_of(change.before)
+        edit["expected"] = {"absent": True} if digest is None else {"sha256": digest}
+    if change.after is not None:
+        edit["dataBase64"] = b64encode(change.after).decode()
+        edit["createParents"] = change.is_new
+        edit["modeFrom"] = None
+    return edit

@@ -1,0 +1,308 @@
+"""What a patch does to the files that there are: every content before and after, and nothing is done.
+
+All files are looked at before any is written, so that a patch that does not fit changes nothing. Paths
+are text here: relative ones begin in `cwd`, and `.` and `..` are resolved textually, as the daemon does
+it. Where a path may lead is decided by the sandbox and by who approves, not here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from execclient.patch.diff import FileChange, unified_diff
+from execclient.patch.errors import (
+    CannotRead,
+    EmptyPatch,
+    PatchError,
+    PatchFileError,
+    PatchMismatch,
+    PatchSyntaxError,
+)
+from execclient.patch.parse import AddFile, DeleteFile, Hunk, Patch, UpdateFile
+from execclient.patch.rewrite import UpdateName, is_rewritten, rewrite
+
+Read = Callable[[str], bytes | None]
+"""The content of an absolute path, None where nothing is; raises `CannotRead` for what is no file."""
+
+Resolve = Callable[[str], str]
+"""The path that an absolute path leads to, without links."""
+
+EditKind = Literal["add", "update", "delete", "move"]
+
+Entry = Literal["tool", "applet"]
+"""Which entry point of the reference is followed where the two differ. Through the tool a path may occur
+once, and what is deleted must be text; the stand-alone command takes the files one after the other."""
+
+NO_FILE = "No such file or directory (os error 2)"
+
+
+def digest_of(content: bytes | None) -> str | None:
+    """The SHA-256 of a content as 64 hexadecimal digits; None of what is not there."""
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a patch does to one file."""
+
+    kind: EditKind
+    path: str
+    """Absolute."""
+    shown: str
+    """The path as the patch has it; of a move, the new one."""
+    before: bytes | None
+    """None when nothing is there."""
+    after: bytes | None
+    """None when nothing will be there; of a move, the content at the new path."""
+    move_to: str | None = None
+    """Absolute; of a move only."""
+    replaced: bytes | None = None
+    """What a move replaces at the new path."""
+    is_known: bool = True
+    """Whether what is written over (`before`, or `replaced`) could be read; where not, it is not compared
+    before it is written."""
+
+    @property
+    def target(self) -> str:
+        """Where the content goes."""
+        return self.path if self.move_to is None else self.move_to
+
+    @property
+    def before_digest(self) -> str | None:
+        """The SHA-256 of what is at `path`; None when nothing is there."""
+        return digest_of(self.before)
+
+    @property
+    def after_digest(self) -> str | None:
+        """The SHA-256 of what will be at `target`; None when nothing will."""
+        return digest_of(self.after)
+
+    def changes(self) -> tuple[FileChange, ...]:
+        """The same as changes of single paths, for a diff."""
+        if self.move_to is None:
+            return (FileChange(self.path, self.before, self.after),)
+        return (
+            FileChange(self.move_to, self.replaced, self.after, moved_from=self.path),
+            FileChange(self.path, self.before, None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a patch does, in its order."""
+
+    edits: tuple[Edit, ...]
+    cwd: str
+    already_applied: bool = False
+    """The patch does not fit because it was applied before; there are no edits."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every absolute path that is written or removed, each once: what an approval is about."""
+        return tuple(
+            dict.fromkeys(
+                path for edit in self.edits for path in (edit.path, edit.move_to) if path is not None
+            )
+        )
+
+    @property
+    def text(self) -> str:
+        """What the model is told when all of it was done: a line for each file, added, modified, deleted."""
+        if self.already_applied:
+            return "No files were modified: the patch has been applied already.\n"
+        return success_text(self.edits)
+
+    def diff(self, root: str | None = None) -> str:
+        """What would change, as a unified diff.
+
+        Args:
+            root: the directory that paths are shown relative to; by default `cwd`.
+        """
+        return unified_diff(
+            [change for edit in self.edits for change in edit.changes()], root=root or self.cwd
+        )
+
+
+def success_text(edits: Iterable[Edit]) -> str:
+    """The contract's words for edits that were done."""
+    letters: dict[EditKind, str] = {"add": "A", "update": "M", "move": "M", "delete": "D"}
+    lines = [(letters[edit.kind], edit.shown) for edit in edits]
+    lines.sort(key=lambda line: "AMD".index(line[0]))
+    return "Success. Updated the following files:\n" + "".join(f"{letter} {path}\n" for letter, path in lines)
+
+
+def absolute(path: str, cwd: str) -> str:
+    """The path of a patch, as the files are read and the errors name them."""
+    return "/" + posixpath.normpath(posixpath.join(cwd, path)).lstrip("/")
+
+
+def touched_paths(patch: Patch, cwd: str) -> tuple[str, ...]:
+    """Every absolute path that planning will read, each once."""
+    paths: dict[str, None] = {}
+    for hunk in patch.hunks:
+        paths[absolute(hunk.path, cwd)] = None
+        if isinstance(hunk, UpdateFile) and hunk.move_to is not None:
+            paths[absolute(hunk.move_to, cwd)] = None
+    return tuple(paths)
+
+
+def plan(
+    patch: Patch, read: Read, *, cwd: str, entry: Entry = "tool", resolve: Resolve | None = None
+) -> Plan:
+    """Find out what a patch does.
+
+    Args:
+        patch: what to do.
+        read: gives the files that there are.
+        cwd: the absolute directory of relative paths.
+        entry: whose rules hold, where the tool and the stand-alone command differ.
+        resolve: tells whether a file would be moved onto itself by another name.
+
+    Raises:
+        EmptyPatch: it touches nothing.
+        PatchSyntaxError: it touches a path twice; with `tool` only.
+        PatchMismatch: it does not fit; has the places that come near.
+        PatchFileError: a file is not there, or cannot be read, or is no text.
+        PatchTooComplex: it would take too long to find out.
+    """
+    if not os.path.isabs(cwd):
+        raise ValueError(f"cwd: {cwd!r} is no absolute path")
+    if not patch.hunks:
+        raise EmptyPatch
+    if entry == "tool":
+        _refuse_repetition(patch, cwd)
+    planner = _Planner(read, cwd, entry, resolve)
+    try:
+        for number, hunk in enumerate(patch.hunks, 1):
+            planner.add(hunk, number)
+    except PatchError as error:
+        if isinstance(error, PatchMismatch | PatchFileError) and _is_applied(patch, read, cwd):
+            return Plan((), cwd, already_applied=True)
+        error.edits = tuple(planner.edits)
+        raise
+    return Plan(tuple(planner.edits), cwd)
+
+
+def _refuse_repetition(patch: Patch, cwd: str) -> None:
+    seen: set[str] = set()
+    for hunk in patch.hunks:
+        path = absolute(hunk.path, cwd)
+        if path in seen:
+            raise PatchSyntaxError(f"multiple operations target {path}")
+        seen.add(path)
+
+
+class _Planner:
+    """Takes the hunks one after the other; each sees what those before it will have done."""
+
+    def __init__(self, read: Read, cwd: str, entry: Entry, resolve: Resolve | None) -> None:
+        self.edits: list[Edit] = []
+        self._read_file = read
+        self._cwd = cwd
+        self._entry = entry
+        self._resolve = resolve
+        self._written: dict[str, bytes | None] = {}
+
+    def add(self, hunk: Hunk, number: int) -> None:
+        path = absolute(hunk.path, self._cwd)
+        if isinstance(hunk, AddFile):
+            edit = self._addition(hunk, path)
+        elif isinstance(hunk, DeleteFile):
+            edit = self._deletion(hunk, path)
+        else:
+            edit = self._update(hunk, UpdateName(path, number))
+        self._written[edit.path] = None
+        self._written[edit.target] = edit.after
+        self.edits.append(edit)
+
+    def _addition(self, hunk: AddFile, path: str) -> Edit:
+        before, is_known = self._replaced(path)
+        return Edit("add", path, hunk.path, before, hunk.content.encode(), is_known=is_known)
+
+    def _deletion(self, hunk: DeleteFile, path: str) -> Edit:
+        context = f"Failed to read {path}"
+        if self._entry == "tool":
+            before = self._read_text(path, context)[0]
+        else:
+            try:
+                before = self._read(path, context)
+            except PatchFileError:
+                raise PatchFileError(f"Failed to delete file {path}", path) from None
+        return Edit("delete", path, hunk.path, before, None)
+
+    def _update(self, hunk: UpdateFile, name: UpdateName) -> Edit:
+        before, text = self._read_text(name.path, f"Failed to read file to update {name.path}")
+        after = rewrite(text, hunk.chunks, name).encode()
+        if hunk.move_to is None:
+            return Edit("update", name.path, hunk.path, before, after)
+        move_to = absolute(hunk.move_to, self._cwd)
+        if self._is_same(name.path, move_to):
+            # The reference writes the file, and removes it then.
+            return Edit("update", name.path, hunk.move_to, before, after)
+        replaced, is_known = self._replaced(move_to)
+        return Edit("move", name.path, hunk.move_to, before, after, move_to, replaced, is_known)
+
+    def _is_same(self, path: str, other: str) -> bool:
+        if path == other:
+            return True
+        return self._resolve is not None and self._resolve(path) == self._resolve(other)
+
+    def _replaced(self, path: str) -> tuple[bytes | None, bool]:
+        try:
+            return self._content(path), True
+        except CannotRead:
+            # What cannot be read may still be written; where not, writing says so.
+            return None, False
+
+    def _read_text(self, path: str, context: str) -> tuple[bytes, str]:
+        content = self._read(path, context)
+        try:
+            return content, content.decode()
+        except UnicodeDecodeError as error:
+            raise PatchFileError(f"{context}: {_told(error)}", path) from None
+
+    def _read(self, path: str, context: str) -> bytes:
+        try:
+            content = self._content(path)
+        except CannotRead as error:
+            raise PatchFileError(f"{context}: {error.reason}", path) from None
+        if content is None:
+            raise PatchFileError(f"{context}: {NO_FILE}", path)
+        return content
+
+    def _content(self, path: str) -> bytes | None:
+        if path in self._written:
+            return self._written[path]
+        return self._read_file(path)
+
+
+def _told(error: UnicodeDecodeError) -> str:
+    if error.reason == "unexpected end of data":
+        return f"incomplete utf-8 byte sequence from index {error.start}"
+    return f"invalid utf-8 sequence of {error.end - error.start} bytes from index {error.start}"
+
+
+def _is_applied(patch: Patch, read: Read, cwd: str) -> bool:
+    """Whether every file is as the patch leaves it, and at least one of them shows that it was the patch."""
+    try:
+        found = [_has_result(hunk, read, cwd) for hunk in patch.hunks]
+    except (CannotRead, UnicodeDecodeError):
+        return False
+    return all(found) and not all(isinstance(hunk, DeleteFile) for hunk in patch.hunks)
+
+
+def _has_result(hunk: Hunk, read: Read, cwd: str) -> bool:
+    path = absolute(hunk.path, cwd)
+    if isinstance(hunk, AddFile):
+        return read(path) == hunk.content.encode()
+    if isinstance(hunk, DeleteFile):
+        return read(path) is None
+    target = absolute(hunk.move_to or hunk.path, cwd)
+    content = read(target)
+    is_moved = target == path or read(path) is None
+    return is_moved and content is not None and is_rewritten(content.decode(), hunk.chunks)

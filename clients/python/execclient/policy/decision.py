@@ -1,0 +1,265 @@
+"""What is to become of one command: run, ask, or refuse; and which of five sources says so.
+
+Rules kept in this file:
+
+1. Each command of a script is judged by the rules; only one that no rule matches is judged by heuristics.
+   The strictest verdict is the script's.
+2. Rules that ask or forbid also see the commands that plain reading does not: those in substitutions, nested
+   shells, behind `sudo` and redirections. Rules that allow never do. `Policy.parity` turns this off, as the
+   reference has it.
+3. An allowing rule lifts the sandbox only if that is the host's wish (`Policy.bypass_sandbox`), every command
+   of the script has one, and the sandbox does not deny reading.
+
+No I/O.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from execclient.approval_policy import ApprovalPolicy, escalation_refused
+from execclient.policy.dangerous import Danger, dangerous
+from execclient.policy.policy import Policy
+from execclient.policy.proposals import propose
+from execclient.policy.rules import STRICTNESS, Decision, RuleMatch
+from execclient.policy.safe import co_safe, known_safe
+from execclient.policy.scripts import Lowered, literal_commands, lower, script_of, unreadable
+from execclient.sandbox import SandboxPolicy
+
+Source = Literal["prefix_rule", "host_executable", "heuristic", "approval_policy", "sandbox_mode"]
+"""What decided: a rule on the program as it was named; one that was found through a list of the paths a
+program has; a guess about what a command does; the policy that says when to ask; or that the sandbox limits
+whatever is run."""
+
+Argv = tuple[str, ...]
+
+UNREADABLE = "what it runs cannot be told from its text, and there are rules about what may be run"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What has to happen before a command may run."""
+
+    kind: Literal["skip", "ask", "forbidden"]
+    source: Source
+    reason: str | None
+    """For the one who is asked; of `forbidden` for the model."""
+    bypass_sandbox: bool
+    """Whether the first attempt does without the sandbox, by a rule."""
+    amendment: tuple[str, ...] | None
+    """A rule that would make the question unnecessary."""
+    matches: tuple[RuleMatch, ...]
+    lowered: Lowered
+    revision: str
+    """Of the policy that this was decided by."""
+    refused_before: bool = False
+    """Whether it was refused for what it asks for, before any command was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    decision: Decision
+    source: Source
+    danger: Danger | None = None
+    hidden: bool = False
+    """Whether plain reading does not show it."""
+    matches: tuple[RuleMatch, ...] = ()
+    command: tuple[str, ...] | None = None
+
+    @property
+    def by_rule(self) -> bool:
+        return self.source in ("prefix_rule", "host_executable")
+
+
+def decide(
+    argv: Sequence[str],
+    *,
+    policy: Policy,
+    approval: ApprovalPolicy,
+    sandbox: SandboxPolicy,
+    cwd: str = "/",
+    escalated: bool = False,
+    prefix_rule: Sequence[str] | None = None,
+    co_commands: Sequence[str] | None = None,
+) -> Requirement:
+    """Judge a command.
+
+    Args:
+        argv: what would be run, the shell around a script included.
+        policy: the rules.
+        approval: when to ask.
+        sandbox: what the command would run under.
+        cwd: absolute; where relative programs are looked for.
+        escalated: whether it asks to run without the sandbox.
+        prefix_rule: a rule that the model proposes.
+        co_commands: of the profile `co`: the commands that it trusts instead of those known to be safe.
+    """
+    argv = tuple(argv)
+    lowered = lower(argv, exact=not policy.parity)
+    if escalated and not approval.may_escalate:
+        return Requirement(
+            "forbidden", "approval_policy", escalation_refused(approval), False, None, (), lowered,
+            policy.revision, refused_before=True,
+        )  # fmt: skip
+    trusted = known_safe if co_commands is None else partial(_trusted_by_co, argv, tuple(co_commands))
+    plain = [
+        _judged(command, policy, approval, sandbox, cwd, trusted, escalated=escalated)
+        for command in lowered.commands
+    ]
+    verdicts = plain if policy.parity else [*plain, *_hidden(argv, lowered, policy, cwd)]
+    strictest = max(verdicts, key=lambda verdict: STRICTNESS[verdict.decision])
+    matches = tuple(dict.fromkeys(match for verdict in verdicts for match in verdict.matches))
+
+    def requirement(
+        kind: Literal["skip", "ask", "forbidden"],
+        source: Source,
+        reason: str | None = None,
+        *,
+        bypass: bool = False,
+        amendment: tuple[str, ...] | None = None,
+    ) -> Requirement:
+        return Requirement(kind, source, reason, bypass, amendment, matches, lowered, policy.revision)
+
+    if strictest.decision == "allow":
+        lifted = (
+            policy.bypass_sandbox and not sandbox.denies_reads and all(verdict.by_rule for verdict in plain)
+        )
+        return requirement("skip", strictest.source, bypass=lifted)
+    if strictest.decision == "forbidden":
+        return requirement("forbidden", strictest.source, _rejection(argv, strictest, matches))
+
+    by_rule = any(verdict.by_rule and verdict.decision == "prompt" for verdict in verdicts)
+    refusal = _unaskable(approval, by_rule=by_rule, danger=strictest.danger)
+    if refusal is not None:
+        return requirement("forbidden", "approval_policy", refusal)
+    amendment = None
+    if not any(verdict.hidden for verdict in verdicts) and approval.asks_for_sandbox:
+        prompted = next((verdict.command for verdict in plain if verdict.decision == "prompt"), None)
+        amendment = propose(
+            policy.rules, argv, lowered, prompted, prefix_rule, cwd=cwd, parity=policy.parity
+        )
+    reason = _question(argv, matches) if by_rule else UNREADABLE if strictest.hidden else None
+    return requirement("ask", strictest.source, reason, amendment=amendment)
+
+
+def shown(argv: Sequence[str]) -> str:
+    """A command as one line, quoted for a shell."""
+    return shlex.join(argv)
+
+
+# -- one command
+
+
+def _judged(
+    command: tuple[str, ...],
+    policy: Policy,
+    approval: ApprovalPolicy,
+    sandbox: SandboxPolicy,
+    cwd: str,
+    trusted: Callable[[Argv], bool],
+    *,
+    escalated: bool,
+) -> _Verdict:
+    matches = _rules_on(command, policy, cwd)
+    if matches:
+        return _by_rules(command, matches)
+    danger = dangerous(command, strict=not policy.parity)
+    if escalated and sandbox.confines:
+        return _Verdict("prompt", "approval_policy", danger, command=command)
+    if danger is not None:
+        return _Verdict(_decision(approval.dangerous), "heuristic", danger, command=command)
+    if approval.trusts_known_safe and trusted(command):
+        return _Verdict("allow", "heuristic", command=command)
+    decision = _decision(approval.unmatched)
+    limited = decision == "allow" and sandbox.confines
+    return _Verdict(decision, "sandbox_mode" if limited else "approval_policy", command=command)
+
+
+def _trusted_by_co(argv: Argv, commands: tuple[str, ...], command: Argv) -> bool:
+    """By its whole script, whose text that profile judges; a part of it says nothing there."""
+    script = script_of(argv)
+    return co_safe(shlex.join(command) if script is None else script, commands)
+
+
+def _by_rules(command: tuple[str, ...], matches: Sequence[RuleMatch], *, hidden: bool = False) -> _Verdict:
+    deciding = max(matches, key=lambda match: STRICTNESS[match.decision])
+    source: Source = "prefix_rule" if deciding.resolved_program is None else "host_executable"
+    return _Verdict(deciding.decision, source, hidden=hidden, matches=tuple(matches), command=command)
+
+
+def _hidden(argv: tuple[str, ...], lowered: Lowered, policy: Policy, cwd: str) -> list[_Verdict]:
+    """What rules that ask or forbid say beyond plain reading: of hidden commands, of programs anywhere."""
+    if all(rule.decision == "allow" for rule in policy.rules.prefix_rules):
+        return []
+    verdicts = []
+    for command in (*lowered.commands, *literal_commands(argv)):
+        strict = [match for match in _named(command, policy, cwd) if match.decision != "allow"]
+        if strict:
+            verdicts.append(_by_rules(command, strict, hidden=command not in lowered.commands))
+    # A rule that allows this very script has seen what cannot be read in it.
+    if unreadable(argv) and not all(_rules_on(command, policy, cwd) for command in lowered.commands):
+        verdicts.append(_Verdict("prompt", "heuristic", hidden=True))
+    return verdicts
+
+
+def _rules_on(command: Argv, policy: Policy, cwd: str) -> tuple[RuleMatch, ...]:
+    """The rules that match; those that allow a name do not allow a path that nobody has listed for it."""
+    return policy.rules.matches(command, cwd=cwd, unlisted=policy.parity)
+
+
+def _named(command: Argv, policy: Policy, cwd: str) -> tuple[RuleMatch, ...]:
+    """The rules on a command and on its bare name, wherever its program is."""
+    matches = _rules_on(command, policy, cwd)
+    name = posixpath.basename(command[0])
+    return matches if name in ("", command[0]) else (*matches, *policy.rules.matches((name, *command[1:])))
+
+
+def _decision(verdict: Literal["allow", "ask", "reject"]) -> Decision:
+    return {"allow": "allow", "ask": "prompt", "reject": "forbidden"}[verdict]  # type: ignore[return-value]
+
+
+# -- texts, which models know from the reference
+
+
+def _rejection(argv: tuple[str, ...], verdict: _Verdict, matches: Sequence[RuleMatch]) -> str:
+    command = f"`{shown(argv)}` rejected: "
+    if not verdict.by_rule:
+        if verdict.danger == "forced_rm":
+            return command + "rm -f style commands are not permitted. Use a safer approach"
+        return command + "blocked by policy"
+    longest = _longest(matches, "forbidden")
+    if longest.justification is not None:
+        return command + longest.justification
+    return command + f"policy forbids commands starting with `{shown(longest.prefix)}`"
+
+
+def _question(argv: tuple[str, ...], matches: Sequence[RuleMatch]) -> str:
+    longest = _longest(matches, "prompt")
+    if longest.justification is not None:
+        return f"`{shown(argv)}` requires approval: {longest.justification}"
+    return f"`{shown(argv)}` requires approval by policy"
+
+
+def _longest(matches: Sequence[RuleMatch], decision: Decision) -> RuleMatch:
+    return max(
+        (match for match in matches if match.decision == decision), key=lambda match: len(match.prefix)
+    )
+
+
+def _unaskable(approval: ApprovalPolicy, *, by_rule: bool, danger: Danger | None) -> str | None:
+    """Why nobody may be asked, or None if somebody may."""
+    # A removal by force is asked about all the same, as the reference does.
+    asks = approval.asks_for_rules if by_rule else approval.asks_for_sandbox or danger == "forced_rm"
+    if approval.granular is None:
+        asks = approval.asks_for_rules if by_rule else approval.asks_for_sandbox
+        return None if asks else f"approval required by policy, but AskForApproval is set to {approval.shown}"
+    if asks:
+        return None
+    if by_rule:
+        return "approval required by policy rule, but AskForApproval::Granular.rules is false"
+    return "approval required by policy, but AskForApproval::Granular.sandbox_approval is false"

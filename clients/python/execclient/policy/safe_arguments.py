@@ -1,0 +1,177 @@
+"""Arguments with which programs that only read stay programs that only read.
+
+A guard sees what follows the program's name and says whether it is harmless. It refuses what it does not
+understand: abbreviations of long options, options hidden in clusters (`-nz`), operands that are written to.
+Whether a file may be read is the sandbox's matter, and what a repository's own settings make git run is that
+of whoever trusts the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+Guard = Callable[[Sequence[str]], bool]
+
+LISTING_BRANCHES = frozenset(
+    {"--list", "-l", "--show-current", "-a", "--all", "-r", "--remotes", "-v", "-vv", "--verbose"}
+)
+"""All that `git branch` may have, beside `--format=…`."""
+
+GIT_SUBCOMMANDS = frozenset({"status", "log", "diff", "show", "branch"})
+
+
+def anything(_: Sequence[str]) -> bool:
+    """For programs that cannot do harm, whatever they are told."""
+    return True
+
+
+def without(*long_options: str, letters: str = "", valued: str = "") -> Guard:
+    """A guard that refuses some options, in all their spellings.
+
+    Args:
+        long_options: as `--output`; what abbreviates them, and `--output=…`, is refused as well.
+        letters: of short options that are refused, wherever they are in a cluster.
+        valued: letters of short options that have a value: the rest of a cluster is no options then.
+    """
+
+    def is_harmless(arguments: Sequence[str]) -> bool:
+        return not any(
+            _is_long(word, long_options) or not set(letters).isdisjoint(_cluster(word, valued))
+            for word in arguments
+        )
+
+    return is_harmless
+
+
+def only(pattern: str) -> Guard:
+    """A guard that lets pass only words that match a pattern as a whole."""
+    compiled = re.compile(pattern)
+    return lambda arguments: all(compiled.fullmatch(word) for word in arguments)
+
+
+def find(arguments: Sequence[str]) -> bool:
+    """Nothing is run, removed or written to a file."""
+    return not any(word.startswith(("-exec", "-ok", "-delete", "-fls", "-fprint")) for word in arguments)
+
+
+def uniq(arguments: Sequence[str]) -> bool:
+    """The second operand is a file that is written."""
+    operands = 0
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            operands += len(list(words))
+        elif word in ("-f", "-s", "-w"):
+            next(words, None)
+        else:
+            operands += not word.startswith("-") or word == "-"
+    return operands <= 1
+
+
+def sed(arguments: Sequence[str]) -> bool:
+    """Exactly `-n N[,M]p [FILE]`."""
+    return (
+        len(arguments) in (2, 3)
+        and arguments[0] == "-n"
+        and re.fullmatch(r"[0-9]+(,[0-9]+)?p", arguments[1]) is not None
+        and not any(word.startswith("-") for word in arguments[2:])
+    )
+
+
+def date(arguments: Sequence[str]) -> bool:
+    """It tells a time, and sets none."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("-d", "-r", "--date", "--reference"):
+            next(words, None)
+        elif not _DATE_WORD.fullmatch(word):
+            return False
+    return True
+
+
+_DATE_WORD = re.compile(
+    r"\+.*|-u|-R|-I\w*|--(utc|universal|rfc-email)|--(iso-8601|rfc-3339|date|reference)(=.*)?", re.DOTALL
+)
+
+
+def git(arguments: Sequence[str]) -> bool:
+    """A subcommand that reads, behind nothing but options of git that change nothing."""
+    for position, word in enumerate(arguments):
+        if word in _GIT_OPTIONS:
+            continue
+        return word in GIT_SUBCOMMANDS and GIT_GUARDS[word](arguments[position + 1 :])
+    return False
+
+
+_GIT_OPTIONS = frozenset(
+    {"--no-pager", "-P", "--no-optional-locks", "--no-replace-objects", "--no-lazy-fetch"}
+    | {"--literal-pathspecs", "--glob-pathspecs", "--noglob-pathspecs", "--icase-pathspecs"}
+)
+
+_git_options = without(
+    "--output",
+    "--ext-diff",
+    "--textconv",
+    "--exec",
+    "--show-signature",
+    "--remerge-diff",
+    letters="o",
+    valued="SGLOUnMCBlX",
+)
+
+
+def _git_reading(arguments: Sequence[str]) -> bool:
+    """Signatures are checked by a program that settings name, and remerging writes objects."""
+    return _git_options(arguments) and not any(
+        "%G" in word or "signature" in word or word in ("--diff-merges=r", "--diff-merges=remerge")
+        for word in arguments
+    )
+
+
+def _git_branch(arguments: Sequence[str]) -> bool:
+    return all(
+        word in LISTING_BRANCHES or (word.startswith("--format=") and "signature" not in word)
+        for word in arguments
+    )
+
+
+def _git_tag(arguments: Sequence[str]) -> bool:
+    """An operand is a new tag, unless tags are listed."""
+    lists = any(re.fullmatch(r"-l|--list|-n\d*", word) for word in arguments)
+    options = re.compile(r"-l|--list|-n\d*|--(sort|format|column)=.*", re.DOTALL)
+    return not any("signature" in word for word in arguments) and all(
+        options.fullmatch(word) or (lists and not word.startswith("-")) for word in arguments
+    )
+
+
+GIT_GUARDS: dict[str, Guard] = {
+    "status": _git_reading,
+    "log": _git_reading,
+    "diff": _git_reading,
+    "show": _git_reading,
+    "blame": _git_reading,
+    "branch": _git_branch,
+    "tag": _git_tag,
+}
+
+rg = without("--pre", "--hostname-bin", "--search-zip", letters="z", valued="ABCEMTdefgjmrt")
+
+fd = without("--exec", "--exec-batch", "--list-details", letters="xXl")
+
+base64 = without("--output", letters="o")
+
+
+def _is_long(word: str, options: Sequence[str]) -> bool:
+    name = word.partition("=")[0]
+    return len(name) > 2 and any(option.startswith(name) for option in options)
+
+
+def _cluster(word: str, valued: str) -> str:
+    """The letters of short options in a word."""
+    if not word.startswith("-") or word.startswith("--"):
+        return ""
+    for position, letter in enumerate(word[1:], 1):
+        if letter in valued:
+            return word[1 : position + 1]
+    return word[1:]

@@ -1,0 +1,204 @@
+"""Shells: which one an account has, and how each is told to run a script.
+
+All that is known of a kind of shell is a row of `_TYPES`; a program adds its own with `register_shell_type`.
+Nothing here runs a shell or asks a daemon: what exists where is told by functions that the caller gives,
+since the shell of a command is on the daemon's machine. `environment/info` names the one of the account there
+(`shell_from_info`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from execclient.connection import Json
+
+Argv = tuple[str, ...]
+
+_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/homebrew/bin")
+"""Where shells are, in the order in which PATH usually has these folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShellType:
+    """A kind of shell.
+
+    Args:
+        name: of the kind, as `find_shell` and the daemon name it.
+        programs: what the program may be called, without a folder and without `.exe`.
+        login: what stands between the program and the script for a login shell, which reads the
+            account's profile.
+        plain: the same for another shell.
+        places: where the program may be, first choice first; by default its names in the usual folders.
+    """
+
+    name: str
+    programs: tuple[str, ...]
+    login: Argv
+    plain: Argv
+    places: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where to look for it."""
+        usual = (f"{folder}/{program}" for program in self.programs for folder in _FOLDERS)
+        return self.places or tuple(usual)
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A shell on some machine."""
+
+    type: ShellType
+    path: str
+    """Of the program, there."""
+
+    def exec_args(self, command: str, *, login: bool = True) -> Argv:
+        """What runs a script in it.
+
+        Args:
+            command: the script; handed on as one word, as it is.
+            login: whether the shell reads the account's profile first.
+        """
+        return (self.path, *(self.type.login if login else self.type.plain), command)
+
+
+ZSH = ShellType("zsh", ("zsh",), ("-lc",), ("-c",))
+BASH = ShellType("bash", ("bash",), ("-lc",), ("-c",))
+SH = ShellType("sh", ("sh",), ("-lc",), ("-c",))
+POWERSHELL = ShellType("powershell", ("pwsh", "powershell"), ("-Command",), ("-NoProfile", "-Command"))
+CMD = ShellType("cmd", ("cmd",), ("/c",), ("/c",), places=("C:\\Windows\\System32\\cmd.exe",))
+
+LAST_RESORT = Shell(SH, "/bin/sh")
+"""Of an account without a shell, or with one of a kind that is not known: every Unix has it."""
+
+_TYPES: dict[str, ShellType] = {}
+
+
+def register_shell_type(shell_type: ShellType) -> None:
+    """Make a kind of shell known, to everything that looks for one from now on.
+
+    Raises:
+        ValueError: its name, or that of one of its programs, is already another kind's.
+    """
+    if not shell_type.programs:
+        raise ValueError(f"{shell_type.name}: no program; name one at least")
+    for name in (shell_type.name, *shell_type.programs):
+        present = shell_type_of(name)
+        if present is not None and present != shell_type:
+            raise ValueError(f"{name}: already a shell of the kind {present.name}")
+    _TYPES[shell_type.name] = shell_type
+
+
+def shell_type_of(program: str) -> ShellType | None:
+    """The kind of shell that a program is by its name, with or without folder and `.exe`; None for none."""
+    name = program.replace("\\", "/").rpartition("/")[2].casefold().removesuffix(".exe")
+    return next((each for each in _TYPES.values() if name == each.name or name in each.programs), None)
+
+
+for _type in (ZSH, BASH, SH, POWERSHELL, CMD):
+    register_shell_type(_type)
+
+
+def exec_args(shell: Shell, command: str, login: bool = True) -> Argv:
+    """See `Shell.exec_args`."""
+    return shell.exec_args(command, login=login)
+
+
+def candidates(name_or_path: str, user: Shell | None = None) -> Iterator[Shell]:
+    """What may be meant, first choice first; which of them are there is for the caller to find out.
+
+    Args:
+        name_or_path: such as `bash` or `/bin/bash`. A path is tried as it is, and if there is nothing
+            the same kind of shell elsewhere.
+        user: the account's shell, which is the first choice for its kind.
+    """
+    shell_type = shell_type_of(name_or_path)
+    if shell_type is None:
+        return
+    if "/" in name_or_path or "\\" in name_or_path:
+        yield Shell(shell_type, name_or_path)
+    if user is not None and user.type == shell_type:
+        yield user
+    for path in shell_type.paths:
+        yield Shell(shell_type, path)
+
+
+def find_shell(name_or_path: str, exists: Callable[[str], bool], user: Shell | None = None) -> Shell | None:
+    """The shell that is meant; None if its kind is not known or it is not there, and another has to do.
+
+    Args:
+        name_or_path: such as `bash` or `/bin/bash`.
+        exists: whether a path is a program on the machine in question.
+        user: the account's shell, which is the first choice for its kind.
+    """
+    return next((shell for shell in candidates(name_or_path, user) if exists(shell.path)), None)
+
+
+def shell_from_info(info: Mapping[str, Json]) -> Shell:
+    """The shell of the daemon's account.
+
+    Args:
+        info: what the daemon says of its machine; `info["shell"]` has `name` and `path`.
+    """
+    named = info.get("shell")
+    path = named.get("path") if isinstance(named, Mapping) else None
+    if not isinstance(named, Mapping) or not isinstance(path, str) or not path:
+        return LAST_RESORT
+    shell_type = shell_type_of(str(named.get("name") or "")) or shell_type_of(path)
+    return LAST_RESORT if shell_type is None else Shell(shell_type, path)
+
+
+def detect_user_shell(
+    *,
+    platform: str = sys.platform,
+    login_shell: Callable[[], str | None] | None = None,
+    exists: Callable[[str], bool] | None = None,
+    which: Callable[[str], str | None] = shutil.which,
+) -> Shell:
+    """The shell of the account that this program runs as.
+
+    On Unix that of the account's entry, if it is of a known kind and there; else another of its kind, a
+    bash, or `sh`. On Windows PowerShell, else `cmd.exe`.
+
+    Args:
+        platform: as `sys.platform` names it.
+        login_shell: the path in the account's entry; None if it has no entry.
+        exists: whether a path is a program.
+        which: where a program is by PATH; None if nowhere.
+    """
+    exists = exists or _is_program
+    if platform == "win32":
+        return _by_path(POWERSHELL, which) or _by_path(CMD, which) or Shell(CMD, "cmd.exe")
+    path = (login_shell or _account_shell)()
+    shell_type = None if path is None else shell_type_of(path)
+    if path is None or shell_type is None:
+        return LAST_RESORT
+    if exists(path):
+        return Shell(shell_type, path)
+    for each in (shell_type, BASH, SH):
+        found = _by_path(each, which) or find_shell(each.name, exists)
+        if found is not None:
+            return found
+    return LAST_RESORT
+
+
+def _by_path(shell_type: ShellType, which: Callable[[str], str | None]) -> Shell | None:
+    found = (which(program) for program in shell_type.programs)
+    return next((Shell(shell_type, path) for path in found if path is not None), None)
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def _account_shell() -> str | None:
+    import pwd  # there is none on Windows
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_shell or None
+    except KeyError:
+        return None

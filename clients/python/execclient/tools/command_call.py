@@ -1,0 +1,232 @@
+"""One command of a model, whatever front door it came through: judged, asked about and started in one way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from execclient.approval_policy import ApprovalPolicy
+from execclient.approvals import ApprovalCache, ApprovalRequest
+from execclient.client import Executor
+from execclient.environment_policy import EnvironmentPolicy
+from execclient.orchestrator import RETRY_REASON, SandboxAttempt, SandboxPreference
+from execclient.policy.decision import Requirement, decide, shown
+from execclient.policy.policy import Policy
+from execclient.policy.proposals import propose
+from execclient.process import Process
+from execclient.sandbox import SandboxPolicy
+from execclient.tools.environment import NETWORK_MARKER
+from execclient.tools.exec_params import Cancellation, ExecEnv, ExecParams, confined
+from execclient.tools.exec_session import ExecSession, Listener
+
+GRACE_SECONDS = 0.2
+"""Between SIGTERM and SIGKILL, for a tool that lets a command clean up: enough to remove a lock file."""
+
+BACKSTOP_SECONDS = 5.0
+"""How much later than we the daemon ends a command that we want to end gently: for a client that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandCall:
+    """A command, and all that decides on it."""
+
+    call_id: str
+    tool: str
+    params: ExecParams
+    executor: Executor
+    policy: Policy
+    approval: ApprovalPolicy
+    sandbox: SandboxPolicy
+    turn_cwd: str
+    """What a policy's relative entries are relative to."""
+    workspace_roots: tuple[str, ...]
+    environment: EnvironmentPolicy
+    network_marker: str = NETWORK_MARKER
+    prefix_rule: tuple[str, ...] | None = None
+    co_commands: tuple[str, ...] | None = None
+    """Of the profile `co`: what it trusts."""
+
+    def requirement(self) -> Requirement:
+        """What has to happen before it may run."""
+        return decide(
+            self.params.command,
+            policy=self.policy,
+            approval=self.approval,
+            sandbox=self.sandbox,
+            cwd=self.params.cwd,
+            escalated=self.params.escalated,
+            prefix_rule=self.prefix_rule,
+            co_commands=self.co_commands,
+        )
+
+    def env(self, attempt: SandboxAttempt) -> ExecEnv:
+        """What is started in an attempt."""
+        return confined(
+            self.params,
+            attempt.policy,
+            cwd=self.turn_cwd,
+            workspace_roots=self.workspace_roots,
+            platform=str(self.executor.info.get("platformOs") or "linux"),
+            network_marker=self.network_marker,
+        )
+
+    async def start(self, env: ExecEnv, *, limit: float | None = None) -> Process:
+        """Start it, to be killed after so many seconds. Raises as `Executor.start` does."""
+        return await self.executor.start(
+            env.command,
+            cwd=env.cwd,
+            env=env.env,
+            inherit=self.environment,
+            tty=env.tty,
+            arg0=env.arg0,
+            timeout=limit,
+            sandbox=env.context,
+            buffer_bytes=None,  # it is taken as it comes
+        )
+
+
+class CommandRuntime:
+    """What all runtimes of commands have in common; `run` is theirs."""
+
+    sandbox_preference: SandboxPreference = "auto"
+    escalate_on_failure = True
+
+    def __init__(self, call: CommandCall, listener: Listener | None) -> None:
+        self.call = call
+        self.listener = listener
+        self.env: ExecEnv | None = None
+        """Of the last attempt."""
+
+    @property
+    def escalated(self) -> bool:
+        """Whether the call asks to run without the sandbox."""
+        return self.call.params.escalated
+
+    def requirement(self) -> Requirement:
+        """As of the call."""
+        return self.call.requirement()
+
+    def approval_keys(self) -> Sequence[str]:
+        """One: the command, where and how."""
+        params = self.call.params
+        return (ApprovalCache.key_of(params.command, params.cwd, params.tty, params.escalated, None),)
+
+    def approval_request(
+        self, requirement: Requirement, permits: Sequence[str], *, retry: bool
+    ) -> ApprovalRequest:
+        """The question."""
+        params = self.call.params
+        amendment = requirement.amendment
+        if retry:
+            # Of a command that was let run without a question, as if it had been asked about.
+            amendment = self._retry_amendment(requirement)
+        return ApprovalRequest(
+            call_id=self.call.call_id,
+            tool=self.call.tool,
+            kind="command",
+            command=shown(params.command),
+            argv=params.command,
+            cwd=params.cwd,
+            reason=RETRY_REASON if retry else requirement.reason or params.justification,
+            amendment=amendment,
+            permits=tuple(permits),
+            retry=retry,
+        )
+
+    def denied(self, output: ExecSession) -> bool:
+        """Whether the sandbox was in the way of a command that has ended."""
+        denial = output.process.denial
+        return bool(output.process.exit_code and denial is not None and denial.get("likely"))
+
+    def _retry_amendment(self, requirement: Requirement) -> tuple[str, ...] | None:
+        if requirement.matches:
+            return None
+        return propose(
+            self.call.policy.rules,
+            self.call.params.command,
+            requirement.lowered,
+            requirement.lowered.commands[0],
+            self.call.prefix_rule,
+            cwd=self.call.params.cwd,
+            parity=self.call.policy.parity,
+        )
+
+
+class ToTheEnd(CommandRuntime):
+    """Runs a command to its end, or to its time limit."""
+
+    def __init__(self, call: CommandCall, listener: Listener | None, *, gently: bool = False) -> None:
+        super().__init__(call, listener)
+        self._gently = gently
+        self.cancelled = False
+        """Whether the call's own token ended it."""
+        self.timed_out = False
+
+    async def run(self, attempt: SandboxAttempt) -> ExecSession:
+        """One attempt. Cancelled it kills the command, like its time limit, with all its descendants."""
+        env = self.env = self.call.env(attempt)
+        seconds = env.expiration.seconds
+        limit = seconds if seconds is None or not self._gently else seconds + BACKSTOP_SECONDS
+        process = await self.call.start(env, limit=limit)
+        session = ExecSession(process, self.listener, split=True)
+        try:
+            if isinstance(env.expiration, Cancellation):
+                await self._until_cancelled(session, env.expiration.token)
+            else:
+                await self._until_limit(session, seconds)
+        except BaseException:
+            await session.end()
+            raise
+        return session
+
+    async def _until_limit(self, session: ExecSession, seconds: float | None) -> None:
+        # The daemon keeps the limit; for one that hangs, or is away, we do a little later.
+        patience = seconds if self._gently or seconds is None else seconds + BACKSTOP_SECONDS
+        if not await session.collect(patience):
+            self.timed_out = True
+            await self._stop(session)
+        self.timed_out = self.timed_out or session.process.cause == "timeout"
+
+    async def _until_cancelled(self, session: ExecSession, token: asyncio.Event) -> None:
+        waiting = asyncio.create_task(token.wait())
+        finishing = asyncio.create_task(session.finished.wait())
+        try:
+            await asyncio.wait({waiting, finishing}, return_when=asyncio.FIRST_COMPLETED)
+            if not session.finished.is_set():
+                self.cancelled = True
+                await self._stop(session)
+        finally:
+            waiting.cancel()
+            finishing.cancel()
+
+    async def _stop(self, session: ExecSession) -> None:
+        if self._gently and not session.exited:
+            await session.process.signal("TERM", "group")
+            if await session.collect(GRACE_SECONDS):
+                return
+        await session.end()
+
+
+class UntilYield(CommandRuntime):
+    """Starts a command that goes on by itself, and lets it run for a while."""
+
+    def __init__(self, call: CommandCall, listener: Listener | None, seconds: float) -> None:
+        super().__init__(call, listener)
+        self._seconds = seconds
+        self.seconds = 0.0
+        """How long the last attempt was waited for."""
+
+    async def run(self, attempt: SandboxAttempt) -> ExecSession:
+        """One attempt. Cancelled it kills the command, with all its descendants."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        env = self.env = self.call.env(attempt)
+        session = ExecSession(await self.call.start(env), self.listener)
+        try:
+            await session.collect(self._seconds)
+            self.seconds = loop.time() - began
+        except BaseException:
+            await session.end()
+            raise
+        return session

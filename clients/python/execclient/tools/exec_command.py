@@ -1,0 +1,139 @@
+"""`exec_command`: start a command, let it run for a while, and leave it running if it is not done by then."""
+
+from __future__ import annotations
+
+import asyncio
+
+from execclient.client import Executor
+from execclient.errors import CallFailed
+from execclient.orchestrator import Trace
+from execclient.policy.safe import known_safe
+from execclient.shells import Shell, candidates
+from execclient.tools import exec_text
+from execclient.tools.arguments import ExecCommandArguments
+from execclient.tools.command_call import CommandCall, UntilYield
+from execclient.tools.command_record import begun
+from execclient.tools.context import CallContext, ToolSession
+from execclient.tools.errors import ArgumentError, Rejected, RespondToModel
+from execclient.tools.exec_params import ExecParams
+from execclient.tools.exec_sessions import MAX_CHOSEN_ID, SessionIdTaken
+from execclient.tools.function_handler import CommandHandler
+from execclient.tools.registry import ToolInvocation
+from execclient.tools.result import CallRecord, failed
+from execclient.tools.run_to_end import NOT_STARTED, intercepted
+from execclient.tools.sessions import answer, open_session, session_number
+from execclient.tools.terminal_text import TerminalText
+
+MIN_YIELD_MS, MAX_YIELD_MS = 250, 30_000
+"""Less than the first gives a model nothing but a number; more than the second lets it wait blindly."""
+
+
+class ExecCommandHandler(CommandHandler[ExecCommandArguments]):
+    """Starts what a model comes back to."""
+
+    model = ExecCommandArguments
+
+    async def mutates(self, context: CallContext, arguments: ExecCommandArguments) -> bool:
+        """Unless the command is known to read only."""
+        return not known_safe(arguments.argv or context.shell.exec_args(arguments.script or ""))
+
+    async def prepare(
+        self, context: CallContext, arguments: ExecCommandArguments, invocation: ToolInvocation
+    ) -> CommandCall:
+        """What is to be run."""
+        context = context.elsewhere(context, arguments.environment_id)
+        params = ExecParams(
+            command=await _argv(context, arguments),
+            cwd=context.resolve(arguments.workdir),
+            env=context.env(invocation.call_id),
+            sandbox_permissions=context.permissions(arguments.sandbox_permissions),
+            justification=arguments.justification,
+            tty=arguments.tty,
+        )
+        return context.command_call(
+            invocation.call_id, invocation.tool_name, params, prefix_rule=arguments.prefix_rule
+        )
+
+    async def call(
+        self, context: CallContext, arguments: ExecCommandArguments, invocation: ToolInvocation
+    ) -> CallRecord:
+        """Start it, and wait for a while."""
+        call = await self.prepare(context, arguments, invocation)
+        context.events.begin(call.params.command, call.params.cwd)
+        taken = await intercepted(context, call)
+        if taken is not None:
+            return taken
+        number = _reserve(context, arguments.process_id)
+        try:
+            return await _run(context, call, arguments, number)
+        finally:
+            if number not in dict(context.services.sessions):
+                context.services.sessions.release(number)
+
+
+async def _run(
+    context: CallContext, call: CommandCall, arguments: ExecCommandArguments, number: int
+) -> CallRecord:
+    loop = asyncio.get_running_loop()
+    trace, began = Trace(), loop.time()
+    seconds = min(max(arguments.yield_time_ms, MIN_YIELD_MS), MAX_YIELD_MS) / 1000
+    runtime = UntilYield(call, context.events.delta, seconds)
+    try:
+        done = await context.orchestrator().run(runtime, context.events, trace)
+    except Rejected as refusal:
+        record = failed(
+            begun(call, trace, None, loop.time() - began), "rejected", str(refusal), terminal=True
+        )
+        return record if refusal.before else record.with_text(exec_text.rejected(str(refusal)))
+    except NOT_STARTED as error:
+        message = error.message if isinstance(error, CallFailed) else str(error)
+        record = failed(begun(call, trace, runtime.env, loop.time() - began), "io", message)
+        return record.with_text(exec_text.not_started(message))
+    record = begun(call, trace, runtime.env, runtime.seconds)
+    confined = trace.attempts[-1].policy.confines
+    clean = call.params.tty and context.services.config.clean_terminal
+    session = ToolSession(done.output, call, confined, TerminalText() if clean else None)
+    if done.retry_refused is not None:
+        if context.services.policy.parity:
+            refused = failed(record, "rejected", done.retry_refused, terminal=True)
+            return refused.with_text(exec_text.rejected(done.retry_refused))
+        context.warnings.append(exec_text.retry_refused(done.retry_refused))
+    budget = context.budget(arguments.max_output_tokens)
+    if not done.output.finished.is_set():
+        await open_session(context, number, session)
+    return answer(context, session, record, number=number, budget=budget)
+
+
+def _reserve(context: CallContext, wanted: str | None) -> int:
+    sessions = context.services.sessions
+    if wanted is None:
+        return sessions.reserve()
+    number = session_number(wanted)
+    if number is None:
+        raise ArgumentError(f"`process_id` {wanted!r} is no number from 1 to {MAX_CHOSEN_ID}")
+    try:
+        return sessions.reserve(number)
+    except SessionIdTaken as error:
+        raise RespondToModel(f"exec_command failed: {error}") from None
+    except ValueError as error:
+        raise ArgumentError(f"`process_id`: {error}") from None
+
+
+async def _argv(context: CallContext, arguments: ExecCommandArguments) -> tuple[str, ...]:
+    if arguments.argv is not None:
+        return arguments.argv
+    shell = context.shell
+    if arguments.shell is not None:
+        shell = await _found(arguments.shell, context.executor, shell) or shell
+    return shell.exec_args(arguments.script or "", login=arguments.login)
+
+
+async def _found(wanted: str, executor: Executor, user: Shell) -> Shell | None:
+    """The shell that a model wants, if the executor has it. One that it has not is not worth a failure."""
+    for candidate in candidates(wanted, user):
+        try:
+            if (await executor.fs.stat(candidate.path)).is_file:
+                return candidate
+        except CallFailed:
+            continue
+    return None

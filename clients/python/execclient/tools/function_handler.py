@@ -1,0 +1,81 @@
+"""What the handlers of our own tools have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from execclient.tools.argument_shapes import Arguments
+from execclient.tools.arguments import parse
+from execclient.tools.command_call import CommandCall
+from execclient.tools.context import CallContext
+from execclient.tools.errors import UnsupportedCall
+from execclient.tools.payloads import FunctionPayload, LocalShellPayload, ToolPayload
+from execclient.tools.registry import ToolInvocation, ToolKind
+from execclient.tools.result import CallRecord
+
+Parsed = TypeVar("Parsed", bound=Arguments)
+
+
+def context_of(invocation: ToolInvocation) -> CallContext:
+    """The surroundings of a call that came through a toolset.
+
+    Raises:
+        UnsupportedCall: it did not.
+    """
+    if not isinstance(invocation.toolset, CallContext):
+        raise UnsupportedCall(f"{invocation.tool_name} is called through a Toolset")
+    return invocation.toolset
+
+
+class FunctionHandler(ABC, Generic[Parsed]):
+    """Takes function calls whose arguments are a model of ours."""
+
+    kind: ToolKind = "function"
+    model: type[Parsed]
+    local_shell: ClassVar[bool] = False
+    """Whether it also takes the calls of the shell that a model family has built in."""
+
+    def matches_kind(self, payload: ToolPayload) -> bool:
+        """Whether it takes such a payload."""
+        return isinstance(payload, FunctionPayload) or (
+            self.local_shell and isinstance(payload, LocalShellPayload)
+        )
+
+    def arguments(self, invocation: ToolInvocation) -> Parsed:
+        """Those of a call. Raises `ArgumentError`."""
+        payload = invocation.payload
+        if isinstance(payload, LocalShellPayload) and isinstance(payload.params, self.model):
+            return payload.params
+        assert isinstance(payload, FunctionPayload)
+        return parse(self.model, payload.arguments)
+
+    async def is_mutating(self, invocation: ToolInvocation) -> bool:
+        """Whether the call may change something. Raises `ArgumentError`."""
+        return await self.mutates(context_of(invocation), self.arguments(invocation))
+
+    async def handle(self, invocation: ToolInvocation) -> CallRecord:
+        """Carry it out. Raises `ToolError`."""
+        return await self.call(context_of(invocation), self.arguments(invocation), invocation)
+
+    @abstractmethod
+    async def mutates(self, context: CallContext, arguments: Parsed) -> bool:
+        """As `is_mutating`."""
+
+    @abstractmethod
+    async def call(self, context: CallContext, arguments: Parsed, invocation: ToolInvocation) -> CallRecord:
+        """As `handle`."""
+
+
+class CommandHandler(FunctionHandler[Parsed]):
+    """Takes calls that run a command."""
+
+    async def command(self, invocation: ToolInvocation) -> CommandCall:
+        """What a call would run; nothing is started. Raises `RespondToModel`."""
+        return await self.prepare(context_of(invocation), self.arguments(invocation), invocation)
+
+    @abstractmethod
+    async def prepare(
+        self, context: CallContext, arguments: Parsed, invocation: ToolInvocation
+    ) -> CommandCall:
+        """As `command`."""

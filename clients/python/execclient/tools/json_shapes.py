@@ -1,0 +1,306 @@
+"""What kind of value belongs where, and the reference's words for one that does not.
+
+A shape reads from a text (`read`: errors have a place) or from what was read before (`accept`: the same words
+without one). Values are read in the order of the text, and the first one that is wrong is the one reported;
+what is missing is said at the closing brace.
+
+Rule kept here: a shape never converts. A number in quotes is a string, and 1.0 is not a whole number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from execclient.tools.json_skip import skip_value
+from execclient.tools.json_text import JsonValue, Reader
+from execclient.tools.json_words import cut, one_of, shown, unexpected
+
+_LIST, _OBJECT, _QUOTE, _NULL = b'[{"n'
+
+
+Value = TypeVar("Value")
+Value_co = TypeVar("Value_co", covariant=True)
+
+
+class ShapeError(ValueError):
+    """A value is not of the shape that belongs there. It has no place: a `Reader` gives it one."""
+
+
+class Shape(Protocol[Value_co]):
+    """A kind of value."""
+
+    def read(self, reader: Reader) -> Value_co:
+        """The next value of the text.
+
+        Raises:
+            JsonTextError: it is not of this kind, or no JSON.
+        """
+        ...
+
+    def accept(self, value: object) -> Value_co:
+        """The value, if it is of this kind.
+
+        Raises:
+            ShapeError: it is not.
+        """
+        ...
+
+
+def read_text(shape: Shape[Value], text: str | bytes) -> Value:
+    """The value that a whole text is.
+
+    Raises:
+        JsonTextError: the text is no JSON, or its value is not of that shape.
+    """
+    reader = Reader(text)
+    value = shape.read(reader)
+    reader.end()
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalar:
+    expected: str
+    """What the reference calls it."""
+
+    def read(self, reader: Reader) -> object:
+        byte = reader.at_value()
+        if byte in (_LIST, _OBJECT):
+            raise reader.error(unexpected([] if byte == _LIST else {}, self.expected))
+        value = reader.scalar()
+        try:
+            return self.accept(value)
+        except ShapeError as error:
+            raise reader.error(str(error)) from None
+
+    def accept(self, value: object) -> object:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Text(_Scalar):
+    """A string."""
+
+    expected: str = "a string"
+
+    def accept(self, value: object) -> object:
+        """See `Shape`."""
+        if not isinstance(value, str):
+            raise ShapeError(unexpected(value, self.expected))
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ShapeError("invalid unicode code point") from None
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean(_Scalar):
+    """True or false."""
+
+    expected: str = "a boolean"
+
+    def accept(self, value: object) -> object:
+        """See `Shape`."""
+        if not isinstance(value, bool):
+            raise ShapeError(unexpected(value, self.expected))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(_Scalar):
+    """A whole number within bounds, both included."""
+
+    lowest: int
+    highest: int
+
+    def accept(self, value: object) -> object:
+        """See `Shape`."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ShapeError(unexpected(value, self.expected))
+        if not self.lowest <= value <= self.highest:
+            raise ShapeError(f"invalid value: {shown(value)}, expected {self.expected}")
+        return value
+
+
+TEXT, BOOLEAN = Text(), Boolean()
+U64 = Integer("u64", 0, 2**64 - 1)
+USIZE = Integer("usize", 0, 2**64 - 1)
+I32 = Integer("i32", -(2**31), 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Any value."""
+
+    def read(self, reader: Reader) -> JsonValue:
+        """See `Shape`."""
+        return reader.value()
+
+    def accept(self, value: object) -> object:
+        """See `Shape`."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Nullable:
+    """Another shape, or null."""
+
+    shape: Shape[object]
+
+    def read(self, reader: Reader) -> object:
+        """See `Shape`."""
+        return reader.scalar() if reader.skip_blanks() == _NULL else self.shape.read(reader)
+
+    def accept(self, value: object) -> object:
+        """See `Shape`."""
+        return None if value is None else self.shape.accept(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list, all of one shape, as a tuple."""
+
+    shape: Shape[object]
+
+    def read(self, reader: Reader) -> object:
+        """See `Shape`."""
+        byte = reader.at_value()
+        if byte == _LIST:
+            return tuple(self.shape.read(reader) for _ in reader.elements())
+        raise reader.error(unexpected({} if byte == _OBJECT else reader.scalar(), "a sequence"))
+
+    def accept(self, value: object) -> object:
+        """See `Shape`."""
+        if not isinstance(value, (list, tuple)):
+            raise ShapeError(unexpected(value, "a sequence"))
+        return tuple(self.shape.accept(each) for each in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def read(self, reader: Reader) -> object:
+        """See `Shape`."""
+        if reader.at_value() != _QUOTE:
+            raise reader.error_at_next("expected value")
+        word = reader.string()
+        if word not in self.words:
+            raise reader.error(self._unknown(word))
+        return word
+
+    def accept(self, value: object) -> object:
+        """See `Shape`."""
+        if not isinstance(value, str):
+            raise ShapeError(unexpected(value, "a string"))
+        if value not in self.words:
+            raise ShapeError(self._unknown(value))
+        return value
+
+    def _unknown(self, word: str) -> str:
+        return f"unknown variant `{cut(word)}`, expected {one_of(self.words)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of an object."""
+
+    name: str
+    shape: Shape[object]
+    required: bool = False
+    aliases: tuple[str, ...] = ()
+    """Other names of the same member."""
+    instead: str | None = None
+    """Another member that makes this one needless."""
+    advertised: bool = True
+    """Whether an error about an unknown name lists it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object of known members, read as a dictionary by their proper names."""
+
+    name: str
+    """What the reference calls it."""
+    length: int
+    """How many members it has there."""
+    members: tuple[Member, ...]
+    ignores_others: bool = False
+    """Whether members that it does not know are passed over, and not refused."""
+    _by_name: Mapping[str, Member] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = {name: each for each in self.members for name in (each.name, *each.aliases)}
+        object.__setattr__(self, "_by_name", names)
+
+    def read(self, reader: Reader) -> dict[str, object]:
+        """See `Shape`."""
+        byte = reader.at_value()
+        if byte == _LIST:
+            raise self._refused_list(reader)
+        if byte != _OBJECT:
+            raise reader.error(unexpected(reader.scalar(), f"struct {self.name}"))
+        found: dict[str, object] = {}
+        for name in reader.members():
+            try:
+                member = self._member(name, found)
+            except ShapeError as error:
+                reader.leave_object()
+                raise reader.error(str(error)) from None
+            reader.colon()
+            if member is None:
+                skip_value(reader)
+            else:
+                found[member.name] = member.shape.read(reader)
+        try:
+            self._check_missing(found)
+        except ShapeError as error:
+            raise reader.error(str(error)) from None
+        return found
+
+    def accept(self, value: object) -> dict[str, object]:
+        """See `Shape`."""
+        if not isinstance(value, Mapping):
+            raise ShapeError(unexpected(value, f"struct {self.name}"))
+        found: dict[str, object] = {}
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise ShapeError("key must be a string")
+            member = self._member(name, found)
+            if member is None:
+                continue
+            try:
+                found[member.name] = member.shape.accept(each)
+            except ShapeError as error:
+                # There is no line and column to tell which one is meant.
+                raise ShapeError(f"{error} in `{name}`") from None
+        self._check_missing(found)
+        return found
+
+    def _refused_list(self, reader: Reader) -> Exception:
+        """The reference would take the elements for the members in their order. Nobody means that."""
+        for _ in reader.elements():
+            return reader.error(unexpected([], f"struct {self.name}"))
+        count = f"{self.length} element{'' if self.length == 1 else 's'}"
+        return reader.error(f"invalid length 0, expected struct {self.name} with {count}")
+
+    def _member(self, name: str, found: Mapping[str, object]) -> Member | None:
+        member = self._by_name.get(name)
+        if member is None:
+            if self.ignores_others:
+                return None
+            known = one_of([each.name for each in self.members if each.advertised])
+            raise ShapeError(f"unknown field `{cut(name)}`, expected {known}")
+        if member.name in found:
+            raise ShapeError(f"duplicate field `{member.name}`")
+        return member
+
+    def _check_missing(self, found: Mapping[str, object]) -> None:
+        for member in self.members:
+            if member.required and member.name not in found and member.instead not in found:
+                raise ShapeError(f"missing field `{member.name}`")

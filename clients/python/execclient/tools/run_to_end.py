@@ -1,0 +1,108 @@
+"""What `shell`, `shell_command` and `run_shell_command` have in common: a command that is run to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from execclient.errors import CallFailed, CallTimeout, ConnectionLost, Unsupported
+from execclient.orchestrator import Trace
+from execclient.run import TIMED_OUT
+from execclient.tools.command_call import CommandCall, ToTheEnd
+from execclient.tools.command_record import NO_SUCH_FILE, NOT_FOUND, NOT_RUN, begun, ended, kept
+from execclient.tools.context import CallContext, InterceptedCall
+from execclient.tools.errors import Rejected
+from execclient.tools.exec_session import ExecSession
+from execclient.tools.exec_text import command_envelope, omission_marker
+from execclient.tools.result import CallRecord, failed
+from execclient.tools.truncation import Budget
+
+NOT_STARTED = (CallFailed, CallTimeout, ConnectionLost, Unsupported)
+"""What a start fails with that the model is told of."""
+
+
+async def run_to_end(
+    context: CallContext, call: CommandCall, *, budget: Budget | None = None, gently: bool = False
+) -> CallRecord:
+    """Govern a command and run it to its end, whatever the sandbox and the policy make of it.
+
+    Args:
+        context: of the call.
+        call: the command.
+        budget: what the text may have; by default what the model takes.
+        gently: end it with SIGTERM first, when its time is up.
+
+    Raises:
+        TurnAborted: somebody wants the turn to end.
+    """
+    context.events.begin(call.params.command, call.params.cwd)
+    taken = await intercepted(context, call)
+    if taken is not None:
+        return taken
+    loop = asyncio.get_running_loop()
+    trace, began = Trace(), loop.time()
+    runtime = ToTheEnd(call, context.events.delta, gently=gently)
+    try:
+        done = await context.orchestrator().run(runtime, context.events, trace)
+    except Rejected as refusal:
+        record = begun(call, trace, runtime.env, loop.time() - began)
+        return failed(record, "rejected", str(refusal), terminal=True)
+    except NOT_STARTED as error:
+        reason = error.message if isinstance(error, CallFailed) else str(error)
+        code = NOT_FOUND if reason.endswith(NO_SUCH_FILE) else NOT_RUN
+        record = replace(begun(call, trace, runtime.env, loop.time() - began), exit_code=code)
+        return failed(record, "io", f"failed to start: {reason}")
+    session = done.output
+    record = begun(call, trace, runtime.env, loop.time() - began)
+    record = ended(
+        record,
+        session,
+        confined=trace.attempts[-1].policy.confines,
+        timed_out=runtime.timed_out,
+        cancelled=runtime.cancelled,
+    )
+    return _shown(record, session, runtime, budget or context.budget(None), context)
+
+
+async def intercepted(context: CallContext, call: CommandCall) -> CallRecord | None:
+    """What came of a command that is none, as a patch in a shell's clothes; None for a command."""
+    for interceptor in context.services.interceptors:
+        params = call.params
+        taken = await interceptor(
+            InterceptedCall(call.call_id, call.tool, params.command, params.cwd, context)
+        )
+        if taken is not None:
+            return taken
+    return None
+
+
+def _shown(
+    record: CallRecord, session: ExecSession, runtime: ToTheEnd, budget: Budget, context: CallContext
+) -> CallRecord:
+    output = session.take()
+    seconds = None if runtime.env is None else runtime.env.expiration.seconds
+    text = output.text(f"\n{omission_marker(output.omitted_bytes)}\n")
+    if session.failure is not None or session.process.failure is not None:
+        text = f"{text}\n{record.failure.message}" if record.failure is not None else text
+    shown = command_envelope(
+        text,
+        exit_code=TIMED_OUT
+        if record.timed_out
+        else NOT_RUN
+        if record.exit_code is None
+        else record.exit_code,
+        wall_seconds=record.duration,
+        budget=budget,
+        timed_out_after=seconds if record.timed_out else None,
+    )
+    return replace(
+        record,
+        text=shown.text,
+        truncated=shown.truncated,
+        stdout=kept(session.streams.get("stdout")) or kept(session.streams.get("pty")),
+        stderr=kept(session.streams.get("stderr")),
+        aggregated=output.text(),
+        total_bytes=output.total_bytes,
+        omitted_bytes=output.omitted_bytes,
+        warnings=tuple(context.warnings),
+    )

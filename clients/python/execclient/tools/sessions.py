@@ -1,0 +1,89 @@
+"""What `exec_command` and `write_stdin` have in common: sessions, and the answers about them.
+
+A session's number is the model's for as long as its process runs. The answer that reports the end takes the
+number back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from execclient.tools import exec_text
+from execclient.tools.command_record import chunk_id, ended
+from execclient.tools.context import CallContext, ToolSession
+from execclient.tools.exec_sessions import Commit
+from execclient.tools.result import CallRecord
+from execclient.tools.truncation import Budget
+
+PRUNED = "pruned"
+"""Why a session was ended for another one's sake."""
+
+
+def session_number(name: str) -> int | None:
+    """The number of a session that a caller names; None if it is no number."""
+    return int(name) if name.isascii() and name.isdigit() and len(name) < 11 else None
+
+
+async def open_session(context: CallContext, number: int, session: ToolSession) -> None:
+    """Let a model come back to a process. May end the session that was left alone longest."""
+    services = context.services
+    commit: Commit[ToolSession] = services.sessions.commit(number, session)
+    if commit.near_limit:
+        context.warnings.append(exec_text.session_warning(commit.count, services.sessions.limit))
+    if commit.pruned is not None:
+        pruned, its = commit.pruned
+        await its.exec.end()
+        services.closed_session(str(pruned), PRUNED)
+
+
+def answer(
+    context: CallContext,
+    session: ToolSession,
+    record: CallRecord,
+    *,
+    number: int,
+    budget: Budget,
+) -> CallRecord:
+    """The answer about a session, with what it has printed since the last one.
+
+    Args:
+        context: of the call.
+        session: what the answer is about.
+        record: the facts so far; its duration is what the model is told.
+        number: of the session.
+        budget: what the text may have.
+    """
+    process = session.exec
+    finished = process.finished.is_set()
+    output = process.take()
+    if finished:
+        record = ended(record, process, confined=session.confined)
+    else:
+        record = replace(record, process_id=process.process.id, session=str(number))
+    text, aggregated = exec_text.show(output, budget), output.text()
+    if session.terminal is not None:
+        marker = f"\n{exec_text.omission_marker(output.omitted_bytes)}\n"
+        aggregated = session.terminal.clean(output.data(marker), ended=finished)
+        text = exec_text.show_text(aggregated, budget)
+    shown = text.text
+    if finished and record.failure is not None and record.failure.kind == "io":
+        shown = f"{shown}\n{record.failure.message}" if shown else record.failure.message
+    body = "\n".join([*context.warnings, shown]) if context.warnings else shown
+    envelope = exec_text.session_envelope(
+        body,
+        wall_seconds=record.duration,
+        chunk_id=chunk_id(),
+        exit_code=record.exit_code if finished else None,
+        session_id=None if finished else number,
+        output_bytes=output.total_bytes,
+    )
+    return replace(
+        record,
+        text=envelope,
+        truncated=text.truncated,
+        aggregated=aggregated,
+        stdout=aggregated,
+        total_bytes=output.total_bytes,
+        omitted_bytes=output.omitted_bytes,
+        warnings=tuple(context.warnings),
+    )

@@ -1,0 +1,50 @@
+"""`shell_command`: a script for the user's shell, run to its end."""
+
+from __future__ import annotations
+
+from execclient.policy.safe import known_safe
+from execclient.tools.arguments import ShellCommandArguments
+from execclient.tools.command_call import CommandCall
+from execclient.tools.context import CallContext
+from execclient.tools.exec_params import ExecParams
+from execclient.tools.function_handler import CommandHandler
+from execclient.tools.registry import ToolInvocation
+from execclient.tools.result import CallRecord
+from execclient.tools.run_to_end import run_to_end
+from execclient.tools.shell import expiration
+
+
+class ShellCommandHandler(CommandHandler[ShellCommandArguments]):
+    """Hands the script to the shell of the executor's account as one word."""
+
+    model = ShellCommandArguments
+
+    async def mutates(self, context: CallContext, arguments: ShellCommandArguments) -> bool:
+        """Unless the script is known to read only."""
+        return not known_safe(self.argv(context, arguments))
+
+    def argv(self, context: CallContext, arguments: ShellCommandArguments) -> tuple[str, ...]:
+        """The shell with the script."""
+        return context.shell.exec_args(arguments.command, login=arguments.login)
+
+    async def prepare(
+        self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
+    ) -> CommandCall:
+        """What is to be run."""
+        params = ExecParams(
+            command=self.argv(context, arguments),
+            cwd=context.resolve(arguments.workdir),
+            expiration=expiration(arguments.timeout_ms),
+            env=context.env(invocation.call_id),
+            sandbox_permissions=context.permissions(arguments.sandbox_permissions),
+            justification=arguments.justification,
+        )
+        return context.command_call(
+            invocation.call_id, invocation.tool_name, params, prefix_rule=arguments.prefix_rule
+        )
+
+    async def call(
+        self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
+    ) -> CallRecord:
+        """Run it."""
+        return await run_to_end(context, await self.prepare(context, arguments, invocation))

@@ -1,0 +1,340 @@
+"""`Toolset`: all that an agent host needs of the tools.
+
+    toolset = Toolset(executor, policy=Policy.load(home), approvals=Approvals(user=…, policy=ON_REQUEST))
+    tools = toolset.specs()
+    result = await toolset.call("exec_command", '{"cmd": "make test"}', call_id)
+
+Rules kept in this file:
+
+1. Every call ends in a result for the model, whatever a handler raises. Two things pass through: the end of
+   the turn (`TurnAborted`), which is not the model's, and the cancellation of the call.
+2. A call that may change something runs alone; others run side by side.
+3. Each call has exactly one begin and one end among the events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from execclient.approval_policy import ON_REQUEST
+from execclient.approvals import Approvals
+from execclient.client import Executor
+from execclient.connection import Json
+from execclient.errors import ExecServerError
+from execclient.identifiers import new_id
+from execclient.policy.decision import Requirement
+from execclient.policy.policy import Policy
+from execclient.sandbox import SandboxPolicy, WorkspaceWrite
+from execclient.shells import Shell
+from execclient.tools.apply_patch import ApplyPatchHandler, intercepted_patch
+from execclient.tools.config import ToolsConfig, Turn
+from execclient.tools.context import CallContext, Interceptor, Services, ToolSession
+from execclient.tools.environment import without_secrets
+from execclient.tools.errors import PolicyChanged, RespondToModel, TurnAborted, UnsupportedCall
+from execclient.tools.events import CallEvents, EventSink, SessionClosed
+from execclient.tools.exec_command import ExecCommandHandler
+from execclient.tools.exec_sessions import ExecSessions
+from execclient.tools.function_handler import CommandHandler
+from execclient.tools.parallel import CallGate
+from execclient.tools.payloads import FunctionOutput, FunctionPayload, McpOutput, ToolPayload
+from execclient.tools.preview import preview
+from execclient.tools.registry import Registry, ToolInvocation
+from execclient.tools.result import CallRecord, ToolResult, failed
+from execclient.tools.run_shell_command import RunShellCommandHandler
+from execclient.tools.shell import ShellHandler
+from execclient.tools.shell_command import ShellCommandHandler
+from execclient.tools.specs import Form, all_specs
+from execclient.tools.write_stdin import WriteStdinHandler
+
+log = logging.getLogger(__name__)
+
+Handled = CallRecord | FunctionOutput | McpOutput
+"""What a handler gives: ours the facts, a host's own an output."""
+
+ABORTED = "aborted by user"
+
+_NO_TURN = Turn()
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What would become of a call."""
+
+    command: tuple[str, ...]
+    cwd: str
+    requirement: Requirement
+    policy_revision: str
+    """For `Toolset.call`: only under these rules."""
+
+
+class Toolset:
+    """A model's tools, at one executor or several.
+
+    Args:
+        executor: where commands run; or several, by the id that `exec_command` names them by, the first being
+            that of calls that name none.
+        policy: the rules; by default there are none.
+        approvals: who is asked, and when; by default nobody can be, and what needs an approval is refused.
+        sandbox: what commands may touch.
+        cwd: the workspace, absolute, at the executor; by default the folder that its daemon was started in.
+        workspace_roots: what a sandbox lets be written; by default `cwd`.
+        config: everything else.
+        events: told of every call.
+        shell: the user's shell; by default that of the account of the executor's daemon.
+        session_id: the conversation, as commands are told of it.
+    """
+
+    def __init__(
+        self,
+        executor: Executor | Mapping[str, Executor],
+        *,
+        policy: Policy | None = None,
+        approvals: Approvals | None = None,
+        sandbox: SandboxPolicy | None = None,
+        cwd: str | None = None,
+        workspace_roots: Sequence[str] | None = None,
+        config: ToolsConfig | None = None,
+        events: EventSink | None = None,
+        shell: Shell | None = None,
+        session_id: str | None = None,
+    ) -> None:
+        self.executors = {"": executor} if isinstance(executor, Executor) else dict(executor)
+        if not self.executors:
+            raise ValueError("executor: there is none; give one at least")
+        self.executor = next(iter(self.executors.values()))
+        self.config = config or ToolsConfig()
+        self.approvals = approvals or Approvals(policy=ON_REQUEST)
+        self.sandbox = WorkspaceWrite() if sandbox is None else sandbox
+        self.cwd = cwd or self.executor.cwd
+        self.workspace_roots = (self.cwd,) if workspace_roots is None else tuple(workspace_roots)
+        self.session_id = session_id or new_id()
+        self.registry: Registry[Handled] = Registry(self.config.shell_type)
+        self._events = events
+        self._shell = shell
+        self._gate = CallGate()
+        self._services = Services(
+            config=self.config,
+            policy=policy or Policy(),
+            sessions=ExecSessions[ToolSession](lambda session: session.exec.exited),
+            interceptors=[],
+            session_id=self.session_id,
+            thread_id=self.session_id,
+            closed_session=self._session_closed,
+        )
+        self._register()
+
+    @property
+    def policy(self) -> Policy:
+        """The rules."""
+        return self._services.policy
+
+    @property
+    def interceptors(self) -> list[Interceptor]:
+        """Asked in order, before a command is judged, whether it is something else."""
+        return self._services.interceptors
+
+    def specs(self, form: Form = "openai") -> list[dict[str, Json]]:
+        """The tools that the model is shown, as its family wants them."""
+        return [spec.form(form) for spec in self.registry.specs]
+
+    async def call(
+        self,
+        name: str,
+        arguments: str | Mapping[str, Json] | ToolPayload,
+        call_id: str | None = None,
+        *,
+        turn: Turn | None = None,
+        policy_revision: str | None = None,
+        tracker: object = None,
+    ) -> ToolResult:
+        """Carry out a model's call.
+
+        Cancelled, it kills what it has started.
+
+        Args:
+            name: of the tool.
+            arguments: as the model wrote them, or as a payload of another kind.
+            call_id: the model's name for the call.
+            turn: what is set otherwise for this turn.
+            policy_revision: of `inspect`: refuse the call if the rules have changed since.
+            tracker: a `patch.TurnDiff` that keeps account of the files that patches change.
+
+        Raises:
+            TurnAborted: somebody who was asked wants the turn to end.
+            PolicyChanged: the rules are no longer those of `policy_revision`; nothing was started.
+            ExecutorClosed: the executor was closed.
+        """
+        call_id = call_id or f"call_{new_id()}"
+        if policy_revision is not None and policy_revision != self.policy.revision:
+            raise PolicyChanged(policy_revision, self.policy.revision)
+        events = CallEvents(self._events, call_id, name)
+        context = self._context(events, turn or _NO_TURN, tracker)
+        payload = _payload(arguments)
+        invocation = ToolInvocation(call_id, name, payload, context, turn, tracker)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            record = await self._handled(invocation)
+        except BaseException as error:
+            aborted = isinstance(error, TurnAborted)
+            message = ABORTED if aborted else f"{type(error).__name__}"
+            kind = "rejected" if aborted else "cancelled"
+            events.end(success=False, exit_code=None, duration=clock() - began, preview=message, failure=kind)
+            raise
+        result = ToolResult.from_record(record)
+        events.end(
+            success=result.success,
+            exit_code=result.exit_code,
+            duration=clock() - began,
+            preview=preview(result.content),
+            failure=None if result.failure is None else result.failure.kind,
+            process_id=result.process_id,
+        )
+        return result
+
+    async def inspect(
+        self,
+        name: str,
+        arguments: str | Mapping[str, Json] | ToolPayload,
+        *,
+        turn: Turn | None = None,
+    ) -> Inspection:
+        """What would become of a call that runs a command; nothing is started and nobody is asked.
+
+        Raises:
+            RespondToModel: there is no such tool, or it runs no command, or the arguments are wrong.
+        """
+        context = self._context(CallEvents(None, "", name), turn or _NO_TURN)
+        payload = _payload(arguments)
+        handler = self.registry.lookup(name, payload)
+        if not isinstance(handler, CommandHandler):
+            raise RespondToModel(f"{name} runs no command: there is nothing to inspect")
+        call = await handler.command(ToolInvocation("", name, payload, context, turn))
+        requirement = call.requirement()
+        return Inspection(call.params.command, call.params.cwd, requirement, requirement.revision)
+
+    async def is_mutating(self, name: str, arguments: str | Mapping[str, Json] | ToolPayload) -> bool:
+        """Whether a call may change something; true when that cannot be told."""
+        context = self._context(CallEvents(None, "", name), _NO_TURN)
+        payload = _payload(arguments)
+        try:
+            handler = self.registry.lookup(name, payload)
+            return await handler.is_mutating(ToolInvocation("", name, payload, context))
+        except RespondToModel:
+            return True
+
+    async def close(self) -> None:
+        """End all sessions. May be called again; the executor stays open."""
+        sessions = self._services.sessions
+        for number, session in list(sessions):
+            sessions.release(number)
+            await session.exec.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- inside
+
+    def _register(self) -> None:
+        specs = all_specs(request_rule=self.config.request_rule)
+        shell = ShellHandler()
+        register = self.registry.register
+        register(shell, ("shell", "container.exec", "local_shell"), specs["shell"])
+        register(ShellCommandHandler(), ("shell_command",), specs["shell_command"])
+        register(ExecCommandHandler(), ("exec_command",), specs["exec_command"])
+        register(WriteStdinHandler(), ("write_stdin",), specs["write_stdin"])
+        co = self.config.profile == "co"
+        register(ApplyPatchHandler(), ("apply_patch",), specs["apply_patch"], exposed=self.config.apply_patch)
+        self.interceptors.append(intercepted_patch)
+        register(RunShellCommandHandler(), ("run_shell_command",), specs["run_shell_command"], exposed=co)
+
+    def _context(self, events: CallEvents, turn: Turn, tracker: object = None) -> CallContext:
+        cwd = turn.cwd or self.cwd
+        approvals = self.approvals
+        if turn.approval is not None:
+            # The answers that were given for the session hold in every turn of it.
+            approvals = copy.copy(approvals)
+            approvals.policy = turn.approval
+        environment = turn.environment or self.config.environment
+        roots = turn.workspace_roots or (self.workspace_roots if turn.cwd is None else (cwd,))
+        return CallContext(
+            services=self._services,
+            events=events,
+            executor=self.executor,
+            cwd=cwd,
+            workspace_roots=roots,
+            sandbox=self.sandbox if turn.sandbox is None else turn.sandbox,
+            approvals=approvals,
+            environment=without_secrets(environment) if self.config.filter_secrets else environment,
+            user_shell=self._shell,
+            elsewhere=self._at,
+            turn_id=turn.id,
+            tracker=tracker,
+        )
+
+    async def _handled(self, invocation: ToolInvocation) -> CallRecord:
+        blank = CallRecord(invocation.call_id, invocation.tool_name)
+        try:
+            handler = self.registry.lookup(invocation.tool_name, invocation.payload)
+            mutating = await handler.is_mutating(invocation)
+            async with self._gate.entered(mutating=mutating):
+                return _as_record(await handler.handle(invocation), blank)
+        except TurnAborted:
+            raise
+        except UnsupportedCall as error:
+            return failed(blank, "unsupported", error.message, terminal=True)
+        except RespondToModel as error:
+            return failed(blank, "arguments", error.message)
+        except ExecServerError as error:
+            return failed(blank, "io", f"{invocation.tool_name} failed: {error}")
+        except Exception as error:  # a bug in a tool ends a call, not the turn
+            log.exception("%s failed", invocation.tool_name)
+            return failed(blank, "io", f"{invocation.tool_name} failed: {type(error).__name__}")
+
+    def _at(self, context: CallContext, environment_id: str | None) -> CallContext:
+        """The surroundings of a call in another environment: its executor, and the folder there."""
+        if environment_id is None:
+            return context
+        executor = self.executors.get(environment_id)
+        if executor is None:
+            known = ", ".join(sorted(filter(None, self.executors))) or "no other"
+            raise RespondToModel(f"unknown environment_id {environment_id!r}; there is {known}")
+        if executor is context.executor:
+            return context
+        return replace(context, executor=executor, cwd=executor.cwd, workspace_roots=(executor.cwd,))
+
+    def _session_closed(self, number: str, reason: str) -> None:
+        log.info("session %s was ended: %s", number, reason)
+        if self._events is not None:
+            self._events(SessionClosed(number, reason))
+
+
+def _payload(arguments: str | Mapping[str, Json] | ToolPayload) -> ToolPayload:
+    if isinstance(arguments, str):
+        return FunctionPayload(arguments)
+    if isinstance(arguments, Mapping):
+        return FunctionPayload(json.dumps(dict(arguments)))
+    return arguments
+
+
+def _as_record(handled: Handled, blank: CallRecord) -> CallRecord:
+    if isinstance(handled, CallRecord):
+        return handled
+    if isinstance(handled, FunctionOutput):
+        record = replace(blank, text=handled.content, aggregated=handled.content)
+        return failed(record, "exit", handled.content) if handled.success is False else record
+    text = handled.error if handled.result is None else json.dumps(dict(handled.result))
+    record = replace(blank, text=text or "")
+    return failed(record, "exit", text or "") if handled.error is not None else record

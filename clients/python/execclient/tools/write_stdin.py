@@ -1,0 +1,94 @@
+"""`write_stdin`: write to a command that still runs, or look what it has printed since."""
+
+from __future__ import annotations
+
+import asyncio
+
+from execclient.errors import NoSuchProcess, StdinUnavailable
+from execclient.tools import exec_text
+from execclient.tools.arguments import WriteStdinArguments
+from execclient.tools.context import CallContext, ToolSession
+from execclient.tools.errors import RespondToModel
+from execclient.tools.function_handler import FunctionHandler
+from execclient.tools.registry import ToolInvocation
+from execclient.tools.result import CallRecord
+from execclient.tools.sessions import answer, session_number
+
+MIN_WRITE_YIELD_MS, MAX_WRITE_YIELD_MS = 250, 30_000
+"""As of `exec_command`."""
+MIN_POLL_MS, MAX_POLL_MS = 5_000, 300_000
+"""A model that only waits should not do so in many small steps."""
+
+REACTION_SECONDS = 0.1
+"""After a write, before the end of the command counts: what it prints in answer is part of the answer."""
+
+INTERRUPT = "\x03"
+
+
+async def write_stdin(context: CallContext, arguments: WriteStdinArguments, call_id: str) -> CallRecord:
+    """Carry out a call.
+
+    Raises:
+        RespondToModel: there is no such session, or it takes no input.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    number = session_number(arguments.session)
+    session = None if number is None else context.services.sessions.use(number)
+    if number is None or session is None:
+        raise RespondToModel(exec_text.unknown_session(arguments.session))
+    params = session.call.params
+    context.events.begin(params.command, params.cwd)
+    session.exec.listen(context.events.delta)
+    if arguments.data:
+        low, high = MIN_WRITE_YIELD_MS, MAX_WRITE_YIELD_MS
+        await _write(session, arguments.data)
+    else:
+        low, high = MIN_POLL_MS, MAX_POLL_MS
+    end = loop.time() + min(max(arguments.yield_time_ms, low), high) / 1000
+    if arguments.data:
+        await asyncio.sleep(REACTION_SECONDS)
+    await session.exec.collect(max(end - loop.time(), 0))
+    record = CallRecord(
+        call_id=call_id,
+        tool="write_stdin",
+        command=params.command,
+        cwd=params.cwd,
+        duration=loop.time() - began,
+    )
+    if session.exec.finished.is_set():
+        context.services.sessions.release(number)
+    return answer(context, session, record, number=number, budget=context.budget(arguments.max_output_tokens))
+
+
+class WriteStdinHandler(FunctionHandler[WriteStdinArguments]):
+    """As a tool."""
+
+    model = WriteStdinArguments
+
+    async def mutates(self, context: CallContext, arguments: WriteStdinArguments) -> bool:
+        """What is typed may do anything; looking does nothing."""
+        return bool(arguments.data)
+
+    async def call(
+        self, context: CallContext, arguments: WriteStdinArguments, invocation: ToolInvocation
+    ) -> CallRecord:
+        """Carry it out."""
+        return await write_stdin(context, arguments, invocation.call_id)
+
+
+async def _write(session: ToolSession, data: str) -> None:
+    process = session.exec.process
+    if not session.call.params.tty:
+        if data != INTERRUPT:
+            raise RespondToModel(exec_text.STDIN_CLOSED)
+        await process.interrupt()
+        return
+    if session.terminal is not None:
+        session.terminal.typed(data)
+    try:
+        await process.write(data)
+    except (StdinUnavailable, NoSuchProcess):
+        # It has just ended: the answer says so, with its exit code.
+        if not await session.exec.collect(REACTION_SECONDS):
+            raise RespondToModel(exec_text.STDIN_CLOSED) from None

@@ -1,0 +1,86 @@
+"""A real daemon, and a workspace for the tools that run at it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from execclient import Executor, connect
+from execclient.approval_policy import ON_REQUEST, ApprovalPolicy
+from execclient.approvals import Approvals, Reviewer
+from execclient.sandbox import SandboxPolicy
+from execclient.tools.toolset import Toolset
+from tests.conftest import StartServer
+from tests.support.toolsets import INSIDE, Make
+
+
+@pytest.fixture(params=["unix", "stdio"])
+def url(
+    request: pytest.FixtureRequest,
+    start_server: StartServer,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """A daemon of this test, over each transport in turn; over `stdio:` each connection has its own.
+
+    Its folder and its environment are the same over both. Where the transport makes no difference, one is
+    enough: `@pytest.mark.parametrize("url", ["unix"], indirect=True)`.
+    """
+    if request.param == "stdio":
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path)
+        return "stdio:"
+    return start_server(f"unix://{tmp_path}/s").url
+
+
+@pytest.fixture
+async def executor(url: str) -> AsyncIterator[Executor]:
+    """A session with it."""
+    async with connect(url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A folder with the file `a.txt`."""
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    (folder / "a.txt").write_text("hello\n")
+    return folder
+
+
+@pytest.fixture
+async def make(executor: Executor, workspace: Path) -> AsyncIterator[Make]:
+    """Makes toolsets in the workspace; they are closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        def toolset(
+            *,
+            approval: ApprovalPolicy = ON_REQUEST,
+            user: Reviewer | None = None,
+            sandbox: SandboxPolicy = INSIDE,
+            **options: Any,
+        ) -> Toolset:
+            made = Toolset(
+                executor,
+                approvals=Approvals(user=user, policy=approval),
+                sandbox=sandbox,
+                cwd=str(workspace),
+                **options,
+            )
+            stack.push_async_callback(made.close)
+            return made
+
+        yield toolset
+
+
+@pytest.fixture
+def tools(make: Make) -> Toolset:
+    """The tools, nobody being there to be asked."""
+    return make()

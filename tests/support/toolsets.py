@@ -1,0 +1,30 @@
+"""What tests of the tools have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from execclient.approvals import ApprovalRequest, Review
+from execclient.sandbox import WorkspaceWrite
+from execclient.tools.toolset import Toolset
+
+ONE_TRANSPORT = pytest.mark.parametrize("url", ["unix"], indirect=True)
+
+INSIDE = WorkspaceWrite(exclude_slash_tmp=True, exclude_tmpdir=True)
+"""The folders of tests are below /tmp."""
+
+Make = Callable[..., Toolset]
+
+
+class User:
+    """Gives one answer to all questions, and keeps them."""
+
+    def __init__(self, review: Review) -> None:
+        self._review = review
+        self.asked: list[ApprovalRequest] = []
+
+    async def review(self, request: ApprovalRequest) -> Review:
+        self.asked.append(request)
+        return self._review
