@@ -18,7 +18,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -167,7 +167,11 @@ def _judged(
 ) -> _Verdict:
     matches = _rules_on(command, policy, cwd)
     if matches:
-        return _by_rules(command, matches)
+        verdict = _by_rules(command, matches)
+        if verdict.decision == "allow" and escalated and not _lifts(policy, sandbox):
+            # It may run without a question where it would run anyway, and not where it asks to run.
+            return replace(verdict, decision="prompt", source="approval_policy")
+        return verdict
     danger = dangerous(command, strict=not policy.parity)
     if escalated and sandbox.confines:
         return _Verdict("prompt", "approval_policy", danger, command=command)
@@ -178,6 +182,11 @@ def _judged(
     decision = _decision(approval.unmatched)
     limited = decision == "allow" and sandbox.confines
     return _Verdict(decision, "sandbox_mode" if limited else "approval_policy", command=command)
+
+
+def _lifts(policy: Policy, sandbox: SandboxPolicy) -> bool:
+    """Whether a rule that allows a command also allows it to run without the sandbox."""
+    return not sandbox.confines or (policy.bypass_sandbox and not sandbox.denies_reads)
 
 
 def _trusted_by_co(argv: Argv, commands: tuple[str, ...], command: Argv) -> bool:

@@ -192,8 +192,14 @@ def test_an_escalation_runs_where_there_is_no_sandbox_to_leave() -> None:
     assert judged("ls", sandbox=DangerFullAccess(), escalated=True).kind == "skip"
 
 
-def test_a_rule_that_allows_answers_an_escalation() -> None:
-    assert judged("cp a b", escalated=True).kind == "skip"
+def test_a_rule_that_allows_answers_an_escalation_only_if_the_host_lets_rules_lift_the_sandbox() -> None:
+    asked = judged("cp a b", escalated=True)
+
+    assert (asked.kind, asked.source) == ("ask", "approval_policy")
+    assert judged("cp a b", escalated=True, bypass=True).kind == "skip"
+    assert judged("cp a b", escalated=True, sandbox=DangerFullAccess()).kind == "skip"
+    deny = replace(WORKSPACE, deny_read=("**/.env",))
+    assert judged("cp a b", escalated=True, bypass=True, sandbox=deny).kind == "ask"
 
 
 # -- the sandbox

@@ -65,7 +65,7 @@ def test_a_schema_is_one_of_2020_12_without_noise(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_in_a_schema_are_those_of_the_model(name: str) -> None:
     spec = EVERY[name]
-    samples: dict[str, object] = {"cmd": "ls", "session_id": 1000, "command": "ls"}
+    samples: dict[str, object] = {"cmd": "ls", "session_id": 1000, "command": "ls", "input": ""}
     given = {each: samples[each] for each in spec.parameters()["required"]}
     if name == "shell":
         given = {"command": ["ls"]}
