@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -33,6 +34,7 @@ from execserver.memory import reuse_buffers
 from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
+from execserver.protocol.errors import InternalError
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
@@ -58,7 +60,13 @@ from execserver.transports.stdio import serve_stdio
 from execserver.upgrade import Trial
 from execserver.worker_launch import WorkerLauncher
 
+if TYPE_CHECKING:
+    from execserver.filesystem.edits import Edits
+
 log = structlog.get_logger(__name__)
+
+RECORDS_FOLDER = "edits"
+"""Of the state folder: where `fs/applyEdits` keeps its records (`filesystem/edit_records.py`)."""
 
 LAST_EVENTS_SECONDS = 1.0
 """How long clients have, at the end of the service, to take the last events."""
@@ -179,6 +187,7 @@ class Server:
         self._exit_code = 0
         self._executor: Executor | None = None
         self._workers: WorkerPool | None = None
+        self._edits: Edits | None = None
         self._upgrading = False
         self._told_to_stop = False
         self._connections: set[Connection] = set()
@@ -211,6 +220,8 @@ class Server:
                 connection.stop_reading()
             return connection
 
+        # Before anybody can look: what a dead server has begun is done, or was never begun.
+        await self._replay_edits()
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, health.pages(gauges))
         self._freeze_heap()
@@ -307,7 +318,7 @@ class Server:
             **discover.handlers(),
             **process.ProcessHandlers(executor, self._host, self._sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
-            **filesystem.handlers(mounts, self._confine_files(executor, mounts)),
+            **filesystem.handlers(mounts, self._confine_files(executor, mounts), self._make_edits),
             **self._http.table(),
             **health.handlers(gauges),
         }
@@ -318,6 +329,30 @@ class Server:
             launcher, can_hang=lambda: mounts.can_hang, start_failed=launcher.start_failed
         )
         return filesystem.FileConfinement(self._workers, self._host.environment.get("TMPDIR"))
+
+    def _make_edits(self) -> Edits:
+        """What carries out `fs/applyEdits`, made when it is first needed: few daemons ever do."""
+        if self._edits is None:
+            from execserver.filesystem.edits import Edits
+
+            assert self._workers is not None
+            self._edits = Edits(self._open_state_folder, self._workers)
+        return self._edits
+
+    async def _replay_edits(self) -> None:
+        try:
+            found = os.listdir(f"{self._open_state_folder()}/{RECORDS_FOLDER}")
+        except (OSError, InternalError):
+            return  # There never was any; or no place for them, as others will say.
+        if len(found) > 1:  # the lock is always there
+            await self._make_edits().replay()
+
+    def _open_state_folder(self) -> str:
+        configured = self._config.sandboxes.spool_dir
+        try:
+            return open_state_folder(configured, self._host.environment, os.geteuid())
+        except StateFolderError as error:
+            raise InternalError(str(error)) from None
 
     async def _listen(
         self,
@@ -456,6 +491,8 @@ class Server:
         survivors = await asyncio.to_thread(executor.kill_all)
         if survivors:
             log.error("some processes could not be killed", pids=survivors)
+        if self._edits is not None:
+            await self._edits.close()
         if self._workers is not None:
             await self._workers.close()
         await asyncio.to_thread(self._sandboxes.close)

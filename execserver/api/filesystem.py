@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from execserver.api.confinement import file_policy
 from execserver.filesystem.blocking import BlockingCalls
@@ -26,30 +26,40 @@ from execserver.filesystem.reading import FileStream, LargeFile
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.watch import MissingWatch
 from execserver.filesystem.worker_pool import WorkerPool
-from execserver.protocol.errors import InvalidRequest, file_error
+from execserver.protocol.errors import InternalError, InvalidRequest, file_error
 from execserver.protocol.filesystem import (
+    ApplyEditsParams,
+    ApplyEditsResult,
     CanonicalPath,
     CloseParams,
     CopyParams,
     CreateDirectoryParams,
     DigestParams,
     DigestResult,
+    ExpectedAbsent,
     Metadata,
     OpenParams,
     OpenResult,
     PathParams,
     ReadBlockParams,
+    RemoveEdit,
     RemoveParams,
     RenameParams,
     WalkParams,
     WatchMissingParams,
     WatchMissingResult,
     WriteBlockParams,
+    WriteEdit,
     WriteFileParams,
 )
 from execserver.protocol.path_uri import ForeignPath, path_to_uri
 from execserver.protocol.sandbox import SandboxContext
 from execserver.rpc.handlers import Caller, Encoded, Handler, StreamedResult
+from execserver.sandbox.policy import Policy
+
+if TYPE_CHECKING:
+    from execserver.filesystem.edit_plan import Edit
+    from execserver.filesystem.edits import Edits
 
 T = TypeVar("T")
 
@@ -69,12 +79,17 @@ class FileConfinement:
     """The daemon's `TMPDIR`, which the role `tmpdir` stands for."""
 
 
-def handlers(mounts: MountTable, confinement: FileConfinement | None = None) -> dict[str, Handler]:
+def handlers(
+    mounts: MountTable,
+    confinement: FileConfinement | None = None,
+    edits: Callable[[], Edits] | None = None,
+) -> dict[str, Handler]:
     """Method name → handler, for all of `fs/*`.
 
     Args:
         mounts: kept up to date by the caller (`MountTable.fileno`).
         confinement: None refuses every sandbox that limits files.
+        edits: gives what carries out `fs/applyEdits`; None refuses it.
     """
     return {
         "fs/readFile": partial(read_file, confinement),
@@ -88,6 +103,7 @@ def handlers(mounts: MountTable, confinement: FileConfinement | None = None) -> 
         "fs/copy": partial(copy, confinement),
         "fs/rename": partial(rename, confinement),
         "fs/digest": partial(digest, confinement),
+        "fs/applyEdits": partial(apply_edits, confinement, edits),
         "fs/open": partial(open_handle, confinement),
         "fs/readBlock": read_block,
         "fs/writeBlock": write_block,
@@ -200,6 +216,25 @@ async def digest(confinement: FileConfinement | None, caller: Caller, params: Di
     return await _files(confinement, caller, params.sandbox).digest(_native_path(params.path))
 
 
+async def apply_edits(
+    confinement: FileConfinement | None,
+    edits: Callable[[], Edits] | None,
+    caller: Caller,
+    params: ApplyEditsParams,
+) -> ApplyEditsResult:
+    """Change several files as one."""
+    # Most daemons are never asked for it, and would have it in memory all the same.
+    from execserver.filesystem.edit_hands import Requests
+
+    if edits is None:
+        raise InternalError("this executor has no place for the record of edits")
+    policy = _policy(confinement, params.sandbox)
+    wanted = [_edit(edit) for edit in params.edits]
+    digests = await edits().apply(wanted, policy, caller.own(Requests, Requests))
+    found = zip(wanted, digests, strict=True)
+    return {"edits": [{"path": path_to_uri(edit.path), "sha256": digest} for edit, digest in found]}
+
+
 async def open_handle(confinement: FileConfinement | None, caller: Caller, params: OpenParams) -> OpenResult:
     """Open a block handle."""
     files = _files(confinement, caller, params.sandbox)
@@ -270,17 +305,39 @@ def _confined(
     confinement: FileConfinement | None, caller: Caller, sandbox: SandboxContext | None
 ) -> ConfinedFiles | None:
     """The files of a sandbox; None when no sandbox limits them."""
+    policy = _policy(confinement, sandbox)
+    if policy is None:
+        return None
+    assert confinement is not None
+    requests = caller.own(ConfinedRequests, ConfinedRequests)
+    return ConfinedFiles(confinement.pool, policy, requests, _calls(caller), _descriptors(caller))
+
+
+def _policy(confinement: FileConfinement | None, sandbox: SandboxContext | None) -> Policy | None:
+    """What limits a request for files; None when nothing does."""
     if sandbox is None:
         return None
     policy = file_policy(sandbox, None if confinement is None else confinement.tmpdir)
-    if policy is None:
-        return None
-    if confinement is None:
+    if policy is not None and confinement is None:
         raise InvalidRequest(
             "failed to prepare process sandbox: this executor has none for files", name="sandbox_unavailable"
         )
-    requests = caller.own(ConfinedRequests, ConfinedRequests)
-    return ConfinedFiles(confinement.pool, policy, requests, _calls(caller), _descriptors(caller))
+    return policy
+
+
+def _edit(edit: WriteEdit | RemoveEdit) -> Edit:
+    from execserver.filesystem.edit_plan import ABSENT, Edit
+
+    expected = (
+        None if edit.expected is None
+        else ABSENT if isinstance(edit.expected, ExpectedAbsent)
+        else edit.expected.sha256
+    )  # fmt: skip
+    path = _native_path(edit.path)
+    if isinstance(edit, RemoveEdit):
+        return Edit(path, None, expected)
+    mode_from = None if edit.mode_from is None else _native_path(edit.mode_from)
+    return Edit(path, edit.data_base64, expected, edit.create_parents, mode_from)
 
 
 def _calls(caller: Caller) -> BlockingCalls:

@@ -55,12 +55,31 @@ def open_to_write(path: str, mode: int = NEW_FILE_MODE) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | _ALWAYS, mode)
     except PermissionError:
         # Who truncates while opening, as other programs do, hears of the mount before the mode.
-        if _is_read_only(path):
+        if is_read_only(path):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS)) from None
         raise
 
 
-def _is_read_only(path: str) -> bool:
+def may_write(path: str) -> None:
+    """See whether a regular file, which is no link, could be opened for writing.
+
+    Raises:
+        OSError: it could not; EROFS for a file on a read-only mount, whatever its own mode.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | _ALWAYS))
+    except PermissionError:
+        if is_read_only(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS)) from None
+        raise
+    except OSError as error:
+        # A program that runs cannot be written to; it can be replaced.
+        if error.errno != errno.ETXTBSY:
+            raise
+
+
+def is_read_only(path: str) -> bool:
+    """Whether a path that exists lies on a read-only mount."""
     try:
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     except OSError:

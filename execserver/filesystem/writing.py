@@ -8,6 +8,7 @@ Decoding costs a tenth of what writing does; keeping the decoded pieces costs mo
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -51,14 +52,18 @@ def write_file(path: str, text: str | memoryview) -> None:
         os.close(number)
 
 
-def check_content(text: str | memoryview) -> Content:
+def check_content(text: str | memoryview, method: str = "fs/writeFile") -> Content:
     """See that a text is base64.
+
+    Args:
+        text: the text.
+        method: which one needs it, for the error.
 
     Raises:
         InvalidRequest: it is not.
     """
     encoded = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else text)
-    return Content(encoded, _decoded_size(encoded))
+    return Content(encoded, _decoded_size(encoded, method))
 
 
 def write_opened(number: int, content: Content) -> None:
@@ -72,6 +77,21 @@ def write_opened(number: int, content: Content) -> None:
         _replace_content(number, status.st_size, content.encoded, content.size)
     else:
         _write_all(number, content.encoded)
+
+
+def write_new(number: int, content: Content) -> str:
+    """Fill an empty regular file, and give the SHA-256 of what is in it, in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    digest = hashlib.sha256()
+    for piece in _pieces(content.encoded):
+        data = memoryview(pybase64.b64decode(piece, validate=True))
+        digest.update(data)
+        while data:
+            data = data[os.write(number, data) :]
+    return digest.hexdigest()
 
 
 def write_at(number: int, data: bytes, offset: int) -> None:
@@ -114,7 +134,7 @@ def _write_all(number: int, encoded: memoryview) -> None:
             data = data[os.write(number, data) :]
 
 
-def _decoded_size(encoded: memoryview) -> int:
+def _decoded_size(encoded: memoryview, method: str = "fs/writeFile") -> int:
     """How many bytes the text stands for.
 
     Raises:
@@ -125,17 +145,17 @@ def _decoded_size(encoded: memoryview) -> int:
     last = memoryview(b"")
     for piece in _pieces(encoded):
         if len(last) * 3 != len(decoded) * 4:
-            raise _invalid("padding before the end")
+            raise _invalid(method, "padding before the end")
         try:
             decoded = pybase64.b64decode(piece, validate=True)
         except ValueError as error:
-            raise _invalid(str(error)) from None
+            raise _invalid(method, str(error)) from None
         last = piece
         size += len(decoded)
     # The last digit before the padding has bits that mean nothing; they are zero in what any
     # encoder makes, and something is wrong with the text where they are not.
     if pybase64.b64encode(decoded[-(len(decoded) % 3 or 3) :]) != bytes(last[-4:]):
-        raise _invalid("the last digit has bits that are not zero")
+        raise _invalid(method, "the last digit has bits that are not zero")
     return size
 
 
@@ -144,5 +164,5 @@ def _pieces(encoded: memoryview) -> Iterator[memoryview]:
         yield encoded[start : start + _PIECE_CHARS]
 
 
-def _invalid(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"fs/writeFile requires valid base64 dataBase64: {reason}")
+def _invalid(method: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{method} requires valid base64 dataBase64: {reason}")

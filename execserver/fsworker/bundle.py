@@ -26,6 +26,11 @@ MODULES = (
     "execserver.filesystem.rename",
     "execserver.filesystem.walk",
     "execserver.filesystem.copy",
+    "execserver.filesystem.edit_types",
+    "execserver.filesystem.edit_looking",
+    "execserver.filesystem.edit_staging",
+    "execserver.filesystem.edit_steps",
+    "execserver.fsworker.edits",
     "execserver.fsworker.operations",
     "execserver.fsworker.worker",
 )

@@ -50,6 +50,7 @@ class Operations:
             "remove": self.remove,
             "copy": self.copy,
             "rename": self.rename,
+            "edit": self.edit,
         }
 
     def open_to_read(self, path: bytes) -> Outcome:
@@ -131,6 +132,16 @@ class Operations:
 
         rename(os.fsdecode(source), os.fsdecode(destination), overwrite=overwrite)
         return b"", None
+
+    def edit(self, part: str, given: bytes) -> Outcome:
+        """A part of `fs/applyEdits`, by the name that it has in `fsworker.edits`."""
+        from execserver.fsworker import edits
+
+        return edits.PARTS[part](given, self._stop, self._refuse_kernel_device)
+
+    def _refuse_kernel_device(self, device: int) -> None:
+        if device in self._kernel_devices:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def _refuse_kernel_files(self, number: int) -> None:
         if self._is_the_kernels(number):

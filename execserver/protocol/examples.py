@@ -123,6 +123,42 @@ EXAMPLES = (
         {"sourcePath": _COPY, "destinationPath": _RENAMED, "overwrite": False},
         {},
     ),
+    Example(
+        "fs/applyEdits",
+        "change a file that must not have been changed meanwhile, and make another one with its folder, or "
+        "do neither",
+        {
+            "edits": [
+                {
+                    "op": "write",
+                    "path": _FILE,
+                    "dataBase64": "SGVsbG8K",
+                    "expected": {
+                        "sha256": "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
+                    },
+                },
+                {
+                    "op": "write",
+                    "path": f"{FOLDER}/docs/hello.txt",
+                    "dataBase64": _HELLO,
+                    "expected": {"absent": True},
+                    "createParents": True,
+                },
+            ]
+        },
+        {
+            "edits": [
+                {
+                    "path": _FILE,
+                    "sha256": "66a045b452102c59d840ec097d59d9467e13a3f34f6494e539ffd32c1bb35f18",
+                },
+                {
+                    "path": f"{FOLDER}/docs/hello.txt",
+                    "sha256": "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03",
+                },
+            ]
+        },
+    ),
     Example("fs/remove", "remove a file", {"path": _RENAMED}, {}),
     Example(
         "process/start",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from execserver.protocol.limits import (
     MAX_BLOCK_BYTES,
+    MAX_EDITS,
     MAX_HANDLE_ID_BYTES,
     MAX_WALK_DEPTH,
     MAX_WALK_DIRECTORIES,
@@ -21,6 +24,7 @@ from execserver.protocol.model import (
     PathUri,
     WrittenBase64,
     WrittenUri,
+    custom_error,
     stated,
 )
 from execserver.protocol.sandbox import SandboxContext
@@ -138,6 +142,86 @@ class RenameParams(_Sandboxed):
 
 class DigestParams(PathParams):
     """Read a whole regular file, of any size, and give its SHA-256; links are followed."""
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", value):
+        raise custom_error(f"`sha256` is no SHA-256 in 64 lower-case hexadecimal digits: `{value}`")
+    return value
+
+
+class ExpectedContent(Params):
+    """A regular file with this content, seen through links."""
+
+    sha256: Annotated[str, AfterValidator(_sha256), stated(pattern="^[0-9a-f]{64}$")]
+    """The SHA-256 of the content in 64 hexadecimal digits, as `fs/digest` gives it."""
+
+
+class ExpectedAbsent(Params):
+    """Nothing, not even a folder; a link that leads nowhere counts as nothing."""
+
+    absent: Literal[True]
+    """Always true; there is no other value."""
+
+
+class WriteEdit(Params):
+    """Make a file or give it another content."""
+
+    op: Literal["write"]
+    """The mark of this kind of edit."""
+
+    path: PathUri
+    """The file; links are followed, and stay."""
+
+    # Decoded by the handler, as that of `fs/writeFile`.
+    data_base64: Base64Text
+    """The new content of the file; it may be empty."""
+
+    expected: ExpectedContent | ExpectedAbsent | None = None
+    """What has to be there now; null for a regular file or nothing."""
+
+    create_parents: bool = False
+    """Whether missing folders above the file are made."""
+
+    mode_from: PathUri | None = None
+    """A file whose permission bits a new file gets, such as the old place of one that moves; null for 0666
+    without the bits of the daemon's umask. A file that is there keeps its own."""
+
+
+class RemoveEdit(Params):
+    """Remove a file or a link, never what that leads to. It has to be there, and a directory is refused."""
+
+    op: Literal["remove"]
+    """The mark of this kind of edit."""
+
+    path: PathUri
+    """What to remove."""
+
+    expected: ExpectedContent | None = None
+    """What has to be there now; null for anything but a directory."""
+
+
+def _some_edits(value: list[Any]) -> list[Any]:
+    if not 1 <= len(value) <= MAX_EDITS:
+        raise custom_error(f"`edits` has {len(value)} edits: 1 to {MAX_EDITS} are taken at a time")
+    return value
+
+
+class ApplyEditsParams(_Sandboxed):
+    """Change several files as one: all edits are carried out, or none.
+
+    What the edits expect is checked for all of them first. Then all new files are written beside their
+    places, and from the moment on at which a record of what is to be done is on the disk it is done, also
+    when the daemon is killed: then at its next start. A file that is changed is replaced: other names of it
+    (hard links) keep the old content, and open handles the old file. Its permission bits and owner stay.
+    """
+
+    edits: Annotated[
+        list[Annotated[WriteEdit | RemoveEdit, Field(discriminator="op")]],
+        AfterValidator(_some_edits),
+        stated(minItems=1, maxItems=MAX_EDITS),
+    ]
+    """The edits: 1 to 10000, no two of one place. A folder that one makes is there for those behind it."""
 
 
 class WalkOptions(Params):
@@ -263,6 +347,23 @@ class DigestResult(TypedDict):
 
     size: U64
     """How many bytes were read."""
+
+
+class AppliedEdit(TypedDict):
+    """What an edit has made of its path."""
+
+    path: WrittenUri
+    """The path, as the edit named it."""
+
+    sha256: Annotated[str, stated(pattern="^[0-9a-f]{64}$")] | None
+    """The SHA-256 of the file in 64 hexadecimal digits; null when it was removed."""
+
+
+class ApplyEditsResult(TypedDict):
+    """All edits are carried out."""
+
+    edits: list[AppliedEdit]
+    """What came of each edit, in their order."""
 
 
 class Metadata(TypedDict):

@@ -40,6 +40,9 @@ MAX_FILE_OFFSET = 2**63 - 1
 MAX_FILE_HANDLES = 128
 MAX_HANDLE_ID_BYTES = 32
 
+MAX_EDITS = 10_000
+"""In one `fs/applyEdits`. Far more than any patch has, and few enough for the JSON values of a message."""
+
 MAX_WALK_DEPTH = 64
 MAX_WALK_DIRECTORIES = 10_000
 MAX_WALK_ENTRIES = 50_000

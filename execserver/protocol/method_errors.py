@@ -167,6 +167,18 @@ ERRORS: dict[str, MethodError] = {
         "reply_too_large",
     ),
     "BadBase64": MethodError(InvalidRequest, "`dataBase64` is no standard base64; nothing was written."),
+    "EditsOverlap": MethodError(InvalidParams, "Two edits are of one place, by whatever names."),
+    "EditConflict": MethodError(
+        InvalidRequest,
+        "Something is not as an edit expects it, or was changed meanwhile; nothing is changed.",
+        "edit_conflict",
+    ),
+    "EditsHalfDone": MethodError(
+        InternalError,
+        "The edits could be carried out only in part, and what was done could not be undone yet; the daemon "
+        "tries again when it starts next.",
+        "edits_half_done",
+    ),
     "WalkLimits": MethodError(InvalidRequest, "A limit of the walk is above its maximum, or is 0."),
     "CopyRefused": MethodError(
         InvalidRequest,
@@ -239,6 +251,18 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         *_SYSTEM,
     ),
     "fs/digest": (*_PATH, "NotAFile", *_SYSTEM),
+    "fs/applyEdits": (
+        *_PATH,
+        "EditsOverlap",
+        "EditConflict",
+        "EditsHalfDone",
+        "BadBase64",
+        "NotAFile",
+        "AlreadyExists",
+        "IsADirectory",
+        *_CHANGE,
+        *_SYSTEM,
+    ),
     "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "InputOutput"),
     "fs/writeBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "NoSpace", "InputOutput"),

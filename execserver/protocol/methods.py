@@ -94,6 +94,9 @@ METHODS: dict[str, Method] = {
         Method("fs/copy", _FS, filesystem.CopyParams, filesystem.Empty),
         Method("fs/rename", _FS, filesystem.RenameParams, filesystem.Empty, extension=True),
         Method("fs/digest", _FS, filesystem.DigestParams, filesystem.DigestResult, extension=True),
+        Method(
+            "fs/applyEdits", _FS, filesystem.ApplyEditsParams, filesystem.ApplyEditsResult, extension=True
+        ),
         Method("fs/open", _FS, filesystem.OpenParams, filesystem.OpenResult),
         Method("fs/readBlock", _FS, filesystem.ReadBlockParams, filesystem.ReadBlockResult),
         Method("fs/writeBlock", _FS, filesystem.WriteBlockParams, filesystem.Empty),

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from execserver.protocol import filesystem as fs
 from execserver.protocol import process
 from execserver.protocol.model import Params
@@ -35,6 +37,8 @@ class AccessTable:
             return (Access(Mode.READ, params.source_path), Access(Mode.WRITE, params.destination_path))
         if isinstance(params, fs.RenameParams):
             return (Access(Mode.WRITE, params.source_path), Access(Mode.WRITE, params.destination_path))
+        if isinstance(params, fs.ApplyEditsParams):
+            return tuple(_of_edits(params))
         if isinstance(params, fs.OpenParams):
             return self._of_open(params)
         if isinstance(params, fs.WriteBlockParams):
@@ -76,6 +80,13 @@ class AccessTable:
             return (_handle(params.handle_id), Access(Mode.READ, params.path))
         self._handle_paths[params.handle_id] = params.path
         return (_handle(params.handle_id), Access(Mode.WRITE, params.path))
+
+
+def _of_edits(params: fs.ApplyEditsParams) -> Iterator[Access]:
+    for edit in params.edits:
+        yield Access(Mode.WRITE, edit.path)
+        if isinstance(edit, fs.WriteEdit) and edit.mode_from is not None:
+            yield Access(Mode.READ, edit.mode_from)
 
 
 def _handle(handle_id: str) -> Access:

@@ -172,7 +172,7 @@ def test_capabilities_name_what_is_ours(client: Client, extended: Client) -> Non
     assert names == extended.initialized["environmentInfo"]["capabilities"]["execserver"]
     assert names == sorted(set(names))
     assert {
-        *("fs/digest", "fs/rename", "process/closeStdin", "process/resize", "server/health"),
+        *("fs/applyEdits", "fs/digest", "fs/rename", "process/closeStdin", "process/resize", "server/health"),
         *("process/start.size", "process/start.ifExists", "process/signal.scope", "process/terminate.scope"),
     } <= set(names)
     assert not {"process/start", "process/signal", "fs/copy", "initialize.extensions"} & set(names)

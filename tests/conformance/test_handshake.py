@@ -18,6 +18,7 @@ ONE_OF_EACH_FAMILY: list[tuple[str, Json, str]] = [
     ("process/resize", {"processId": "a", "size": {"rows": 1, "cols": 1}}, "exec"),
     ("fs/rename", {"sourcePath": "file:///a", "destinationPath": "file:///b"}, "filesystem"),
     ("fs/digest", {"path": "file:///a"}, "filesystem"),
+    ("fs/applyEdits", {"edits": [{"op": "remove", "path": "file:///a"}]}, "filesystem"),
     ("process/terminate", {"processId": "a"}, "exec"),
     ("fs/getMetadata", {"path": "file:///"}, "filesystem"),
     ("fs/close", {"handleId": "h"}, "filesystem"),

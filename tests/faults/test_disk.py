@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.service import Serve
+from tests.support.edits import records, write
 from tests.support.wire import Client, decode, encode, path_uri
 
 DISK_KIB = 1024
@@ -67,3 +68,33 @@ def test_a_new_file_that_finds_no_room_is_left_empty(
     assert refusal.message == "No space left on device (os error 28)"
     assert client.call("fs/getMetadata", {"path": path_uri(disk / "file")})["size"] == 0
     client.result(_write(client, disk / "other", bytes(900 * KIB)))
+
+
+@pytest.mark.over("unix")
+def test_edits_that_find_no_room_change_nothing_and_leave_nothing(
+    transport: str, serve: Serve, folder: Path, launcher: list[str]
+) -> None:
+    client, disk = serve(transport, launcher=launcher).connect(), folder / "disk"
+    old = os.urandom(200 * KIB)
+    client.result(_write(client, disk / "one", old))
+    client.result(_write(client, disk / "two", old))
+    names = client.call("fs/readDirectory", {"path": path_uri(disk)})
+    edits = [
+        write(disk / "one", os.urandom(300 * KIB)),
+        write(disk / "new/three", os.urandom(100 * KIB), createParents=True),
+        write(disk / "two", os.urandom(400 * KIB)),
+    ]
+
+    refusal = client.refused("fs/applyEdits", {"edits": edits})
+    assert (refusal.code, refusal.message.rpartition(": ")[2]) == (
+        -32603,
+        "No space left on device (os error 28)",
+    )
+    assert refusal.message.startswith(f"edits[2] ({disk}/two): ")
+    assert _read(client, disk / "one") == _read(client, disk / "two") == old
+    assert client.call("fs/readDirectory", {"path": path_uri(disk)}) == names
+    assert records(folder / "state/execserver") == []
+
+    client.call("fs/applyEdits", {"edits": edits[:2]})
+    assert _read(client, disk / "two") == old
+    assert len(_read(client, disk / "new/three")) == 100 * KIB

@@ -106,6 +106,7 @@ class Generator:
                 "overwrite": chance.random() < 0.5,
             },
             "fs/digest": lambda: {"path": path()},
+            "fs/applyEdits": lambda: {"edits": [self._edit() for _ in range(chance.randrange(5))]},
             "process/terminate": lambda: (
                 self._process() | ({"scope": "tree"} if chance.random() < 0.05 else {})
             ),
@@ -197,6 +198,17 @@ class Generator:
 
     def _handle(self) -> dict[str, Json]:
         return {"handleId": self._chance.choice(["h", "i", "", "h" * 33])}
+
+    def _edit(self) -> Json:
+        chance = self._chance
+        return {
+            "op": chance.choice(["write", "remove", "no"]),
+            "path": self._path(),
+            "dataBase64": chance.choice(["YQ==", "", "YQ"]),
+            "expected": chance.choice([None, None, {"absent": True}, {"sha256": "0" * 64}, {}]),
+            "createParents": chance.random() < 0.5,
+            **({"modeFrom": self._path()} if chance.random() < 0.2 else {}),
+        }
 
     def _walk(self) -> dict[str, Json]:
         limits = {

@@ -207,6 +207,16 @@ def use_files(witness: Witness, folder: Path) -> None:
     witness.call("fs/rename", sourcePath=other, destinationPath=other, overwrite=True)
     assert witness.refused("fs/rename", sourcePath=file, destinationPath=other, overwrite=False) == -32603
     assert witness.call("fs/digest", path=other)["sha256"] == sha256(b"more").hexdigest()
+    expected, new = {"sha256": sha256(b"more").hexdigest()}, f"{below}/new/file"
+    edits: list[Json] = [
+        {"op": "write", "path": other, "dataBase64": encode("most"), "expected": expected},
+        {"op": "write", "path": new, "dataBase64": "", "createParents": True, "modeFrom": file},
+        {"op": "remove", "path": file},
+    ]
+    assert [edit["sha256"] for edit in witness.call("fs/applyEdits", edits=edits)["edits"]][2] is None
+    assert witness.refused("fs/applyEdits", edits=edits[:1]) == -32600
+    assert witness.refused("fs/applyEdits", edits=edits[2:]) == -32004
+    assert witness.refused("fs/applyEdits", edits=edits[:1] * 2) == -32602
     witness.call("fs/remove", path=other)
     assert witness.refused("fs/getMetadata", path=other) == -32004
     assert witness.refused("fs/readFile", path=below) == -32600

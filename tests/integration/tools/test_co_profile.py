@@ -98,6 +98,13 @@ async def test_a_command_that_does_not_listen_is_killed_soon_after(tools: Toolse
 
 
 @ONE_TRANSPORT
+async def test_what_a_python_program_has_printed_is_there_when_its_time_is_up(tools: Toolset) -> None:
+    result = await run(tools, "python3 -c \"import time; print('x'); time.sleep(60)\"", timeout=600)
+
+    assert (result.timed_out, result.stdout) == (True, "x\n")
+
+
+@ONE_TRANSPORT
 async def test_output_that_speaks_of_a_time_limit_is_none(tools: Toolset) -> None:
     result = await run(tools, "echo timed out; exit 7")
 

@@ -1,6 +1,10 @@
-"""Which commands may run: what an argv consists of, and how it is judged."""
+"""Which commands may run: what an argv consists of, the rules on it, and how it is judged."""
 
 from execclient.policy.dangerous import Danger, dangerous
+from execclient.policy.decision import Requirement, decide
+from execclient.policy.policy import Policy, default_home
+from execclient.policy.rule_files import load_rules, parse_rules
+from execclient.policy.rules import NO_RULES, NetworkRule, PrefixRule, RuleMatch, RuleSet
 from execclient.policy.safe import CO_SAFE_COMMANDS, co_safe, co_safe_prefix, known_safe
 from execclient.policy.scripts import (
     Argv,
@@ -14,15 +18,26 @@ from execclient.policy.scripts import (
 
 __all__ = [
     "CO_SAFE_COMMANDS",
+    "NO_RULES",
     "Argv",
     "Danger",
     "Lowered",
+    "NetworkRule",
+    "Policy",
+    "PrefixRule",
+    "Requirement",
+    "RuleMatch",
+    "RuleSet",
     "co_safe",
     "co_safe_prefix",
     "dangerous",
+    "decide",
+    "default_home",
     "known_safe",
     "literal_commands",
+    "load_rules",
     "lower",
+    "parse_rules",
     "plain_commands",
     "script_of",
     "unreadable",

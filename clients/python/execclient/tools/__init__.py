@@ -1,1 +1,63 @@
-"""A model's tool calls, governed: their arguments, what decides on them, and what the model gets back."""
+"""A model's tool calls, governed: their arguments, what decides on them, and what the model gets back.
+
+`Toolset` is all that an agent host needs; `docs/how-to/agent-tools.md` shows it at work.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from execclient.tools.config import HostSettings, ToolsConfig, Turn
+    from execclient.tools.events import (
+        CallBegin,
+        CallDecided,
+        CallEnd,
+        OutputDelta,
+        SessionClosed,
+        ToolEvent,
+    )
+    from execclient.tools.payloads import CustomPayload, FunctionOutput, FunctionPayload
+    from execclient.tools.registry import ToolHandler, ToolInvocation
+    from execclient.tools.result import CallRecord, Failure, ToolResult
+    from execclient.tools.toolset import Inspection, Toolset
+
+_MODULES = {
+    "config": ("HostSettings", "ToolsConfig", "Turn"),
+    "events": ("CallBegin", "CallDecided", "CallEnd", "OutputDelta", "SessionClosed", "ToolEvent"),
+    "payloads": ("CustomPayload", "FunctionOutput", "FunctionPayload"),
+    "registry": ("ToolHandler", "ToolInvocation"),
+    "result": ("CallRecord", "Failure", "ToolResult"),
+    "toolset": ("Inspection", "Toolset"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "CallBegin",
+    "CallDecided",
+    "CallEnd",
+    "CallRecord",
+    "CustomPayload",
+    "Failure",
+    "FunctionOutput",
+    "FunctionPayload",
+    "HostSettings",
+    "Inspection",
+    "OutputDelta",
+    "SessionClosed",
+    "ToolEvent",
+    "ToolHandler",
+    "ToolInvocation",
+    "ToolResult",
+    "ToolsConfig",
+    "Toolset",
+    "Turn",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Not before somebody asks: the errors in here are used by what the toolset is made of.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

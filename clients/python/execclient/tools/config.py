@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
 from execclient.approval_policy import ApprovalPolicy, approval_policy
-from execclient.environment_policy import EnvironmentPolicy
+from execclient.environment_policy import EnvironmentPolicy, environment_policy
 from execclient.policy.safe import CO_SAFE_COMMANDS
 from execclient.sandbox import SandboxPolicy, sandbox_policy
 from execclient.tools.environment import NETWORK_MARKER
@@ -98,6 +98,7 @@ class HostSettings:
 
     sandbox: SandboxPolicy | None = None
     approval: ApprovalPolicy | None = None
+    environment: EnvironmentPolicy | None = None
     shell_safe_commands: tuple[str, ...] | None = None
     shell_max_timeout: float | None = None
     filter_secrets: bool | None = None
@@ -141,7 +142,7 @@ class HostSettings:
         """A configuration with what is set here."""
         from dataclasses import replace
 
-        names = ("shell_safe_commands", "shell_max_timeout", "filter_secrets")
+        names = ("environment", "shell_safe_commands", "shell_max_timeout", "filter_secrets")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(config, **given)
 
@@ -161,6 +162,8 @@ def _read(name: str, value: Any) -> Any:
             return sandbox_policy(value)
         case "approval":
             return approval_policy(value)
+        case "environment":
+            return environment_policy(value)
         case "shell_safe_commands":
             parts = value.split(",") if isinstance(value, str) else list(value)
             commands = tuple(part.strip() for part in parts if part.strip())

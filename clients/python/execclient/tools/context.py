@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from execclient.tools.exec_sessions import ExecSessions
 from execclient.tools.result import CallRecord
 from execclient.tools.terminal_text import TerminalText
 from execclient.tools.truncation import Budget
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,8 @@ class CallContext:
     ) -> CommandCall:
         """A command of this call."""
         config = self.services.config
+        if prefix_rule and not config.request_rule:
+            log.info("call %s: the rule that the model proposes is passed over", call_id)
         return CommandCall(
             call_id=call_id,
             tool=tool,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from execclient.approval_policy import NEVER, UNTRUSTED
+from execclient.environment_policy import EnvironmentPolicy
 from execclient.sandbox import DangerFullAccess, ReadOnly
 from execclient.tools.config import HostSettings, ToolsConfig
 
@@ -47,6 +48,7 @@ def test_what_is_not_set_leaves_a_configuration_as_it_is() -> None:
         ({"CO_CLI_SHELL_SAFE_COMMANDS": " , "}, r"shell_safe_commands \(environment\): no command"),
         ({"EXECCLIENT_APPROVAL": "perhaps"}, r"approval \(environment\): .*'perhaps'"),
         ({"EXECCLIENT_SANDBOX": "sieve"}, r"sandbox \(environment\): .*sieve"),
+        ({"EXECCLIENT_ENVIRONMENT": "some"}, r"environment \(environment\): inherit: 'some' is none of all"),
         ({"EXECCLIENT_FILTER_SECRETS": "maybe"}, r"filter_secrets \(environment\): 'maybe'"),
     ],
 )
@@ -58,6 +60,31 @@ def test_a_bad_value_is_an_error_that_names_its_key(environ: dict[str, str], mes
 def test_an_unknown_key_of_a_file_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"sandboks \(file\): unknown; known are approval"):
         HostSettings.load(file={"sandboks": "read-only"})
+
+
+def test_an_environment_is_given_by_a_word_or_by_its_members() -> None:
+    members = {"inherit": "none", "exclude": ["A*"], "set": {"B": "1"}, "default_excludes": True}
+
+    word = HostSettings.load(environ={"EXECCLIENT_ENVIRONMENT": "core"}).environment
+    whole = HostSettings.load(file={"environment": members}).environment
+
+    assert word == EnvironmentPolicy("core")
+    assert whole == EnvironmentPolicy("none", default_excludes=True, exclude=("A*",), set={"B": "1"})
+    assert HostSettings(environment=word).configure(ToolsConfig()).environment == word
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"exclude": "A*"}, "exclude: a list"),
+        ({"set": {"A": 1}}, "set: an object of strings"),
+        ({"default_excludes": 1}, "default_excludes: 1 is neither"),
+        ({"inherits": "all"}, "inherits: unknown; there are"),
+    ],
+)
+def test_a_member_of_an_environment_that_cannot_be_is_named(members: object, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"environment \(file\): {message}"):
+        HostSettings.load(file={"environment": members})
 
 
 def test_a_sandbox_may_be_given_by_its_name_alone() -> None:
