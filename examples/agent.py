@@ -16,13 +16,12 @@ from typing import Any
 from execclient import connect
 from execclient.approval_policy import ON_REQUEST
 from execclient.approvals import ACCEPT, ApprovalRequest, Approvals, Review
-from execclient.policy import Policy
-from execclient.policy.rules import PrefixRule, RuleSet
+from execclient.policy import Policy, PrefixRule, RuleSet
 from execclient.sandbox import WorkspaceWrite
 from execclient.terminal_approver import TerminalApprover, visible
+from execclient.tools import Toolset
 from execclient.tools.errors import TurnAborted
 from execclient.tools.events import CallBegin, CallDecided, CallEnd, OutputDelta, ToolEvent
-from execclient.tools import Toolset
 
 Item = dict[str, Any]
 RULES = RuleSet((PrefixRule((("git",), ("push",)), "forbidden", justification="people push, models do not"),))

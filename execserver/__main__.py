@@ -16,6 +16,7 @@ CLIENT_COMMANDS = {
     "logs": "print the output that is kept of a process",
     "kill": "send a signal to processes",
     "cp": "copy files to the daemon's machine, or back",
+    "patch": "apply a patch to files of the daemon's machine",
     "policy": "see what the rules say of a command",
     "completion": "print the script that completes commands in a shell",
 }

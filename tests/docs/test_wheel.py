@@ -22,7 +22,10 @@ INSTALL_SECONDS = 110.0
 EXTRAS = "expect,policy"
 """What the manual's pages about the client need beside what is always installed."""
 
-COMMANDS = ("serve", "run", "attach", "ps", "logs", "kill", "cp", "completion", "config", "doctor", "policy")
+COMMANDS = (
+    *("serve", "config", "doctor"),
+    *("run", "attach", "ps", "logs", "kill", "cp", "patch", "policy", "completion"),
+)
 
 
 def run(*argv: str | Path, folder: Path) -> str:

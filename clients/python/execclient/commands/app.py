@@ -250,6 +250,35 @@ def cp(
     )
 
 
+@app.command()
+def patch(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The patch. Default: '-', standard input.")
+    ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    cwd: Annotated[
+        str | None,
+        typer.Option(metavar="D", help="Where its relative paths begin. Default: the daemon's folder."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the diff, and change nothing.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print the diff, and apply the patch.")] = False,
+    color: Annotated[
+        Literal["auto", "always", "never"],
+        typer.Option(help="Color the diff. By default on a terminal, unless NO_COLOR is set."),
+    ] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Apply a patch, as models write it, to files of the daemon's machine.
+
+    The exit status is 0 if it was, now or before, 1 if it does not fit, 2 if it is no patch.
+    """
+    from execclient.commands import patch as patching
+
+    wish = patching.Wish(cwd=cwd, dry_run=dry_run, diff=diff, color=color, as_json=as_json)
+    raise typer.Exit(perform(lambda: patching.patch(Daemon(url, token_file), file, wish)))
+
+
 policy = typer.Typer(no_args_is_help=True, help="See what the rules say of a command.")
 app.add_typer(policy, name="policy")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from execclient.approval_policy import ApprovalPolicy, approval_policy
 from execclient.commands.failures import Failure, complain
+from execclient.commands.printable import printable
 from execclient.connection import Json
 from execclient.errors import PolicyError
 from execclient.policy.decision import Requirement, decide
@@ -83,7 +84,7 @@ async def check(question: Question, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(_as_json(question, answer), indent=2), flush=True)
     else:
-        print("\n".join(_printable(line) for line in _lines(question, answer)), flush=True)
+        print("\n".join(printable(line) for line in _lines(question, answer)), flush=True)
     return STATUS[answer.requirement.kind]
 
 
@@ -181,8 +182,3 @@ def _rules(matches: Sequence[RuleMatch]) -> list[str]:
 
 def _indented(lines: Iterator[str] | Sequence[str]) -> Iterator[str]:
     return (f"  {line}" for line in lines)
-
-
-def _printable(text: str) -> str:
-    """On one line, and without what a terminal would obey: commands and rules may have anything in them."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from execclient.commands.daemon import Daemon, Listed, listing
+from execclient.commands.printable import printable
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
@@ -75,7 +76,7 @@ def amount(count: float) -> str:
 
 def _print_table(processes: Sequence[Listed], *, argv: bool) -> None:
     shown = columns(argv=argv)
-    rows = [[_printable(text(each)) for _, _, text in shown] for each in processes]
+    rows = [[printable(text(each)) for _, _, text in shown] for each in processes]
     if os.isatty(1):
         _print_rich(shown, rows)
     else:
@@ -112,8 +113,3 @@ def _print_plain(shown: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
             for cell, width, (_, alignment, _) in zip(row, widths, shown, strict=True)
         )
         print("  ".join(cells).rstrip())
-
-
-def _printable(text: str) -> str:
-    """On one line, and without what a terminal would obey: a command may have anything in its arguments."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
