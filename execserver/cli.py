@@ -32,9 +32,9 @@ load, and reads what the settings name, but binds nothing. Exit status 0 if so, 
 daemon that is told to upgrade asks the newly installed code this before it makes room for it."""
 
 _DOCTOR_DESCRIPTION = """\
-Try what sandboxes are made of, as `execserver serve` with the same flags, here and now, would use it: a line
-for each mechanism, with cause and fix of what is wrong. Exit status 0 if requests that ask for a sandbox will
-be confined, 1 if they will be refused."""
+Try what sandboxes are made of and where output is kept, as `execserver serve` with the same flags, here and
+now, would use it: a line for each mechanism, with cause and fix of what is wrong. Exit status 0 if requests
+that ask for a sandbox will be confined, 1 if they will be refused."""
 
 
 def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
@@ -121,8 +121,12 @@ def _doctor(options: argparse.Namespace) -> int:
     if effective is None:
         return 1
     from execserver.sandbox.doctor import examine
+    from execserver.spool_check import spool_folder_check
 
-    report = examine(effective.settings.sandboxes, os.environ)
+    settings = effective.settings
+    report = examine(
+        settings.sandboxes, os.environ, lambda folder: spool_folder_check(folder, settings.spool_max_bytes)
+    )
     text = report.as_json() if options.json else report.as_text()
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return 0 if report.ok else 1

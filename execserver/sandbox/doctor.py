@@ -1,4 +1,5 @@
-"""`execserver doctor`: would requests be confined here, and if not, why not, and what to do?
+"""`execserver doctor`: would requests be confined here, and if not, why not, and what to do? And where is
+output kept?
 
 Looks at the machine as a daemon with the same settings, user and environment would. Takes well under a
 second; a mechanism that hangs is given up after some seconds.
@@ -10,7 +11,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from execserver.sandbox import mechanisms
@@ -51,23 +52,28 @@ class Report:
         return "\n".join([*lines, "", said]) + "\n"
 
 
-def examine(options: SandboxOptions, environment: Mapping[str, str]) -> Report:
+def examine(
+    options: SandboxOptions, environment: Mapping[str, str], spool_check: Callable[[str | None], Check]
+) -> Report:
     """Look at everything. Blocking.
 
     Args:
         options: the settings that a daemon would have.
         environment: the variables that it would have.
+        spool_check: looks at the spool below a state folder, if there is one.
     """
     system = platform.system()
     if system == "Linux":
-        return Report(_linux(options, environment))
+        return Report(_linux(options, environment, spool_check))
     if system == "Darwin":
         return Report((_darwin(), mechanisms.user_check(os.geteuid())))
     cause = f"there is no sandbox for {system or 'this platform'}"
     return Report((Check("sandbox", "missing", "requests are refused", cause, "run the daemon on Linux"),))
 
 
-def _linux(options: SandboxOptions, environment: Mapping[str, str]) -> tuple[Check, ...]:
+def _linux(
+    options: SandboxOptions, environment: Mapping[str, str], spool_check: Callable[[str | None], Check]
+) -> tuple[Check, ...]:
     uid = os.geteuid()
     search_path = environment.get("PATH", "")
     folder_check, folder = mechanisms.state_folder_check(options.spool_dir, environment, uid)
@@ -83,6 +89,7 @@ def _linux(options: SandboxOptions, environment: Mapping[str, str]) -> tuple[Che
         mechanisms.landlock_check(options.allow_landlock),
         *mechanisms.tool_checks(),
         folder_check,
+        spool_check(folder),
         mechanisms.membership_check(),
         mechanisms.cgroup_check(),
         mechanisms.user_check(uid),

@@ -12,7 +12,8 @@ Rules:
    meanwhile wait in the backlog. The death is told by a pidfd; both channels are read to the end before
    anything is concluded from it.
 3. The waits between starts are 0, 0.1, 0.4, 1.6 and 5 s; after five starts in a row that do not reach
-   `ready` the service ends (`restarts.py`).
+   `ready` the service ends (`restarts.py`). After crashes in a row within 5 s of `ready` they are the same,
+   and the service goes on with 5 s. A server that somebody killed (SIGKILL) is followed at once.
 4. The service ends, and everything below it is killed by membership within 2 s, when it is told to stop, when
    the server ends after `stopping`, when the first server ends before `ready`, and with `stdio` when the
    server ends: requests that were read half cannot be taken over.

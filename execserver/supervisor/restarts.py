@@ -2,12 +2,19 @@
 
 The death is told by the server's pidfd. Then its channels are read to the end, and only then it is decided
 what to do. No child is reaped while a dying server may have left us one that is kept.
+
+A server that crashes soon after each `ready` is a loop, which costs a processor and helps nobody: from the
+second crash in a row on there is a wait, and it grows. Such a service is not given up, since it does serve in
+between, and its end would be that of every command. SIGKILL from outside is no crash: it says nothing of the
+next server, which starts at once however often it happens. What the kernel kills for want of memory looks the
+same here; under systemd that ends the service (`OOMPolicy=`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from execserver.supervisor import launch
@@ -18,7 +25,11 @@ from execserver.supervisor.packets import ChannelError
 from execserver.supervisor.server_process import ServerProcess
 
 BACKOFF_S = (0, 0.1, 0.4, 1.6, 5)
-"""The wait before a start, by the number of starts in a row before it that did not reach `ready`."""
+"""The wait before a start, by the number of starts in a row before it that did not reach `ready`, and by the
+number of crashes soon after `ready` but one; beyond the last, the last."""
+STEADY_S = 5.0
+"""A server that lives so long after `ready` did not crash of its start: who had lost the connection is back
+by then, and has asked again. As long as the longest wait, so that a loop takes half of the time at most."""
 # How often we look whether the server hangs in the kernel: there is no event for it. A look costs 50 µs.
 HANG_LOOK_S = 1.0
 # The end of a large process takes a while: its memory is given back before the last thread is gone.
@@ -49,6 +60,8 @@ class Restarter:
         """Killed servers that have not ended."""
         self._failures = 0
         """Starts in a row that did not reach `ready`."""
+        self._early_crashes = 0
+        """Crashes soon after `ready`, since a server last lived longer."""
         self._alone = False
         self._was_ready = False
         self.count = 0
@@ -111,11 +124,12 @@ class Restarter:
                 if message["type"] == "ready":
                     self._failures = 0
                     self._was_ready = True
+                    server.ready_at = server.ready_at or time.monotonic()
                 self._take(server, message)
         except (ChannelError, OSError) as error:
             launch.say(f"the server's channel is unusable: {error}")
             server.kill()
-            server.hung_up = True
+            server.hung_up = server.faulty = True
         if server.hung_up:
             self._loop.forget(server.channel.fileno())
 
@@ -164,8 +178,7 @@ class Restarter:
                 self._manager.server_lost("Upgrading")
                 self._try_start()
             else:
-                self._failures += not server.ready
-                self._start_later(f"the server {_describe(status)}")
+                self._follow(server, status)
 
     def _code_of(self, server: ServerProcess, status: int | None) -> int:
         if status == 0:
@@ -180,13 +193,28 @@ class Restarter:
 
     # The next one.
 
-    def _start_later(self, cause: str) -> None:
+    def _follow(self, server: ServerProcess, status: int | None) -> None:
+        cause = f"the server {_describe(status)}"
+        wait = 0
+        if not server.ready:
+            self._failures += 1
+            wait = self._failures
+        elif time.monotonic() - server.ready_at >= STEADY_S:
+            self._early_crashes = 0
+        elif server.faulty or (status is not None and os.waitstatus_to_exitcode(status) != -signal.SIGKILL):
+            wait = min(self._early_crashes, len(BACKOFF_S) - 1)
+            self._early_crashes += 1
+            if wait:
+                cause += f", {self._early_crashes} crashes in a row within {STEADY_S:g} s of ready"
+        self._start_later(cause, wait)
+
+    def _start_later(self, cause: str, wait: int) -> None:
         if self._failures == len(BACKOFF_S):
             launch.say(f"{cause}; {self._failures} starts in a row did not reach ready: giving up")
             self.exit_code = 1
             return
         self.count += 1
-        delay = BACKOFF_S[self._failures]
+        delay = BACKOFF_S[wait]
         launch.say(f"{cause}; starting it again" + (f" in {delay} s" if delay else ""))
         self._manager.server_lost(f"Restarting: {cause}")
         self._loop.call_in(delay, self._try_start)
@@ -197,7 +225,7 @@ class Restarter:
             self._start_server()
         except OSError as error:
             self._failures += 1
-            self._start_later(f"the server cannot be started: {error}")
+            self._start_later(f"the server cannot be started: {error}", self._failures)
 
     def _beat_for_server(self) -> None:
         """The watchdog must not bite while a start waits for its time."""

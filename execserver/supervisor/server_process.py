@@ -26,6 +26,10 @@ class ServerProcess:
         self.hung_up = False
         """Its end of the channel is closed: there will be no more messages."""
         self.ready = self.stopping = self.upgrading = False
+        self.ready_at = 0.0
+        """When it first said so (monotonic); 0 before."""
+        self.faulty = False
+        """It broke the protocol, and was killed for it."""
         self._poll = select.poll()  # select(2) takes no descriptor above 1023
         self._poll.register(pidfd, select.POLLIN)
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -292,6 +293,24 @@ def children(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def a_child_is_stopped(service: Service) -> bool:
+    """Whether a child of the supervisor stands still, as a server does at a fault point."""
+    for pid in children(service.pid):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return True
+    return False
+
+
+def descriptors(pid: int) -> Counter[str]:
+    """How many descriptors of each kind a process has open: `pipe`, `anon_inode`, a path, ..."""
+    found: Counter[str] = Counter()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found[os.readlink(f"/proc/{pid}/fd/{name}").partition(":")[0]] += 1
     return found
 
 

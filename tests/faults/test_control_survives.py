@@ -12,11 +12,13 @@ import pytest
 
 from tests.faults.matrix.scene import marked
 from tests.faults.resuming_client import ResumingClient
-from tests.faults.service import Serve, Service, children, eventually
-from tests.support.wire import Json, encode
+from tests.faults.service import Serve, Service, a_child_is_stopped, children, eventually
+from tests.support.wire import Json, decode, encode
 
 KILLED = 128 + signal.SIGKILL
 INPUT_BYTES = 1_000_000
+INPUT_AT_ITS_END = "exec 3<&0; (cat <&3; echo end) & exit 3"
+"""Its leader ends at once; what it leaves behind ends with the input."""
 
 
 def _die_at_the_point(service: Service, session: ResumingClient) -> None:
@@ -101,6 +103,34 @@ def test_an_input_that_ends_leaves_no_descriptor(serve: Serve) -> None:
     assert eventually(lambda: pipes() == before, 5), (pipes(), before)
 
 
+def test_who_inherited_the_input_hears_of_its_end_when_the_leader_is_gone(serve: Serve) -> None:
+    client = serve("unix").connect()
+    process = client.shell(INPUT_AT_ITS_END, pipeStdin=True).wait_closed(10)
+    assert process.output == b"end\n"
+    assert process.exit_code == 3
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_who_inherited_the_input_hears_of_its_end_when_the_server_dies_just_after_the_exit(
+    serve: Serve, times: int
+) -> None:
+    service = serve("unix", may_fail=True, env={"EXECSERVER_FAULT_POINT": "after-exit-journal"})
+    session = ResumingClient(service)
+    # One of the two outputs is at its end.
+    process = session.start("/bin/sh", "-c", f"exec 2>&-; {INPUT_AT_ITS_END}", pipeStdin=True)
+    assert eventually(lambda: a_child_is_stopped(service), 10)
+    for _ in range(times):
+        service.signal_server(signal.SIGKILL)
+        service.successor()
+        session.reconnect()
+    handle = session.client.process(process)
+    assert eventually(lambda: bool(handle.read()["closed"]), 10)
+    page = handle.read()
+    assert [decode(chunk["chunk"]) for chunk in page["chunks"]] == [b"end\n"]
+    assert page["exitCode"] == 3
+    session.cut()
+
+
 # ------------------------------------------------------------------ the end of a tree
 
 
@@ -157,3 +187,28 @@ def test_only_what_was_about_to_be_killed_is_killed(serve: Serve) -> None:
     assert len(marked(other)) == 4
     session.cut()
     assert children(service.pid)
+
+
+# ------------------------------------------------------------------ the end of one process
+
+
+@pytest.mark.parametrize("cause", ["terminated", "timeout"])
+def test_a_kill_that_a_server_died_over_is_finished(serve: Serve, cause: str) -> None:
+    service = serve("unix", may_fail=True)
+    session = ResumingClient(service)
+    process = session.start("/bin/sleep", "600")
+    row = session.follow(process, lambda data, lost: None)
+    service.signal_server(signal.SIGSTOP)
+    _write_down(service, f'["ending",1,"{cause}"]')
+    service.signal_server(signal.SIGKILL)
+    service.successor()
+    session.finish(row, within=10)
+    assert row.exit_code == KILLED
+    session.cut()
+
+
+def _write_down(service: Service, record: str) -> None:
+    folder = f"/proc/{service.server_pid}/fd"
+    (name,) = (fd for fd in os.listdir(folder) if "memfd:ledger" in os.readlink(f"{folder}/{fd}"))
+    with open(f"{folder}/{name}", "ab") as ledger:
+        ledger.write(f"{record}\n".encode())

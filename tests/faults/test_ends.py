@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.faults.service import Fifo, Serve, Service, Watched, eventually
-from tests.support.wire import Client
+from tests.support.wire import Client, encode
 
 GONE_SECONDS = 2.0
 
@@ -217,3 +217,23 @@ def test_a_start_in_a_deleted_folder_works(serve: Serve, folder: Path) -> None:
     assert client.start("/bin/pwd").wait_closed().output == b"/\n"
     refusal = client.refused("process/start", client.start_params(["/bin/pwd"], cwd=f"file://{launch}"))
     assert (refusal.code, refusal.message) == (-32603, "No such file or directory (os error 2)")
+
+
+def test_a_stop_in_the_middle_of_an_upgrade_waits_for_no_answer(serve: Serve) -> None:
+    service = serve("unix", may_fail=True)
+    client = service.connect()
+    idle = client.start("/bin/sleep", "600", pipeStdin=True)
+    chunk = encode(bytes(16 << 20))
+    writes = [
+        client.request("process/write", {"processId": idle.id, "chunk": chunk, "writeId": str(number)})
+        for number in range(6)
+    ]
+    client.result(writes[-2])
+    service.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: '"upgrading"' in service.log, within=10)
+    assert not client.answered(writes[-1])
+    begin = time.monotonic()
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(20) == 0
+    assert time.monotonic() - begin < 5
+    assert '"stopping"' in service.log, "what ends in order leaves no mount points"

@@ -30,6 +30,7 @@ NAMES = [
     "setsid",
     "bash",
     "state folder",
+    "spool folder",
     "membership tags",
     "control groups",
     "user",
@@ -122,6 +123,7 @@ def test_each_user_is_told_what_holds_for_that_user(user: User, users_folder: Pa
     assert found["user"]["status"] == ("warning" if user.is_root else "ok")
     assert found["user"]["detail"] == f"uid {user.uid}"
     assert found["state folder"]["detail"] == f"{users_folder}/spool"
+    assert found["spool folder"]["detail"] == f"{users_folder}/spool/spool, made at the start"
     if found["user namespaces"]["status"] == "ok" and found["bubblewrap"]["status"] == "ok":
         # In a container the namespaces may be there, and a new /proc forbidden.
         assert found["sandbox"]["status"] == "ok" or "/proc" in found["sandbox"]["cause"]
@@ -213,6 +215,8 @@ def test_an_unusable_state_folder_is_status_1_and_named(tmp_path: Path) -> None:
     assert found["state folder"]["status"] == "missing"
     assert str(tmp_path / "file") in found["state folder"]["cause"]
     assert found["sandbox"]["detail"] == "was not tried"
+    assert found["spool folder"]["status"] == "warning"
+    assert found["spool folder"]["fix"] == "see state folder"
 
 
 def test_settings_that_cannot_be_used_are_status_1_without_a_report(tmp_path: Path) -> None:
@@ -231,4 +235,26 @@ def test_what_is_no_valid_command_line_is_status_2(flags: list[str], tmp_path: P
 def test_nothing_is_left_in_the_state_folder(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--json", "--spool-dir", "spool")
     checks(done)
-    assert [name for name in os.listdir(tmp_path / "spool") if name.startswith("probe")] == []
+    left = os.listdir(tmp_path / "spool")
+    assert [name for name in left if name.startswith("probe") or name == "spool"] == []
+
+
+def test_a_spool_without_the_room_that_it_may_take_is_a_warning_with_the_setting(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "--json", "--spool-max-bytes", str(1 << 60))
+    check = checks(done)["spool folder"]
+    assert check["status"] == "warning"
+    assert "MiB are free there, and all output may take 1,099,511,627,776 MiB" in check["cause"]
+    assert "lower --spool-max-bytes" in check["fix"]
+
+
+def test_a_spool_that_others_may_read_is_a_warning_and_not_touched(tmp_path: Path) -> None:
+    spool = tmp_path / "state" / "execserver" / "spool"
+    spool.mkdir(parents=True, mode=0o755)
+    spool.parent.chmod(0o700)
+    spool.chmod(0o755)
+    check = checks(doctor(tmp_path, "--json"))["spool folder"]
+    assert check["status"] == "warning"
+    assert check["cause"] == f"folder {spool} has mode 0755, open to others"
+    assert check["fix"] == "chmod it to 0700"
+    assert spool.stat().st_mode & 0o777 == 0o755
+    assert os.listdir(spool) == []

@@ -9,6 +9,8 @@ first line of the plan, which says how it is to behave:
     kill            be killed before anything is read
     kill-amid N     be killed after N messages of the take-over
     wait            serve, but say `ready` only when the file FILE.go exists
+    crash SECONDS   say `ready`, and end with exit code 70 after so long
+    babble          say `ready`, and then what is no message
 """
 
 from __future__ import annotations
@@ -202,6 +204,11 @@ def main() -> int:
         if wait(supervisor, channel.fileno(), seconds=0.01):
             break
     channel.send({"type": "ready"})
+    if doing == "crash":
+        time.sleep(float(argument))
+        return 70
+    if doing == "babble":
+        os.write(channel.fileno(), b"babble")
     listening = hello.listeners[0].socket
     assert listening is not None
     clients: list[socket.socket] = []

@@ -24,6 +24,7 @@ from tests.support import fake_server
 SUPERVISOR = (
     "import sys; from execserver.supervisor import program, restarts; "
     "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restarts.BACKOFF_S = {backoff}; "
+    "restarts.STEADY_S = {steady}; "
     "sys.exit(program.run(sys.argv[2:], ({interpreter!r}, '-I', sys.argv[1])))"
 )
 # A command that leaves a daemon: double fork, own session, empty environment; and stays itself.
@@ -49,6 +50,7 @@ class Service:
         program = SUPERVISOR.format(
             grace=options.pop("grace", 10.0),
             backoff=options.pop("backoff", restarts.BACKOFF_S),
+            steady=options.pop("steady", restarts.STEADY_S),
             interpreter=options.pop("interpreter", sys.executable),
         )
         server = options.pop("server", fake_server).__file__

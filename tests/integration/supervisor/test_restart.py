@@ -354,3 +354,57 @@ def test_a_service_accepts_within_milliseconds_of_a_bare_interpreter(start: Star
         if turn >= 4 and best - best_bare < max(0.015, 1.5 * best_bare):
             return
     pytest.fail(f"{best * 1000:.1f} ms, a bare interpreter {best_bare * 1000:.1f} ms")
+
+
+def test_a_server_that_crashes_after_each_ready_is_started_more_and_more_slowly_and_never_given_up(
+    start: Start, watch: Watch, folder: Path
+) -> None:
+    crashes = 9
+    service = Keeping(start, folder, "serve", *["crash 0"] * crashes, backoff=SHORT_BACKOFF)
+    process = watch(service.call("run", 1, "exec sleep 600"))
+    assert service.call("exit", 70) is None
+    assert service.call("handed") == {"1": {"0": ["anon_inode", "pipe"]}}
+    assert not process.ended()
+    err = end(service)[2].splitlines()
+    assert err[0] == "execserver: the server ended with exit code 70; starting it again"
+    waits = [*SHORT_BACKOFF[1:], *[SHORT_BACKOFF[-1]] * (crashes - len(SHORT_BACKOFF) + 1)]
+    assert err[1:] == [
+        f"execserver: the server ended with exit code 70, {number} crashes in a row within 5 s of ready; "
+        f"starting it again in {seconds} s"
+        for number, seconds in enumerate(waits, 2)
+    ]
+
+
+def test_a_server_that_breaks_the_protocol_after_each_ready_is_started_more_and_more_slowly(
+    start: Start, folder: Path
+) -> None:
+    service = Keeping(start, folder, "serve", "babble", "babble", "babble", backoff=SHORT_BACKOFF)
+    service.kill()
+    said = wait_said(service.service, "3 crashes in a row within 5 s of ready")
+    assert said.endswith("; starting it again in 0.05 s")
+
+
+def test_a_server_that_somebody_kills_is_followed_at_once_however_often(start: Start, folder: Path) -> None:
+    service = Keeping(start, folder, "serve", "crash 0", backoff=(0, 0.01, 600, 600, 600))
+    service.call("exit", 70)
+    # It crashes once more, and another crash would be followed after 600 s.
+    for _ in range(7):
+        service.kill()
+    assert service.call("about")["take_over"]
+    said = [line.rpartition("; ")[2] for line in end(service)[2].splitlines()]
+    assert said[-7:] == ["starting it again"] * 7
+
+
+def test_a_server_that_lived_for_a_while_after_ready_forgives_the_crashes_before_it(
+    start: Start, folder: Path
+) -> None:
+    plan = ["serve", "crash 0", "crash 0.3", "crash 0"]
+    service = Keeping(start, folder, *plan, backoff=(0, 0.01, 600, 600, 600), steady=0.25)
+    service.call("exit", 70)
+    assert service.call("about")["take_over"]
+    assert [line.rpartition("; ")[2] for line in end(service)[2].splitlines()] == [
+        "starting it again",
+        "starting it again in 0.01 s",
+        "starting it again",
+        "starting it again",
+    ]

@@ -1,4 +1,4 @@
-"""What is closed when the server dies is there afterwards like what runs, however often that happens."""
+"""Commands that are over when the server dies: read afterwards like before, and nothing is held for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.service import Serve, Service, eventually
-from tests.support.wire import Client, decode, encode
+from tests.faults.resuming_client import ResumingClient
+from tests.faults.service import Serve, Service, descriptors, eventually
+from tests.support.wire import Client, ReplyError, decode, encode
 
 LET_GO_SECONDS = 0.3
 """After which the supervisor has let go of the ends of whatever is closed: it does so many at a time."""
@@ -38,24 +39,21 @@ def test_a_command_that_was_over_before_the_kill_is_read_after_each_take_over(
     assert not service.failures()
 
 
-def test_a_stop_in_the_middle_of_an_upgrade_waits_for_no_answer(serve: Serve) -> None:
+def test_an_accepted_write_is_accepted_again_when_the_process_is_closed_and_the_server_another(
+    serve: Serve,
+) -> None:
     service = serve("unix", may_fail=True)
-    client = service.connect()
-    idle = client.start("/bin/sleep", "600", pipeStdin=True)
-    chunk = encode(bytes(16 << 20))
-    writes = [
-        client.request("process/write", {"processId": idle.id, "chunk": chunk, "writeId": str(number)})
-        for number in range(6)
-    ]
-    client.result(writes[-2])
-    service.process.send_signal(signal.SIGHUP)
-    assert eventually(lambda: '"upgrading"' in service.log, within=10)
-    assert not client.answered(writes[-1])
-    begin = time.monotonic()
-    service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(20) == 0
-    assert time.monotonic() - begin < 5
-    assert '"stopping"' in service.log, "what ends in order leaves no mount points"
+    session = ResumingClient(service)
+    process = session.start("/bin/sh", "-c", "read line", pipeStdin=True)
+    line = {"processId": process, "chunk": encode(b"x\n"), "writeId": "1"}
+    assert session.call("process/write", line) == {"status": "accepted"}
+    session.client.process(process).wait_closed()
+    service.signal_server(signal.SIGKILL)
+    service.successor()
+    assert session.call("process/write", line) == {"status": "accepted"}
+    with pytest.raises(ReplyError, match="failed to write"):
+        session.call("process/write", {**line, "writeId": "2"})
+    session.cut()
 
 
 def test_the_supervisor_keeps_no_end_of_what_is_closed_after_a_take_over(serve: Serve, folder: Path) -> None:
@@ -86,3 +84,20 @@ def test_the_supervisor_keeps_no_end_of_what_is_closed_after_a_take_over(serve: 
     assert (page["closed"], page["exitCode"]) == (True, 0)
     assert b"".join(decode(chunk["chunk"]) for chunk in page["chunks"]) == b"late\n"
     assert eventually(lambda: pipes() == before, within=5), (pipes(), before)
+
+
+def test_the_supervisor_keeps_no_ends_of_what_was_closed_just_before_the_kill(serve: Serve) -> None:
+    service = serve("unix", "--process-ttl", "1", may_fail=True)
+    session = ResumingClient(service)
+    assert eventually(lambda: descriptors(service.pid)["/memfd"] == 3, 5)
+    before = descriptors(service.pid)
+    for _ in range(5):
+        # The output outlives the leader: the end is written down twice.
+        session.start("/bin/sh", "-c", "sleep 0.2 & exit 0")
+    for number in range(1, 6):
+        session.client.process(f"r{number}").wait_closed()
+    service.signal_server(signal.SIGKILL)
+    service.successor()
+    session.reconnect()
+    assert eventually(lambda: not descriptors(service.pid) - before, 4), descriptors(service.pid) - before
+    session.cut()

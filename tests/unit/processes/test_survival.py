@@ -1,0 +1,22 @@
+"""What a server finds of the one before it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from execserver.processes.survival import Survival
+from execserver.supervisor.keeping import Kept
+from execserver.supervisor.registration import ARENA, LEDGER, PROCESS, SERVICE
+
+
+def test_a_server_that_died_between_ledger_and_index_had_not_begun() -> None:
+    assert not Survival.has_begun([])
+    for slot in (LEDGER, ARENA):
+        fd = os.memfd_create("half")
+        assert not Survival.has_begun([Kept(SERVICE, slot, [fd])])
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    assert Survival.has_begun([Kept(SERVICE, LEDGER, []), Kept(SERVICE, ARENA, [])])
+    assert Survival.has_begun([Kept(SERVICE, LEDGER, []), Kept(1, PROCESS, [])])
