@@ -132,7 +132,8 @@ class Review:
     amendment: Argv | None = None
     """The prefix of the rule; exactly the one that was proposed."""
     any_cwd: bool = False
-    """With `approved_for_session`: the same command is approved in whatever folder it is run."""
+    """With `approved_for_session`: the same command is approved in whatever folder it is run, under the same
+    sandbox and for the same workspace."""
 
     def __post_init__(self) -> None:
         if self.answer not in ANSWERS:

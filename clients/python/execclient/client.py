@@ -24,8 +24,8 @@ from execclient.errors import (
 from execclient.filesystem import AnyPath, FileSystem
 from execclient.identifiers import new_id
 from execclient.inbox import Inbox
-from execclient.process import Process, ProcessInfo
-from execclient.run import LINGER_SECONDS, TIME_LIMITS, TIMED_OUT, RunOutput, RunResult
+from execclient.process import Process, ProcessInfo, until_silent
+from execclient.run import TIME_LIMITS, TIMED_OUT, RunOutput, RunResult
 from execclient.session import Session
 from execserver.protocol.path_uri import parse_path_uri
 
@@ -159,7 +159,7 @@ class Executor:
             inbox.forced_cause = "timeout"
             if inbox.started:
                 await self._session.kill(inbox)
-                await self._until_silent(inbox)
+                await until_silent(self._session, inbox)
         except BaseException:
             if inbox.started and not inbox.closed:
                 await self._session.kill(inbox)
@@ -324,7 +324,7 @@ class Executor:
         finally:
             process._cancel_deadlines()  # noqa: SLF001 - nobody else has to
         if not inbox.closed:
-            await self._until_silent(inbox)
+            await until_silent(self._session, inbox)
         if start.sandbox is not None and exit_code:
             await process.wait()
             if process.failure:
@@ -405,17 +405,6 @@ class Executor:
             for member, seconds in (("timeoutMs", start.timeout), ("idleTimeoutMs", start.idle_timeout))
         )
         return None if run is None and idle is None else Deadlines(self._session, inbox, run, idle)
-
-    async def _until_silent(self, inbox: Inbox) -> None:
-        while not inbox.closed:
-            connection = await self._session.connected()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_SECONDS):
-                    await inbox.until_closed()
-                return
-            # One that was lost meanwhile may have had the rest on its way.
-            if await self._session.connected() is connection:
-                return
 
 
 def _environment_policy(inherit: Inherit | EnvironmentPolicy) -> EnvironmentPolicy:

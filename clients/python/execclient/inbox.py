@@ -218,6 +218,11 @@ class Inbox:
         self._size -= len(piece.data)
         return piece
 
+    def discard(self) -> list[Piece]:
+        """All that waits; what comes from now on is dropped unseen, but for the end of the process."""
+        self._add = _dropped
+        return self.take_all()
+
     def take_all(self) -> list[Piece]:
         """All that waits, without waiting for more."""
         pieces = list(self._waiting)
@@ -283,3 +288,7 @@ class Inbox:
             amount = len(piece.data) if isinstance(piece, Chunk) else piece.lost_bytes
             dropped = None if dropped is None or amount is None else dropped + amount
         self._waiting.appendleft(OutputGap(dropped))
+
+
+def _dropped(piece: Piece) -> None:
+    """Takes output that nobody wants any more."""

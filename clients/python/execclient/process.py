@@ -32,6 +32,7 @@ from execclient.errors import (
 )
 from execclient.identifiers import new_id
 from execclient.inbox import Chunk, Inbox, Page, page_from
+from execclient.run import LINGER_SECONDS
 from execclient.session import Session
 
 WRITE_BYTES = 1 << 20
@@ -408,6 +409,23 @@ class Process:
             if self._inbox.session_id is None:
                 self._session.terminate_soon(self.id, "group")
             raise
+
+
+async def until_silent(session: Session, inbox: Inbox) -> None:
+    """Wait for the rest of the output of a process that has exited, `LINGER_SECONDS` at most.
+
+    Raises:
+        SessionLost, ExecutorClosed: there is no session any more.
+    """
+    while not inbox.closed:
+        connection = await session.connected()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await inbox.until_closed()
+            return
+        # One that was lost meanwhile may have had the rest on its way.
+        if await session.connected() is connection:
+            return
 
 
 def _write_ids() -> Iterator[str]:

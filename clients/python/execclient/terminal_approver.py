@@ -6,19 +6,23 @@ Rules kept in this file:
    seen are shown by their numbers.
 2. Only a whole answer counts. Anything else is asked again; the end of the input ends the turn.
 3. One question at a time. On a terminal, what was typed before a question was shown does not answer it.
-4. The event loop never waits for the person: a thread does.
+4. Nothing is pushed out of sight: blanks and empty lines that go on and on are shown by their number, and a
+   long command says once more, below it, how long it is.
+5. The event loop never waits for the person: a thread does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import re
 import select
 import shlex
 import termios
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TextIO
 
@@ -31,6 +35,21 @@ _SELECTORS = frozenset(
     map(chr, [*range(0x180B, 0x180E), 0x180F, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)])
 )
 """Variation selectors: marks that are seen at most as another form of what is before them."""
+
+
+MAX_BLANKS = 40
+"""In a row. More of them push what follows to another line, where nobody looks for it."""
+
+MAX_MARKS = 3
+"""On one letter; more than any language needs. They are drawn over it, and over the lines around."""
+
+MAX_EMPTY_LINES = 2
+"""In a row, likewise."""
+
+LONG_CHARACTERS, LONG_LINES = 2000, 20
+"""About a terminal's window. Of a longer command the beginning may be out of sight."""
+
+_MANY_BLANKS = re.compile(f" {{{MAX_BLANKS + 1},}}")
 
 
 class TerminalApprover:
@@ -74,8 +93,20 @@ class TerminalApprover:
 
 
 def visible(text: str) -> str:
-    r"""A text as one line in which nothing hides: what cannot be seen stands as `\n`, `\x1b`, `\u202e`."""
-    return "".join(_escaped(char) if _hides(char) else char for char in text)
+    r"""A text as one line in which nothing hides: what cannot be seen stands as `\n`, `\x1b`, `\u202e`.
+
+    Of more than `MAX_BLANKS` blanks in a row, and of more than `MAX_MARKS` accents on one letter, the number.
+    """
+    text = _MANY_BLANKS.sub(lambda match: f" [{len(match[0])} blanks] ", text)
+    return "".join(
+        f"[{len(run)} marks]" if len(run) > MAX_MARKS and is_mark else run
+        for is_mark, run in _runs("".join(_escaped(char) if _hides(char) else char for char in text))
+    )
+
+
+def _runs(text: str) -> Iterator[tuple[bool, str]]:
+    for is_mark, run in itertools.groupby(text, lambda char: unicodedata.category(char) in ("Mn", "Me")):
+        yield is_mark, "".join(run)
 
 
 def _hides(char: str) -> bool:
@@ -97,6 +128,9 @@ def _question(request: ApprovalRequest) -> list[str]:
     if request.retry:
         lines.append("It has run once already, and its sandbox was in the way. It would run a second time.")
     lines += _indented("$ ", request.command)
+    if len(request.command) > LONG_CHARACTERS or request.command.count("\n") > LONG_LINES:
+        written = request.command.count("\n") + 1
+        lines.append(f"  length:  {len(request.command)} characters in {written} lines; read them all")
     lines += [f"  file:    {visible(path)}" for path in request.paths]
     lines.append(f"  folder:  {visible(request.cwd)}")
     if request.reason:
@@ -112,9 +146,17 @@ _HEADLINES = {"command": "The model asks to run a command.", "patch": "The model
 def _indented(mark: str, text: str) -> list[str]:
     """A text of several lines, each with a bar before it: no line of it looks like one of ours."""
     lines = text.removesuffix("\n").split("\n") if text else []
-    return [
-        f"  | {mark if not index else ' ' * len(mark)}{visible(line)}" for index, line in enumerate(lines)
-    ]
+    shown: list[str] = []
+    for is_empty, run in itertools.groupby(lines, lambda line: not line.strip()):
+        several = list(run)
+        if is_empty and len(several) > MAX_EMPTY_LINES:
+            shown.append(f"  : {len(several)} empty lines")
+            continue
+        shown += [
+            f"  | {' ' * len(mark) if shown or index else mark}{visible(line)}"
+            for index, line in enumerate(several)
+        ]
+    return shown
 
 
 def _choices(request: ApprovalRequest) -> str:

@@ -281,8 +281,16 @@ async def test_a_patch_in_a_read_only_turn_is_refused_without_a_question(make: M
 
 
 @ONE_TRANSPORT
-async def test_a_rule_that_forbids_the_shell_s_command_forbids_no_patch(make: Make) -> None:
-    """Patches have a review of their own."""
-    rules = RuleSet((PrefixRule((("apply_patch",),), "forbidden"),))
+@pytest.mark.parametrize("door", ["apply_patch", "exec_command"])
+async def test_a_rule_on_its_name_holds_for_a_patch_through_every_door(
+    make: Make, workspace: Path, door: str
+) -> None:
+    rules = RuleSet((PrefixRule((("apply_patch",),), "forbidden", "no patches"),))
+    arguments = CustomPayload(ADD) if door == "apply_patch" else {"cmd": f"apply_patch <<'E'\n{ADD}\nE"}
 
-    assert (await custom(make(policy=Policy(rules)), ADD)).success
+    result = await make(policy=Policy(rules)).call(door, arguments)
+
+    assert not result.success
+    assert "no patches" in result.content
+    assert not (workspace / "new.txt").exists()
+    assert (await make(policy=Policy(rules, parity=True)).call(door, arguments)).success

@@ -60,6 +60,23 @@ class RemoteFiles:
             return path
         return parse_path_uri(result["path"])
 
+    async def target(self, path: str) -> str:
+        """The path that a write to it would reach; of a link that leads nowhere, that of its folder.
+
+        Of a file that is not there yet, where its deepest folder that is there leads.
+        """
+        behind = ""
+        while True:
+            try:
+                result = await self._on("fs/canonicalize", path)
+            except CallFailed:
+                folder, name = posixpath.split(path)
+                if folder == path:
+                    return posixpath.join(path, behind)
+                path, behind = folder, posixpath.join(name, behind) if behind else name
+            else:
+                return posixpath.join(parse_path_uri(result["path"]), behind).rstrip("/") or "/"
+
     async def digest(self, path: str) -> str | None:
         """The SHA-256 of what is there; None when nothing is."""
         try:

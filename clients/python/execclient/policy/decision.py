@@ -8,7 +8,12 @@ Rules kept in this file:
    shells, behind `sudo` and redirections. Rules that allow never do. `Policy.parity` turns this off, as the
    reference has it.
 3. An allowing rule lifts the sandbox only if that is the host's wish (`Policy.bypass_sandbox`), every command
-   of the script has one, and the sandbox does not deny reading.
+   of the script has one, and the sandbox does not deny reading. That holds for a call that asks to be run
+   without it, too: a rule alone is no answer to that.
+4. Where the text leaves a word open that a rule which asks or forbids would have to see, somebody is asked.
+5. What is allowed is allowed for the program that will run. A script is only taken apart for a shell that is
+   known to be one (a bare name, one of the system's folders, the account's own); a program with a relative
+   path, and `git`, which runs what a repository's settings say, are those of the turn's folder.
 
 No I/O.
 """
@@ -18,7 +23,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -27,8 +32,8 @@ from execclient.policy.dangerous import Danger, dangerous
 from execclient.policy.policy import Policy
 from execclient.policy.proposals import propose
 from execclient.policy.rules import STRICTNESS, Decision, RuleMatch
-from execclient.policy.safe import co_safe, known_safe
-from execclient.policy.scripts import Lowered, literal_commands, lower, script_of, unreadable
+from execclient.policy.safe import co_safe, is_trusted_shell, known_safe
+from execclient.policy.scripts import Lowered, lower, read, script_of
 from execclient.sandbox import SandboxPolicy
 
 Source = Literal["prefix_rule", "host_executable", "heuristic", "approval_policy", "sandbox_mode"]
@@ -37,6 +42,9 @@ program has; a guess about what a command does; the policy that says when to ask
 whatever is run."""
 
 Argv = tuple[str, ...]
+
+_MOVING = frozenset({"cd", "pushd", "popd"})
+"""Behind these a script is in another folder."""
 
 UNREADABLE = "what it runs cannot be told from its text, and there are rules about what may be run"
 
@@ -83,6 +91,8 @@ def decide(
     approval: ApprovalPolicy,
     sandbox: SandboxPolicy,
     cwd: str = "/",
+    turn_cwd: str | None = None,
+    user_shell: str | None = None,
     escalated: bool = False,
     prefix_rule: Sequence[str] | None = None,
     co_commands: Sequence[str] | None = None,
@@ -95,23 +105,32 @@ def decide(
         approval: when to ask.
         sandbox: what the command would run under.
         cwd: absolute; where relative programs are looked for.
+        turn_cwd: the folder that the host has named, if the call may have named another one.
+        user_shell: the path of the account's shell, at the executor.
         escalated: whether it asks to run without the sandbox.
         prefix_rule: a rule that the model proposes.
         co_commands: of the profile `co`: the commands that it trusts instead of those known to be safe.
     """
     argv = tuple(argv)
-    lowered = lower(argv, exact=not policy.parity)
+    lowered = _lowered(argv, user_shell, parity=policy.parity)
     if escalated and not approval.may_escalate:
         return Requirement(
             "forbidden", "approval_policy", escalation_refused(approval), False, None, (), lowered,
             policy.revision, refused_before=True,
         )  # fmt: skip
-    trusted = known_safe if co_commands is None else partial(_trusted_by_co, argv, tuple(co_commands))
-    plain = [
-        _judged(command, policy, approval, sandbox, cwd, trusted, escalated=escalated)
-        for command in lowered.commands
-    ]
-    verdicts = plain if policy.parity else [*plain, *_hidden(argv, lowered, policy, cwd)]
+    is_moved = turn_cwd is not None and cwd != turn_cwd
+    judging = _Judging(
+        policy,
+        approval,
+        sandbox,
+        cwd,
+        known_safe if co_commands is None else partial(_trusted_by_co, argv, tuple(co_commands)),
+        escalated=escalated and sandbox.confines,
+        is_elsewhere=not policy.parity
+        and (is_moved or any(command[0] in _MOVING for command in lowered.commands)),
+    )
+    plain = [judging.judged(command) for command in lowered.commands]
+    verdicts = plain if policy.parity else [*plain, *judging.hidden(argv, lowered)]
     strictest = max(verdicts, key=lambda verdict: STRICTNESS[verdict.decision])
     matches = tuple(dict.fromkeys(match for verdict in verdicts for match in verdict.matches))
 
@@ -126,9 +145,7 @@ def decide(
         return Requirement(kind, source, reason, bypass, amendment, matches, lowered, policy.revision)
 
     if strictest.decision == "allow":
-        lifted = (
-            policy.bypass_sandbox and not sandbox.denies_reads and all(verdict.by_rule for verdict in plain)
-        )
+        lifted = judging.lifts and all(verdict.by_rule for verdict in plain)
         return requirement("skip", strictest.source, bypass=lifted)
     if strictest.decision == "forbidden":
         return requirement("forbidden", strictest.source, _rejection(argv, strictest, matches))
@@ -139,10 +156,11 @@ def decide(
         return requirement("forbidden", "approval_policy", refusal)
     amendment = None
     if not any(verdict.hidden for verdict in verdicts) and approval.asks_for_sandbox:
-        prompted = next((verdict.command for verdict in plain if verdict.decision == "prompt"), None)
-        amendment = propose(
-            policy.rules, argv, lowered, prompted, prefix_rule, cwd=cwd, parity=policy.parity
+        # A command that a rule allows already is asked about for the sandbox's sake.
+        prompted = next(
+            (each.command for each in plain if each.decision == "prompt" and not each.matches), None
         )
+        amendment = propose(policy.rules, argv, lowered, prompted, prefix_rule, cwd=cwd, parity=policy.parity)
     reason = _question(argv, matches) if by_rule else UNREADABLE if strictest.hidden else None
     return requirement("ask", strictest.source, reason, amendment=amendment)
 
@@ -155,43 +173,106 @@ def shown(argv: Sequence[str]) -> str:
 # -- one command
 
 
-def _judged(
-    command: tuple[str, ...],
-    policy: Policy,
-    approval: ApprovalPolicy,
-    sandbox: SandboxPolicy,
-    cwd: str,
-    trusted: Callable[[Argv], bool],
-    *,
-    escalated: bool,
-) -> _Verdict:
-    matches = _rules_on(command, policy, cwd)
-    if matches:
-        verdict = _by_rules(command, matches)
-        if verdict.decision == "allow" and escalated and not _lifts(policy, sandbox):
+def _lowered(argv: Argv, user_shell: str | None, *, parity: bool) -> Lowered:
+    """The commands of an argv; of one for a shell that may be no shell, it as a whole."""
+    if parity or script_of(argv) is None or argv[0] == user_shell or is_trusted_shell(argv[0]):
+        return lower(argv, exact=not parity)
+    return Lowered((argv,), plain=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judging:
+    """What the commands of one call are judged by."""
+
+    policy: Policy
+    approval: ApprovalPolicy
+    sandbox: SandboxPolicy
+    cwd: str
+    trusted: Callable[[Argv], bool]
+    escalated: bool
+    """Whether it asks to run without a sandbox that there is."""
+    is_elsewhere: bool
+    """Whether a command may run in another folder than the turn's."""
+
+    @property
+    def lifts(self) -> bool:
+        """Whether rules that allow may lift the sandbox."""
+        return self.policy.bypass_sandbox and not self.sandbox.denies_reads
+
+    def judged(self, command: Argv) -> _Verdict:
+        """A command that plain reading shows."""
+        if self._has_rule(command):
+            matches = self._rules_on(command)
+            verdict = _by_rules(command, matches)
             # It may run without a question where it would run anyway, and not where it asks to run.
-            return replace(verdict, decision="prompt", source="approval_policy")
-        return verdict
-    danger = dangerous(command, strict=not policy.parity)
-    if escalated and sandbox.confines:
-        return _Verdict("prompt", "approval_policy", danger, command=command)
-    if danger is not None:
-        return _Verdict(_decision(approval.dangerous), "heuristic", danger, command=command)
-    if approval.trusts_known_safe and trusted(command):
-        return _Verdict("allow", "heuristic", command=command)
-    decision = _decision(approval.unmatched)
-    limited = decision == "allow" and sandbox.confines
-    return _Verdict(decision, "sandbox_mode" if limited else "approval_policy", command=command)
+            if verdict.decision == "allow" and self.escalated and not self.lifts:
+                return _Verdict("prompt", "approval_policy", matches=matches, command=command)
+            return verdict
+        danger = dangerous(command, strict=not self.policy.parity)
+        if self.escalated:
+            return _Verdict("prompt", "approval_policy", danger, command=command)
+        if danger is not None:
+            return _Verdict(_decision(self.approval.dangerous), "heuristic", danger, command=command)
+        if self.approval.trusts_known_safe and self._is_trusted(command):
+            return _Verdict("allow", "heuristic", command=command)
+        decision = _decision(self.approval.unmatched)
+        limited = decision == "allow" and self.sandbox.confines
+        return _Verdict(decision, "sandbox_mode" if limited else "approval_policy", command=command)
 
+    def hidden(self, argv: Argv, lowered: Lowered) -> list[_Verdict]:
+        """What rules that ask or forbid say beyond plain reading.
 
-def _lifts(policy: Policy, sandbox: SandboxPolicy) -> bool:
-    """Whether a rule that allows a command also allows it to run without the sandbox."""
-    return not sandbox.confines or (policy.bypass_sandbox and not sandbox.denies_reads)
+        Of hidden commands, of programs anywhere, and of what they cannot see.
+        """
+        rules = self.policy.rules
+        if all(rule.decision == "allow" for rule in rules.prefix_rules):
+            return []
+        found = read(argv)
+        verdicts = []
+        for command in dict.fromkeys((*lowered.commands, *lower(argv).commands, *found.commands)):
+            strict = [match for match in self._named(command) if match.decision != "allow"]
+            if strict:
+                verdicts.append(_by_rules(command, strict, hidden=command not in lowered.commands))
+        # A rule that allows this very script has seen what cannot be read in it.
+        is_open = found.unreadable or any(rules.may_prohibit(words) for words in found.partial)
+        if is_open and not all(self._has_rule(command) for command in lowered.commands):
+            verdicts.append(_Verdict("prompt", "heuristic", hidden=True))
+        return verdicts
+
+    def _is_trusted(self, command: Argv) -> bool:
+        is_git = posixpath.basename(command[0]) == "git"
+        return self.trusted(command) and not (is_git and self.is_elsewhere)
+
+    def _has_rule(self, command: Argv) -> bool:
+        """Whether rules decide on a command; those that only allow have to be about what will run."""
+        matches = self._rules_on(command)
+        if not matches or self.policy.parity or any(match.decision != "allow" for match in matches):
+            return bool(matches)
+        is_relative = "/" in command[0] and not posixpath.isabs(command[0])
+        if is_relative and self.is_elsewhere:
+            return False
+        # What follows a script is what it makes of `$0` and `$1`.
+        ends_with_script = all(script_of(match.prefix) is not None for match in matches)
+        return not (ends_with_script and len(command) > len(matches[0].prefix))
+
+    def _rules_on(self, command: Argv) -> tuple[RuleMatch, ...]:
+        """The rules that match; those that allow a name do not allow a path that nobody has listed for it."""
+        return self.policy.rules.matches(command, cwd=self.cwd, unlisted=self.policy.parity)
+
+    def _named(self, command: Argv) -> tuple[RuleMatch, ...]:
+        """The rules on a command and on its bare name, wherever its program is."""
+        matches = self._rules_on(command)
+        name = posixpath.basename(command[0])
+        if name in ("", command[0]):
+            return matches
+        return (*matches, *self.policy.rules.matches((name, *command[1:])))
 
 
 def _trusted_by_co(argv: Argv, commands: tuple[str, ...], command: Argv) -> bool:
     """By its whole script, whose text that profile judges; a part of it says nothing there."""
     script = script_of(argv)
+    if script is not None and command == argv:
+        return False  # it was not taken apart
     return co_safe(shlex.join(command) if script is None else script, commands)
 
 
@@ -199,33 +280,6 @@ def _by_rules(command: tuple[str, ...], matches: Sequence[RuleMatch], *, hidden:
     deciding = max(matches, key=lambda match: STRICTNESS[match.decision])
     source: Source = "prefix_rule" if deciding.resolved_program is None else "host_executable"
     return _Verdict(deciding.decision, source, hidden=hidden, matches=tuple(matches), command=command)
-
-
-def _hidden(argv: tuple[str, ...], lowered: Lowered, policy: Policy, cwd: str) -> list[_Verdict]:
-    """What rules that ask or forbid say beyond plain reading: of hidden commands, of programs anywhere."""
-    if all(rule.decision == "allow" for rule in policy.rules.prefix_rules):
-        return []
-    verdicts = []
-    for command in (*lowered.commands, *literal_commands(argv)):
-        strict = [match for match in _named(command, policy, cwd) if match.decision != "allow"]
-        if strict:
-            verdicts.append(_by_rules(command, strict, hidden=command not in lowered.commands))
-    # A rule that allows this very script has seen what cannot be read in it.
-    if unreadable(argv) and not all(_rules_on(command, policy, cwd) for command in lowered.commands):
-        verdicts.append(_Verdict("prompt", "heuristic", hidden=True))
-    return verdicts
-
-
-def _rules_on(command: Argv, policy: Policy, cwd: str) -> tuple[RuleMatch, ...]:
-    """The rules that match; those that allow a name do not allow a path that nobody has listed for it."""
-    return policy.rules.matches(command, cwd=cwd, unlisted=policy.parity)
-
-
-def _named(command: Argv, policy: Policy, cwd: str) -> tuple[RuleMatch, ...]:
-    """The rules on a command and on its bare name, wherever its program is."""
-    matches = _rules_on(command, policy, cwd)
-    name = posixpath.basename(command[0])
-    return matches if name in ("", command[0]) else (*matches, *policy.rules.matches((name, *command[1:])))
 
 
 def _decision(verdict: Literal["allow", "ask", "reject"]) -> Decision:

@@ -15,6 +15,8 @@ from typing import Final
 
 from execclient.policy.rules import Argv, PrefixRule, RuleSet
 from execclient.policy.scripts import Lowered
+from execclient.policy.unwrapping import inner, program
+from execclient.policy.wrappers import ANY_SUFFIX, BEHIND_SUBCOMMAND
 
 _RUNS_TEXT: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("bash", "sh", "zsh", "dash", "ksh", "fish"), ("-c", "-lc")),
@@ -52,6 +54,9 @@ BANNED_PREFIXES: Final[frozenset[Argv]] = frozenset(
 )
 """Never proposed as they stand here. A longer prefix that begins like one may be: `git status`."""
 
+_NEXT: Final = "\0next"
+"""Stands for whatever follows a prefix; no command has such a word."""
+
 _VERSION = re.compile(r"(?<=[a-z])[0-9]+(\.[0-9]+)*$")
 """`python3.12` is `python`."""
 
@@ -59,13 +64,25 @@ _VERSION = re.compile(r"(?<=[a-z])[0-9]+(\.[0-9]+)*$")
 def is_banned(prefix: Sequence[str]) -> bool:
     """Whether a rule that allows this prefix would allow nearly anything.
 
-    A program counts by its name, without folder, version and `.exe`.
+    A program counts by its name, without folder, version and `.exe`; options do not make an interpreter less
+    of one. The same holds of programs that would run the next word: `sudo -n`, `nice -n 5`, `find . -exec`.
     """
     if not prefix:
         return True
-    program = prefix[0].rpartition("/")[2].removesuffix(".exe")
-    named = (_VERSION.sub("", program), *prefix[1:])
-    return named in BANNED_PREFIXES or (program, *prefix[1:]) in BANNED_PREFIXES
+    name = program(prefix[0]).removesuffix(".exe")
+    plain = _VERSION.sub("", name)
+    if (plain, *prefix[1:]) in BANNED_PREFIXES or (name, *prefix[1:]) in BANNED_PREFIXES:
+        return True
+    only_options = all(word.startswith("-") for word in prefix[1:])
+    return (only_options and (plain,) in BANNED_PREFIXES) or _runs_what_follows(prefix)
+
+
+def _runs_what_follows(prefix: Sequence[str]) -> bool:
+    ran = inner((*prefix, _NEXT))
+    name = program(prefix[0])
+    # Of those whose command may begin at any word, it is taken to begin at the first.
+    commands = ran.commands[:1] if name in ANY_SUFFIX or name in BEHIND_SUBCOMMAND else ran.commands
+    return _NEXT in ran.scripts or any(command[:1] == (_NEXT,) for command in commands)
 
 
 def propose(

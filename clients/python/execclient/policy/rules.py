@@ -75,6 +75,21 @@ class PrefixRule:
             return prefix
         return None
 
+    def may_match(self, words: Sequence[str | None]) -> bool:
+        """Whether the rule may be about a command with words that are not known (None).
+
+        Such a word may become any number of words. Behind the rule's prefix it makes no difference.
+        """
+        for position, possible in enumerate(self.pattern):
+            if position == len(words):
+                return False
+            word = words[position]
+            if word is None:
+                return True
+            if word not in possible:
+                return False
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkRule:
@@ -168,6 +183,20 @@ class RuleSet:
         if listed is None and not unlisted:
             return tuple(match for match in found if match.decision != "allow")
         return found
+
+    def may_prohibit(self, words: Sequence[str | None]) -> bool:
+        """Whether a rule that asks or forbids may be about a command with words that are not known (None).
+
+        The program is looked for as it is named, and by its bare name, wherever it is.
+        """
+        if not words or words[0] is None:
+            return False
+        names = dict.fromkeys((words[0], posixpath.basename(words[0])))
+        return any(
+            rule.decision != "allow" and rule.may_match((name, *words[1:]))
+            for name in names
+            for rule in self._by_program.get(name, ())
+        )
 
     def with_rule(self, rule: PrefixRule) -> RuleSet:
         """These rules and one more, behind them."""

@@ -117,7 +117,7 @@ def known_safe(argv: Sequence[str], *, parity: bool = False) -> bool:
     judged: Sequence[Argv] = (tuple(argv),)
     if script_of(argv) is not None:
         lowered = lower(argv, exact=not parity)
-        if not lowered.plain or not (parity or _is_trusted(argv[0], SHELLS)):
+        if not lowered.plain or not (parity or is_trusted_shell(argv[0])):
             return False
         judged = lowered.commands
     if parity:
@@ -125,6 +125,11 @@ def known_safe(argv: Sequence[str], *, parity: bool = False) -> bool:
     programs = {PurePosixPath(command[0]).name for command in judged if command}
     # Another folder may be a repository whose settings make git run what they like.
     return not programs.issuperset({"cd", "git"}) and all(_is_known_safe(command) for command in judged)
+
+
+def is_trusted_shell(program: str) -> bool:
+    """Whether a program is a shell that scripts are lowered for, by its bare name or in a trusted folder."""
+    return _is_trusted(program, SHELLS)
 
 
 def co_safe_prefix(command: str, prefixes: Sequence[str] = CO_SAFE_COMMANDS) -> bool:

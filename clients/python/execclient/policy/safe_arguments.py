@@ -121,10 +121,14 @@ _git_options = without(
 )
 
 
+_SIGNATURE = re.compile("%[-+ ]?G")
+"""In a format; the sign before the letter only says what to do with an empty value."""
+
+
 def _git_reading(arguments: Sequence[str]) -> bool:
     """Signatures are checked by a program that settings name, and remerging writes objects."""
     return _git_options(arguments) and not any(
-        "%G" in word or "signature" in word or word in ("--diff-merges=r", "--diff-merges=remerge")
+        _SIGNATURE.search(word) or "signature" in word or word in ("--diff-merges=r", "--diff-merges=remerge")
         for word in arguments
     )
 

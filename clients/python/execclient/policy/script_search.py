@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from execclient.policy.git_commands import Words
 from execclient.policy.shell_syntax import text_of, tree
 from execclient.policy.shell_words import decode_ansi_c, literal
-from execclient.policy.unwrapping import Words, inner, program, run_from_environment
+from execclient.policy.unwrapping import inner, program, run_from_environment
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -35,6 +36,10 @@ _INPUTS = frozenset({"heredoc_body", "herestring_redirect"})
 _KEYWORD_COMMANDS = frozenset({"declaration_command", "unset_command", "test_command"})
 _OPAQUE = frozenset({"word", "regex", "extglob_pattern"})
 _SUBSTITUTION = re.compile(r"\$\(|`")
+_SUBSCRIPT = re.compile(r"\w\[[^\]]*(\$\(|`)")
+"""In quotes. Whatever takes a variable's name or does arithmetic (`test -v`, `let`, `[[ -eq ]]`) carries out
+the substitution between the brackets."""
+_QUOTED = frozenset({"raw_string", "ansi_c_string", "string"})
 _CONTINUED_LINE = re.compile(r"(?<!\\)((?:\\\\)*)\\\n")
 """The parser takes one inside a word for a blank."""
 
@@ -46,6 +51,8 @@ class Found(NamedTuple):
     """What a search came upon."""
 
     commands: tuple[tuple[str, ...], ...]
+    partial: tuple[Words, ...]
+    """Those of the commands that have words which are not literal, with None in their places."""
     unreadable: bool
     """There may be more: a name is not literal, a script has errors, or a limit was met."""
 
@@ -54,12 +61,13 @@ def search(argv: Sequence[str]) -> Found:
     """All commands of an argv, itself first."""
     searching = _Search()
     searching.command(tuple(argv), 0)
-    return Found(tuple(searching.found), searching.unreadable)
+    return Found(tuple(searching.found), tuple(searching.partial), searching.unreadable)
 
 
 @dataclass(slots=True)
 class _Search:
     found: dict[tuple[str, ...], None] = field(default_factory=dict)
+    partial: dict[Words, None] = field(default_factory=dict)
     unreadable: bool = False
     _commands: dict[Words, bool] = field(default_factory=dict)
     """Those that were looked at, and whether they read a script from their standard input."""
@@ -87,6 +95,8 @@ class _Search:
             self.unreadable = self.unreadable or ran.unreadable
             if each and each[0] is not None:
                 self.found.setdefault(tuple(word for word in each if word is not None))
+                if None in each:
+                    self.partial.setdefault(each)
             for script in ran.scripts:
                 reads_script = self.script(script, depth + 1) or reads_script
             pending.extend(reversed(ran.commands))
@@ -122,6 +132,8 @@ class _Search:
                 self._assignment(node, depth)
             elif is_last and _hides_commands(node):
                 self.unreadable = True
+            elif node.type in _QUOTED:
+                self._quoted(node, depth)
             words = _words(node)
             if not words:
                 continue
@@ -145,6 +157,11 @@ class _Search:
         text = literal(value) if value is not None else ""
         # Substitutions in a quoted value are carried out by arithmetic, and by `${NAME@P}`.
         if text and (run_from_environment(f"{name}={text}") or _SUBSTITUTION.search(text)):
+            self.script(text, depth + 1)
+
+    def _quoted(self, node: Node, depth: int) -> None:
+        text = literal(node)
+        if text and _SUBSCRIPT.search(text):
             self.script(text, depth + 1)
 
     def _fed(self, statement: Node, depth: int) -> None:

@@ -7,7 +7,9 @@ Two ways of reading a script are kept apart:
 - searching, for prohibitions (`literal_commands`): every command that can be read anywhere, in loops,
   substitutions, nested shells, behind `sudo` and its like. It lists too much rather than too little.
 
-What was not understood is never safe: `unreadable` says where the search cannot have found everything.
+What was not understood is never safe: `unreadable` says where the search cannot have found everything, and
+`read` also gives the commands some of whose words only a running shell knows. What other interpreters than
+shells run (Python, AWK, makefiles), and what files run that a command only names, no script tells.
 """
 
 from __future__ import annotations
@@ -148,7 +150,7 @@ def unreadable(argv: Sequence[str]) -> bool:
 
 
 def read(argv: Sequence[str]) -> Found:
-    """`literal_commands` without the lowering, and `unreadable`, at one go."""
+    """`literal_commands` without the lowering, commands with unknown words, and `unreadable`, at one go."""
     return search(argv)
 
 

@@ -9,10 +9,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-Words = tuple[str | None, ...]
+from execclient.policy.git_commands import Words, git_runs
+from execclient.policy.wrappers import (
+    ANY_SUFFIX,
+    APPENDS,
+    BEHIND_SUBCOMMAND,
+    FLAGS,
+    FOLLOWED_BY_COMMAND,
+    JOINED,
+    OPERANDS_BEFORE,
+    OTHER_SHELLS,
+    QUERIES,
+    SCRIPT_OPTIONS,
+    SETTING_OPTIONS,
+    SHELLS,
+)
 
 
 class Inner(NamedTuple):
@@ -29,74 +43,6 @@ class Inner(NamedTuple):
 
 NOTHING = Inner()
 
-SHELLS = frozenset({"sh", "bash", "rbash", "zsh", "dash", "ash", "ksh", "mksh", "fish"})
-
-_AT_ONCE = """
-    ! sudo doas pkexec su runuser sg env command builtin exec coproc noglob nocorrect nohup nice time ionice
-    setsid stdbuf xargs parallel watch entr hyperfine strace ltrace fakeroot unbuffer rlwrap chronic
-    caffeinate eatmydata numactl prlimit setpriv unshare nsenter bwrap firejail systemd-run systemd-inhibit
-    dbus-run-session xvfb-run torsocks proxychains4 busybox toybox genv gnice gnohup gtime gxargs gstdbuf
-"""
-_BEHIND_ONE = "timeout gtimeout chroot taskset chrt flock setarch gosu su-exec repeat"
-
-_OPERANDS_BEFORE = {**dict.fromkeys(_AT_ONCE.split(), 0), **dict.fromkeys(_BEHIND_ONE.split(), 1)}
-"""Programs that run the command behind their options, with the number of operands that come before it."""
-
-_ANY_SUFFIX = frozenset({"bwrap", "coproc", "systemd-run", "parallel", "nsenter", "firejail"})
-"""Of these: ones whose options take several values, or whose command may begin anywhere."""
-
-_JOINED = frozenset({"watch", "parallel", "entr", "hyperfine", "sg", "su", "runuser"})
-"""Of these: ones that hand their command to a shell."""
-
-_FLAGS = {
-    "sudo": frozenset("AbEHknS"),
-    "env": frozenset("i0v"),
-    "xargs": frozenset("0oprtx"),
-    "time": frozenset("pv"),
-    "exec": frozenset("cl"),
-}
-"""Letters of options that have no value, of programs that agents use often: they leave no doubt."""
-
-_APPENDS = frozenset({"xargs", "gxargs", "parallel"})
-"""Of these: ones that add arguments which they read."""
-
-_QUERIES = {"command": frozenset("vV")}
-"""Options that make a program only tell about a command."""
-
-_SCRIPT_OPTIONS: dict[str, tuple[str, ...]] = {
-    "su": ("-c", "--command", "--session-command"),
-    "runuser": ("-c", "--command", "--session-command"),
-    "script": ("-c", "--command"),
-    "flock": ("-c", "--command"),
-    "sg": ("-c",),
-    "env": ("-S", "--split-string"),
-    "genv": ("-S", "--split-string"),
-    "rg": ("--pre", "--hostname-bin"),
-    "ag": ("--pager",),
-    "man": ("-P", "--pager"),
-    "sort": ("--compress-program",),
-    "split": ("--filter",),
-    "tar": ("-I", "-F", "--use-compress-program", "--to-command", "--info-script", "--rsh-command"),
-    "rsync": ("-e", "--rsh"),
-    "fd": ("-x", "-X", "--exec", "--exec-batch"),
-    "fdfind": ("-x", "-X", "--exec", "--exec-batch"),
-}
-"""Options whose value is a command line."""
-
-_FOLLOWED_BY_COMMAND = {
-    "find": frozenset({"-exec", "-execdir", "-ok", "-okdir"}),
-    "gfind": frozenset({"-exec", "-execdir", "-ok", "-okdir"}),
-    "fd": frozenset({"-x", "-X", "--exec", "--exec-batch"}),
-    "fdfind": frozenset({"-x", "-X", "--exec", "--exec-batch"}),
-}
-"""Options that a whole command follows, up to `;` or `+`."""
-
-_RUN_BY_GIT = re.compile(
-    r"^(alias\..*|.*(pager|command|editor|fsmonitor|askpass|textconv|external|program|\.cmd|driver|process|helper))$",
-    re.IGNORECASE,
-)
-"""Settings of git whose values are run."""
-
 RUN_FROM_ENVIRONMENT = re.compile(
     r"(PAGER|EDITOR|VISUAL|BROWSER|ASKPASS|COMMAND|SSH|RSH|DIFF|LESSOPEN|LESSCLOSE)$"
 )
@@ -106,6 +52,8 @@ _SHELL_QUERIES = frozenset({"--version", "--help"})
 _SHELL_FILES = frozenset({"--rcfile", "--init-file"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
 _STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
+_LOADER = re.compile(r"ld(-linux.*|-musl.*|\d*)?\.so(\.\d+)?")
+"""The dynamic linker, which runs the program that it is given."""
 _PLACEHOLDER = "{}"
 _NAMES_PLACEHOLDER = ("-I", "-J")
 
@@ -125,6 +73,10 @@ def inner(words: Words) -> Inner:
     name, rest = program(words[0]), words[1:]
     if name in SHELLS:
         return _shell(rest)
+    if name.lower().removesuffix(".exe") in OTHER_SHELLS:
+        return Inner(unreadable=True)
+    if _LOADER.fullmatch(name):
+        return Inner(tuple(rest[start:] for start in itertools.islice(_every_start(rest), MAX_READINGS)))
     match name:
         case "eval":
             return _joined(rest)
@@ -134,17 +86,33 @@ def inner(words: Words) -> Inner:
         case "source" | ".":
             return Inner(reads_script=bool(rest) and _is_made_on_the_way(rest[0]))
         case "git":
-            return Inner(scripts=tuple(_git_settings(rest)))
+            return Inner(*git_runs(rest))
+        case "alias":
+            # It holds for what comes later, which says nothing of it.
+            values = tuple(word.partition("=")[2] for word in rest if word is not None and "=" in word)
+            return Inner(scripts=values, unreadable=bool(values) or None in rest)
+        case "hash":
+            known = rest[1:2] if rest[:1] == ("-p",) else ()
+            return Inner(tuple((each, None) for each in known), unreadable=known == (None,))
+        case "at" | "batch":
+            return Inner(reads_script=True)
+        case "crontab":
+            return Inner(unreadable="-l" not in rest)
     commands = list(_following(name, rest))
-    scripts = list(_option_values(name, rest))
-    unreadable = None in scripts or any(command[0] is None for command in commands)
-    if name in _OPERANDS_BEFORE and not _only_asks(name, rest):
+    scripts = [*_option_values(name, rest, SCRIPT_OPTIONS), *_setting_values(name, rest)]
+    subcommand = BEHIND_SUBCOMMAND.get(name)
+    if subcommand in rest and subcommand is not None:
+        operands = rest[rest.index(subcommand) + 1 :]
+        commands += [operands[start:] for start in itertools.islice(_every_start(operands), MAX_READINGS + 1)]
+    named = commands[:1] if subcommand is not None else commands
+    unreadable = None in scripts or any(command[0] is None for command in named)
+    if name in OPERANDS_BEFORE and not _only_asks(name, rest):
         behind = _behind_options(name, rest)
         commands += behind
-        if name in _JOINED:
+        if name in JOINED:
             scripts += [" ".join(word for word in each if word is not None) for each in behind]
         # What is not literal may be an option's value, except that the last one is none.
-        certain = behind[:1] if name in _ANY_SUFFIX else behind[-1:]
+        certain = behind[:1] if name in ANY_SUFFIX else behind[-1:]
         unreadable = unreadable or any(each[0] is None for each in certain)
     if name in ("env", "genv", "sudo", "doas"):
         scripts += [value for word in rest if word is not None and (value := run_from_environment(word))]
@@ -163,12 +131,12 @@ def run_from_environment(assignment: str) -> str | None:
 
 def _behind_options(name: str, rest: Words) -> list[Words]:
     """The commands that may begin behind a program's options, one more than are looked at at most."""
-    if name in _APPENDS:
+    if name in APPENDS:
         rest = (*_without_placeholders(name, rest), None)
-    starts = _every_start(rest) if name in _ANY_SUFFIX else _starts(name, rest)
+    starts = _every_start(rest) if name in ANY_SUFFIX else _starts(name, rest)
     behind = [rest[start:] for start in itertools.islice(starts, MAX_READINGS + 1)]
     # Nothing but what is appended: without a command of its own, `xargs` only prints.
-    return [each for each in behind if name not in _APPENDS or each != (None,)]
+    return [each for each in behind if name not in APPENDS or each != (None,)]
 
 
 def _every_start(rest: Words) -> Iterator[int]:
@@ -177,7 +145,7 @@ def _every_start(rest: Words) -> Iterator[int]:
 
 def _starts(name: str, rest: Words) -> Iterator[int]:
     """Where a command may begin, up to where it has begun for certain."""
-    operands, flags = _OPERANDS_BEFORE[name], _FLAGS.get(name, frozenset())
+    operands, flags = OPERANDS_BEFORE[name], FLAGS.get(name, frozenset())
     may_be_value = False
     seen = certain = 0
     for start, word in enumerate(rest):
@@ -216,7 +184,7 @@ def _without_placeholders(name: str, rest: Words) -> Iterator[str | None]:
 
 
 def _following(name: str, rest: Words) -> Iterator[Words]:
-    markers = _FOLLOWED_BY_COMMAND.get(name, frozenset())
+    markers = FOLLOWED_BY_COMMAND.get(name, frozenset())
     starts = (start for start, word in enumerate(rest, 1) if word in markers)
     for start in itertools.islice(starts, MAX_READINGS + 1):
         words = itertools.takewhile(lambda word: word not in (";", "+"), rest[start:])
@@ -225,9 +193,15 @@ def _following(name: str, rest: Words) -> Iterator[Words]:
             yield command
 
 
-def _option_values(name: str, rest: Words) -> Iterator[str | None]:
+def _setting_values(name: str, rest: Words) -> Iterator[str | None]:
+    """The values of settings that are options: of `-o ProxyCommand=CMD` what is behind the equals sign."""
+    for value in _option_values(name, rest, SETTING_OPTIONS):
+        yield None if value is None else re.split(r"[=\s]", value, maxsplit=1)[-1]
+
+
+def _option_values(name: str, rest: Words, takers: Mapping[str, tuple[str, ...]]) -> Iterator[str | None]:
     """The values of options that take command lines; None for one that is not literal."""
-    options = _SCRIPT_OPTIONS.get(name, ())
+    options = takers.get(name, ())
     for word, following in _with_next(rest, ""):
         if word is None or not word.startswith("-"):
             continue
@@ -249,17 +223,8 @@ def _only_asks(name: str, rest: Words) -> bool:
     return (
         first is not None
         and first.startswith("-")
-        and not _QUERIES.get(name, frozenset()).isdisjoint(first[1:])
+        and not QUERIES.get(name, frozenset()).isdisjoint(first[1:])
     )
-
-
-def _git_settings(rest: Words) -> Iterator[str]:
-    for word, following in _with_next(rest):
-        if word is None or not word.startswith("-c"):
-            continue
-        key, _, value = (word[2:] or following or "").partition("=")
-        if value and _RUN_BY_GIT.match(key):
-            yield value.removeprefix("!")
 
 
 def _joined(words: Sequence[str | None]) -> Inner:

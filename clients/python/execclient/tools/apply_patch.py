@@ -8,6 +8,10 @@ Rules kept in this file:
 2. Nobody is asked about a patch that does not fit.
 3. Where all files may be written anyway, a patch is applied like any command of the turn. Elsewhere somebody
    has to agree, and only then it is written without the sandbox.
+4. Who is asked is shown each file by its path in the patch and, where a link leads elsewhere, by the path
+   that would be written.
+5. Rules are about commands. Those on `apply_patch` hold for a patch in a shell's clothes, as they would for
+   the command; the tool of that name is no command.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from dataclasses import replace
 from typing import Literal
 
 from execclient.approvals import ApprovalCache, ApprovalRequest
+from execclient.connection import Json
 from execclient.orchestrator import REJECTED_BY_USER, SandboxAttempt, SandboxPreference, Trace
 from execclient.patch import (
     Applied,
@@ -31,10 +36,13 @@ from execclient.patch import (
     parse_patch,
     plan_at,
 )
+from execclient.patch.files import RemoteFiles
 from execclient.policy.decision import Requirement
+from execclient.policy.rules import STRICTNESS
 from execclient.policy.scripts import Lowered
 from execclient.tools import exec_text
 from execclient.tools.arguments import ApplyPatchArguments, parse
+from execclient.tools.command_call import approval_scope
 from execclient.tools.command_record import decided
 from execclient.tools.context import CallContext, InterceptedCall
 from execclient.tools.errors import Rejected, RespondToModel
@@ -57,6 +65,7 @@ class PatchRuntime:
         self._context = context
         self._plan = plan
         self._call_id = call_id
+        self._targets: tuple[str, ...] = ()
         permissions = context.sandbox.permissions()
         self.escalated = not all(
             may_write(permissions, path, cwd=context.cwd, workspace_roots=context.workspace_roots)
@@ -64,9 +73,20 @@ class PatchRuntime:
         )
         """Whether some file cannot be written within the sandbox."""
 
+    async def find_targets(self) -> None:
+        """Find out which files would be written, where that is another than the patch says."""
+        context = self._context
+        sandbox = context.sandbox.context(context.cwd, context.workspace_roots)
+        files = RemoteFiles(context.executor, sandbox)
+        found = [await files.target(path) for path in self._plan.paths]
+        self._targets = tuple(dict.fromkeys(path for path in found if path not in self._plan.paths))
+
     def requirement(self) -> Requirement:
         """Whether somebody has to agree."""
         approval = self._context.approval
+        ruled = self._by_rules()
+        if ruled is not None:
+            return ruled
         if self.escalated:
             if approval.may_escalate:
                 return self._required("ask")
@@ -75,7 +95,7 @@ class PatchRuntime:
 
     def approval_keys(self) -> Sequence[str]:
         """One for each file."""
-        return tuple(ApprovalCache.key_of_file(path) for path in self._plan.paths)
+        return tuple(ApprovalCache.key_of_file(path, scope=self._scope()) for path in self._paths)
 
     def approval_request(
         self, requirement: Requirement, permits: Sequence[str], *, retry: bool
@@ -92,7 +112,7 @@ class PatchRuntime:
             amendment=None,
             permits=tuple(permits),
             retry=retry,
-            paths=self._plan.paths,
+            paths=self._paths,
             diff=self._plan.diff(),
         )
 
@@ -105,6 +125,35 @@ class PatchRuntime:
     def denied(self, output: Applied) -> bool:
         """Never: what could not be written has raised."""
         return False
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return (*self._plan.paths, *self._targets)
+
+    def _scope(self) -> dict[str, Json] | None:
+        context = self._context
+        if context.services.policy.parity:
+            return None
+        scope = approval_scope(context.executor, context.sandbox, context.workspace_roots)
+        return {**scope, "escalated": self.escalated}
+
+    def _by_rules(self) -> Requirement | None:
+        """What rules say that ask about `apply_patch`, or forbid it."""
+        policy, approval = self._context.services.policy, self._context.approval
+        found = () if policy.parity else policy.rules.matches((NAME,))
+        strict = [match for match in found if match.decision != "allow"]
+        if not strict:
+            return None
+        deciding = max(strict, key=lambda match: STRICTNESS[match.decision])
+        if deciding.decision == "forbidden":
+            why = deciding.justification or f"policy forbids `{NAME}`"
+            required = self._required("forbidden", f"patch rejected: {why}")
+        elif not approval.asks_for_rules or (self.escalated and not approval.may_escalate):
+            why = "approval required by policy rule, but the approval policy lets nobody be asked"
+            required = self._required("forbidden", f"patch rejected: {why}")
+        else:
+            required = self._required("ask", deciding.justification)
+        return replace(required, source="prefix_rule", matches=tuple(strict))
 
     def _required(self, kind: Literal["skip", "ask", "forbidden"], reason: str | None = None) -> Requirement:
         return Requirement(
@@ -120,7 +169,13 @@ class PatchRuntime:
 
 
 async def apply_patch(
-    context: CallContext, patch: Patch, call_id: str, tool: str, *, cwd: str, tracker: object = None
+    context: CallContext,
+    patch: Patch,
+    call_id: str,
+    tool: str,
+    *,
+    cwd: str,
+    tracker: object = None,
 ) -> CallRecord:
     """Carry out a patch.
 
@@ -138,6 +193,9 @@ async def apply_patch(
     """
     clock = asyncio.get_running_loop().time
     began = clock()
+    elsewhere = context.elsewhere(context, patch.environment_id)
+    if elsewhere.executor is not context.executor:
+        context, cwd = elsewhere, elsewhere.cwd
     context.events.begin((NAME,), cwd)
     try:
         plan = await plan_at(
@@ -150,6 +208,8 @@ async def apply_patch(
         parity = context.services.policy.parity
         raise RespondToModel(error.tool_text if parity else _with_repair(error)) from error
     trace, runtime = Trace(), PatchRuntime(context, plan, call_id)
+    if runtime.requirement().kind == "ask":
+        await runtime.find_targets()
     record = CallRecord(call_id, tool, command=(NAME,), cwd=cwd)
 
     def known(record: CallRecord) -> CallRecord:
@@ -189,7 +249,12 @@ async def intercepted_patch(call: InterceptedCall) -> CallRecord | None:
     except PatchError as error:
         raise RespondToModel(error.tool_text) from error
     record = await apply_patch(
-        call.context, patch, call.call_id, call.tool, cwd=found.cwd, tracker=call.context.tracker
+        call.context,
+        patch,
+        call.call_id,
+        call.tool,
+        cwd=found.cwd,
+        tracker=call.context.tracker,
     )
     if call.tool == "exec_command" and record.exit_code is not None:
         # That tool puts its own envelope around whatever comes of a call.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from execclient.approval_policy import ApprovalPolicy
 from execclient.approvals import ApprovalCache, ApprovalRequest
 from execclient.client import Executor
+from execclient.connection import Json
 from execclient.environment_policy import EnvironmentPolicy
+from execclient.errors import ExecServerError
 from execclient.orchestrator import RETRY_REASON, SandboxAttempt, SandboxPreference
 from execclient.policy.decision import Requirement, decide, shown
 from execclient.policy.policy import Policy
@@ -25,6 +28,10 @@ GRACE_SECONDS = 0.2
 
 BACKSTOP_SECONDS = 5.0
 """How much later than we the daemon ends a command that we want to end gently: for a client that is gone."""
+
+
+LONGEST_SECONDS = 2.0**53 / 1000
+"""What the wire's milliseconds can say. A model that asks for more wants no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,8 @@ class CommandCall:
     prefix_rule: tuple[str, ...] | None = None
     co_commands: tuple[str, ...] | None = None
     """Of the profile `co`: what it trusts."""
+    user_shell: str | None = None
+    """The path of the account's shell, at the executor."""
 
     def requirement(self) -> Requirement:
         """What has to happen before it may run."""
@@ -55,10 +64,18 @@ class CommandCall:
             approval=self.approval,
             sandbox=self.sandbox,
             cwd=self.params.cwd,
+            turn_cwd=self.turn_cwd,
+            user_shell=self.user_shell,
             escalated=self.params.escalated,
             prefix_rule=self.prefix_rule,
             co_commands=self.co_commands,
         )
+
+    def scope(self) -> Mapping[str, Json] | None:
+        """What an approval for the session is bound to besides the command; None for nothing (parity)."""
+        if self.policy.parity:
+            return None
+        return approval_scope(self.executor, self.sandbox, self.workspace_roots, self.environment)
 
     def env(self, attempt: SandboxAttempt) -> ExecEnv:
         """What is started in an attempt."""
@@ -73,6 +90,8 @@ class CommandCall:
 
     async def start(self, env: ExecEnv, *, limit: float | None = None) -> Process:
         """Start it, to be killed after so many seconds. Raises as `Executor.start` does."""
+        if limit is not None and limit > LONGEST_SECONDS:
+            limit = None
         return await self.executor.start(
             env.command,
             cwd=env.cwd,
@@ -84,6 +103,17 @@ class CommandCall:
             sandbox=env.context,
             buffer_bytes=None,  # it is taken as it comes
         )
+
+
+def approval_scope(
+    executor: Executor,
+    sandbox: SandboxPolicy,
+    workspace_roots: Sequence[str],
+    environment: EnvironmentPolicy | None = None,
+) -> dict[str, Json]:
+    """The surroundings that an approval for the session was given for: in others it is another question."""
+    scope = {"executor": executor.url, "sandbox": sandbox.to_json(), "workspace": list(workspace_roots)}
+    return scope if environment is None else {**scope, "environment": environment.wire()}
 
 
 class CommandRuntime:
@@ -108,9 +138,10 @@ class CommandRuntime:
         return self.call.requirement()
 
     def approval_keys(self) -> Sequence[str]:
-        """One: the command, where and how."""
+        """One: the command, where and how, and under what."""
         params = self.call.params
-        return (ApprovalCache.key_of(params.command, params.cwd, params.tty, params.escalated, None),)
+        scope = self.call.scope()
+        return (ApprovalCache.key_of(params.command, params.cwd, params.tty, params.escalated, scope=scope),)
 
     def approval_request(
         self, requirement: Requirement, permits: Sequence[str], *, retry: bool
@@ -135,7 +166,7 @@ class CommandRuntime:
         )
 
     def denied(self, output: ExecSession) -> bool:
-        """Whether the sandbox was in the way of a command that has ended."""
+        """Whether the sandbox was in the way of a command that has ended by itself."""
         denial = output.process.denial
         return bool(output.process.exit_code and denial is not None and denial.get("likely"))
 
@@ -165,6 +196,7 @@ class ToTheEnd(CommandRuntime):
 
     async def run(self, attempt: SandboxAttempt) -> ExecSession:
         """One attempt. Cancelled it kills the command, like its time limit, with all its descendants."""
+        self.cancelled = self.timed_out = False
         env = self.env = self.call.env(attempt)
         seconds = env.expiration.seconds
         limit = seconds if seconds is None or not self._gently else seconds + BACKSTOP_SECONDS
@@ -176,16 +208,23 @@ class ToTheEnd(CommandRuntime):
             else:
                 await self._until_limit(session, seconds)
         except BaseException:
-            await session.end()
+            await session.end("cancelled")
             raise
         return session
+
+    def denied(self, output: ExecSession) -> bool:
+        """Not of a command that we have ended: it would only run into its limit once more."""
+        return not (self.timed_out or self.cancelled) and super().denied(output)
 
     async def _until_limit(self, session: ExecSession, seconds: float | None) -> None:
         # The daemon keeps the limit; for one that hangs, or is away, we do a little later.
         patience = seconds if self._gently or seconds is None else seconds + BACKSTOP_SECONDS
         if not await session.collect(patience):
-            self.timed_out = True
-            await self._stop(session)
+            if session.exited:
+                await session.collect(None)  # in time; only its output is still being waited for
+            else:
+                self.timed_out = True
+                await self._stop(session)
         self.timed_out = self.timed_out or session.process.cause == "timeout"
 
     async def _until_cancelled(self, session: ExecSession, token: asyncio.Event) -> None:
@@ -193,7 +232,9 @@ class ToTheEnd(CommandRuntime):
         finishing = asyncio.create_task(session.finished.wait())
         try:
             await asyncio.wait({waiting, finishing}, return_when=asyncio.FIRST_COMPLETED)
-            if not session.finished.is_set():
+            if session.exited:
+                await session.collect(None)
+            else:
                 self.cancelled = True
                 await self._stop(session)
         finally:
@@ -201,11 +242,15 @@ class ToTheEnd(CommandRuntime):
             finishing.cancel()
 
     async def _stop(self, session: ExecSession) -> None:
-        if self._gently and not session.exited:
-            await session.process.signal("TERM", "group")
-            if await session.collect(GRACE_SECONDS):
-                return
-        await session.end()
+        if self._gently:
+            # A server that sends no such signal, or is away, leaves the kill to us.
+            with suppress(ExecServerError, TimeoutError):
+                async with asyncio.timeout(BACKSTOP_SECONDS):
+                    await session.process.signal("TERM", "group")
+                await session.collect(GRACE_SECONDS)
+        # Also of one that the signal has ended: what came of it may have ignored it.
+        await session.kill()
+        await session.end("its time was up")
 
 
 class UntilYield(CommandRuntime):
@@ -227,6 +272,6 @@ class UntilYield(CommandRuntime):
             await session.collect(self._seconds)
             self.seconds = loop.time() - began
         except BaseException:
-            await session.end()
+            await session.end("cancelled")
             raise
         return session

@@ -89,7 +89,6 @@ def ended(
         exit_code=TIMED_OUT if timed_out else process.exit_code,
         cause=process.cause,
         timed_out=timed_out,
-        lost_bytes=session.lost_bytes,
     )
     failure = _failure(process, session, confined=confined, timed_out=timed_out, cancelled=cancelled)
     return record if failure is None else replace(failed(record, *failure), text="")
@@ -105,6 +104,8 @@ def _failure(
         return "cancelled", "the command was cancelled"
     if timed_out:
         return "timeout", "the command ran into its time limit"
+    if session.ended is not None:
+        return "cancelled", f"the command was ended: {session.ended}"
     if process.failure is not None:
         return "io", process.failure
     if not code:

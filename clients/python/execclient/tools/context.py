@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import posixpath
 from collections.abc import Callable, Sequence
@@ -28,7 +29,6 @@ from execclient.tools.exec_sessions import ExecSessions
 from execclient.tools.result import CallRecord
 from execclient.tools.terminal_text import TerminalText
 from execclient.tools.truncation import Budget
-
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,17 @@ class ToolSession:
     exec: ExecSession
     call: CommandCall
     """The call that started it."""
-    confined: bool
-    """Whether a sandbox may be in its way."""
+    policy: SandboxPolicy
+    """What it runs under."""
     terminal: TerminalText | None = None
     """Cleans what a model reads of it."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever has to do with `terminal`, which reads all output in its order."""
+
+    @property
+    def confined(self) -> bool:
+        """Whether a sandbox may be in its way."""
+        return self.policy.confines
 
 
 @dataclass(slots=True)
@@ -181,4 +188,5 @@ class CallContext:
             environment=environment or self.environment,
             prefix_rule=tuple(prefix_rule) if prefix_rule and config.request_rule else None,
             co_commands=config.shell_safe_commands if config.profile == "co" else None,
+            user_shell=self.shell.path,
         )

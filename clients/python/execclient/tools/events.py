@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
@@ -14,6 +15,8 @@ from typing import ClassVar, Literal
 from pybase64 import b64encode
 
 from execclient.connection import Json
+
+log = logging.getLogger(__name__)
 
 MAX_DELTAS = 10_000
 """Of one call. What comes after is in its result only: an interface that draws each delta would be
@@ -91,7 +94,8 @@ class SessionClosed:
 ToolEvent = CallBegin | CallDecided | OutputDelta | CallEnd | SessionClosed
 
 EventSink = Callable[[ToolEvent], None]
-"""Called on the event loop, in order. What it raises ends the call."""
+"""Called on the event loop, in order. One that raises before a command was started, at `begin` or `decided`,
+ends the call: what cannot be recorded is not run. Later it only misses what else there is to tell."""
 
 
 def to_json(event: ToolEvent) -> dict[str, Json]:
@@ -102,6 +106,17 @@ def to_json(event: ToolEvent) -> dict[str, Json]:
         for name, value in members.items()
     }
     return {"type": event.type, **plain}
+
+
+def tell(sink: EventSink | None, *events: ToolEvent) -> None:
+    """Tell of what has happened already, and no error can change."""
+    if sink is None:
+        return
+    try:
+        for event in events:
+            sink(event)
+    except Exception:
+        log.exception("a sink of events failed")
 
 
 class CallEvents:
@@ -159,11 +174,10 @@ class CallEvents:
         """The last event, with a first one before it if there was none."""
         if self._ended:
             return
-        self.begin((), "")
         self._ended = True
-        self._send(
-            CallEnd(self.call_id, self.tool, success, exit_code, duration, preview, failure, process_id)
-        )
+        ending = CallEnd(self.call_id, self.tool, success, exit_code, duration, preview, failure, process_id)
+        tell(self._sink, *(() if self._begun else (CallBegin(self.call_id, self.tool, (), ""),)), ending)
+        self._begun = True
 
     def _send(self, event: ToolEvent) -> None:
         if self._sink is not None:

@@ -20,7 +20,7 @@ from execclient.tools.exec_sessions import MAX_CHOSEN_ID, SessionIdTaken
 from execclient.tools.function_handler import CommandHandler
 from execclient.tools.registry import ToolInvocation
 from execclient.tools.result import CallRecord, failed
-from execclient.tools.run_to_end import NOT_STARTED, intercepted
+from execclient.tools.run_to_end import NOT_STARTED, intercepted, start_failure
 from execclient.tools.sessions import answer, open_session, session_number
 from execclient.tools.terminal_text import TerminalText
 
@@ -59,6 +59,7 @@ class ExecCommandHandler(CommandHandler[ExecCommandArguments]):
     ) -> CallRecord:
         """Start it, and wait for a while."""
         call = await self.prepare(context, arguments, invocation)
+        context = context.elsewhere(context, arguments.environment_id)
         context.events.begin(call.params.command, call.params.cwd)
         taken = await intercepted(context, call)
         if taken is not None:
@@ -67,7 +68,7 @@ class ExecCommandHandler(CommandHandler[ExecCommandArguments]):
         try:
             return await _run(context, call, arguments, number)
         finally:
-            if number not in dict(context.services.sessions):
+            if not context.services.sessions.is_open(number):
                 context.services.sessions.release(number)
 
 
@@ -86,22 +87,29 @@ async def _run(
         )
         return record if refusal.before else record.with_text(exec_text.rejected(str(refusal)))
     except NOT_STARTED as error:
-        message = error.message if isinstance(error, CallFailed) else str(error)
-        record = failed(begun(call, trace, runtime.env, loop.time() - began), "io", message)
-        return record.with_text(exec_text.not_started(message))
+        start = start_failure(error, trace, call.tool)
+        record = failed(begun(call, trace, runtime.env, loop.time() - began), "io", start.message)
+        return record.with_text(start.text or exec_text.not_started(start.message))
     record = begun(call, trace, runtime.env, runtime.seconds)
-    confined = trace.attempts[-1].policy.confines
     clean = call.params.tty and context.services.config.clean_terminal
-    session = ToolSession(done.output, call, confined, TerminalText() if clean else None)
+    session = ToolSession(done.output, call, trace.attempts[-1].policy, TerminalText() if clean else None)
     if done.retry_refused is not None:
         if context.services.policy.parity:
             refused = failed(record, "rejected", done.retry_refused, terminal=True)
             return refused.with_text(exec_text.rejected(done.retry_refused))
         context.warnings.append(exec_text.retry_refused(done.retry_refused))
     budget = context.budget(arguments.max_output_tokens)
-    if not done.output.finished.is_set():
-        await open_session(context, number, session)
-    return answer(context, session, record, number=number, budget=budget)
+    try:
+        if not done.output.finished.is_set():
+            await open_session(context, number, session)
+        return await answer(context, session, record, number=number, budget=budget)
+    except BaseException:
+        # Nobody would know its number.
+        context.services.sessions.release(number, session)
+        await done.output.end("cancelled")
+        raise
+    finally:
+        done.output.unlisten(runtime.listener)
 
 
 def _reserve(context: CallContext, wanted: str | None) -> int:

@@ -1,28 +1,45 @@
 """A process whose output is collected for a model, bounded, from its start to its end.
 
     collecting ──exited──> lingering ──closed, or LINGER_SECONDS──> finished
-        └──the session or the connection is lost for good──> failed
+        └──the session or the connection is lost for good, or `end`──> finished
 
 Rules kept in this file:
 
 1. The output is taken as it comes, whether or not somebody asks for it: a model that never comes back holds
-   up nobody, and costs no more than the buffer.
-2. What `take` has given is not given again.
+   up nobody, and costs no more than the buffer. What comes after `finished` is dropped unseen.
+2. What `take` has given is not given again, and what was lost on the way is counted.
+3. A listener that raises hears no more; the process and the others do not notice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from execclient.errors import ExecServerError, OutputGap
-from execclient.process import Process
-from execclient.run import LINGER_SECONDS
+from execclient.inbox import Piece
+from execclient.process import Process, until_silent
 from execclient.tools.head_tail import HeadTailBuffer, Snapshot
+
+log = logging.getLogger(__name__)
 
 Listener = Callable[[str, bytes], None]
 """Told of each chunk: its stream and its bytes."""
+
+KILLED_SECONDS = 1.0
+"""For the end of a process after its death was confirmed. On a connection that is away it does not come."""
+
+
+class Lost(NamedTuple):
+    """Output that was dropped before it came to us."""
+
+    size: int
+    """Bytes, as far as that is known."""
+    more: bool
+    """Whether there was some whose amount is not known."""
 
 
 class ExecSession:
@@ -30,7 +47,7 @@ class ExecSession:
 
     Args:
         process: it; this takes all its output.
-        listener: told of output, until `listen` names another.
+        listener: told of output.
         split: keep the two streams apart, too.
     """
 
@@ -40,24 +57,30 @@ class ExecSession:
         """All output since the last `take`."""
         self.streams: dict[str, HeadTailBuffer] = {}
         """With `split`: that of each stream."""
-        self.lost_bytes = 0
-        """Output that was dropped before it came here, as far as that is known."""
         self.failure: ExecServerError | None = None
         """Why its end will not be known."""
+        self.ended: str | None = None
+        """Why we ended it, if we did."""
         self.finished = asyncio.Event()
         """Set when nothing more will come, or is waited for."""
-        self._listener = listener
+        self._lost = Lost(0, False)
+        self._listeners = [] if listener is None else [listener]
         self._split = split
         self._pump = asyncio.create_task(self._collect())
 
-    def listen(self, listener: Listener | None) -> None:
-        """Tell another one of output from now on."""
-        self._listener = listener
+    def listen(self, listener: Listener) -> None:
+        """Tell this one of output from now on, and who was told before not until `unlisten`."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener | None) -> None:
+        """Tell this one no more. Does nothing to one that is not told."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     @property
     def exited(self) -> bool:
         """Whether the process has ended, or will never be heard of again."""
-        return self.process.exit_code is not None or self.failure is not None
+        return self.process.exit_code is not None or self.finished.is_set()
 
     async def collect(self, seconds: float | None) -> bool:
         """Let output come for so many seconds, or until its end; whether it has ended."""
@@ -67,52 +90,94 @@ class ExecSession:
         return self.finished.is_set()
 
     def take(self) -> Snapshot:
-        """The output since the last time."""
-        return self.both.drain()
+        """The output since the last time. While more may come, half a character waits for its other half."""
+        taken = self.both.drain()
+        half = b"" if self.finished.is_set() else half_character(taken.tail or taken.head)
+        if not half:
+            return taken
+        self.both.push(half)
+        head, tail = taken.head, taken.tail
+        if tail:
+            return Snapshot(head, tail[: -len(half)], taken.omitted_bytes)
+        return Snapshot(head[: -len(half)], tail, taken.omitted_bytes)
 
-    async def end(self) -> None:
+    def take_lost(self) -> Lost:
+        """What was lost since the last time."""
+        lost, self._lost = self._lost, Lost(0, False)
+        return lost
+
+    async def kill(self) -> None:
+        """Kill the process with all that came of it, and wait for the rest of what it has printed."""
+        await self.process._session.kill(self.process._inbox)  # noqa: SLF001 - one package
+        await self.collect(KILLED_SECONDS)
+
+    async def end(self, reason: str) -> None:
         """Kill the process with all that came of it, if it still runs, and collect no more."""
         try:
-            if not self.exited:
+            if not self.finished.is_set():
+                self.ended = reason
                 # Goes on in the background if this is cancelled.
-                await self.process._session.kill(self.process._inbox)  # noqa: SLF001 - one package
+                await self.kill()
         finally:
             self._pump.cancel()
             await asyncio.wait({self._pump})
 
-    def release(self) -> None:
-        """Collect no more, and leave the process alone."""
-        self._pump.cancel()
-
     async def _collect(self) -> None:
+        process, inbox = self.process, self.process._inbox  # noqa: SLF001 - one package
+        output = asyncio.create_task(self._take_all())
         try:
-            output = asyncio.create_task(self._take_all())
+            await process.wait()
             try:
-                await self.process.wait()
                 # A child in the background may hold the output open for hours.
-                await asyncio.wait({output}, timeout=LINGER_SECONDS)
-                if output.done():
-                    output.result()
-            finally:
-                output.cancel()
-                await asyncio.wait({output})
+                await until_silent(process._session, inbox)  # noqa: SLF001 - one package
+            except ExecServerError:
+                self._lost = Lost(self._lost.size, True)
         except ExecServerError as error:
             self.failure = error
         finally:
+            output.cancel()
+            self._took(inbox.discard())
             self.finished.set()
+            await asyncio.wait({output})
 
     async def _take_all(self) -> None:
         while True:
             try:
-                async for stream, data in self.process:
-                    self._took(stream, data)
+                async for chunk in self.process:
+                    self._took((chunk,))
                 return
             except OutputGap as gap:
-                self.lost_bytes += gap.lost_bytes or 0
+                self._took((gap,))
+            except ExecServerError:
+                return  # whoever waits for the process is told, too
 
-    def _took(self, stream: str, data: bytes) -> None:
-        self.both.push(data)
-        if self._split:
-            self.streams.setdefault(stream, HeadTailBuffer()).push(data)
-        if self._listener is not None:
-            self._listener(stream, data)
+    def _took(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, OutputGap):
+                size, more = self._lost
+                self._lost = Lost(size + (piece.lost_bytes or 0), more or piece.lost_bytes is None)
+                continue
+            stream, data = piece
+            self.both.push(data)
+            if self._split:
+                self.streams.setdefault(stream, HeadTailBuffer()).push(data)
+            if self._listeners:
+                self._tell(self._listeners[-1], stream, data)
+
+    def _tell(self, listener: Listener, stream: str, data: bytes) -> None:
+        try:
+            listener(stream, data)
+        except Exception:
+            log.exception("a listener to the output of %s failed, and hears no more", self.process.id)
+            self.unlisten(listener)
+
+
+def half_character(data: bytes) -> bytes:
+    """The bytes at the end that are the beginning of a character of UTF-8, and not all of it."""
+    for size in range(1, min(4, len(data) + 1)):
+        first = data[-size]
+        if first & 0xC0 == 0x80:
+            continue  # not the first of its character
+        whole = 4 if first >= 0xF0 else 3 if first >= 0xE0 else 2 if first >= 0xC0 else 1
+        return data[-size:] if size < whole and first <= 0xF4 else b""
+    return b""

@@ -140,10 +140,24 @@ class ExecSessions(Generic[T]):
             self._open[session_id] = session
         return session
 
-    def release(self, session_id: int) -> T | None:
-        """Give the number back, reserved or open; the session, if there was one. Twice does no harm."""
+    def release(self, session_id: int, session: T | None = None) -> T | None:
+        """Give the number back, reserved or open. Twice does no harm.
+
+        Args:
+            session_id: the number.
+            session: only if it is this one's: another one may have got it since.
+
+        Returns:
+            The session, if there was one.
+        """
+        if session is not None:
+            return self._open.pop(session_id) if self._open.get(session_id) is session else None
         self._reserved.discard(session_id)
         return self._open.pop(session_id, None)
+
+    def is_open(self, session_id: int) -> bool:
+        """Whether there is a session of that number; it is no use of it."""
+        return session_id in self._open
 
     def _is_taken(self, session_id: int) -> bool:
         return session_id in self._open or session_id in self._reserved

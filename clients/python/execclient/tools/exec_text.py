@@ -179,6 +179,25 @@ def not_started(reason: str, *, tool: str = "exec_command") -> str:
     return rejected(f"Failed to create unified exec process: {reason}", tool=tool)
 
 
+def may_have_run(reason: str, *, tool: str) -> str:
+    """A command whose start was not answered: it must not be taken for one that did not run."""
+    return (
+        f"{tool} failed: the command may have run, in part or to its end ({reason}). "
+        "If it still ran, it was ended. Look at what it has done before you run it again."
+    )
+
+
+def ran_within_sandbox(text: str) -> str:
+    """Before what is told of a second attempt that was not started."""
+    return f"The sandbox was in the way of the command, which has run. It was to run again without it: {text}"
+
+
+def lost_output(size: int, *, more: bool) -> str:
+    """For a model whose command printed more than could be brought to it."""
+    amount = "some" if not size else f"at least {size} bytes" if more else f"{size} bytes"
+    return f"Warning: {amount} of the output were lost on the way"
+
+
 def unknown_session(session_id: int | str) -> str:
     """Input for a session that is not there, or no longer."""
     return f"write_stdin failed: Unknown process id {session_id}"

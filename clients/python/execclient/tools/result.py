@@ -155,7 +155,7 @@ class ToolResult:
             aggregated_output=record.aggregated,
             duration=record.duration,
             timed_out=record.timed_out,
-            truncated=record.truncated or record.omitted_bytes > 0,
+            truncated=record.truncated or record.omitted_bytes > 0 or record.lost_bytes > 0,
             omitted_bytes=record.omitted_bytes + record.lost_bytes,
             failure=record.failure,
             record=record,

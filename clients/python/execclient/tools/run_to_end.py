@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import NamedTuple
 
-from execclient.errors import CallFailed, CallTimeout, ConnectionLost, Unsupported
+from execclient.errors import (
+    CallFailed,
+    CallTimeout,
+    ConnectionLost,
+    ExecServerError,
+    OutcomeUnknown,
+    Unsupported,
+)
 from execclient.orchestrator import Trace
 from execclient.run import TIMED_OUT
 from execclient.tools.command_call import CommandCall, ToTheEnd
@@ -13,7 +21,13 @@ from execclient.tools.command_record import NO_SUCH_FILE, NOT_FOUND, NOT_RUN, be
 from execclient.tools.context import CallContext, InterceptedCall
 from execclient.tools.errors import Rejected
 from execclient.tools.exec_session import ExecSession
-from execclient.tools.exec_text import command_envelope, omission_marker
+from execclient.tools.exec_text import (
+    command_envelope,
+    lost_output,
+    may_have_run,
+    omission_marker,
+    ran_within_sandbox,
+)
 from execclient.tools.result import CallRecord, failed
 from execclient.tools.truncation import Budget
 
@@ -48,10 +62,9 @@ async def run_to_end(
         record = begun(call, trace, runtime.env, loop.time() - began)
         return failed(record, "rejected", str(refusal), terminal=True)
     except NOT_STARTED as error:
-        reason = error.message if isinstance(error, CallFailed) else str(error)
-        code = NOT_FOUND if reason.endswith(NO_SUCH_FILE) else NOT_RUN
-        record = replace(begun(call, trace, runtime.env, loop.time() - began), exit_code=code)
-        return failed(record, "io", f"failed to start: {reason}")
+        start = start_failure(error, trace, call.tool)
+        record = replace(begun(call, trace, runtime.env, loop.time() - began), exit_code=start.exit_code)
+        return failed(record, "io", start.text or f"failed to start: {start.message}")
     session = done.output
     record = begun(call, trace, runtime.env, loop.time() - began)
     record = ended(
@@ -62,6 +75,28 @@ async def run_to_end(
         cancelled=runtime.cancelled,
     )
     return _shown(record, session, runtime, budget or context.budget(None), context)
+
+
+class StartFailure(NamedTuple):
+    """What is told of a start that failed."""
+
+    message: str
+    text: str | None
+    """For the model; None for the tool's own words around the message."""
+    exit_code: int | None
+    """None if it may have run."""
+
+
+def start_failure(error: ExecServerError, trace: Trace, tool: str) -> StartFailure:
+    """What to tell of one of `NOT_STARTED`: not that nothing has run when that is not known."""
+    message = error.message if isinstance(error, CallFailed) else str(error)
+    code: int | None = NOT_FOUND if message.endswith(NO_SUCH_FILE) else NOT_RUN
+    text = None
+    if isinstance(error, OutcomeUnknown | CallTimeout):
+        text, code = may_have_run(message, tool=tool), None
+    if len(trace.attempts) > 1:
+        text, code = ran_within_sandbox(text or f"failed to start: {message}"), None
+    return StartFailure(message, text, code)
 
 
 async def intercepted(context: CallContext, call: CommandCall) -> CallRecord | None:
@@ -79,11 +114,15 @@ async def intercepted(context: CallContext, call: CommandCall) -> CallRecord | N
 def _shown(
     record: CallRecord, session: ExecSession, runtime: ToTheEnd, budget: Budget, context: CallContext
 ) -> CallRecord:
-    output = session.take()
+    output, lost = session.take(), session.take_lost()
     seconds = None if runtime.env is None else runtime.env.expiration.seconds
     text = output.text(f"\n{omission_marker(output.omitted_bytes)}\n")
     if session.failure is not None or session.process.failure is not None:
-        text = f"{text}\n{record.failure.message}" if record.failure is not None else text
+        told = [text, record.failure.message] if record.failure is not None else [text]
+        text = "\n".join(filter(None, told))
+    if any(lost):
+        context.warnings.append(lost_output(lost.size, more=lost.more))
+        text = f"{context.warnings[-1]}\n{text}"
     shown = command_envelope(
         text,
         exit_code=TIMED_OUT
@@ -98,7 +137,8 @@ def _shown(
     return replace(
         record,
         text=shown.text,
-        truncated=shown.truncated,
+        truncated=shown.truncated or any(lost),
+        lost_bytes=lost.size,
         stdout=kept(session.streams.get("stdout")) or kept(session.streams.get("pty")),
         stderr=kept(session.streams.get("stderr")),
         aggregated=output.text(),

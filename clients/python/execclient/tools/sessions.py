@@ -6,6 +6,7 @@ number back.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from execclient.tools import exec_text
@@ -13,7 +14,12 @@ from execclient.tools.command_record import chunk_id, ended
 from execclient.tools.context import CallContext, ToolSession
 from execclient.tools.exec_sessions import Commit
 from execclient.tools.result import CallRecord
+from execclient.tools.terminal_text import TerminalText
 from execclient.tools.truncation import Budget
+
+AT_ONCE_BYTES = 1 << 14
+"""Of a terminal's output; more is cleaned in a thread. A megabyte of cursor movements takes a second, and
+the event loop must not stand still meanwhile."""
 
 PRUNED = "pruned"
 """Why a session was ended for another one's sake."""
@@ -32,11 +38,11 @@ async def open_session(context: CallContext, number: int, session: ToolSession) 
         context.warnings.append(exec_text.session_warning(commit.count, services.sessions.limit))
     if commit.pruned is not None:
         pruned, its = commit.pruned
-        await its.exec.end()
         services.closed_session(str(pruned), PRUNED)
+        await its.exec.end("another one took its place")
 
 
-def answer(
+async def answer(
     context: CallContext,
     session: ToolSession,
     record: CallRecord,
@@ -53,20 +59,35 @@ def answer(
         number: of the session.
         budget: what the text may have.
     """
+    async with session.turn:
+        return await _answer(context, session, record, number=number, budget=budget)
+
+
+async def _answer(
+    context: CallContext,
+    session: ToolSession,
+    record: CallRecord,
+    *,
+    number: int,
+    budget: Budget,
+) -> CallRecord:
     process = session.exec
     finished = process.finished.is_set()
-    output = process.take()
+    output, lost = process.take(), process.take_lost()
+    if any(lost):
+        context.warnings.append(exec_text.lost_output(lost.size, more=lost.more))
     if finished:
+        context.services.sessions.release(number, session)
         record = ended(record, process, confined=session.confined)
     else:
         record = replace(record, process_id=process.process.id, session=str(number))
     text, aggregated = exec_text.show(output, budget), output.text()
     if session.terminal is not None:
         marker = f"\n{exec_text.omission_marker(output.omitted_bytes)}\n"
-        aggregated = session.terminal.clean(output.data(marker), ended=finished)
+        aggregated = await _cleaned(session.terminal, output.data(marker), ended=finished)
         text = exec_text.show_text(aggregated, budget)
     shown = text.text
-    if finished and record.failure is not None and record.failure.kind == "io":
+    if finished and record.failure is not None and record.failure.kind in ("io", "cancelled"):
         shown = f"{shown}\n{record.failure.message}" if shown else record.failure.message
     body = "\n".join([*context.warnings, shown]) if context.warnings else shown
     envelope = exec_text.session_envelope(
@@ -80,10 +101,23 @@ def answer(
     return replace(
         record,
         text=envelope,
-        truncated=text.truncated,
+        truncated=text.truncated or any(lost),
+        lost_bytes=lost.size,
         aggregated=aggregated,
         stdout=aggregated,
         total_bytes=output.total_bytes,
         omitted_bytes=output.omitted_bytes,
         warnings=tuple(context.warnings),
     )
+
+
+async def _cleaned(terminal: TerminalText, data: bytes, *, ended: bool) -> str:
+    """The text of a terminal's output."""
+    if len(data) <= AT_ONCE_BYTES:
+        return terminal.clean(data, ended=ended)
+    work = asyncio.create_task(asyncio.to_thread(terminal.clean, data, ended=ended))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})  # nobody else may have the terminal before
+        raise

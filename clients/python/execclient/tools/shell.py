@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from execclient.policy.safe import known_safe
-from execclient.tools.arguments import ShellArguments
+from execclient.tools.arguments import ShellArguments, ShellCommandArguments
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext
 from execclient.tools.exec_params import DefaultTimeout, ExecParams, Timeout
@@ -16,6 +16,26 @@ from execclient.tools.run_to_end import run_to_end
 def expiration(timeout_ms: int | None) -> Timeout | DefaultTimeout:
     """The time limit of a call."""
     return DefaultTimeout() if timeout_ms is None else Timeout(timeout_ms / 1000)
+
+
+def prepared(
+    context: CallContext,
+    command: tuple[str, ...],
+    arguments: ShellArguments | ShellCommandArguments,
+    invocation: ToolInvocation,
+) -> CommandCall:
+    """What is to be run, of either form of the arguments. Raises `RespondToModel`."""
+    params = ExecParams(
+        command=command,
+        cwd=context.resolve(arguments.workdir),
+        expiration=expiration(arguments.timeout_ms),
+        env=context.env(invocation.call_id),
+        sandbox_permissions=context.permissions(arguments.sandbox_permissions),
+        justification=arguments.justification,
+    )
+    return context.command_call(
+        invocation.call_id, invocation.tool_name, params, prefix_rule=arguments.prefix_rule
+    )
 
 
 class ShellHandler(CommandHandler[ShellArguments]):
@@ -32,17 +52,7 @@ class ShellHandler(CommandHandler[ShellArguments]):
         self, context: CallContext, arguments: ShellArguments, invocation: ToolInvocation
     ) -> CommandCall:
         """What is to be run."""
-        params = ExecParams(
-            command=arguments.command,
-            cwd=context.resolve(arguments.workdir),
-            expiration=expiration(arguments.timeout_ms),
-            env=context.env(invocation.call_id),
-            sandbox_permissions=context.permissions(arguments.sandbox_permissions),
-            justification=arguments.justification,
-        )
-        return context.command_call(
-            invocation.call_id, invocation.tool_name, params, prefix_rule=arguments.prefix_rule
-        )
+        return prepared(context, arguments.command, arguments, invocation)
 
     async def call(
         self, context: CallContext, arguments: ShellArguments, invocation: ToolInvocation

@@ -6,12 +6,11 @@ from execclient.policy.safe import known_safe
 from execclient.tools.arguments import ShellCommandArguments
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext
-from execclient.tools.exec_params import ExecParams
 from execclient.tools.function_handler import CommandHandler
 from execclient.tools.registry import ToolInvocation
 from execclient.tools.result import CallRecord
 from execclient.tools.run_to_end import run_to_end
-from execclient.tools.shell import expiration
+from execclient.tools.shell import prepared
 
 
 class ShellCommandHandler(CommandHandler[ShellCommandArguments]):
@@ -31,17 +30,7 @@ class ShellCommandHandler(CommandHandler[ShellCommandArguments]):
         self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
     ) -> CommandCall:
         """What is to be run."""
-        params = ExecParams(
-            command=self.argv(context, arguments),
-            cwd=context.resolve(arguments.workdir),
-            expiration=expiration(arguments.timeout_ms),
-            env=context.env(invocation.call_id),
-            sandbox_permissions=context.permissions(arguments.sandbox_permissions),
-            justification=arguments.justification,
-        )
-        return context.command_call(
-            invocation.call_id, invocation.tool_name, params, prefix_rule=arguments.prefix_rule
-        )
+        return prepared(context, self.argv(context, arguments), arguments, invocation)
 
     async def call(
         self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation

@@ -8,7 +8,9 @@ Rules kept in this file:
 
 1. Every call ends in a result for the model, whatever a handler raises. Two things pass through: the end of
    the turn (`TurnAborted`), which is not the model's, and the cancellation of the call.
-2. A call that may change something runs alone; others run side by side.
+2. A call that may change something runs alone; others run side by side. `exec_command` runs until it
+   answers, and not for as long as its process; a look at a process (`write_stdin` without input) waits
+   for minutes, starts nothing, and so keeps out nobody.
 3. Each call has exactly one begin and one end among the events.
 """
 
@@ -19,6 +21,7 @@ import copy
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -38,10 +41,11 @@ from execclient.tools.config import ToolsConfig, Turn
 from execclient.tools.context import CallContext, Interceptor, Services, ToolSession
 from execclient.tools.environment import without_secrets
 from execclient.tools.errors import PolicyChanged, RespondToModel, TurnAborted, UnsupportedCall
-from execclient.tools.events import CallEvents, EventSink, SessionClosed
+from execclient.tools.events import CallEvents, EventSink, SessionClosed, tell
 from execclient.tools.exec_command import ExecCommandHandler
 from execclient.tools.exec_sessions import ExecSessions
 from execclient.tools.function_handler import CommandHandler
+from execclient.tools.open_calls import OpenCalls
 from execclient.tools.parallel import CallGate
 from execclient.tools.payloads import FunctionOutput, FunctionPayload, McpOutput, ToolPayload
 from execclient.tools.preview import preview
@@ -59,6 +63,7 @@ Handled = CallRecord | FunctionOutput | McpOutput
 """What a handler gives: ours the facts, a host's own an output."""
 
 ABORTED = "aborted by user"
+CLOSED = "the tools were closed"
 
 _NO_TURN = Turn()
 
@@ -119,6 +124,7 @@ class Toolset:
         self._events = events
         self._shell = shell
         self._gate = CallGate()
+        self._calls = OpenCalls()
         self._services = Services(
             config=self.config,
             policy=policy or Policy(),
@@ -169,7 +175,7 @@ class Toolset:
         Raises:
             TurnAborted: somebody who was asked wants the turn to end.
             PolicyChanged: the rules are no longer those of `policy_revision`; nothing was started.
-            ExecutorClosed: the executor was closed.
+            ExecutorClosed: this was closed before. A call that `close` finds under way ends with a result.
         """
         call_id = call_id or f"call_{new_id()}"
         if policy_revision is not None and policy_revision != self.policy.revision:
@@ -181,7 +187,10 @@ class Toolset:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            record = await self._handled(invocation)
+            async with self._calls.entered():
+                record = await self._handled(invocation)
+        except TimeoutError:
+            record = failed(CallRecord(call_id, name, duration=clock() - began), "cancelled", CLOSED)
         except BaseException as error:
             aborted = isinstance(error, TurnAborted)
             message = ABORTED if aborted else f"{type(error).__name__}"
@@ -231,11 +240,11 @@ class Toolset:
             return True
 
     async def close(self) -> None:
-        """End all sessions. May be called again; the executor stays open."""
+        """End all calls and sessions, and take no more. May be called again; the executor stays open."""
+        await self._calls.end()
         sessions = self._services.sessions
-        for number, session in list(sessions):
-            sessions.release(number)
-            await session.exec.end()
+        left = [sessions.release(number) for number, _ in sessions]
+        await asyncio.gather(*(session.exec.end(CLOSED) for session in left if session is not None))
 
     async def __aenter__(self) -> Self:
         return self
@@ -289,7 +298,8 @@ class Toolset:
         try:
             handler = self.registry.lookup(invocation.tool_name, invocation.payload)
             mutating = await handler.is_mutating(invocation)
-            async with self._gate.entered(mutating=mutating):
+            looks = isinstance(handler, WriteStdinHandler) and not mutating
+            async with nullcontext() if looks else self._gate.entered(mutating=mutating):
                 return _as_record(await handler.handle(invocation), blank)
         except TurnAborted:
             raise
@@ -317,8 +327,7 @@ class Toolset:
 
     def _session_closed(self, number: str, reason: str) -> None:
         log.info("session %s was ended: %s", number, reason)
-        if self._events is not None:
-            self._events(SessionClosed(number, reason))
+        tell(self._events, SessionClosed(number, reason))
 
 
 def _payload(arguments: str | Mapping[str, Json] | ToolPayload) -> ToolPayload:

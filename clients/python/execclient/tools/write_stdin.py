@@ -1,10 +1,16 @@
-"""`write_stdin`: write to a command that still runs, or look what it has printed since."""
+"""`write_stdin`: write to a command that still runs, or look what it has printed since.
+
+No rule judges what is written: a shell that was started may be typed any command, within the sandbox that it
+was started under. Hosts whose rules are to hold for each command ask about shells and interpreters, too. In a
+turn that permits less, `session_input` has somebody asked, or refuses. Looking and interrupting are free.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
-from execclient.errors import NoSuchProcess, StdinUnavailable
+from execclient.errors import ConnectionLost, ExecutorClosed, NoSuchProcess, StdinUnavailable
+from execclient.run import LINGER_SECONDS
 from execclient.tools import exec_text
 from execclient.tools.arguments import WriteStdinArguments
 from execclient.tools.context import CallContext, ToolSession
@@ -12,6 +18,7 @@ from execclient.tools.errors import RespondToModel
 from execclient.tools.function_handler import FunctionHandler
 from execclient.tools.registry import ToolInvocation
 from execclient.tools.result import CallRecord
+from execclient.tools.session_input import ask_to_type
 from execclient.tools.sessions import answer, session_number
 
 MIN_WRITE_YIELD_MS, MAX_WRITE_YIELD_MS = 250, 30_000
@@ -22,6 +29,9 @@ MIN_POLL_MS, MAX_POLL_MS = 5_000, 300_000
 REACTION_SECONDS = 0.1
 """After a write, before the end of the command counts: what it prints in answer is part of the answer."""
 
+ENDING_SECONDS = LINGER_SECONDS + REACTION_SECONDS
+"""For the end of one that takes no input any more."""
+
 INTERRUPT = "\x03"
 
 
@@ -29,7 +39,8 @@ async def write_stdin(context: CallContext, arguments: WriteStdinArguments, call
     """Carry out a call.
 
     Raises:
-        RespondToModel: there is no such session, or it takes no input.
+        RespondToModel: there is no such session, it takes no input, or none of this turn's.
+        TurnAborted: somebody wants the turn to end.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -39,16 +50,22 @@ async def write_stdin(context: CallContext, arguments: WriteStdinArguments, call
         raise RespondToModel(exec_text.unknown_session(arguments.session))
     params = session.call.params
     context.events.begin(params.command, params.cwd)
-    session.exec.listen(context.events.delta)
-    if arguments.data:
-        low, high = MIN_WRITE_YIELD_MS, MAX_WRITE_YIELD_MS
-        await _write(session, arguments.data)
-    else:
-        low, high = MIN_POLL_MS, MAX_POLL_MS
-    end = loop.time() + min(max(arguments.yield_time_ms, low), high) / 1000
-    if arguments.data:
-        await asyncio.sleep(REACTION_SECONDS)
-    await session.exec.collect(max(end - loop.time(), 0))
+    if arguments.data and arguments.data != INTERRUPT:
+        await ask_to_type(context, session, arguments.data, name=arguments.session, call_id=call_id)
+    listener = context.events.delta
+    session.exec.listen(listener)
+    try:
+        if arguments.data:
+            low, high = MIN_WRITE_YIELD_MS, MAX_WRITE_YIELD_MS
+            await _write(session, arguments.data)
+        else:
+            low, high = MIN_POLL_MS, MAX_POLL_MS
+        end = loop.time() + min(max(arguments.yield_time_ms, low), high) / 1000
+        if arguments.data:
+            await asyncio.sleep(REACTION_SECONDS)
+        await session.exec.collect(max(end - loop.time(), 0))
+    finally:
+        session.exec.unlisten(listener)
     record = CallRecord(
         call_id=call_id,
         tool="write_stdin",
@@ -56,9 +73,8 @@ async def write_stdin(context: CallContext, arguments: WriteStdinArguments, call
         cwd=params.cwd,
         duration=loop.time() - began,
     )
-    if session.exec.finished.is_set():
-        context.services.sessions.release(number)
-    return answer(context, session, record, number=number, budget=context.budget(arguments.max_output_tokens))
+    budget = context.budget(arguments.max_output_tokens)
+    return await answer(context, session, record, number=number, budget=budget)
 
 
 class WriteStdinHandler(FunctionHandler[WriteStdinArguments]):
@@ -82,13 +98,16 @@ async def _write(session: ToolSession, data: str) -> None:
     if not session.call.params.tty:
         if data != INTERRUPT:
             raise RespondToModel(exec_text.STDIN_CLOSED)
-        await process.interrupt()
-        return
-    if session.terminal is not None:
-        session.terminal.typed(data)
+    elif session.terminal is not None:
+        async with session.turn:
+            session.terminal.typed(data)
     try:
-        await process.write(data)
+        await (process.write(data) if session.call.params.tty else process.interrupt())
     except (StdinUnavailable, NoSuchProcess):
         # It has just ended: the answer says so, with its exit code.
-        if not await session.exec.collect(REACTION_SECONDS):
+        if not await session.exec.collect(ENDING_SECONDS):
             raise RespondToModel(exec_text.STDIN_CLOSED) from None
+    except (ConnectionLost, ExecutorClosed):
+        # For good: the answer says so. What may be had again is an error of this call alone.
+        if not await session.exec.collect(REACTION_SECONDS):
+            raise

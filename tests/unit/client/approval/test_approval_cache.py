@@ -88,3 +88,25 @@ def test_names_that_are_no_text_have_keys() -> None:
     cache.remember([key], any_cwd=True)
 
     assert cache.covers([key])
+
+
+def test_a_grant_holds_where_it_was_given_and_in_any_folder_of_that() -> None:
+    cache = ApprovalCache()
+    inside, full = ({"sandbox": {"type": kind}} for kind in ("workspace-write", "danger-full-access"))
+
+    def key(cwd: str, scope: dict[str, dict[str, str]] | None) -> str:
+        return ApprovalCache.key_of(ARGV, cwd, False, False, scope=scope)
+
+    cache.remember([key("/w", inside)], any_cwd=True)
+    assert cache.covers([key("/w", inside)])
+    assert cache.covers([key("/elsewhere", inside)])
+    assert not cache.covers([key("/w", full)])
+    assert not cache.covers([key("/w", None)])
+
+
+def test_keys_of_files_and_of_input_are_bound_to_where_they_were_given_too() -> None:
+    scopes = ({"escalated": False}, {"escalated": True})
+    files = {ApprovalCache.key_of_file("/w/a", scope=scope) for scope in scopes}
+    inputs = {ApprovalCache.key_of_input("p1", scope=scope) for scope in scopes}
+
+    assert len(files | inputs | {ApprovalCache.key_of_file("/w/a")}) == 5

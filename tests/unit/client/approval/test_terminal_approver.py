@@ -168,6 +168,33 @@ def test_what_can_be_seen_stays() -> None:
     assert visible("grüße 漢字 é $HOME \\n 🙂") == "grüße 漢字 é $HOME \\n 🙂"
 
 
+def test_blanks_that_push_the_rest_out_of_sight_are_shown_by_their_number() -> None:
+    assert visible("ls" + " " * 5000 + "; rm x") == "ls [5000 blanks] ; rm x"
+    assert visible("ls" + " " * 40 + "x") == "ls" + " " * 40 + "x"
+
+
+def test_accents_that_paint_over_the_text_are_shown_by_their_number() -> None:
+    assert visible("r\u0336\u0335\u0334\u0338m") == "r[4 marks]m"
+    assert visible("ệ\u0323\u0302") == "ệ\u0323\u0302"
+
+
+async def test_empty_lines_that_push_the_rest_out_of_sight_are_shown_by_their_number() -> None:
+    command = "ls" + "\n" * 500 + "rm x\n\nls"
+
+    _, shown = await review("y\n", dataclasses.replace(REQUEST, command=command))
+
+    assert "  | $ ls\n  : 499 empty lines\n  |   rm x\n  |   \n  |   ls\n" in shown
+
+
+@pytest.mark.parametrize("command", ["x" * 2001, "x\n" * 21])
+async def test_a_command_that_fills_the_window_says_so_below(command: str) -> None:
+    _, shown = await review("y\n", dataclasses.replace(REQUEST, command=command))
+    _, usual = await review("y\n")
+
+    assert f"  length:  {len(command)} characters in " in shown
+    assert "length:" not in usual
+
+
 async def test_a_terminal_without_the_letters_still_gets_the_question() -> None:
     raw = io.BytesIO()
     output = io.TextIOWrapper(raw, encoding="ascii")

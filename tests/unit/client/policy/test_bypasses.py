@@ -149,6 +149,8 @@ GIT: list[Attempt] = [
     ("git log --show-sig", None),
     ("git log --format=%G?", None),
     ("git log '--pretty=format:%GS'", None),
+    ("git log --format=%+G?", None),
+    ("git show --format=%-GS", None),
     ("git log --remerge-diff", None),
     ("git log --diff-merges=remerge", None),
     ("git branch -D x", None),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from execclient.tools.events import (
     MAX_DELTAS,
     CallBegin,
@@ -75,3 +77,26 @@ def test_an_event_is_json_and_its_bytes_are_base64() -> None:
         "stream": "pty",
         "chunk": "/wA=",
     }
+
+
+def test_an_end_that_a_sink_cannot_take_is_no_error_and_is_not_told_again() -> None:
+    told: list[ToolEvent] = []
+
+    def fail(event: ToolEvent) -> None:
+        told.append(event)
+        if event.type == "end":
+            raise OSError("full disk")
+
+    events = CallEvents(fail, "c", "shell")
+    ended(events)
+    ended(events)
+
+    assert [event.type for event in told] == ["begin", "end"]
+
+
+def test_a_beginning_that_a_sink_cannot_take_is_an_error() -> None:
+    def fail(event: ToolEvent) -> None:
+        raise OSError("full disk")
+
+    with pytest.raises(OSError, match="full disk"):
+        CallEvents(fail, "c", "shell").begin(("ls",), "/w")

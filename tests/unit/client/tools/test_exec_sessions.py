@@ -201,3 +201,26 @@ def test_any_order_of_use_prunes_as_the_rule_says(
             assert (pruned[0] if pruned else None) == expected
             last_used[number] = time
     assert {each for each, _ in sessions} == set(last_used)
+
+
+def test_a_session_that_is_gone_does_not_give_back_the_number_of_the_next_one() -> None:
+    sessions = store()
+    first = fill(sessions, [1001])[1001]
+    assert sessions.release(1001, first) is first
+    second = fill(sessions, [1001])[1001]
+
+    assert sessions.release(1001, first) is None
+    assert sessions.is_open(1001)
+    assert sessions.use(1001) is second
+
+
+def test_a_number_that_is_reserved_stays_so_when_its_former_session_is_released() -> None:
+    sessions = store()
+    first = fill(sessions, [1001])[1001]
+    sessions.release(1001)
+    sessions.reserve(1001)
+
+    sessions.release(1001, first)
+
+    with pytest.raises(SessionIdTaken):
+        sessions.reserve(1001)

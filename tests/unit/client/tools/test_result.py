@@ -139,3 +139,7 @@ def test_omitted_and_lost_output_is_one_number() -> None:
     record = CallRecord(call_id="c", tool="shell", omitted_bytes=3, lost_bytes=4)
 
     assert (result(record).truncated, result(record).omitted_bytes) == (True, 7)
+
+
+def test_output_that_was_lost_on_the_way_is_a_truncation_too() -> None:
+    assert result(CallRecord(call_id="c", tool="shell", lost_bytes=4)).truncated

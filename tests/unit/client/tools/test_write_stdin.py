@@ -30,6 +30,8 @@ class Session:
     def listen(self, listener: object) -> None:
         """Nothing comes."""
 
+    unlisten = listen
+
     async def collect(self, seconds: float) -> bool:
         self._note("collect", seconds)
         return False
@@ -48,10 +50,14 @@ class Session:
 def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Carries out a call for a session."""
 
-    def answer(*_: object, **__: object) -> None:
+    async def answer(*_: object, **__: object) -> None:
         """What is made of it does not matter here."""
 
+    async def may_type(*_: object, **__: object) -> None:
+        """It is the turn that started the session."""
+
     monkeypatch.setattr(module, "answer", answer)
+    monkeypatch.setattr(module, "ask_to_type", may_type)
 
     async def carried_out(session: Session, **arguments: object) -> None:
         context: Any = SimpleNamespace(

@@ -1,0 +1,247 @@
+"""What somebody agreed to holds for that, and not for more: sandboxes, executors, sessions and links."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from execclient import Executor, connect
+from execclient.approval_policy import NEVER, ON_REQUEST, UNTRUSTED
+from execclient.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, DECLINE, Approvals
+from execclient.policy.policy import Policy
+from execclient.policy.rules import PrefixRule, RuleSet
+from execclient.sandbox import DangerFullAccess, ReadOnly
+from execclient.tools.config import Turn
+from execclient.tools.errors import TurnAborted
+from execclient.tools.payloads import CustomPayload
+from execclient.tools.result import ToolResult
+from execclient.tools.toolset import Toolset
+from tests.support.toolsets import INSIDE, ONE_TRANSPORT, Make, User
+
+pytestmark = ONE_TRANSPORT
+
+FULL = Turn(sandbox=DangerFullAccess())
+CONFINED = Turn(sandbox=INSIDE)
+
+
+def patch(*lines: str) -> CustomPayload:
+    return CustomPayload("\n".join(("*** Begin Patch", *lines, "*** End Patch")))
+
+
+async def command(tools: Toolset, cmd: str, **options: Any) -> ToolResult:
+    return await tools.call("shell", {"command": ["bash", "-c", cmd]}, **options)
+
+
+async def shell(tools: Toolset, **options: Any) -> str:
+    """The number of a shell that waits for input."""
+    arguments = {"cmd": "sh", "tty": True, "login": False, "yield_time_ms": 250}
+    result = await tools.call("exec_command", arguments, **options)
+    assert result.process_id is not None
+    return result.process_id
+
+
+async def typed(tools: Toolset, session: str, chars: str, **options: Any) -> ToolResult:
+    arguments = {"session_id": int(session), "chars": chars, "yield_time_ms": 250}
+    return await tools.call("write_stdin", arguments, **options)
+
+
+# -- approvals for the session
+
+
+async def test_what_was_approved_within_a_sandbox_is_asked_about_again_without_one(make: Make) -> None:
+    user = User(ACCEPT_FOR_SESSION)
+    tools = make(approval=UNTRUSTED, user=user)
+
+    for turn in (CONFINED, CONFINED, FULL, FULL):
+        assert (await command(tools, "true", turn=turn)).success
+
+    assert len(user.asked) == 2
+
+
+async def test_what_was_approved_in_one_workspace_is_asked_about_again_in_a_wider_one(
+    make: Make, workspace: Path
+) -> None:
+    user = User(ACCEPT_FOR_SESSION)
+    tools = make(approval=UNTRUSTED, user=user)
+
+    await command(tools, "true")
+    await command(tools, "true", turn=Turn(workspace_roots=(str(workspace.parent),)))
+
+    assert len(user.asked) == 2
+
+
+async def test_a_policy_with_parity_has_the_reference_s_keys(make: Make) -> None:
+    user = User(ACCEPT_FOR_SESSION)
+    tools = make(approval=UNTRUSTED, user=user, policy=Policy(parity=True))
+
+    for turn in (CONFINED, FULL):
+        await command(tools, "true", turn=turn)
+
+    assert len(user.asked) == 1
+
+
+async def test_a_turn_that_never_asks_takes_no_answer_from_another_turn(make: Make) -> None:
+    user = User(ACCEPT_FOR_SESSION)
+    tools = make(approval=ON_REQUEST, user=user)
+    script = "rm -f x"
+
+    assert (await command(tools, script)).success
+    result = await command(tools, script, turn=Turn(approval=NEVER))
+
+    assert "rejected: rm -f style commands are not permitted" in result.content
+    assert len(user.asked) == 1
+
+
+@pytest.fixture
+async def other(start_server: Any, tmp_path: Path) -> AsyncIterator[Executor]:
+    """Another daemon, in another folder."""
+    async with connect(start_server(f"unix://{tmp_path}/other", cwd=tmp_path).url) as connected:
+        yield connected
+
+
+async def test_what_was_approved_at_one_executor_is_asked_about_again_at_another(
+    executor: Executor, other: Executor, workspace: Path
+) -> None:
+    user = User(ACCEPT_FOR_SESSION)
+    approvals = Approvals(user=user, policy=UNTRUSTED)
+    for each in (executor, other):
+        async with Toolset(each, approvals=approvals, sandbox=INSIDE, cwd=str(workspace)) as tools:
+            for _ in range(2):
+                assert (await command(tools, "true")).success
+
+    assert len(user.asked) == 2
+
+
+async def test_a_patch_approved_within_the_sandbox_is_asked_about_again_outside(make: Make) -> None:
+    user = User(ACCEPT_FOR_SESSION)
+    tools = make(approval=UNTRUSTED, user=user)
+
+    for text in ("one", "two"):
+        assert (await tools.call("apply_patch", patch("*** Add File: b.txt", f"+{text}"))).success
+    result = await tools.call(
+        "apply_patch", patch("*** Add File: b.txt", "+three"), turn=Turn(sandbox=ReadOnly())
+    )
+
+    assert result.success
+    assert len(user.asked) == 2
+
+
+# -- patches
+
+
+@pytest.mark.parametrize("name", ["link", "folder/new.txt"])
+async def test_who_is_asked_is_shown_where_the_links_of_a_patch_lead(
+    make: Make, workspace: Path, tmp_path: Path, name: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "target").write_text("old\n")
+    (workspace / "link").symlink_to(outside / "target")
+    (workspace / "folder").symlink_to(outside)
+    user = User(DECLINE)
+
+    text = patch(f"*** Add File: {name}", "+x", f"*** Add File: {tmp_path}/y", "+y")
+    await make(user=user).call("apply_patch", text)
+
+    (request,) = user.asked
+    real = {"link": outside / "target", "folder/new.txt": outside / "new.txt"}[name]
+    assert set(request.paths) == {str(workspace / name), str(tmp_path / "y"), str(real)}
+
+
+async def test_a_shell_s_clothes_get_no_patch_past_a_rule(make: Make, workspace: Path) -> None:
+    rules = RuleSet((PrefixRule((("apply_patch",),), "forbidden", "edit by hand"),))
+    script = f"apply_patch <<'EOF'\n{patch('*** Add File: new.txt', '+x').input}\nEOF"
+
+    result = await command(make(policy=Policy(rules)), script)
+
+    assert result.content == "patch rejected: edit by hand"
+    assert not (workspace / "new.txt").exists()
+
+
+async def test_a_rule_that_asks_about_patches_in_a_shell_s_clothes_asks(make: Make) -> None:
+    rules = RuleSet((PrefixRule((("apply_patch",),), "prompt", "mind the tree"),))
+    script = f"apply_patch <<'EOF'\n{patch('*** Add File: new.txt', '+x').input}\nEOF"
+    user = User(ACCEPT)
+
+    assert (await command(make(policy=Policy(rules), user=user), script)).success
+    never = await command(make(policy=Policy(rules), user=user, approval=NEVER), script)
+
+    assert [request.reason for request in user.asked] == ["mind the tree"]
+    assert never.content.startswith("patch rejected: approval required")
+
+
+# -- sessions of another turn
+
+
+async def test_a_turn_types_freely_into_its_own_sessions(make: Make) -> None:
+    user = User(DECLINE)
+    tools = make(user=user)
+
+    session = await shell(tools)
+
+    assert "4\r\n" in (await typed(tools, session, "echo $((2+2))\n")).aggregated_output
+    assert user.asked == []
+
+
+async def test_typing_into_a_session_that_may_more_than_the_turn_is_asked_about(
+    make: Make, workspace: Path
+) -> None:
+    user = User(DECLINE)
+    tools = make(user=user)
+    session = await shell(tools, turn=FULL)
+
+    refused = await typed(tools, session, "touch typed\n", turn=Turn(sandbox=ReadOnly()))
+
+    assert refused.content == "write_stdin failed: rejected by user"
+    (request,) = user.asked
+    assert request.command == "touch typed\n"
+    assert request.reason is not None
+    assert "sh -c sh" in request.reason
+    assert request.permits == DangerFullAccess().describe()
+    assert not (workspace / "typed").exists()
+
+
+async def test_an_answer_for_the_session_covers_what_is_typed_into_that_process(make: Make) -> None:
+    user = User(ACCEPT_FOR_SESSION)
+    tools = make(user=user)
+    first, second = await shell(tools, turn=FULL), await shell(tools, turn=FULL)
+
+    for session in (first, first, second):
+        assert "4\r\n" in (await typed(tools, session, "echo $((2+2))\n", turn=CONFINED)).aggregated_output
+
+    assert len(user.asked) == 2
+
+
+async def test_where_nobody_may_be_asked_nothing_is_typed_but_looking_and_interrupting_are_free(
+    make: Make,
+) -> None:
+    tools = make()
+    session = await shell(tools, turn=FULL)
+    strict = Turn(sandbox=ReadOnly(), approval=NEVER)
+
+    refused = await typed(tools, session, "ls\n", turn=strict)
+    interrupted = await typed(tools, session, "\x03", turn=strict)
+
+    assert "the approval policy never lets nobody be asked" in refused.content
+    assert interrupted.process_id == session
+
+
+async def test_who_ends_the_turn_instead_of_typing_ends_it(make: Make) -> None:
+    tools = make(user=User(CANCEL))
+    session = await shell(tools, turn=FULL)
+
+    with pytest.raises(TurnAborted):
+        await typed(tools, session, "ls\n", turn=CONFINED)
+
+
+async def test_a_turn_that_asks_about_every_command_asks_about_what_is_typed_too(make: Make) -> None:
+    user = User(ACCEPT)
+    tools = make(user=user)
+    session = await shell(tools)
+
+    await typed(tools, session, "echo\n", turn=Turn(approval=UNTRUSTED))
+
+    assert len(user.asked) == 1
