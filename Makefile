@@ -68,7 +68,7 @@ schemas: setup
 	$(BIN)/python -m execserver.configuration.reference docs/reference/settings.md
 	$(BIN)/python -m execserver.protocol.errors_reference docs/protocol.md docs/reference/errors.md
 	$(BIN)/python -m execserver.telemetry.definitions docs/reference/metrics.md
-	$(BIN)/python -m tools.client_reference clients/python docs/reference/client.md
+	$(BIN)/python -m tools.client_reference clients/python docs/reference/client.md docs/reference/tools.md
 	$(BIN)/python -m tools.tool_schemas schemas/tools
 
 schemas-check: setup
@@ -76,7 +76,7 @@ schemas-check: setup
 	$(BIN)/python -m execserver.configuration.reference --check docs/reference/settings.md
 	$(BIN)/python -m execserver.protocol.errors_reference --check docs/protocol.md docs/reference/errors.md
 	$(BIN)/python -m execserver.telemetry.definitions --check docs/reference/metrics.md
-	$(BIN)/python -m tools.client_reference --check clients/python docs/reference/client.md
+	$(BIN)/python -m tools.client_reference --check clients/python docs/reference/client.md docs/reference/tools.md
 	$(BIN)/python -m tools.tool_schemas --check schemas/tools
 
 # Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the

@@ -31,12 +31,31 @@ from typing import Literal, TypeGuard
 
 from execclient.connection import Json
 
+__all__ = [
+    "AUTO_EDIT",
+    "DEFAULT_TEMPLATE",
+    "NEVER",
+    "ON_FAILURE",
+    "ON_REQUEST",
+    "UNLESS_TRUSTED",
+    "UNTRUSTED",
+    "ApprovalPolicy",
+    "Granular",
+    "Verdict",
+    "approval_policy",
+    "escalation_refused",
+    "granular",
+    "register_approval_policy",
+]
+
 Verdict = Literal["allow", "ask", "reject"]
+"""What becomes of a command that no rule is about."""
 
 FIELD = "approval_policy"
 """What errors call it."""
 
 DEFAULT_TEMPLATE = "The model asks to run a command in {cwd}."
+"""Of a policy that says nothing else."""
 
 _PLACEHOLDERS = frozenset({"command", "cwd", "reason"})
 
@@ -144,10 +163,12 @@ NEVER = ApprovalPolicy(
     may_escalate=False,
     patches="allow",
 )
+"""Nobody is asked: what would need an answer is refused."""
 
 ON_REQUEST = ApprovalPolicy(
     name="on-request", shown="OnRequest", unmatched="allow", dangerous="ask", patches="allow"
 )
+"""Asked about what destroys, what a rule says so of, and what is to run without the sandbox."""
 
 ON_FAILURE = ApprovalPolicy(
     name="on-failure",
@@ -157,6 +178,7 @@ ON_FAILURE = ApprovalPolicy(
     retry="ask",
     patches="allow",
 )
+"""As `ON_REQUEST`, and asked again when the sandbox was in the way."""
 
 UNTRUSTED = ApprovalPolicy(
     name="untrusted",
@@ -166,6 +188,7 @@ UNTRUSTED = ApprovalPolicy(
     retry="ask",
     prompt_template="No rule allows this command. It would run in {cwd}.",
 )
+"""Asked about every command that no rule allows, and every patch."""
 
 UNLESS_TRUSTED = ApprovalPolicy(
     name="unless-trusted",
@@ -176,6 +199,7 @@ UNLESS_TRUSTED = ApprovalPolicy(
     retry="ask",
     prompt_template="This command is not known to be safe. It would run in {cwd}.",
 )
+"""As `UNTRUSTED`, but commands that are known to be safe run."""
 
 AUTO_EDIT = ApprovalPolicy(
     name="auto-edit",

@@ -53,10 +53,12 @@ Answer = Literal["approved", "approved_for_session", "approved_with_amendment", 
 """`denied` ends the call, `abort` the whole turn."""
 
 DecidedBy = Literal["cache", "hook", "guardian", "user", "nobody"]
+"""Who answered. `cache` is an earlier answer for the session; `nobody` that there was no one to ask."""
 
 ANSWERS: Final[tuple[Answer, ...]] = get_args(Answer)
+"""All that can be answered."""
 
-COUNTED_TOOLS = (
+COUNTED_TOOLS: Final[tuple[str, ...]] = (
     "exec_command",
     "write_stdin",
     "shell",
@@ -187,9 +189,13 @@ def _amendment(value: Json) -> Argv:
 
 
 ACCEPT = Review("approved")
+"""Yes, this once."""
 ACCEPT_FOR_SESSION = Review("approved_for_session")
+"""Yes, and the same need not be asked again in this session."""
 DECLINE = Review("denied")
+"""No; the model is told, and goes on."""
 CANCEL = Review("abort")
+"""No, and the turn is to end."""
 
 
 class Reviewer(Protocol):

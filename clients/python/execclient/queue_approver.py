@@ -22,6 +22,8 @@ from typing import Self
 
 from execclient.approvals import ApprovalRequest, Review
 
+__all__ = ["CLOSED", "PendingApproval", "QueueApprover"]
+
 CLOSED = Review("denied", "the user interface was closed")
 """The answer to what is asked after the end, or was still open then."""
 
@@ -104,6 +106,7 @@ class QueueApprover:
         return self
 
     async def __anext__(self) -> PendingApproval:
+        """The next question that nobody has been handed; waits for one. Ends after `close`."""
         async with self._changed:
             while True:
                 while self._new:

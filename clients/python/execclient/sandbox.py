@@ -38,7 +38,22 @@ from execclient.sandbox_entries import (
 )
 from execserver.protocol.path_uri import path_to_uri
 
+__all__ = [
+    "MODES",
+    "DangerFullAccess",
+    "ExternalSandbox",
+    "Profile",
+    "ReadOnly",
+    "SandboxPolicy",
+    "SandboxType",
+    "WorkspaceWrite",
+    "platform_sandbox",
+    "sandbox_policy",
+    "without_sandbox",
+]
+
 SandboxType = Literal["none", "macosSeatbelt", "linuxSeccomp", "windowsRestrictedToken"]
+"""What confines commands, in the reference's words."""
 
 _PLATFORMS: Mapping[str, SandboxType] = MappingProxyType(
     {
@@ -64,6 +79,7 @@ class _Policy:
     __slots__ = ()
 
     kind: ClassVar[str]
+    """Its `type` in JSON."""
     members: ClassVar[Mapping[str, str]] = {}
     """Its members in JSON, with the names that its fields have here."""
 
@@ -252,6 +268,7 @@ class Profile(_Policy):
 
 
 SandboxPolicy = ReadOnly | WorkspaceWrite | DangerFullAccess | ExternalSandbox | Profile
+"""Any of the five policies. All of them have what follows."""
 
 
 def without_sandbox(policy: SandboxPolicy) -> SandboxPolicy:

@@ -44,12 +44,12 @@ async def test_a_token_ends_a_command_with_all_that_came_of_it(executor: Executo
     while not pid_file.exists():
         await asyncio.sleep(0.01)
 
-    with at_most(1):
+    with at_most(10):
         token.set()
         await running
 
     assert (one.cancelled, one.timed_out) == (True, False)
-    assert wait_gone(int(pid_file.read_text()), 1.0)
+    assert wait_gone(int(pid_file.read_text()))
 
 
 @ONE_TRANSPORT
@@ -58,7 +58,7 @@ async def test_a_command_that_ends_before_its_token_is_not_cancelled(
 ) -> None:
     one = runtime(executor, workspace, "exit 3", asyncio.Event())
 
-    with at_most(5):
+    with at_most(15):
         session = await one.run(ATTEMPT)
 
     assert (session.process.exit_code, one.cancelled, one.timed_out) == (3, False, False)

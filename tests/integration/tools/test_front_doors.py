@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from execclient.tools.events import MAX_DELTAS, ToolEvent
 from execclient.tools.payloads import CustomPayload, FunctionPayload, LocalShellPayload
 from execclient.tools.result import CallRecord, ToolResult
 from execclient.tools.toolset import Toolset
+from tests.support.noise import noise_watched
 from tests.support.toolsets import INSIDE, ONE_TRANSPORT, Make, User
 from tests.support.wire import at_most, wait_gone
 
@@ -110,7 +112,7 @@ async def test_a_program_that_is_not_there_is_exit_code_127(tools: Toolset) -> N
 
 
 async def test_standard_input_is_empty(tools: Toolset) -> None:
-    with at_most(5):
+    with at_most(15):
         assert (await tools.call("shell", {"command": ["cat"]})).aggregated_output == ""
 
 
@@ -167,7 +169,7 @@ async def test_variables_that_look_like_secrets_stay_with_the_daemon(
 
 
 async def test_a_time_limit_ends_all_that_was_started_and_keeps_the_output(make: Make) -> None:
-    with at_most(5):
+    with at_most(15):
         result = await sh(
             make(sandbox=DangerFullAccess()), "sleep 60 & echo $!; echo before; wait", timeout_ms=300
         )
@@ -178,7 +180,7 @@ async def test_a_time_limit_ends_all_that_was_started_and_keeps_the_output(make:
     assert "Output:\ncommand timed out after 300 milliseconds\n" in result.content
     child, printed = result.stdout.split()
     assert printed == "before"
-    assert wait_gone(int(child), 1.0)
+    assert wait_gone(int(child))
 
 
 async def test_a_cancelled_call_ends_all_that_was_started(make: Make, workspace: Path) -> None:
@@ -188,12 +190,12 @@ async def test_a_cancelled_call_ends_all_that_was_started(make: Make, workspace:
     while not pid_file.exists():
         await asyncio.sleep(0.01)
 
-    with at_most(2):
+    with at_most(15):
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
 
-    assert wait_gone(int(pid_file.read_text()), 1.0)
+    assert wait_gone(int(pid_file.read_text()))
 
 
 @ONE_TRANSPORT
@@ -201,10 +203,13 @@ async def test_a_cancelled_call_in_a_flood_of_output_returns_at_once(tools: Tool
     call = asyncio.create_task(sh(tools, "yes"))
     await asyncio.sleep(0.3)
 
-    with at_most(0.5):
+    with noise_watched() as noise:
+        began = time.monotonic()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+        taken = time.monotonic() - began
+    assert taken < 0.5 + noise.allowance
 
 
 @ONE_TRANSPORT
@@ -324,6 +329,7 @@ async def test_a_denied_command_runs_again_only_after_a_question(make: Make, tmp
     assert refused.failure is not None
     assert refused.failure.kind == "denied"
     assert "Read-only file system" in refused.content
+    assert "Not run again without the sandbox: rejected by user" in refused.content
     assert not outside.exists()
 
     again = await sh(make(approval=ON_FAILURE, user=user), script)
@@ -444,8 +450,6 @@ async def test_calls_that_read_run_side_by_side_and_others_alone(make: Make, wor
 
 def feed(fifo: Path, readers: tuple[asyncio.Task[ToolResult], ...]) -> None:
     """Open a pipe for writing until nobody reads it any more."""
-    import time
-
     end = time.monotonic() + 10
     while not all(reader.done() for reader in readers) and time.monotonic() < end:
         with contextlib.suppress(OSError):

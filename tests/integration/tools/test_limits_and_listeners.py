@@ -56,7 +56,7 @@ async def test_what_ignores_a_gentle_end_is_killed_when_its_parent_has_obeyed(ma
     result = await gently(tools, script)
 
     assert (result.exit_code, result.timed_out) == (124, True)
-    assert wait_gone(int(result.stdout), 1)
+    assert wait_gone(int(result.stdout))
 
 
 async def test_what_a_command_prints_at_its_gentle_end_is_in_the_answer(make: Make) -> None:
@@ -95,7 +95,7 @@ async def test_a_server_without_extensions_is_enough(make: Make, executor: Execu
     executor._session.capabilities = frozenset()
     tools = make(sandbox=OPEN, config=CO, approval=NEVER)
 
-    with at_most(4):
+    with at_most(15):
         limited = await gently(tools, "echo before; sleep 60")
     plain = await tools.call("shell", {"command": ["sh", "-c", "sleep 60"], "timeout_ms": 100})
     session = (await run(tools, "exec sleep 60")).process_id
@@ -115,7 +115,7 @@ async def test_a_look_keeps_nobody_out(make: Make) -> None:
     looking = asyncio.create_task(look(tools, session, yield_time_ms=60_000))
     await asyncio.sleep(0.05)
 
-    with at_most(3):
+    with at_most(15):
         result = await run(tools, "echo changed >made", yield_time_ms=5_000)
 
     assert result.exit_code == 0

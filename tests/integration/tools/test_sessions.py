@@ -64,7 +64,7 @@ async def test_a_terminal_has_its_size_and_is_one(tools: Toolset) -> None:
 async def test_a_wait_ends_with_the_command_and_not_with_its_time(tools: Toolset) -> None:
     begun = await run(tools, "sleep 0.5; echo done", yield_time_ms=250)
 
-    with at_most(4):
+    with at_most(15):
         result = await write(tools, begun.process_id, yield_time_ms=60_000)
 
     assert (result.exit_code, result.aggregated_output) == (0, "done\n")
@@ -79,7 +79,7 @@ async def test_times_are_held_within_their_bounds(tools: Toolset) -> None:
 
     began = clock()
     await write(tools, session, "x", yield_time_ms=0)
-    assert 0.25 <= clock() - began < 2
+    assert 0.25 <= clock() - began < 10
 
 
 @ONE_TRANSPORT
@@ -165,7 +165,7 @@ async def test_closing_a_toolset_ends_its_sessions(make: Make, workspace: Path) 
     await tools.close()
     await tools.close()
 
-    assert wait_gone(int(begun.aggregated_output), 2)
+    assert wait_gone(int(begun.aggregated_output))
 
 
 @ONE_TRANSPORT
@@ -179,7 +179,7 @@ async def test_a_cancelled_start_leaves_no_session(make: Make, workspace: Path) 
     with pytest.raises(asyncio.CancelledError):
         await call
 
-    assert wait_gone(int((workspace / "pid").read_text()), 2)
+    assert wait_gone(int((workspace / "pid").read_text()))
 
 
 @ONE_TRANSPORT

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 Danger = Literal["forced_rm", "other"]
+"""A removal by force, or a command that nobody can see through."""
 
 MAX_DEPTH = 8
 """Layers of `sudo`, `env`, `trap` and shells. More of them are a danger in themselves."""

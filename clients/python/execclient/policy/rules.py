@@ -220,6 +220,7 @@ class RuleSet:
 
 
 NO_RULES = RuleSet()
+"""What a policy has by default."""
 
 
 def report(matches: Sequence[RuleMatch]) -> dict[str, Json]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 Argv = tuple[str, ...]
+"""A program, and its arguments."""
 
 SHELLS = frozenset({"bash", "zsh", "sh"})
 """Whose scripts are lowered."""

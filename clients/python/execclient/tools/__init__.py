@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from execclient.tools.payloads import CustomPayload, FunctionOutput, FunctionPayload
     from execclient.tools.registry import ToolHandler, ToolInvocation
-    from execclient.tools.result import CallRecord, Failure, ToolResult
+    from execclient.tools.result import CallRecord, Decided, Failure, ToolResult
     from execclient.tools.toolset import Inspection, Toolset
 
 _MODULES = {
@@ -28,7 +28,7 @@ _MODULES = {
     "events": ("CallBegin", "CallDecided", "CallEnd", "OutputDelta", "SessionClosed", "ToolEvent"),
     "payloads": ("CustomPayload", "FunctionOutput", "FunctionPayload"),
     "registry": ("ToolHandler", "ToolInvocation"),
-    "result": ("CallRecord", "Failure", "ToolResult"),
+    "result": ("CallRecord", "Decided", "Failure", "ToolResult"),
     "toolset": ("Inspection", "Toolset"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -39,6 +39,7 @@ __all__ = [
     "CallEnd",
     "CallRecord",
     "CustomPayload",
+    "Decided",
     "Failure",
     "FunctionOutput",
     "FunctionPayload",

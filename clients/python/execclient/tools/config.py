@@ -17,7 +17,7 @@ ShellBackend = Literal["direct"]
 """How `shell_command` runs its script. The reference has `shell-escalation` too, by a shell of its own that
 asks for each program; there is no such shell here, and naming it is an error."""
 
-Profile = Literal["codex", "co"]
+ToolProfile = Literal["codex", "co"]
 """`co`: ordinary commands are known by the list `shell_safe_commands`, everything else is asked about."""
 
 
@@ -43,7 +43,7 @@ class ToolsConfig:
         ValueError: a value is out of its range; the message names the field.
     """
 
-    profile: Profile = "codex"
+    profile: ToolProfile = "codex"
     shell_type: Literal["default", "shell_command", "unified_exec", "disabled"] = "unified_exec"
     """Which tools a model is shown. The others work all the same when a model calls them, unless it is
     `disabled`: then there is none."""

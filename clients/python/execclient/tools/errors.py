@@ -5,8 +5,8 @@
         ├── RespondToModel         respond_to_model     the model reads the text and may try again
         │   ├── ArgumentError      argument_error       its arguments cannot be read
         │   └── UnsupportedCall    unsupported_call     there is no tool of that name, or not for such a call
-        ├── Rejected               tool_rejected        a policy or a person said no; nothing ran
-        ├── TurnAborted            turn_aborted         a person ended the whole turn; nothing ran
+        ├── Rejected               tool_rejected        a policy or a person said no
+        ├── TurnAborted            turn_aborted         a person ended the whole turn
         ├── TimedOut               tool_timed_out       the command ran into its time limit
         ├── SandboxDenied          sandbox_denied       the sandbox was in the command's way
         ├── KilledBySignal         killed_by_signal     a signal ended the command
@@ -65,7 +65,7 @@ class UnsupportedCall(RespondToModel):
 
 
 class Rejected(ToolError):
-    """The call was refused, and nothing was started.
+    """The call was refused, and nothing was started for it; of a second attempt only that one.
 
     Attributes:
         before: whether it was refused for what it asks for, before anybody looked at the command.
@@ -79,7 +79,7 @@ class Rejected(ToolError):
 
 
 class TurnAborted(ToolError):
-    """A person wants the whole turn to end, and not only this call. Nothing was started."""
+    """A person wants the whole turn to end, and not only this call. What was asked about was not started."""
 
     code = "turn_aborted"
 

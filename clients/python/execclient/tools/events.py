@@ -92,6 +92,7 @@ class SessionClosed:
 
 
 ToolEvent = CallBegin | CallDecided | OutputDelta | CallEnd | SessionClosed
+"""All that a host is told of."""
 
 EventSink = Callable[[ToolEvent], None]
 """Called on the event loop, in order. One that raises before a command was started, at `begin` or `decided`,

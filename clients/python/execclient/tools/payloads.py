@@ -68,6 +68,7 @@ class McpPayload:
 
 
 ToolPayload = FunctionPayload | CustomPayload | LocalShellPayload | McpPayload
+"""What a call carries, by the kind of tool that the model means."""
 
 
 def payload_from_json(value: Mapping[str, Json]) -> ToolPayload:
@@ -137,6 +138,7 @@ class McpOutput:
 
 
 ToolOutput = FunctionOutput | McpOutput
+"""What a tool gave, by the kind of tool."""
 
 
 def output_from_json(value: Mapping[str, Json]) -> ToolOutput:

@@ -33,6 +33,7 @@ Output = TypeVar("Output")
 Output_co = TypeVar("Output_co", covariant=True)
 
 ToolKind = Literal["function", "custom", "mcp"]
+"""Which payloads a tool takes."""
 
 SHELL_TOOLS = frozenset(
     {

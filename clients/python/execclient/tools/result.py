@@ -70,6 +70,7 @@ class CallRecord:
     command: tuple[str, ...] = ()
     cwd: str = ""
     phases: tuple[str, ...] = ()
+    """What it went through: `approval`, `sandbox`, `run`, `retry`."""
     decided: Decided | None = None
     process_id: str | None = None
     """The daemon's name for it."""
@@ -128,16 +129,22 @@ class ToolResult:
     """For the model."""
     success: bool
     exit_code: int | None
+    """None while the command runs, and where there is none."""
     process_id: str | None
-    """Of a process that still runs: what `write_stdin` calls it. Null when it has ended."""
+    """Of a process that still runs: what `write_stdin` calls it. None when it has ended."""
     stdout: str
     stderr: str
     aggregated_output: str
+    """Of both, in the order in which they came: what is kept, without shaping."""
     duration: float
+    """Seconds."""
     timed_out: bool
     truncated: bool
+    """Whether the content is less than what was printed."""
     omitted_bytes: int
+    """Of the output: left out of `aggregated_output`, or lost before it came to the client."""
     failure: Failure | None
+    """None of a success."""
     record: CallRecord = field(repr=False, compare=False)
 
     @classmethod

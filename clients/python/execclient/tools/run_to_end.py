@@ -27,6 +27,7 @@ from execclient.tools.exec_text import (
     may_have_run,
     omission_marker,
     ran_within_sandbox,
+    retry_refused,
 )
 from execclient.tools.result import CallRecord, failed
 from execclient.tools.truncation import Budget
@@ -66,6 +67,8 @@ async def run_to_end(
         record = replace(begun(call, trace, runtime.env, loop.time() - began), exit_code=start.exit_code)
         return failed(record, "io", start.text or f"failed to start: {start.message}")
     session = done.output
+    if done.retry_refused is not None:
+        context.warnings.append(retry_refused(done.retry_refused))
     record = begun(call, trace, runtime.env, loop.time() - began)
     record = ended(
         record,
@@ -122,7 +125,7 @@ def _shown(
         text = "\n".join(filter(None, told))
     if any(lost):
         context.warnings.append(lost_output(lost.size, more=lost.more))
-        text = f"{context.warnings[-1]}\n{text}"
+    text = "\n".join([*context.warnings, text])
     shown = command_envelope(
         text,
         exit_code=TIMED_OUT

@@ -80,7 +80,7 @@ class Inspection:
 
 
 class Toolset:
-    """A model's tools, at one executor or several.
+    """A model's tools, at one executor or several. Leaving an `async with` block of it closes it.
 
     Args:
         executor: where commands run; or several, by the id that `exec_command` names them by, the first being

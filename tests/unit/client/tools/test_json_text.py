@@ -200,12 +200,12 @@ def test_half_a_character_is_refused_where_its_string_ends() -> None:
 def test_reading_takes_time_in_proportion_to_the_text(part: str) -> None:
     text = '{"prefix_rule": ["' + part * 100_000
 
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(JsonTextError):
         read_text(ARGUMENTS, text)
 
     # The square of 100,000 would take a hundred times as long as this allows.
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_a_long_number_is_out_of_range_and_costs_nothing() -> None:
