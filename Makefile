@@ -21,10 +21,10 @@ help:
 	@echo "make run       set up, start a daemon, run the quick start through the client"
 	@echo "make test      set up, lint, check types, layers and schemas, run the tests"
 	@echo "make interop   the suites that need $(SHARED), the real codex binary and systemd's programs"
-	@echo "make vectors   the recorded cases of sandboxes in $(SHARED)/vectors, as root and as an ordinary user"
+	@echo "make vectors   the recorded cases in $(SHARED)/vectors: sandboxes, rules, approvals, texts, patches"
 	@echo "make bench     compare with the reference, as ratios"
 	@echo "make soak      10,000 commands, then look for what they left behind"
-	@echo "make faults    kill, cut, fill and starve the daemon in every state, and under 128 MiB each way"
+	@echo "make faults    kill, cut, fill and starve the daemon in every state and at every step of a patch"
 	@echo "make fuzz      200,000 mutated messages over each framing; EXECSERVER_FUZZ_MESSAGES sets more"
 	@echo "make docs      the manual as a site, in site/; make docs-check runs its commands"
 	@echo "make format | lint | types | schemas   the parts"
@@ -129,7 +129,8 @@ soak: setup
 # FAULTS='-k take_over' picks a part.
 faults: setup
 	EXECSERVER_FAULTS=long $(BIN)/python -m pytest -q tests/faults/matrix tests/faults/test_streams.py \
-		tests/faults/test_take_over.py tests/faults/test_unread.py $(FAULTS)
+		tests/faults/test_take_over.py tests/faults/test_unread.py tests/faults/test_edits.py \
+		tests/faults/test_patch.py $(FAULTS)
 
 # FUZZ='-k websocket/lean' picks a framing; EXECSERVER_FUZZ_SEED makes other messages.
 fuzz: setup
