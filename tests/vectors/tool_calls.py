@@ -29,7 +29,6 @@ from execclient.tools.config import ToolsConfig
 from execclient.tools.payloads import CustomPayload, ToolPayload
 from execclient.tools.toolset import Toolset
 from tests.support.wire import Json, server_command
-from tests.vectors.cases import filled
 
 BASE = "/var/tmp"
 """Not /tmp, which a workspace policy makes writable."""
@@ -184,6 +183,3 @@ def filled_text(text: str, fills: Mapping[str, str]) -> str:
 def filled_value(value: Json, fills: Mapping[str, str]) -> Json:
     """The same for a value of JSON."""
     return json.loads(filled_text(json.dumps(value), fills))
-
-
-__all__ = ["Answered", "Conversations", "assert_matches", "filled", "filled_text", "filled_value"]

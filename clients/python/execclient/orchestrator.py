@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from execclient.approvals import ApprovalRequest, Approvals, Reviewed
-from execclient.policy.decision import Requirement, shown
+from execclient.policy.decision import Requirement, Source, shown
 from execclient.policy.policy import Policy
 from execclient.sandbox import SandboxPolicy, without_sandbox
 from execclient.tools.errors import Rejected, TurnAborted
 from execclient.tools.events import CallEvents
+from execclient.tools.exec_text import REJECTED_BY_USER
 
 Output = TypeVar("Output")
 
@@ -39,7 +40,6 @@ SandboxPreference = Literal["auto", "require"]
 """`auto`: as the policies say. `require`: never without, whoever approves."""
 
 RETRY_REASON = "command failed; retry without sandbox?"
-REJECTED_BY_USER = "rejected by user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +239,10 @@ class Orchestrator:
         *,
         retry: bool = False,
     ) -> Reviewed:
-        reviewed = await self.approvals.ask(request, keys)
+        reviewed = await ask(
+            self.approvals, request, keys, events, source=requirement.source, sandboxed=True, retry=retry
+        )
         review = reviewed.review
-        if review.answer in ("denied", "abort"):
-            reason = review.reason or REJECTED_BY_USER
-            events.decided(
-                "refuse", requirement.source, reviewed.decided_by, sandboxed=True, retry=retry, reason=reason
-            )
-            if review.answer == "abort":
-                raise TurnAborted(reason)
-            raise Rejected(reason)
         if review.answer == "approved_with_amendment" and review.amendment is not None:
             await self._amend(review.amendment)
         return reviewed
@@ -259,3 +253,37 @@ class Orchestrator:
         except (OSError, ValueError) as error:
             # The call itself was approved; that it is asked about again is the lesser evil.
             log.warning("the rule that allows %s was not written down: %s", shown(prefix[:1]), error)
+
+
+async def ask(
+    approvals: Approvals,
+    request: ApprovalRequest,
+    keys: Sequence[str],
+    events: CallEvents,
+    *,
+    source: Source,
+    sandboxed: bool,
+    retry: bool = False,
+) -> Reviewed:
+    """An answer that approves; of another one the events are told.
+
+    Args:
+        approvals: answers.
+        request: the question.
+        keys: what an answer for the session covers.
+        events: of the call.
+        source: what the question came from.
+        sandboxed: whether what was asked for would have been confined.
+        retry: whether it is about a second attempt.
+
+    Raises:
+        Rejected: somebody said no.
+        TurnAborted: somebody wants the whole turn to end.
+    """
+    reviewed = await approvals.ask(request, keys)
+    review = reviewed.review
+    if not review.approves:
+        reason = review.reason or REJECTED_BY_USER
+        events.decided("refuse", source, reviewed.decided_by, sandboxed=sandboxed, retry=retry, reason=reason)
+        raise TurnAborted(reason) if review.answer == "abort" else Rejected(reason)
+    return reviewed

@@ -103,11 +103,6 @@ for _type in (ZSH, BASH, SH, POWERSHELL, CMD):
     register_shell_type(_type)
 
 
-def exec_args(shell: Shell, command: str, login: bool = True) -> Argv:
-    """See `Shell.exec_args`."""
-    return shell.exec_args(command, login=login)
-
-
 def candidates(name_or_path: str, user: Shell | None = None) -> Iterator[Shell]:
     """What may be meant, first choice first; which of them are there is for the caller to find out.
 

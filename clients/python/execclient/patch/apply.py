@@ -24,13 +24,11 @@ from execclient.patch.files import RemoteFiles, Server
 from execclient.patch.parse import Patch, UpdateFile
 from execclient.patch.plan import Edit, EditKind, Entry, Plan, absolute, digest_of, touched_paths
 from execclient.patch.plan import plan as plan_patch
+from execserver.protocol.limits import MAX_EDITS
 from execserver.protocol.path_uri import path_to_uri
 
 MAX_ATTEMPTS = 3
 """Of a request whose answer is lost again and again."""
-
-MAX_EDITS = 10_000
-"""Of one `fs/applyEdits`; more go one by one."""
 
 _READS_AT_A_TIME = 8
 """Enough to hide the way there and back; a reply may hold a whole file."""
@@ -201,7 +199,7 @@ class _Run:
         """All edits in one request; False when it cannot hold them."""
         changes = _net_changes(plan.edits)
         if len(changes) > MAX_EDITS:
-            return False
+            return False  # they go one by one
         request = {"edits": [_edit_on_the_wire(change) for change in changes]}
         for attempt in range(MAX_ATTEMPTS):
             try:

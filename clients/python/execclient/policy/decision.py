@@ -201,8 +201,8 @@ class _Judging:
 
     def judged(self, command: Argv) -> _Verdict:
         """A command that plain reading shows."""
-        if self._has_rule(command):
-            matches = self._rules_on(command)
+        matches = self._deciding(command)
+        if matches:
             verdict = _by_rules(command, matches)
             # It may run without a question where it would run anyway, and not where it asks to run.
             if verdict.decision == "allow" and self.escalated and not self.lifts:
@@ -235,7 +235,7 @@ class _Judging:
                 verdicts.append(_by_rules(command, strict, hidden=command not in lowered.commands))
         # A rule that allows this very script has seen what cannot be read in it.
         is_open = found.unreadable or any(rules.may_prohibit(words) for words in found.partial)
-        if is_open and not all(self._has_rule(command) for command in lowered.commands):
+        if is_open and not all(self._deciding(command) for command in lowered.commands):
             verdicts.append(_Verdict("prompt", "heuristic", hidden=True))
         return verdicts
 
@@ -243,17 +243,17 @@ class _Judging:
         is_git = posixpath.basename(command[0]) == "git"
         return self.trusted(command) and not (is_git and self.is_elsewhere)
 
-    def _has_rule(self, command: Argv) -> bool:
-        """Whether rules decide on a command; those that only allow have to be about what will run."""
+    def _deciding(self, command: Argv) -> tuple[RuleMatch, ...]:
+        """The rules that decide on a command; those that only allow have to be about what will run."""
         matches = self._rules_on(command)
-        if not matches or self.policy.parity or any(match.decision != "allow" for match in matches):
-            return bool(matches)
+        if self.policy.parity or any(match.decision != "allow" for match in matches):
+            return matches
         is_relative = "/" in command[0] and not posixpath.isabs(command[0])
         if is_relative and self.is_elsewhere:
-            return False
+            return ()
         # What follows a script is what it makes of `$0` and `$1`.
         ends_with_script = all(script_of(match.prefix) is not None for match in matches)
-        return not (ends_with_script and len(command) > len(matches[0].prefix))
+        return () if ends_with_script and matches and len(command) > len(matches[0].prefix) else matches
 
     def _rules_on(self, command: Argv) -> tuple[RuleMatch, ...]:
         """The rules that match; those that allow a name do not allow a path that nobody has listed for it."""

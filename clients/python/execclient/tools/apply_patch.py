@@ -23,7 +23,7 @@ from typing import Literal
 
 from execclient.approvals import ApprovalCache, ApprovalRequest
 from execclient.connection import Json
-from execclient.orchestrator import REJECTED_BY_USER, SandboxAttempt, SandboxPreference, Trace
+from execclient.orchestrator import SandboxAttempt, SandboxPreference, Trace
 from execclient.patch import (
     Applied,
     Intercepted,
@@ -221,7 +221,7 @@ async def apply_patch(
     except Rejected as refusal:
         reason = str(refusal)
         if not reason.startswith("patch "):
-            told = reason == REJECTED_BY_USER
+            told = reason == exec_text.REJECTED_BY_USER
             reason = exec_text.PATCH_REJECTED_BY_USER if told else f"patch rejected: {reason}"
         return failed(known(record), "rejected", reason, terminal=True)
     except PatchError as error:

@@ -82,7 +82,6 @@ class Services:
     interceptors: list[Interceptor]
     session_id: str
     """The model's conversation, as commands are told of it."""
-    thread_id: str
     closed_session: Callable[[str, str], None]
     """Told of a process that was ended for another one's sake: its id, and why."""
 
@@ -105,7 +104,6 @@ class CallContext:
     """None for that of the executor's account."""
     elsewhere: Callable[[CallContext, str | None], CallContext]
     """The surroundings in another environment; raises `RespondToModel` for one that there is not."""
-    turn_id: str | None = None
     tracker: object = None
     """What keeps account of the files that the turn changes: a `patch.TurnDiff`, or nothing."""
     warnings: list[str] = field(default_factory=list)
@@ -148,7 +146,7 @@ class CallContext:
         config = services.config
         return exec_environment(
             call=call_variables(
-                thread_id=services.thread_id, session_id=services.session_id, call_id=call_id
+                thread_id=services.session_id, session_id=services.session_id, call_id=call_id
             ),
             dependencies=config.dependency_env,
             explicit=config.env,

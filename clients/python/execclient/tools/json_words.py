@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
+
+from execclient.tools.quoting import quoted
 
 MAX_SHOWN = 1000
 """Characters of a string of the model's that an error repeats to it: enough to see which one is meant."""
 
-_SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
-
 
 def one_of(names: Sequence[str]) -> str:
     """What is possible, as the reference lists it."""
-    quoted = [f"`{name}`" for name in names]
-    return " or ".join(quoted) if len(quoted) <= 2 else "one of " + ", ".join(quoted)
+    marked = [f"`{name}`" for name in names]
+    return " or ".join(marked) if len(marked) <= 2 else "one of " + ", ".join(marked)
 
 
 def shown(value: object) -> str:
@@ -29,7 +28,7 @@ def shown(value: object) -> str:
         case float():
             return f"floating point `{_float(value)}`"
         case str():
-            return f'string "{_escaped(cut(value))}"'
+            return f"string {quoted(cut(value))}"
         case list() | tuple():
             return "sequence"
         case Mapping():
@@ -56,15 +55,3 @@ def _float(value: float) -> str:
     if exponent == "-05":
         return f"{'-' if value < 0 else ''}0.0000{mantissa.lstrip('-').replace('.', '')}"
     return f"{mantissa}e{int(exponent):+d}"
-
-
-def _escaped(text: str) -> str:
-    """As between the quotes of a string literal of the reference's language."""
-    return "".join(_SHORT_ESCAPES.get(each) or _escaped_character(each) for each in text)
-
-
-def _escaped_character(character: str) -> str:
-    # Marks that would join the character before them are escaped, too.
-    if character == " " or (character.isprintable() and unicodedata.category(character) not in ("Mn", "Me")):
-        return character
-    return f"\\u{{{ord(character):x}}}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 from execclient.tools.errors import UnsupportedCall
+from execclient.tools.exec_text import unsupported_call
 from execclient.tools.payloads import (
     CustomPayload,
     FunctionOutput,
@@ -177,8 +178,7 @@ class Registry(Generic[Output]):
         """
         entry = self._entries.get(name) if self._enabled(name) else None
         if entry is None:
-            custom = "custom tool " if isinstance(payload, CustomPayload) else ""
-            raise UnsupportedCall(f"unsupported {custom}call: {name}")
+            raise UnsupportedCall(unsupported_call(name, custom=isinstance(payload, CustomPayload)))
         if not entry.handler.matches_kind(payload):
             raise UnsupportedCall(
                 f"cannot handle payload: {name} is a {entry.handler.kind} tool, and this is a"

@@ -30,21 +30,17 @@ from execclient.tools.exec_text import (
     retry_refused,
 )
 from execclient.tools.result import CallRecord, failed
-from execclient.tools.truncation import Budget
 
 NOT_STARTED = (CallFailed, CallTimeout, ConnectionLost, Unsupported)
 """What a start fails with that the model is told of."""
 
 
-async def run_to_end(
-    context: CallContext, call: CommandCall, *, budget: Budget | None = None, gently: bool = False
-) -> CallRecord:
+async def run_to_end(context: CallContext, call: CommandCall, *, gently: bool = False) -> CallRecord:
     """Govern a command and run it to its end, whatever the sandbox and the policy make of it.
 
     Args:
         context: of the call.
         call: the command.
-        budget: what the text may have; by default what the model takes.
         gently: end it with SIGTERM first, when its time is up.
 
     Raises:
@@ -77,7 +73,7 @@ async def run_to_end(
         timed_out=runtime.timed_out,
         cancelled=runtime.cancelled,
     )
-    return _shown(record, session, runtime, budget or context.budget(None), context)
+    return _shown(record, session, runtime, context)
 
 
 class StartFailure(NamedTuple):
@@ -114,9 +110,7 @@ async def intercepted(context: CallContext, call: CommandCall) -> CallRecord | N
     return None
 
 
-def _shown(
-    record: CallRecord, session: ExecSession, runtime: ToTheEnd, budget: Budget, context: CallContext
-) -> CallRecord:
+def _shown(record: CallRecord, session: ExecSession, runtime: ToTheEnd, context: CallContext) -> CallRecord:
     output, lost = session.take(), session.take_lost()
     seconds = None if runtime.env is None else runtime.env.expiration.seconds
     text = output.text(f"\n{omission_marker(output.omitted_bytes)}\n")
@@ -134,7 +128,7 @@ def _shown(
         if record.exit_code is None
         else record.exit_code,
         wall_seconds=record.duration,
-        budget=budget,
+        budget=context.budget(None),
         timed_out_after=seconds if record.timed_out else None,
     )
     return replace(

@@ -9,11 +9,11 @@ process be started like that without a question.
 from __future__ import annotations
 
 from execclient.approvals import ApprovalCache, ApprovalRequest
-from execclient.orchestrator import REJECTED_BY_USER
+from execclient.orchestrator import ask
 from execclient.policy.decision import shown
 from execclient.tools.command_call import approval_scope
 from execclient.tools.context import CallContext, ToolSession
-from execclient.tools.errors import RespondToModel, TurnAborted
+from execclient.tools.errors import Rejected, RespondToModel
 
 TOOL = "write_stdin"
 
@@ -62,17 +62,14 @@ async def ask_to_type(
     )
     scope = approval_scope(call.executor, context.sandbox, context.workspace_roots)
     key = ApprovalCache.key_of_input(session.exec.process.id, scope=scope)
-    reviewed = await context.approvals.ask(request, (key,))
-    if reviewed.review.approves:
-        context.events.decided("run", "approval_policy", reviewed.decided_by, sandboxed=session.confined)
-        return
-    reason = reviewed.review.reason or REJECTED_BY_USER
-    context.events.decided(
-        "refuse", "approval_policy", reviewed.decided_by, sandboxed=session.confined, reason=reason
-    )
-    if reviewed.review.answer == "abort":
-        raise TurnAborted(reason)
-    raise RespondToModel(f"write_stdin failed: {reason}")
+    confined = session.confined
+    try:
+        reviewed = await ask(
+            context.approvals, request, (key,), context.events, source="approval_policy", sandboxed=confined
+        )
+    except Rejected as refusal:
+        raise RespondToModel(f"write_stdin failed: {refusal}") from refusal
+    context.events.decided("run", "approval_policy", reviewed.decided_by, sandboxed=confined)
 
 
 def _is_less_confined(context: CallContext, session: ToolSession) -> bool:

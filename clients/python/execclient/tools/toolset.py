@@ -131,7 +131,6 @@ class Toolset:
             sessions=ExecSessions[ToolSession](lambda session: session.exec.exited),
             interceptors=[],
             session_id=self.session_id,
-            thread_id=self.session_id,
             closed_session=self._session_closed,
         )
         self._register()
@@ -289,7 +288,6 @@ class Toolset:
             environment=without_secrets(environment) if self.config.filter_secrets else environment,
             user_shell=self._shell,
             elsewhere=self._at,
-            turn_id=turn.id,
             tracker=tracker,
         )
 

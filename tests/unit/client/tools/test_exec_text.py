@@ -7,7 +7,6 @@ from execclient.tools.exec_text import (
     command_envelope,
     not_started,
     patch_envelope,
-    quoted,
     rejected,
     session_envelope,
     session_warning,
@@ -17,6 +16,7 @@ from execclient.tools.exec_text import (
     unsupported_call,
 )
 from execclient.tools.head_tail import HeadTailBuffer, Snapshot
+from execclient.tools.quoting import quoted
 from execclient.tools.truncation import Budget
 
 BYTES = Budget(10_000, "bytes")

@@ -19,7 +19,6 @@ from execclient.shells import (
     ShellType,
     candidates,
     detect_user_shell,
-    exec_args,
     find_shell,
     register_shell_type,
     shell_from_info,
@@ -65,7 +64,7 @@ def fish() -> Iterator[ShellType]:
 def test_a_script_is_one_word_behind_the_options_of_its_shell(
     shell: Shell, login: bool, argv: tuple[str, ...]
 ) -> None:
-    assert exec_args(shell, SCRIPT, login) == argv
+    assert shell.exec_args(SCRIPT, login=login) == argv
     assert shell.exec_args(SCRIPT, login=login) == argv
 
 
