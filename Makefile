@@ -15,7 +15,7 @@ PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,pr
 STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
-.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests docs docs-check bench bench-gate soak faults fuzz bubblewrap terminal-tools ssh-server interop interop-setup probe vectors stock-client stock-websocket stock-stdio foreign-clients systemd-setup systemd-verify clean
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests docs docs-check bench bench-gate bench-relay soak faults fuzz bubblewrap terminal-tools ssh-server interop interop-setup probe vectors stock-client stock-websocket stock-stdio relay-stock relay-probe foreign-clients systemd-setup systemd-verify clean
 
 help:
 	@echo "make run       set up, start a daemon, run the quick start through the client"
@@ -23,6 +23,7 @@ help:
 	@echo "make interop   the suites that need $(SHARED), the real codex binary and systemd's programs"
 	@echo "make vectors   the recorded cases in $(SHARED)/vectors: sandboxes, rules, approvals, texts, patches"
 	@echo "make bench     compare with the reference, as ratios"
+	@echo "make bench-relay  what a relay costs, beside the same server without one"
 	@echo "make soak      10,000 commands, then look for what they left behind"
 	@echo "make faults    kill, cut, fill and starve the daemon in every state and at every step of a patch"
 	@echo "make fuzz      200,000 mutated messages over each framing; EXECSERVER_FUZZ_MESSAGES sets more"
@@ -37,7 +38,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is %d.%d; say make PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev --editable ".[otel]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev --editable ".[otel,relay]"
 	touch $@
 
 run: setup
@@ -82,7 +83,7 @@ schemas-check: setup
 # Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
 # first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
 FIRST_TESTS := tests/faults tests/sandbox \
-	$(filter-out %/__pycache__ tests/integration/patch tests/integration/tools,$(wildcard tests/integration/*))
+	$(filter-out %/__pycache__ $(addprefix tests/integration/,patch relay tools),$(wildcard tests/integration/*))
 
 unit: setup bubblewrap terminal-tools ssh-server
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests
@@ -130,7 +131,7 @@ soak: setup
 faults: setup
 	EXECSERVER_FAULTS=long $(BIN)/python -m pytest -q tests/faults/matrix tests/faults/test_streams.py \
 		tests/faults/test_take_over.py tests/faults/test_unread.py tests/faults/test_edits.py \
-		tests/faults/test_patch.py $(FAULTS)
+		tests/faults/test_patch.py tests/faults/test_relay.py $(FAULTS)
 
 # FUZZ='-k websocket/lean' picks a framing; EXECSERVER_FUZZ_SEED makes other messages.
 fuzz: setup
@@ -141,14 +142,19 @@ fuzz: setup
 interop-setup: setup
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .interop @openai/codex@$(CODEX_VERSION)
 
-# Two at a time, for two cores, once nothing more is to be installed; the probe does that by itself.
-interop: interop-setup bubblewrap systemd-setup probe
-	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-		stock-websocket vectors stock-stdio foreign-clients systemd-verify
+# Three at a time, once nothing more is to be installed: they wait more than they work, the probe longest.
+interop: interop-setup bubblewrap systemd-setup
+	$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
+		probe stock-websocket vectors relay-stock stock-stdio relay-probe foreign-clients systemd-verify
 
 probe: setup
 	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
 	$(BIN)/python $(SHARED)/conformance/probe.py --server "$(SERVE)" --areas $(PROBE_AREAS) --jobs 2 --slow
+
+# The same through a relay, by its door for plain clients; cases that need a server of their own are left out.
+relay-probe: setup bubblewrap
+	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
+	$(BIN)/python -m tests.interop.relay_probe $(SHARED) --areas $(PROBE_AREAS) --jobs 2
 
 # EXECSERVER_VECTORS names another folder; -k 'sandbox_battery and root' in VECTORS picks cases.
 vectors: setup bubblewrap
@@ -169,6 +175,11 @@ stock-stdio: interop-setup
 		--stdio-cmd "$(SERVE) --listen stdio"
 	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http \
 		--stdio-cmd "$(SERVE) --listen stdio"
+
+# Our relay with stock executors, stock agents and the stock forwarder, and which takes over how fast.
+relay-stock: interop-setup bubblewrap
+	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
+	CODEX_BIN=$(CURDIR)/$(CODEX) RELAY_SHARED=$(abspath $(SHARED)) $(BIN)/python -m pytest -q -s tests/interop/relay_stock.py
 
 # -- systemd's own programs; systemd need not run
 
@@ -193,6 +204,9 @@ bench: setup interop-setup
 
 bench-gate: setup interop-setup
 	$(BIN)/python -m benchmarks.compare --with-spool --gate
+
+bench-relay: setup
+	$(BIN)/python -m benchmarks.relay --markdown docs/benchmarks.md
 
 clean:
 	rm -rf $(VENV) .interop .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

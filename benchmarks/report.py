@@ -33,14 +33,15 @@ class Run:
     quick: bool
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Three digits, or whole thousands."""
     if value == 0 or value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def _value(values: dict[int, float]) -> str:
-    return _number(statistics.median(values.values())) if values else "-"
+    return number(statistics.median(values.values())) if values else "-"
 
 
 def _times(value: float) -> str:
@@ -154,19 +155,24 @@ def _shown(command: str | None) -> str:
     return f"{Path(program).name} {rest}".strip()
 
 
-def takes_markdown(path: Path) -> bool:
+def takes_markdown(path: Path, begin: str = BEGIN, end: str = END) -> bool:
     """Whether a page is new or has the markers; no other page is touched."""
     if not path.exists():
         return True
     page = path.read_text()
-    return BEGIN in page and END in page[page.index(BEGIN) :]
+    return begin in page and end in page[page.index(begin) :]
 
 
 def write_markdown(path: Path, run: Run, results: list[RowResult]) -> None:
     """Replace what is between the markers of a page that `takes_markdown`, or write a new one."""
-    page = path.read_text() if path.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
-    before, rest = page.split(BEGIN, 1)
-    path.write_text(f"{before}{BEGIN}\n\n{markdown(run, results)}\n{END}{rest.split(END, 1)[1]}")
+    put_between(path, BEGIN, END, markdown(run, results))
+
+
+def put_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replace what is between two markers of a page that `takes_markdown`, or write a new one."""
+    page = path.read_text() if path.exists() else f"# Benchmarks\n\n{begin}\n{end}\n"
+    before, rest = page.split(begin, 1)
+    path.write_text(f"{before}{begin}\n\n{text}\n{end}{rest.split(end, 1)[1]}")
 
 
 def write_json(path: Path, run: Run, results: list[RowResult]) -> None:

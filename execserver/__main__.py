@@ -1,5 +1,5 @@
-"""The console script: `serve` is the supervisor's, some commands are the client's, the rest is the
-command-line module's.
+"""The console script: `serve` is the supervisor's, `relay` a program of its own, some commands are the
+client's, the rest is the command-line module's.
 
 Standard library only, until the command-line module is needed: a supervisor starts in milliseconds.
 """
@@ -22,6 +22,9 @@ CLIENT_COMMANDS = {
 }
 """`execclient.commands` has them; this is what `execserver --help` says of them."""
 
+RELAY_COMMAND = {"relay": "let executors and clients meet that are behind firewalls"}
+"""`execserver.relay.command` has it; it reads none of the daemon's settings."""
+
 COMPLETION_VARIABLE = "_EXECSERVER_COMPLETE"
 """Set by a shell that wants to know what could come next."""
 
@@ -34,6 +37,11 @@ def main() -> None:
 
         sys.exit(run(argv[1:]))
 
+    if argv[:1] == ["relay"]:
+        from execserver.relay.command import main as relay_main
+
+        sys.exit(relay_main(argv[1:]))
+
     if (argv and argv[0] in CLIENT_COMMANDS) or (not argv and COMPLETION_VARIABLE in os.environ):
         from execclient.commands import main as client_main
 
@@ -41,7 +49,7 @@ def main() -> None:
 
     from execserver.cli import main as cli_main
 
-    sys.exit(cli_main(argv, CLIENT_COMMANDS))
+    sys.exit(cli_main(argv, RELAY_COMMAND | CLIENT_COMMANDS))
 
 
 def _asks_for_help(argv: list[str]) -> bool:

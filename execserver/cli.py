@@ -98,7 +98,7 @@ def _config_check(options: argparse.Namespace) -> int:
         return 1
     from execserver import server  # noqa: F401  what cannot be loaded is to be found out here
 
-    return _read_credentials(effective)
+    return _read_credentials(effective) or _check_remote(effective, options)
 
 
 def _read_credentials(effective: Effective) -> int:
@@ -107,6 +107,33 @@ def _read_credentials(effective: Effective) -> int:
 
     try:
         authenticator_from(effective.settings.authentication, base=Path.cwd())
+    except ConfigurationError as error:
+        _complain(str(error))
+        return 1
+    return 0
+
+
+def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
+    """The same for what `--remote` and its options name."""
+    from execserver.relay.remote_options import missing_packages, options_of_service
+    from execserver.supervisor.remote import base_and_environment
+    from execserver.transports.authentication import ConfigurationError
+
+    options = effective.settings.remote_options
+    served = base_and_environment(command.handed_remote) if command.handed_remote else None
+    try:
+        if served is not None or options.remote is None or command.handover is not None:
+            of_service = options_of_service(options, served)
+            if of_service is None:
+                return 0
+            options = of_service
+        from execserver.relay import executor  # noqa: F401  as above
+        from execserver.relay.identity import check_identity
+
+        check_identity(options, Path.cwd(), os.environ)
+    except ImportError as error:
+        _complain(missing_packages(error))
+        return 1
     except ConfigurationError as error:
         _complain(str(error))
         return 1
@@ -198,6 +225,7 @@ def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.Argume
         "check", help="would the daemon start?", allow_abbrev=False, description=_CHECK_DESCRIPTION
     )
     check.add_argument("--handover", help=argparse.SUPPRESS)
+    check.add_argument("--handed-remote", help=argparse.SUPPRESS)
     doctor = commands.add_parser(
         "doctor", help="can commands be confined here?", allow_abbrev=False, description=_DOCTOR_DESCRIPTION
     )

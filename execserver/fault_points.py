@@ -9,8 +9,8 @@ has to get past the same point.
 
 from __future__ import annotations
 
-import os
 import signal
+import threading
 from collections.abc import MutableMapping
 
 VARIABLE = "EXECSERVER_FAULT_POINT"
@@ -39,4 +39,5 @@ def reach(name: str) -> None:
         _armed[name] -= 1
         if _armed[name] == 0:
             del _armed[name]
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: one for the process may stop another one first, and this one would go on a bit.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -35,9 +35,11 @@ from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
 from execserver.protocol.errors import InternalError
+from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
+from execserver.sandbox.policy import is_below
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
 from execserver.sandbox.view import OwnThings
@@ -51,6 +53,7 @@ from execserver.supervisor.channel import (
     SupervisorGoneError,
     open_supervisor_pidfd,
 )
+from execserver.supervisor.remote import base_and_environment
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.gauges import Gauges
 from execserver.transports.authentication import ConfigurationError
@@ -62,6 +65,8 @@ from execserver.worker_launch import WorkerLauncher
 
 if TYPE_CHECKING:
     from execserver.filesystem.edits import Edits
+    from execserver.relay.executor import RemoteExecutor
+    from execserver.relay.identity import Identity
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +82,9 @@ LAST_ANSWERS_SECONDS = 10.0
 WARM_UP_AFTER_SECONDS = 2.0
 """When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
 processor, which a client that starts a daemon for a single command should not wait for."""
+
+LAST_FRAMES_SECONDS = 1.0
+"""How long a relay may take to take the last bytes for its clients."""
 
 LAST_SPANS_SECONDS = 1.0
 """How long the last spans may take to reach their collector, where there is one."""
@@ -102,6 +110,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
     try:
         credentials = Credentials(config.authentication, base=Path(host.cwd))
         _check_exposure(config, hello)
+        identity = _remote_identity(config, hello, host)
     except ConfigurationError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -115,7 +124,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
-        code = uvloop.run(Server(config, hello, channel, host, credentials, own).serve())
+        code = uvloop.run(Server(config, hello, channel, host, credentials, own, identity).serve())
     except SupervisorGoneError:
         code = 1
     tracing.shut_down(LAST_SPANS_SECONDS)
@@ -126,19 +135,47 @@ def run(config: Settings, config_file: str | None = None) -> int:
 
 def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | None) -> OwnThings:
     """What no sandbox shows. Relative names are those of the launch folder."""
-    named = (config_file, config.ws_token_file, config.ws_shared_secret_file)
+    named = (
+        config_file,
+        config.ws_token_file,
+        config.ws_shared_secret_file,
+        config.remote_token_file,
+        config.remote_key_file,
+        config.remote_allowed_clients,
+    )
     files = [os.path.join(host.cwd, name) for name in named if name is not None]
     for listener in hello.listeners:
         if listener.kind == "unix" and listener.socket is not None:
             name = listener.socket.getsockname()
             # A socket that was passed to us may have an abstract name, or none.
             files += [name] if isinstance(name, str) and name.startswith("/") else []
-    return OwnThings((), tuple(files), host.home)
+    folders = []
+    if config.remote_token_file is not None:
+        folders = _closed_folder(os.path.join(host.cwd, config.remote_token_file), host)
+    return OwnThings(tuple(folders), tuple(files), host.home)
+
+
+def _closed_folder(file: str, host: Host) -> list[str]:
+    """The folder of a file that is replaced now and then, if it is closed to others and no place of work.
+
+    The kernel uncovers a name when another file takes its place: sandboxes that are open then would see that
+    file. Below a covered folder they do not.
+    """
+    folder = os.path.realpath(os.path.dirname(file))
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return []
+    is_closed = not status.st_mode & 0o007 and status.st_uid in (0, os.geteuid())
+    is_worked_in = any(is_below(os.path.realpath(place), folder) for place in (host.cwd, host.home))
+    return [folder] if is_closed and not is_worked_in else []
 
 
 def _check_exposure(config: Settings, hello: Hello) -> None:
     """Refuse to open the machine to whoever can reach it, and credentials where none are read."""
     if not hello.listeners:
+        if config.remote is not None:
+            place_of(config.remote_options)
         # The supervisor found the configuration file no good and left it to us to say why; it is good now.
         raise ConfigurationError("the configuration file was changed during the start: start again")
     kinds = {listener.kind for listener in hello.listeners}
@@ -154,6 +191,24 @@ def _check_exposure(config: Settings, hello: Hello) -> None:
                     f"{listener.url} is reachable from other machines: give --ws-auth, "
                     "or --allow-unauthenticated if that is meant"
                 )
+
+
+def _remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | None:
+    """Who we are to the registry that the supervisor has found in the settings; None without one."""
+    passed = next((listener for listener in hello.listeners if listener.kind == "remote"), None)
+    if passed is None and hello.take_over:
+        return None  # what is new in the file begins with the next service, not with the next server
+    served = None if passed is None else base_and_environment(passed.url)
+    options = options_of_service(config.remote_options, served)
+    if passed is None or options is None:
+        return None
+    assert passed.memory is not None
+    try:
+        from execserver.relay.executor import RemoteExecutor  # noqa: F401  so that it is known to be there
+        from execserver.relay.identity import identity_from
+    except ImportError as error:
+        raise ConfigurationError(missing_packages(error)) from None
+    return identity_from(options, Path(host.cwd), host.environment, passed.memory)
 
 
 def _is_loopback(address: str) -> bool:
@@ -173,6 +228,7 @@ class Server:
         host: Host,
         credentials: Credentials,
         own: OwnThings,
+        identity: Identity | None = None,
     ) -> None:
         self._config = config
         self._hello = hello
@@ -192,6 +248,8 @@ class Server:
         self._told_to_stop = False
         self._connections: set[Connection] = set()
         self._listeners: list[Listener] = []
+        self._identity = identity
+        self._remote: RemoteExecutor | None = None
 
     async def serve(self) -> int:
         """The story of a server's life. Returns the exit code."""
@@ -227,6 +285,8 @@ class Server:
         self._freeze_heap()
         run_in_background(self._sandboxes.sweep)
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
+        if self._remote is not None:
+            self._remote.start()
         self._channel.send({"type": "ready"})
         if self._hello.beat_seconds is not None:
             self._beat(self._hello.beat_seconds)
@@ -364,6 +424,9 @@ class Server:
         if passed.stdio is not None:
             serve_stdio(*passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live)
             return
+        if passed.kind == "remote":
+            self._remote = self._make_remote(connect, executor)
+            return
         assert passed.socket is not None
         assert passed.kind != "stdio"
         if passed.kind == "tcp" and self._config.authentication.ws_auth is None:
@@ -380,6 +443,22 @@ class Server:
                 upgrades=lambda: not self._stopping,
             )
         )
+
+    def _make_remote(self, connect: Callable[[Channel], Connection], executor: Executor) -> RemoteExecutor:
+        from execserver.relay.executor import RemoteExecutor
+
+        assert self._identity is not None
+        return RemoteExecutor(
+            self._identity,
+            connect,
+            may_open=lambda: not (self._stopping or executor.spares_are_out),
+            refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
+        )
+
+    def _refused_remotely(self, reason: str) -> None:
+        log.error("the service ends: the registry refuses it", reason=reason)
+        self._exit_code = 1
+        self._stop_requested.set()
 
     def _freeze_heap(self) -> None:
         """What lives now lives for good: the collector need not look at it again."""
@@ -453,7 +532,8 @@ class Server:
         if tag is not None:
             membership.set_own_tag(tag)
         try:
-            trial = Trial(sys.argv[2:], self._host)
+            remote_url = next((each.url for each in self._hello.listeners if each.kind == "remote"), None)
+            trial = Trial(sys.argv[2:], self._host, remote_url)
         except OSError as failed:
             return f"the new code could not be tried: {failed}"
         return await asyncio.to_thread(trial.refusal)
@@ -468,6 +548,8 @@ class Server:
             listener.close()
         for connection in self._connections:
             connection.drain()
+        if self._remote is not None:
+            self._remote.close()
         executor.hurry()
         deadline = asyncio.get_running_loop().time() + LAST_ANSWERS_SECONDS
         while not all(connection.has_answered for connection in self._connections):
@@ -479,6 +561,7 @@ class Server:
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.abort()
+        await self._leave_relay()
 
     async def _shut_down(self, executor: Executor) -> None:
         self._stopping = True
@@ -502,8 +585,14 @@ class Server:
             listener.close()
         for connection in list(self._connections):
             connection.abort()
+        await self._leave_relay()
         await self._http.close()
         executor.close()
+
+    async def _leave_relay(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+            await self._remote.closed(LAST_FRAMES_SECONDS)
 
     async def _send_last_events(self) -> None:
         """Let the ends of the killed processes reach the clients."""

@@ -27,15 +27,17 @@ class Trial:
     Args:
         flags: those of `execserver serve`.
         host: what the service was launched with.
+        remote_url: of the registry that it serves, for as long as it lives; None without one.
 
     Raises:
         OSError: it cannot be begun.
     """
 
-    def __init__(self, flags: Sequence[str], host: Host) -> None:
+    def __init__(self, flags: Sequence[str], host: Host, remote_url: str | None = None) -> None:
         command = [sys.executable, "-I", "-X", "utf8", "-m", "execserver.cli", "config", "check"]
+        handed = ["--handover", HANDOVER, *(["--handed-remote", remote_url] if remote_url else [])]
         self._process = subprocess.Popen(
-            [*command, "--handover", HANDOVER, *flags],
+            [*command, *handed, *flags],
             cwd=host.cwd,
             env=dict(host.environment),
             stdin=subprocess.DEVNULL,

@@ -13,19 +13,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 from pydantic.config import JsonDict
 
 from execserver.processes.executor import ExecutorLimits
+from execserver.relay.remote_options import RemoteOptions
 from execserver.sandbox.options import SandboxOptions
 from execserver.supervisor.listeners import ListenError, listeners_from
+from execserver.supervisor.remote import check_environment_id, check_registry_url
 from execserver.transports.authentication import DEFAULT_CLOCK_SKEW_SECONDS, AuthenticationOptions
 
 PREFIX = "EXECSERVER_"
 
-GENERAL, WEBSOCKET, LIMITS, SANDBOX, LOGS = (
+GENERAL, WEBSOCKET, REMOTE, LIMITS, SANDBOX, LOGS = (
     "service",
     "WebSocket listeners",
+    "remote executors",
     "limits",
     "sandboxes",
     "logs, on stderr",
@@ -84,6 +87,20 @@ def _listen_urls(value: object) -> tuple[str, ...]:
     except ListenError as error:
         raise ValueError(str(error)) from None
     return tuple(value)
+
+
+def _registry_url(value: str | None) -> str | None:
+    try:
+        return None if value is None else check_registry_url(value)
+    except ListenError as error:
+        raise ValueError(str(error)) from None
+
+
+def _environment_id(value: str | None) -> str | None:
+    try:
+        return None if value is None else check_environment_id(value)
+    except ListenError as error:
+        raise ValueError(str(error)) from None
 
 
 def _name(path: Path | None) -> str | None:
@@ -151,6 +168,50 @@ class Settings(BaseModel):
     )
     allow_unauthenticated: bool = _option(
         False, "serve WebSockets without ws_auth on other addresses than loopback", group=WEBSOCKET
+    )
+    remote: Annotated[str | None, AfterValidator(_registry_url)] = _option(
+        None,
+        "the registry through which clients reach this daemon, which dials out to its relay: "
+        "https://HOST[:PORT][/PREFIX], http:// on loopback only; nothing else is listened on unless `listen` "
+        "says so",
+        group=REMOTE,
+        metavar="URL",
+    )
+    environment_id: Annotated[str | None, AfterValidator(_environment_id)] = _option(
+        None,
+        "the name by which clients ask the registry for this daemon: letters, digits, - and _, at most 256",
+        group=REMOTE,
+        metavar="ID",
+    )
+    remote_token_file: Path | None = _option(
+        None,
+        "the file with the executor's token, read at each request; or the token is in the variable "
+        "EXECSERVER_REMOTE_TOKEN",
+        group=REMOTE,
+        metavar="FILE",
+    )
+    remote_token_stdin: bool = _option(
+        False, "the executor's token is the first line of standard input", group=REMOTE
+    )
+    remote_key_file: Path | None = _option(
+        None,
+        "the file with the key by which clients know this executor; created when missing (mode 0600)",
+        group=REMOTE,
+        metavar="FILE",
+        unset="a new key at each start of the service",
+    )
+    remote_allowed_clients: Path | None = _option(
+        None,
+        "the file with the key fingerprints of the clients that are let in, one a line; read again when it "
+        "changes",
+        group=REMOTE,
+        metavar="FILE",
+        unset="all for whom the registry vouches",
+    )
+    remote_exit_on_refusal: bool = _option(
+        False,
+        "end the service when the registry refuses it for good (a wrong token); otherwise it goes on asking",
+        group=REMOTE,
     )
     retained_output_bytes: int = _option(
         _LIMITS.retained_output_bytes,
@@ -232,6 +293,19 @@ class Settings(BaseModel):
             ws_issuer=self.ws_issuer,
             ws_audience=self.ws_audience,
             ws_max_clock_skew_seconds=self.ws_max_clock_skew_seconds,
+        )
+
+    @property
+    def remote_options(self) -> RemoteOptions:
+        """What `remote` and the options that go with it say."""
+        return RemoteOptions(
+            remote=self.remote,
+            environment_id=self.environment_id,
+            remote_token_file=_name(self.remote_token_file),
+            remote_token_stdin=self.remote_token_stdin,
+            remote_key_file=_name(self.remote_key_file),
+            remote_allowed_clients=_name(self.remote_allowed_clients),
+            remote_exit_on_refusal=self.remote_exit_on_refusal,
         )
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 from execserver.configuration.model import PREFIX
 from execserver.configuration.options import OPTIONS
 from execserver.configuration.toml_lines import lines_of_keys
+from execserver.relay.remote_options import TOKEN_VARIABLE
 from execserver.supervisor import config_file
 from execserver.supervisor.packets import CHANNEL_VARIABLE
 
@@ -22,7 +23,12 @@ _OTHER_VARIABLES = frozenset(
     {
         config_file.CONFIG_VARIABLE,
         CHANNEL_VARIABLE,
-        "EXECSERVER_URL",  # the client's
+        TOKEN_VARIABLE,
+        "EXECSERVER_URL",  # the client's, whose children daemons may be
+        "EXECSERVER_TOKEN",
+        "EXECSERVER_TOKEN_FILE",
+        "EXECSERVER_EXECUTOR_KEY_SHA256",
+        "EXECSERVER_CLIENT_KEY_FILE",
         "EXECSERVER_FUZZ_SEED",  # the tests'
         "EXECSERVER_SOAK_COMMANDS",
         "EXECSERVER_TEST_COMMAND",

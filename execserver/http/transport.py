@@ -16,6 +16,7 @@ import anyio.lowlevel
 import h11
 import httpcore
 
+from execserver.error_causes import causes_of
 from execserver.http.errors import TransferError
 from execserver.http.proxies import Proxy
 from execserver.http.request import HttpRequest
@@ -139,7 +140,7 @@ def _told(about: str = "") -> Iterator[None]:
 
 def _reason(error: BaseException) -> str:
     """What the system said, which httpcore and anyio keep inside their own errors."""
-    for inner in _causes(error):
+    for inner in causes_of(error):
         if isinstance(inner, ssl.SSLCertVerificationError):
             return f"its certificate is not trusted: {inner.verify_message}"
         if isinstance(inner, ssl.SSLError):
@@ -149,16 +150,6 @@ def _reason(error: BaseException) -> str:
         if isinstance(inner, OSError) and inner.errno:
             return os_error_text(inner)
     return str(error)[:_MAX_TEXT] or "the connection was lost"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    yield error
-    if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
-            yield from _causes(member)
-    cause = error.__cause__ or error.__context__
-    if cause is not None:
-        yield from _causes(cause)
 
 
 def _text(data: bytes) -> str:

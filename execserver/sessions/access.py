@@ -62,8 +62,8 @@ def require_proof(peer: Peer, field: str) -> None:
     if peer.peer_proof is None:
         raise InvalidRequest(
             f"`{field}`: processes of other sessions are only reached over a Unix socket, or over WebSocket "
-            "when the daemon is started with --ws-auth: connect that way, or attach to the session itself by "
-            "`resumeSessionId` of `initialize`",
+            "when the daemon is started with --ws-auth, and never through a relay: connect that way, or "
+            "attach to the session itself by `resumeSessionId` of `initialize`",
             name="other_session_refused",
             field=field,
         )

@@ -50,12 +50,15 @@ class SupervisorGoneError(Exception):
 
 @dataclass(frozen=True)
 class PassedListener:
-    """Something to serve on: `socket` is listening, or `stdio` is (stdin, stdout) of the client."""
+    """Something to serve on: `socket` is listening, or `stdio` is (stdin, stdout) of the client, or `memory`
+    is what servers leave to each other about a registry of remote clients (`remote.py`).
+    """
 
-    kind: Literal["unix", "tcp", "stdio"]
+    kind: Literal["unix", "tcp", "stdio", "remote"]
     url: str
     socket: socket.socket | None = None
     stdio: tuple[int, int] | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,8 @@ def _hello(message: dict[str, Any], descriptors: list[int]) -> Hello:
         kind, url = entry["kind"], entry["url"]
         if kind == "stdio":
             listeners.append(PassedListener(kind, url, stdio=(next(remaining), next(remaining))))
+        elif kind == "remote":
+            listeners.append(PassedListener(kind, url, memory=next(remaining)))
         else:
             listeners.append(PassedListener(kind, url, socket=socket.socket(fileno=next(remaining))))
     keeper = KeeperClient(socket.socket(fileno=next(remaining)), next(remaining))

@@ -5,8 +5,9 @@
     $XDG_CONFIG_HOME/execserver/config.toml      ~/.config without the variable
     /etc/execserver/config.toml
 
-The first that applies is *the* file; files are not merged. The supervisor takes nothing but `listen`
-from it. What the keys mean is the settings model's affair (`configuration/`), which reads by this module too.
+The first that applies is *the* file; files are not merged. The supervisor takes nothing but `listen` and
+the registry of remote clients from it. What the keys mean is the settings model's affair (`configuration/`),
+which reads by this module too.
 """
 
 from __future__ import annotations
@@ -94,18 +95,25 @@ def parse(path: str, text: str) -> dict[str, object]:
         raise ConfigFileError(f"{path}{_place(str(error), text)}") from None
 
 
-def listen_values(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The `listen` of the file that these arguments and this environment lead to.
+def document(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, object]:
+    """The keys and values of the file that these arguments and this environment lead to.
 
     Raises:
         ConfigFileError: the file cannot be used. The text is short of keys and lines: the server's is not.
     """
     path = find(_flag_value(arguments), environment)
-    if path is None:
-        return []
-    values = parse(path, read(path)).get("listen", [])
+    return {} if path is None else parse(path, read(path))
+
+
+def listen_values(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The `listen` of that file.
+
+    Raises:
+        ConfigFileError: as `document`.
+    """
+    values = document(arguments, environment).get("listen", [])
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ConfigFileError(f"{path}: listen must be a list of strings")
+        raise ConfigFileError("listen must be a list of strings")
     return values
 
 

@@ -203,7 +203,8 @@ def requested(
     arguments: Sequence[str], environment: Mapping[str, str], passed: Sequence[Listener] = ()
 ) -> list[Listener]:
     """The listeners that the command line asks for, else `EXECSERVER_LISTEN`, else the configuration file,
-    else the default. Not bound. None at all when the file is no good: the server reads it too, and says why.
+    else the default. Not bound. A registry of remote clients (`remote.py`) comes last, and stands in for the
+    default, too. None at all when the file or the registry is no good: the server looks at both and says why.
 
     Listeners that the service manager passed come first; they stand in for the default, not for what is
     asked for.
@@ -216,6 +217,25 @@ def requested(
     Raises:
         ListenError: a value is not accepted, or one is missing.
     """
+    from execserver.supervisor.remote import requested_remote  # which needs what is here
+
+    listeners = _requested_here(arguments, environment, passed)
+    if listeners is None:
+        return []
+    stdin_is_taken = any(listener.kind == "stdio" for listener in listeners)
+    try:
+        remote = requested_remote(arguments, environment, stdin_is_taken=stdin_is_taken)
+    except (ConfigFileError, ListenError):
+        return []
+    if remote is None:
+        return listeners or [default_listener(environment)]
+    return [*listeners, remote]
+
+
+def _requested_here(
+    arguments: Sequence[str], environment: Mapping[str, str], passed: Sequence[Listener]
+) -> list[Listener] | None:
+    """What is to be listened on, perhaps nothing; None when the file is no good."""
     if values := _flag_values(arguments):
         return listeners_from(values, passed)
     if values := environment.get(LISTEN_VARIABLE, "").split():
@@ -224,10 +244,9 @@ def requested(
         except ListenError as error:
             raise ListenError(f"{LISTEN_VARIABLE}: {error}") from None
     try:
-        in_file = listen_values(arguments, environment)
-        return listeners_from(in_file, passed) or [default_listener(environment)]
+        return listeners_from(listen_values(arguments, environment), passed)
     except (ConfigFileError, ListenError):
-        return []
+        return None
 
 
 def listeners_from(values: Sequence[str], passed: Sequence[Listener] = ()) -> list[Listener]:

@@ -33,10 +33,10 @@ Messages, each a JSON object in one packet of a SOCK_SEQPACKET pair (server: des
     supervisor → server
       {"type": "hello", "version": 3, "instance": N, "supervisorPid": PID, "nofileSoft": N,
        "beatSeconds": S | null, "takeOver": BOOL, "record": BOOL,
-       "listeners": [{"kind": "unix" | "tcp" | "stdio", "url": URL}, ...]}
+       "listeners": [{"kind": "unix" | "tcp" | "stdio" | "remote", "url": URL}, ...]}
            with descriptors, in order: for each listener the listening socket (stdio: stdin and
-           stdout), the registration channel and its nudge pipe (`registration.py`), then, if `record`, the
-           locked record of the instance
+           stdout; remote: the file in memory of `remote.py`), the registration channel and its
+           nudge pipe (`registration.py`), then, if `record`, the locked record of the instance
       {"type": "reload"}        read again what can change without a restart, or be upgraded
       {"type": "stop"}          end all work and exit within 10 s
 

@@ -12,34 +12,13 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple
 
 from execserver import __version__
 from execserver.generated import split_check, write_or_check
+from execserver.telemetry.exposition import Distribution, Kind, Labels, Number, Reading
 from execserver.telemetry.gauges import Gauges, filesystem_threads
 from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
-
-Kind = Literal["counter", "gauge", "histogram"]
-Labels = tuple[str, ...]
-Bounds = tuple[tuple[str, float], ...]
-
-
-class Number(NamedTuple):
-    """One value of a counter or gauge."""
-
-    labels: Labels
-    value: float
-
-
-class Distribution(NamedTuple):
-    """One histogram: how many were at most so much, growing, up to `+Inf`; and the sum of all."""
-
-    labels: Labels
-    buckets: Bounds
-    total: float
-
-
-Reading = Number | Distribution
+from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +39,11 @@ def reference() -> str:
         labels = ", ".join(f"`{label}`" for label in each.labels)
         lines.append(f"| `{each.name}` | {each.kind} | {labels} | {each.help} |\n")
     bounds = ", ".join(_bound(bound) for bound in LATENCY_BUCKETS)
-    return "".join([*lines, _FOOTER.format(bounds=bounds)])
+    lines += [_FOOTER.format(bounds=bounds), _RELAY_HEADER]
+    for relay in RELAY_DEFINITIONS:
+        labels = ", ".join(f"`{label}`" for label in relay.labels)
+        lines.append(f"| `{relay.name}` | {relay.kind} | {labels} | {relay.help} |\n")
+    return "".join(lines)
 
 
 # -- how each is read
@@ -172,7 +155,8 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_connections_refused_total",
         "counter",
-        "Peers sent away: the HTTP status of the answer, or `other-user` on a Unix socket.",
+        "Peers sent away: the HTTP status of the answer, `other-user` on a Unix socket, or `relay` for a "
+        "client that was not let in behind one.",
         _measured("refusals"),
         ("reason",),
     ),
@@ -309,6 +293,17 @@ Durations are counted in buckets up to {bounds} seconds.
 The metrics of the server's operating-system process follow the common names:
 `process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_virtual_memory_bytes`,
 `process_start_time_seconds`, `process_open_fds`, `process_max_fds`.
+"""
+
+_RELAY_HEADER = """
+## Of a relay
+
+`execserver relay serve` is a program of its own, and these are on its page, with those of its
+operating-system process: `GET /metrics` on the control socket in its state folder, and on `--metrics-listen`.
+Counters begin at 0 with each relay. No label ever holds what a peer sent.
+
+| name | kind | labels | what it says |
+| --- | --- | --- | --- |
 """
 
 

@@ -19,14 +19,17 @@ from typing import Final, Literal
 
 from execserver.protocol.methods import METHODS
 
-TransportKind = Literal["stdio", "unix", "unix-websocket", "websocket"]
-"""How a connection reaches us: newline JSON on stdio or a Unix socket, WebSocket on either socket."""
+TransportKind = Literal["stdio", "unix", "unix-websocket", "websocket", "relay"]
+"""How a connection reaches us: newline JSON on stdio or a Unix socket, WebSocket on either socket, or a
+stream through a relay."""
 
 Dialect = Literal["lean", "standard"]
 ExitKind = Literal["success", "failure", "signal"]
 SignalKind = Literal["interrupt", "kill", "tree", "other"]
 
-TRANSPORT_KINDS: Final[tuple[TransportKind, ...]] = ("stdio", "unix", "unix-websocket", "websocket")
+TRANSPORT_KINDS: Final[tuple[TransportKind, ...]] = (
+    "stdio", "unix", "unix-websocket", "websocket", "relay",
+)  # fmt: skip
 DIALECTS: Final[tuple[Dialect, ...]] = ("lean", "standard")
 EXIT_KINDS: Final[tuple[ExitKind, ...]] = ("success", "failure", "signal")
 SIGNAL_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "kill", "tree", "other")
@@ -68,7 +71,7 @@ class Measures:
         self.connections_closed: dict[str, int] = dict.fromkeys(TRANSPORT_KINDS, 0)
         self.dialects: dict[str, int] = dict.fromkeys(DIALECTS, 0)
         self.refusals: dict[str, int] = {}
-        """Connections that were refused, by HTTP status, or `other-user`."""
+        """Connections that were refused, by HTTP status, or `other-user`, or `relay`."""
         self.parse_errors = 0
         self.received_bytes = 0
         self.sent_bytes = 0
@@ -112,7 +115,7 @@ class Measures:
         self.connections_closed[kind] += 1
 
     def connection_refused(self, reason: str) -> None:
-        """A peer was sent away: the HTTP status of our answer, or `other-user`."""
+        """A peer was sent away: the HTTP status of our answer, `other-user`, or `relay`."""
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def dialect_chosen(self, dialect: Dialect) -> None:

@@ -3,7 +3,7 @@
 `endpoint` connects; `client` is a connection that is ready, `newcomer` one before its
 handshake. All three follow the one parameter `transport`: Unix socket and WebSocket, and
 stdio as well for tests marked `everywhere` (a server a test: kept to a representative
-part). `@pytest.mark.transports("ws")` picks others.
+part), those of the modules in `RELAYED` by a relay, too. `@pytest.mark.transports("ws")` picks others.
 `@pytest.mark.statement("E1")` names what is proved, by its number in `docs/protocol.md`.
 """
 
@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.endpoint import EVERYWHERE, SOCKETS, Endpoint, SharedServers, serving
+from tests.conformance.endpoint import EVERYWHERE, OWN_SERVER, SOCKETS, Endpoint, SharedServers, serving
 from tests.integration.http.origin import Answer, Origin, Serve
 from tests.support.wire import Client
+
+RELAYED = frozenset({"test_http", "test_scheduling"})
+"""For what lies between client and daemon matters to the order of things and to large messages, and streams
+take a way of their own. All tests that are marked `everywhere` pass; a relay a module costs a second."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +38,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = metafunc.definition.get_closest_marker("transports")
     everywhere = metafunc.definition.get_closest_marker("everywhere")
     names = chosen.args if chosen else EVERYWHERE if everywhere else SOCKETS
+    if everywhere and not chosen and metafunc.definition.path.stem in RELAYED and OWN_SERVER:
+        names = (*names, "relay")
     metafunc.parametrize("transport", names)
 
 

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.support.relay_service import RelayService
+from tests.support.relayed_server import RelayedServer
 from tests.support.wire import Client, Server, spawn_stdio
 
 SOCKETS = ("unix", "ws")
@@ -18,9 +20,11 @@ EVERY_DOOR = (
     *EVERYWHERE,
     "unix-ws",
     "stdio/standard", "stdio/sized", "unix/standard", "unix/sized", "unix-ws/standard", "ws/standard",
+    "relay", "relay/standard",
 )  # fmt: skip
 """Every way in: transport, and behind the slash the dialect if it is not the lean one; `sized` is the
-standard dialect in `Content-Length` framing."""
+standard dialect in `Content-Length` framing. `relay` is a relay's plain door, and a stream of sealed records
+behind it."""
 
 OWN_SERVER = "EXECSERVER_TEST_COMMAND" not in os.environ
 """False when the suite is held against another executor, which lacks our flags."""
@@ -29,6 +33,16 @@ OWN_SERVER = "EXECSERVER_TEST_COMMAND" not in os.environ
 def socket_folder() -> Path:
     """A folder short enough for a socket's path, for its owner only."""
     return Path(tempfile.mkdtemp(prefix="exec-", dir="/tmp"))
+
+
+def start_server(
+    transport: str, folder: Path, flags: tuple[str, ...], environment: Mapping[str, str], cwd: Path
+) -> Server:
+    """A server for a transport that is not stdio. A Unix socket and a relay's state are in the folder."""
+    if transport == "relay":
+        return RelayedServer(folder / "relay", *flags, env=environment, cwd=cwd)
+    listen = "ws://127.0.0.1:0" if transport == "ws" else f"unix://{folder}/socket"
+    return Server(listen, *flags, env=environment, cwd=cwd)
 
 
 class SharedServers:
@@ -53,8 +67,7 @@ class SharedServers:
             server.stop()
             server = None
         if server is None:
-            listen = "ws://127.0.0.1:0" if transport == "ws" else f"unix://{self._folder}/socket"
-            server = Server(listen, *self.FLAGS, env=self.environment, cwd=self.cwd)
+            server = start_server(transport, self._folder, self.FLAGS, self.environment, self.cwd)
             self._servers[transport] = server
         return server
 
@@ -108,14 +121,19 @@ class Endpoint:
     def server(self) -> Server:
         """The server behind a socket transport."""
         if not self._own:
-            return self._shared.get("ws" if self.transport == "ws" else "unix")
+            return self._shared.get(self.transport.removesuffix("-ws"))
         if self._server is None:
-            listen = "ws://127.0.0.1:0"
-            if self.transport != "ws":
-                self._folder = socket_folder()
-                listen = f"unix://{self._folder}/socket"
-            self._server = Server(listen, *self._flags, env=self._env, cwd=self._shared.cwd)
+            self._folder = socket_folder()
+            self._server = start_server(
+                self.transport, self._folder, self._flags, self._env, self._shared.cwd
+            )
         return self._server
+
+    @property
+    def relay(self) -> RelayService:
+        """What is between, on the transport `relay`."""
+        assert isinstance(self.server, RelayedServer)
+        return self.server.relay
 
     def connect(
         self, *, handshake: bool = True, resume: str | None = None, extensions: bool = False

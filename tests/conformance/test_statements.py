@@ -10,6 +10,10 @@ import pytest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 
+TESTS = Path(__file__).parents[1]
+PROVING = tuple(TESTS / name for name in ("conformance", "integration/relay", "unit/relay", "unit/client"))
+"""Where the tests are that name statements."""
+
 WITHOUT_TEST = {
     "T40": "takes 30 s; the interval is a constant",
 }
@@ -21,7 +25,7 @@ def _statements() -> list[str]:
 
 def _proved() -> set[str]:
     named: set[str] = set()
-    for module in Path(__file__).parent.glob("test_*.py"):
+    for module in (module for folder in PROVING for module in folder.glob("test_*.py")):
         for arguments in re.findall(r"mark\.statement\(([^)]*)\)", module.read_text()):
             named.update(re.findall(r'"([A-Z]+\d+)"', arguments))
     return named

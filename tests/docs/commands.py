@@ -12,8 +12,9 @@ ANYTHING = "…"
 
 _HEREDOC = re.compile(r"<<-?\s*'?([A-Za-z_]+)'?")
 _REMARK = re.compile(r"\s{2,}#\s.*$", re.MULTILINE)
-_DAEMON = re.compile(r"^(?:[A-Z_]+=\S*\s+)*(?:\S*/)?execserver serve\b(?!.*--help)")
+_DAEMON = re.compile(r"^(?:[A-Z_]+=\S*\s+)*(?:\S*/)?execserver (?:relay )?serve\b(?!.*--help)")
 _STDIO = re.compile(r"--listen stdio\b")
+_REMOTE = re.compile(r"--remote\b(?!-)")
 
 
 @dataclass(slots=True)
@@ -30,8 +31,13 @@ class Command:
 
     @property
     def is_daemon(self) -> bool:
-        """A daemon that listens: the reader gives it a terminal of its own."""
+        """A daemon that listens, or a relay: the reader gives it a terminal of its own."""
         return bool(_DAEMON.match(self.text)) and not self.is_conversation and "|" not in self.text
+
+    @property
+    def is_remote(self) -> bool:
+        """A daemon that dials out to a relay."""
+        return self.is_daemon and bool(_REMOTE.search(self.text))
 
     @property
     def is_conversation(self) -> bool:

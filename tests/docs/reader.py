@@ -26,8 +26,8 @@ from tests.docs.terminal import Terminal
 SECONDS = 30.0
 """For one command; pages have a limit of their own."""
 
-THEIR_HOME, THEIR_RUNTIME, THEIR_PORT = "/home/you", "/run/user/1000", "8765"
-"""What pages write, and what stands for something else here."""
+THEIR_HOME, THEIR_RUNTIME, THEIR_PORTS = "/home/you", "/run/user/1000", ("8765", "8470", "8471", "8472")
+"""What pages write, and what stands for something else here. The ports: a daemon's, and those of relays."""
 
 
 class BlockFailed(AssertionError):
@@ -209,7 +209,8 @@ def reader(
     }
     if programs is not None:
         (folder / ".venv").symlink_to(programs.parent)
-    words = {THEIR_HOME: str(home), THEIR_RUNTIME: str(runtime), THEIR_PORT: str(_free_port())}
+    words = {THEIR_HOME: str(home), THEIR_RUNTIME: str(runtime)}
+    words |= dict(zip(THEIR_PORTS, _free_ports(len(THEIR_PORTS)), strict=True))
     try:
         with Terminal(folder, environment, logs) as terminal:
             one = Reader(home, environment, terminal, seconds, words)
@@ -225,16 +226,19 @@ def reader(
         shutil.rmtree(base)
 
 
-def _free_port() -> int:
-    """A port that nobody has, below those that the kernel gives to whoever asks for any."""
+def _free_ports(count: int) -> list[str]:
+    """Ports that nobody has, below those that the kernel gives to whoever asks for any."""
+    found: list[str] = []
     for port in range(21_000 + os.getpid() % 5_000, 32_000):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
-    raise AssertionError("no free port")
+            found.append(str(port))
+            if len(found) == count:
+                return found
+    raise AssertionError("no free ports")
 
 
 def _processes_of(home: Path) -> list[psutil.Process]:

@@ -18,7 +18,9 @@ from typing import Self
 from tests.docs.commands import Command, matches
 
 PATIENCE = 20.0
-_URL = re.compile(rb"^(unix|ws)://", re.MULTILINE)
+_URL = re.compile(rb"^(unix|ws|(relay\+)?https?)://", re.MULTILINE)
+_AT_RELAY = re.compile(rb'"event": "relay: ')
+"""What a daemon logs when its relay has answered, whatever that was."""
 
 
 @dataclass(slots=True)
@@ -110,6 +112,8 @@ class Terminal:
         self._daemons.append(daemon)
         if command.is_daemon:
             assert daemon.read_until(_URL), f"{text!r} does not serve:\n{errors.read_text()}"
+            if command.is_remote:
+                _wait_for(_AT_RELAY, errors)
             if command.expected:
                 self._see(command, daemon)
 
@@ -141,3 +145,10 @@ class Terminal:
         line = self._status.readline()
         assert line, f"the shell ended: {what}"
         return int(line)
+
+
+def _wait_for(enough: re.Pattern[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not enough.search(log.read_bytes()):
+        assert time.monotonic() < deadline, f"it does not log {enough.pattern!r}:\n{log.read_text()}"
+        time.sleep(0.02)

@@ -50,6 +50,8 @@ def test_nothing_is_left_out_in_silence(text: str) -> None:
         "```toml\nno_such_setting = 1\n```",
         "```console\n$ execserver serve --listen unix://$PWD/s\nunix:///somewhere/else\n```",
         "```console\n$ execserver serve --listen tcp://nowhere\n```",
+        "```console\n$ execserver relay serve --listen http://127.0.0.1:8470 --state-dir r\nhttp://other\n```",
+        "```console\n$ execserver relay serve --listen ws://127.0.0.1:8470 --state-dir r\n```",
         (
             "```console\n$ execserver serve --listen stdio\n```\n"
             '```json\n{"id":1,"method":"rpc.discover"}\n{"id":1,"result":{}}\n```'
@@ -70,6 +72,23 @@ def test_a_page_may_start_a_daemon_and_talk_to_it_in_the_next_block() -> None:
         "        print((await executor.run(['echo', 'hello'])).text)\n\nasyncio.run(main())\n```\n"
         "<!-- output -->\n```text\nhello\n```\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "is_daemon", "is_remote"),
+    [
+        ("execserver serve", True, False),
+        ("execserver serve --remote-key-file k", True, False),
+        ("TOKEN=x execserver serve --remote http://127.0.0.1:8470", True, True),
+        ("execserver relay serve --listen http://127.0.0.1:8470 --state-dir relay", True, False),
+        ("execserver relay serve --help", False, False),
+        ("execserver relay key serve", False, False),
+        ("execserver run --remote", False, False),
+    ],
+)
+def test_what_goes_on_is_told_from_what_ends(command: str, is_daemon: bool, is_remote: bool) -> None:
+    (found,) = commands_of(f"$ {command}")
+    assert (found.is_daemon, found.is_remote) == (is_daemon, is_remote)
 
 
 def test_a_page_that_leaves_something_running_fails() -> None:

@@ -19,11 +19,11 @@ from tests.docs.test_stranger import of_pip
 INSTALL_SECONDS = 110.0
 """Building takes ten seconds and installing twenty, with a filled cache and a machine to itself."""
 
-EXTRAS = "expect,policy"
-"""What the manual's pages about the client need beside what is always installed."""
+EXTRAS = "expect,policy,relay"
+"""What the manual's pages need beside what is always installed."""
 
 COMMANDS = (
-    *("serve", "config", "doctor"),
+    *("serve", "config", "doctor", "relay"),
     *("run", "attach", "ps", "logs", "kill", "cp", "patch", "policy", "completion"),
 )
 
@@ -118,6 +118,19 @@ def test_pexpect_comes_with_the_extra_only(wheel: Path) -> None:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
     assert "Requires-Dist: pexpect>=4.9; extra == 'expect'" in metadata
+
+
+def test_what_a_relay_needs_comes_with_the_extra_only(wheel: Path, programs: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        needs = re.findall(
+            r"^Requires-Dist: (aiohttp|cryptography)[^;\n]*(.*)$", archive.read(name).decode(), re.M
+        )
+
+    printed = run(programs / "execserver", "relay", "key", tmp_path / "a.key", folder=tmp_path)
+
+    assert needs == [("aiohttp", "; extra == 'relay'"), ("cryptography", "; extra == 'relay'")]
+    assert re.fullmatch(r"[0-9a-f]{64}\n", printed)
 
 
 def test_the_wheel_has_both_packages_their_types_and_nothing_else(wheel: Path) -> None:

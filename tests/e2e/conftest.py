@@ -1,7 +1,8 @@
 """The end-to-end suite: each test comes in by every door.
 
-`door` is one of the ten names of `EVERY_DOOR`; `endpoint` connects there, `client` is a connection that is
-ready. `@pytest.mark.sockets` leaves out stdio, where the end of the connection is the end of the daemon.
+`door` is one of the names of `EVERY_DOOR`; `endpoint` connects there, `client` is a connection that is
+ready. `@pytest.mark.sockets` leaves out stdio, where the end of the connection is the end of the daemon;
+`@pytest.mark.not_relayed(REASON)` a relay, `@pytest.mark.relayed` everything else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import pytest
 from tests.conformance.endpoint import EVERY_DOOR, Endpoint, SharedServers, serving
 from tests.support.wire import Client
 
+TRANSPORTS = frozenset(name.partition("/")[0] for name in EVERY_DOOR)
+
 
 class ForgetfulServers(SharedServers):
     """Servers that end a detached session after a second."""
@@ -22,18 +25,31 @@ class ForgetfulServers(SharedServers):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "sockets: not over stdio")
+    for line in (
+        "sockets: not over stdio",
+        "not_relayed(reason): not over a relay, which is different there, and why",
+        "relayed: over a relay only",
+    ):
+        config.addinivalue_line("markers", line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "door" in metafunc.fixturenames:
-        sockets = metafunc.definition.get_closest_marker("sockets")
-        metafunc.parametrize("door", [name for name in EVERY_DOOR if not (sockets and "stdio" in name)])
+    if "door" not in metafunc.fixturenames:
+        return
+    left_out = {
+        transport
+        for transport, marker in (("stdio", "sockets"), ("relay", "not_relayed"))
+        if metafunc.definition.get_closest_marker(marker)
+    }
+    only = ("relay",) if metafunc.definition.get_closest_marker("relayed") else TRANSPORTS
+    metafunc.parametrize(
+        "door", [name for name in EVERY_DOOR if name.partition("/")[0] in set(only) - left_out]
+    )
 
 
 @pytest.fixture(scope="module")
 def servers(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
-    """One server on a Unix socket and one on TCP, for the whole module."""
+    """One server on a Unix socket, one on TCP and one behind a relay, for the whole module."""
     yield from serving(SharedServers(environment, tmp_path_factory.mktemp("launch")))
 
 

@@ -428,6 +428,7 @@ def test_two_hundred_requests_at_once_are_all_answered(client: Client, here: Pat
 
 
 @pytest.mark.sockets
+@pytest.mark.not_relayed("a relay holds 80 MiB for a client and then drops it, see the next test")
 def test_a_slow_reader_delays_no_other_connection(endpoint: Endpoint, here: Path) -> None:
     data = noise(4 * MIB)
     (here / "file").write_bytes(data)
@@ -446,3 +447,28 @@ def test_a_slow_reader_delays_no_other_connection(endpoint: Endpoint, here: Path
         assert sha256(decode(slow.result(number)["dataBase64"])).digest() == sha256(data).digest()
     flooding = slow.process(slow.result(flood)["processId"])
     assert flooding.terminate() == {"running": True}
+
+
+@pytest.mark.relayed
+def test_a_relay_drops_a_slow_reader_and_delays_no_other_connection(endpoint: Endpoint) -> None:
+    slow, quick = endpoint.connect(), endpoint.connect()
+    flooding = slow.start("/bin/cat", "/dev/zero")
+    slow.pause()
+
+    # Whoever does not read is not told either, so ask who is known.
+    relay = endpoint.relay
+    dropped = 'execserver_relay_closed_sockets_total{reason="slow_consumer"}'
+    before = relay.metrics()[dropped]
+    with at_most(20):
+        while relay.metrics()[dropped] == before:
+            with at_most(5):
+                quick.call("environment/status")
+    assert quick.shell("echo quick").wait_closed().output == b"quick\n"
+
+    slow.resume()
+    slow.wait_end()
+    again = resume(endpoint, slow.session_id)
+    process = again.process(flooding.id)
+    assert process.read(max_bytes=10)["lostBytes"] > 0
+    assert process.terminate() == {"running": True}
+    assert process.wait_closed().exit_code == 137

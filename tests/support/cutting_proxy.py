@@ -14,7 +14,7 @@ Cut = tuple[Direction, int]
 
 
 class CuttingProxy:
-    """Forwards the connections of one client to a daemon.
+    """Forwards connections to a daemon, or to a relay.
 
     Args:
         target: the daemon's URL.
@@ -32,7 +32,7 @@ class CuttingProxy:
 
     def cut(self) -> None:
         """End what is open at once."""
-        for transport in self._transports:
+        for transport in self._transports.copy():
             transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,7 +50,7 @@ class CuttingProxy:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await self._connect()
         transports = [writer.transport, server_writer.transport]
-        self._transports = transports
+        self._transports += transports
         direction, room = self._plan() or ("to client", None)
 
         async def forward(source: asyncio.StreamReader, sink: asyncio.StreamWriter, left: int | None) -> None:
@@ -65,6 +65,8 @@ class CuttingProxy:
                 pass
             for transport in transports:
                 transport.abort()
+                if transport in self._transports:
+                    self._transports.remove(transport)
 
         await asyncio.gather(
             forward(reader, server_writer, room if direction == "to server" else None),

@@ -238,7 +238,7 @@ class WebSocketTransport(SocketTransport):
 
     def receive(self) -> bytes | None:
         """The next message, put together from its frames; control frames are dealt with here."""
-        message = b""
+        message = bytearray()  # a relay sends a thousand frames of a large one
         while True:
             head = self._exactly(2)
             if head is None:
@@ -267,7 +267,7 @@ class WebSocketTransport(SocketTransport):
                 self.largest_frame = max(self.largest_frame, length)
                 message += payload
                 if head[0] & 0x80:
-                    return message
+                    return bytes(message)
 
 
 class StdioTransport(Transport):
@@ -817,8 +817,8 @@ def spawn_stdio(
 class Server:
     """A server process that listens on one URL.
 
-    `listen` is `unix:///PATH` or `ws://127.0.0.1:0`; `url` is what it really bound. `prefix` is a command
-    that becomes the server, to start it under other circumstances.
+    `listen` is `unix:///PATH` or `ws://127.0.0.1:0`, or `None` when the flags say where; `url` is what it
+    really bound. `prefix` is a command that becomes the server, to start it under other circumstances.
 
     Raises:
         StartError: it ended, or did not say its URL in time.
@@ -826,15 +826,16 @@ class Server:
 
     def __init__(
         self,
-        listen: str,
+        listen: str | None,
         *flags: str,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
+        place = () if listen is None else ("--listen", listen)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self.process = subprocess.Popen(
-            [*prefix, *server_command(), "--listen", listen, *flags],
+            [*prefix, *server_command(), *place, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

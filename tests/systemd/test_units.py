@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from execserver.relay import command as relay_command
+from execserver.relay import listening
+from execserver.relay import server as relay_server
+from execserver.relay.settings import RelaySettings
 from execserver.supervisor import program
 from execserver.supervisor.listeners import default_listener
 
@@ -135,6 +139,55 @@ def test_system_user_folders_and_units_agree() -> None:
         f"/run/{service['Service.RuntimeDirectory'][0]}": ["0700", user, user],
         f"/var/lib/{service['Service.StateDirectory'][0]}": ["0700", user, user],
     }
+
+
+@pytest.fixture
+def relay() -> Unit:
+    return read(FOLDER / "system/execserver-relay.service")
+
+
+def test_the_relay_is_started_as_its_command_line_has_it(relay: Unit) -> None:
+    (line,) = relay["Service.ExecStart"]
+    words = line.replace("%S", "/var/lib").split()
+
+    options = vars(relay_command._parser().parse_args(words[2:]))
+    settings = RelaySettings.parse(**{k: v for k, v in options.items() if k not in ("run", "command")})
+
+    assert words[:2] == ["/usr/bin/execserver", "relay"]
+    assert settings.state_dir == Path("/var/lib") / relay["Service.StateDirectory"][0]
+    assert relay["Service.StateDirectoryMode"] == ["0700"]
+
+
+def test_the_relay_s_socket_is_that_of_its_command_line(relay: Unit) -> None:
+    door = read(FOLDER / "system/execserver-relay.socket")
+    words = relay["Service.ExecStart"][0].split()
+    assert words[words.index("--listen") + 1] == f"http://{door['Socket.ListenStream'][0]}"
+    assert relay["Unit.Requires"] == relay["Install.Also"] == ["execserver-relay.socket"]
+    assert int(door["Socket.Backlog"][0]) == listening.BACKLOG
+
+
+def test_the_relay_has_the_time_to_drain(relay: Unit) -> None:
+    assert int(relay["Service.TimeoutStopSec"][0]) >= relay_server.DRAIN_SECONDS + 5
+    assert relay["Service.RestartPreventExitStatus"] == ["2"]
+    assert relay["Service.Type"] == ["notify"]
+    assert "kill -HUP $MAINPID" in relay["Service.ExecReload"][0]
+
+
+def test_the_relay_s_user_is_not_the_daemon_s(relay: Unit) -> None:
+    (user,) = relay["Service.User"]
+    (line,) = rows("execserver-relay.sysusers")
+
+    assert line[:2] == ["u", user]
+    assert line[-2:] == [f"/var/lib/{relay['Service.StateDirectory'][0]}", "-"]
+    assert user not in read(FOLDER / "system/execserver.service")["Service.User"]
+
+
+def test_the_relay_is_hardened_where_the_daemon_cannot_be(relay: Unit) -> None:
+    text = (FOLDER / "system/execserver-relay.service").read_text()
+    keys = {key.partition(".")[2] for key in relay}
+    assert relay["Service.CapabilityBoundingSet"] == [""]
+    # What is not set is named in the unit, with its reason.
+    assert not [key for key in BREAKS_COMMANDS - keys - {"DevicePolicy"} if f"{key}=" not in text]
 
 
 def rows(name: str) -> list[list[str]]:

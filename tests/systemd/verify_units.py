@@ -42,7 +42,7 @@ def installed(folder: Path, form: str) -> list[Path]:
     for unit in (UNITS / form).iterdir():
         text = re.sub(r"(?m)^(ExecStart=)\S+", rf"\g<1>{EXECUTABLE}", unit.read_text())
         (folder / unit.name).write_text(text)
-    return sorted(folder.glob("execserver.*"))
+    return sorted(folder.glob("execserver*.*"))
 
 
 def complaints(folder: Path, form: str) -> str:
@@ -74,6 +74,38 @@ def test_a_fault_would_be_seen(folder: Path, form: str, fault: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "UNITS", folder / "copies")
         assert complaints(folder, form) != ""
+
+
+def test_the_relay_gets_a_user_of_its_own_without_a_shell(folder: Path) -> None:
+    (folder / "etc").mkdir()
+    sysusers = (UNITS / "execserver-relay.sysusers").read_text()
+    if os.geteuid() != 0:
+        sysusers = re.sub(r"(?m)^(u\s+execserver-relay\s+)-", rf"\g<1>{os.geteuid()}", sysusers)
+    (folder / "sysusers").write_text(sysusers)
+    result = subprocess.run(
+        [tool("systemd-sysusers"), f"--root={folder}", f"{folder}/sysusers"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    name, *_, home, shell = (folder / "etc/passwd").read_text().strip().split(":")
+    assert (name, home) == ("execserver-relay", "/var/lib/execserver-relay")
+    assert shell.endswith("nologin")
+
+
+def test_systemd_finds_little_that_the_relay_could_still_give_up(folder: Path) -> None:
+    (unit,) = [each for each in installed(folder, "system") if each.name == "execserver-relay.service"]
+    result = subprocess.run(
+        [tool("systemd-analyze"), "security", "--offline=yes", "--no-pager", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = re.search(r"exposure level for \S+: (\d+\.\d)", result.stdout)
+    assert found, result.stdout + result.stderr
+    assert float(found[1]) <= 3.0, result.stdout
 
 
 def test_the_user_gets_its_folders(folder: Path) -> None:

@@ -37,6 +37,10 @@ def samples(option: Option) -> tuple[Any, Any, Any]:
         return choices[0], choices[1], choices[0]
     if option.name == "listen":
         return ("ws://127.0.0.1:1", "stdio"), ("ws://127.0.0.1:2",), ("stdio",)
+    if option.name == "remote":
+        return "https://a", "https://b/c", "http://127.0.0.1:1"
+    if option.name == "environment_id":
+        return "a", "b-c", "d_1"
     if option.repeated:
         return ("a", "b"), ("c",), ("d", "e")
     return {

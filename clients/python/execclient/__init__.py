@@ -19,6 +19,7 @@ from execclient.errors import (
     ConnectionFailed,
     ConnectionLost,
     DaemonNotRunning,
+    EnvironmentOffline,
     ExecServerError,
     ExecutorClosed,
     InsecureToken,
@@ -42,6 +43,7 @@ from execclient.errors import (
     UntrustedServer,
     WaitTimeout,
     WalkIncomplete,
+    WrongExecutor,
 )
 from execclient.filesystem import Entry, FileSystem, Stat, WalkEntry
 from execclient.inbox import Chunk, Page
@@ -60,6 +62,7 @@ __all__ = [
     "ConnectionLost",
     "DaemonNotRunning",
     "Entry",
+    "EnvironmentOffline",
     "ExecServerError",
     "Executor",
     "ExecutorClosed",
@@ -94,5 +97,6 @@ __all__ = [
     "WaitTimeout",
     "WalkEntry",
     "WalkIncomplete",
+    "WrongExecutor",
     "connect",
 ]

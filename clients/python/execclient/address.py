@@ -4,9 +4,12 @@
     ws://HOST[:PORT][/PATH]     WebSocket
     wss://HOST[:PORT][/PATH]    WebSocket over TLS
     stdio:                      lines over the standard streams of a child that is spawned for it
+    relay+https://HOST[:PORT][/BASE]?environment=ID
+                                an executor that is connected to a relay, encrypted from end to end;
+                                relay+http:// without TLS around it
 
-A bearer token is sent on WebSockets only, and unencrypted only to this machine: who listens on the
-way could run commands.
+A bearer token is sent on WebSockets and to relays only, and unencrypted only to this machine: who
+listens on the way could run commands.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from execclient.stdio import open_child
 URL_VARIABLE = "EXECSERVER_URL"
 TOKEN_VARIABLE = "EXECSERVER_TOKEN"  # noqa: S105 - a name
 TOKEN_FILE_VARIABLE = "EXECSERVER_TOKEN_FILE"  # noqa: S105 - a name
+EXECUTOR_KEY_VARIABLE = "EXECSERVER_EXECUTOR_KEY_SHA256"
+KEY_FILE_VARIABLE = "EXECSERVER_CLIENT_KEY_FILE"
 
 STDIO = "stdio:"
 
@@ -36,6 +41,12 @@ MAX_TOKEN_BYTES = 8 << 10
 """A server's whole HTTP head may have 16 KiB."""
 
 AnyPath = str | os.PathLike[str]
+WEB_SOCKETS, RELAYS = ("ws", "wss"), ("relay+http", "relay+https")
+"""Schemes."""
+
+PAUSE_SECONDS = 0.1
+"""As the stock client."""
+
 OnEvent = Callable[[str, Json], None]
 OnLost = Callable[[Connection, ExecServerError], None]
 
@@ -55,6 +66,10 @@ class Target(Protocol):
     def renewable(self) -> bool:
         """Whether being denied access may pass: the token is looked up anew for each connection."""
 
+    @property
+    def longest_pause(self) -> float:
+        """Seconds between two tries to get a lost connection back, at most."""
+
     async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
         """Connect.
 
@@ -71,6 +86,7 @@ class UnixTarget:
     path: str
     recoverable: bool = True
     renewable: bool = False
+    longest_pause: float = PAUSE_SECONDS
 
     async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
         """As `Target.open`."""
@@ -87,6 +103,7 @@ class ChildTarget:
     url: str = STDIO
     recoverable: bool = False
     renewable: bool = False
+    longest_pause: float = PAUSE_SECONDS
 
     async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
         """As `Target.open`."""
@@ -126,6 +143,7 @@ class WebSocketTarget:
     token: Token | None
     context: tls.SSLContext | None
     recoverable: bool = True
+    longest_pause: float = PAUSE_SECONDS
 
     @property
     def renewable(self) -> bool:
@@ -161,17 +179,23 @@ def target(
     token_file: AnyPath | None = None,
     command: Sequence[str] | None = None,
     ssl: tls.SSLContext | None = None,
+    executor_key_sha256: str | None = None,
+    key_file: AnyPath | None = None,
     allow_insecure_token: bool = False,
 ) -> Target:
     """The daemon at a URL, by default `default_url()`; nothing is looked up or opened yet.
 
     Args:
         url: one of those above.
-        token: for WebSockets; else from `token_file`, `EXECSERVER_TOKEN` or `EXECSERVER_TOKEN_FILE`.
+        token: for WebSockets and relays; else from `token_file`, `EXECSERVER_TOKEN` or
+            `EXECSERVER_TOKEN_FILE`.
         token_file: is read at each connect, and trimmed.
         command: for `stdio:`, what to spawn.
-        ssl: for `wss:`, which certificates to believe, and our own.
-        allow_insecure_token: send the token over `ws:` to another machine, too.
+        ssl: for `wss:` and `relay+https:`, which certificates to believe, and our own.
+        executor_key_sha256: for relays, the fingerprint of the executor's key; else from
+            `EXECSERVER_EXECUTOR_KEY_SHA256`, else whichever key it has at first.
+        key_file: for relays, our own key pair; else that of `EXECSERVER_CLIENT_KEY_FILE`, else a new one.
+        allow_insecure_token: send the token over `ws:` or `relay+http:` to another machine, too.
 
     Raises:
         UnsupportedUrl: it is none of those, or does not go with the other arguments.
@@ -182,15 +206,38 @@ def target(
     _refuse_strangers(
         url,
         {
-            "token": (token is None, scheme in ("ws", "wss")),
-            "token_file": (token_file is None, scheme in ("ws", "wss")),
-            "ssl": (ssl is None, scheme == "wss"),
+            "token": (token is None, scheme in WEB_SOCKETS + RELAYS),
+            "token_file": (token_file is None, scheme in WEB_SOCKETS + RELAYS),
+            "ssl": (ssl is None, scheme in ("wss", "relay+https")),
+            "executor_key_sha256": (executor_key_sha256 is None, scheme in RELAYS),
+            "key_file": (key_file is None, scheme in RELAYS),
             "command": (command is None, scheme == "stdio"),
         },
     )
-    if scheme in ("ws", "wss"):
+    if scheme in WEB_SOCKETS:
         found = _token(token, token_file)
         return WebSocketTarget(url, _web_address(url, found, allow_insecure_token), found, ssl)
+    if scheme in RELAYS:
+        try:
+            from execclient.relay import RelayTarget, relay_address  # cryptography and more: 150 ms
+        except ImportError as error:
+            raise UnsupportedUrl(
+                f"{scheme}: needs packages that are not there ({error}): pip install 'execserver[relay]'"
+            ) from error
+        found = _token(token, token_file)
+        if found is not None and scheme == "relay+http" and not allow_insecure_token:
+            _keep_secret(relay_address(url).host, "relay+https://")
+        own = key_file if key_file is not None else os.environ.get(KEY_FILE_VARIABLE) or None
+        return RelayTarget(
+            url,
+            found,
+            ssl,
+            # An empty one is refused there: what should have filled it failed, and nobody would be pinned.
+            executor_key_sha256=(
+                os.environ.get(EXECUTOR_KEY_VARIABLE) if executor_key_sha256 is None else executor_key_sha256
+            ),
+            key_file=None if own is None else Path(own),
+        )
     if url in (STDIO, "stdio"):
         return ChildTarget(None if command is None else tuple(command))
     return UnixTarget(url, socket_path(url))
@@ -201,7 +248,8 @@ def socket_path(url: str) -> str:
     if url.startswith("unix:///") and "\0" not in url and not url.endswith("/"):
         return url.removeprefix("unix://")
     raise UnsupportedUrl(
-        f"cannot connect to {url!r}: it is none of unix:///ABSOLUTE/PATH, ws://HOST:PORT, wss://HOST, stdio:"
+        f"cannot connect to {url!r}: it is none of unix:///ABSOLUTE/PATH, ws://HOST:PORT, wss://HOST, "
+        "stdio:, relay+https://HOST?environment=ID"
     )
 
 
@@ -226,13 +274,17 @@ def _web_address(url: str, token: Token | None, allow_insecure_token: bool) -> S
         raise UnsupportedUrl("a WebSocket URL has no user and no fragment; a token goes into token=")
     if token is not None and parts.scheme == "ws" and not allow_insecure_token:
         assert parts.hostname is not None
-        if not is_loopback(parts.hostname):
-            raise InsecureToken(
-                f"the token would cross the network to {parts.hostname} unencrypted, and whoever sees it "
-                "can run commands there: use wss://, or a tunnel (ssh -L) to an address of this machine, or "
-                "say allow_insecure_token=True"
-            )
+        _keep_secret(parts.hostname, "wss://")
     return parts
+
+
+def _keep_secret(host: str, encrypted: str) -> None:
+    if not is_loopback(host):
+        raise InsecureToken(
+            f"the token would cross the network to {host} unencrypted, and whoever sees it can run commands "
+            f"there: use {encrypted}, or a tunnel (ssh -L) to an address of this machine, or say "
+            "allow_insecure_token=True"
+        )
 
 
 def _token(value: str | None, file: AnyPath | None) -> Token | None:

@@ -31,7 +31,7 @@ class Receiver(Protocol):
     def channel_opened(self, channel: Channel) -> None:
         """Once, and first."""
 
-    def message_received(self, message: bytes) -> None:
+    def message_received(self, message: bytes | bytearray) -> None:
         """A message came."""
 
     def pause_writing(self) -> None:

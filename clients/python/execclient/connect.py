@@ -30,12 +30,20 @@ class connect:  # noqa: N801 - it is called like a function, as `open` is
 
     Args:
         url: `unix:///PATH`, `ws://HOST:PORT`, `wss://HOST[:PORT][/PATH]`, or `stdio:`, which spawns a daemon
-            for this session alone; by default `EXECSERVER_URL`, else the daemon's own default.
-        token: for a WebSocket server that wants one (`docs/protocol.md`, "WebSocket authentication"); by
-            default what `token_file` has, `EXECSERVER_TOKEN`, or what the file `EXECSERVER_TOKEN_FILE` has.
+            for this session alone, or `relay+https://HOST[:PORT][/BASE]?environment=ID`, which finds the
+            executor at a relay; by default `EXECSERVER_URL`, else the daemon's own default.
+        token: for a WebSocket server that wants one (`docs/protocol.md`, "WebSocket authentication"), and
+            for a relay; by default what `token_file` has, `EXECSERVER_TOKEN`, or what the file
+            `EXECSERVER_TOKEN_FILE` has.
         token_file: is read at each connect and reconnect, so that a token may be renewed.
         command: what to spawn for `stdio:` instead of the daemon of this installation.
-        ssl: for `wss:`, which certificates to believe; by default those of the system.
+        ssl: for `wss:` and `relay+https:`, which certificates to believe; by default those of the system.
+        executor_key_sha256: for a relay, the fingerprint that the executor's key must have: then the relay
+            cannot put another one in its place. By default `EXECSERVER_EXECUTOR_KEY_SHA256`, else whichever
+            key it has at the first connection.
+        key_file: for a relay, our own key pair (`execserver relay key FILE`), for an executor that has a
+            list of its clients. By default that of `EXECSERVER_CLIENT_KEY_FILE`, else a new one for each
+            session.
         session_id: resume the session of a client that is gone.
         keep: leave the processes running at the end, for as long as the daemon keeps a session that nobody
             is attached to (`--session-ttl`). Not over `stdio:`, where the daemon ends with the connection.
@@ -46,8 +54,8 @@ class connect:  # noqa: N801 - it is called like a function, as `open` is
 
     Raises:
         UnsupportedUrl: another kind of URL, or one that does not go with the other arguments.
-        DaemonNotRunning, UntrustedServer, AccessDenied, InsecureToken, ConnectionFailed: no connection
-            came about.
+        ConnectionFailed: no connection came about; `DaemonNotRunning`, `EnvironmentOffline`,
+            `UntrustedServer`, `WrongExecutor`, `AccessDenied` and `InsecureToken` say more of why.
         SessionLost: there is no session `session_id`.
         SessionAttached: another client has it.
     """
@@ -65,6 +73,8 @@ class connect:  # noqa: N801 - it is called like a function, as `open` is
         call_timeout: float = CALL_SECONDS,
         recovery_timeout: float = RECOVERY_SECONDS,
         client_name: str = CLIENT_NAME,
+        executor_key_sha256: str | None = None,
+        key_file: AnyPath | None = None,
         allow_insecure_token: bool = False,
     ) -> None:
         self._url = url
@@ -77,6 +87,8 @@ class connect:  # noqa: N801 - it is called like a function, as `open` is
         self._call_timeout = call_timeout
         self._recovery_timeout = recovery_timeout
         self._client_name = client_name
+        self._executor_key_sha256 = executor_key_sha256
+        self._key_file = key_file
         self._allow_insecure_token = allow_insecure_token
         self._executor: Executor | None = None
 
@@ -113,5 +125,7 @@ class connect:  # noqa: N801 - it is called like a function, as `open` is
             token_file=self._token_file,
             command=self._command,
             ssl=self._ssl,
+            executor_key_sha256=self._executor_key_sha256,
+            key_file=self._key_file,
             allow_insecure_token=self._allow_insecure_token,
         )

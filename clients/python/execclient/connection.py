@@ -53,12 +53,15 @@ class Connection:
         on_event: told of each notification, its method and its params. The `chunk` of a
             `process/output` is base64, a `str` or a `memoryview` of it.
         on_lost: told once, and why.
+        max_unanswered: bytes of requests without an answer above which no further one is sent; for channels
+            that nobody can hold back. None for no limit.
     """
 
     def __init__(
         self,
         on_event: Callable[[str, Json], None],
         on_lost: Callable[[Connection, ExecServerError], None],
+        max_unanswered: int | None = None,
     ) -> None:
         self.lost = False
         self._on_event = on_event
@@ -68,6 +71,12 @@ class Connection:
         self._ids = itertools.count(1)
         self._writable = asyncio.Event()
         self._writable.set()
+        self._max_unanswered = max_unanswered
+        self._unanswered: dict[int, int] = {}
+        """The sizes of requests, also of those whose caller gave up waiting: the server has them still."""
+        self._unanswered_bytes = 0
+        self._answered = asyncio.Event()
+        self._answered.set()
         self._ended = asyncio.Event()
         self._fault: str | None = None
 
@@ -85,12 +94,14 @@ class Connection:
             raise RequestTooLarge(
                 f"{method}: {len(message)} bytes do not fit a message of at most {MAX_LINE_BYTES}"
             )
-        while not self._writable.is_set():
+        while not (self._writable.is_set() and self._answered.is_set()):
+            await self._answered.wait()
             await self._writable.wait()
         if self.lost:
             raise ConnectionLost(f"the connection was lost before {method} was sent", sent=False)
         pending = _Pending(method, asyncio.get_running_loop().create_future())
         self._pending[number] = pending
+        self._count(number, len(message))
         self._channel.send(message)
         try:
             return await pending.reply
@@ -121,14 +132,16 @@ class Connection:
         """As `Receiver.channel_opened`."""
         self._channel = channel
 
-    def message_received(self, message: bytes) -> None:
+    def message_received(self, message: bytes | bytearray) -> None:
         """As `Receiver.message_received`."""
         if self._fault is not None:
             return
         try:
             self._dispatch(message)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            self.protocol_broken(f"the server sent a message that is not of the protocol: {message[:200]!r}")
+            self.protocol_broken(
+                f"the server sent a message that is not of the protocol: {bytes(message[:200])!r}"
+            )
 
     def pause_writing(self) -> None:
         """As `Receiver.pause_writing`."""
@@ -147,6 +160,7 @@ class Connection:
         """As `Receiver.channel_lost`."""
         self.lost = True
         self._writable.set()
+        self._answered.set()
         for pending in self._pending.values():
             if not pending.reply.done():
                 pending.reply.set_exception(self._reason(reason))
@@ -156,7 +170,7 @@ class Connection:
 
     # -- messages
 
-    def _dispatch(self, data: bytes) -> None:
+    def _dispatch(self, data: bytes | bytearray) -> None:
         message = decode_message(data)
         if "method" in message:
             self._on_event(message["method"], message.get("params"))
@@ -167,6 +181,7 @@ class Connection:
                 f"the server could not read a message of ours: {message['error']['message']}"
             )
             return
+        self._count(number, 0)
         # The caller of an unknown id gave up waiting.
         pending = self._pending.pop(number, None)
         if pending is None or pending.reply.done():
@@ -179,6 +194,19 @@ class Connection:
         else:
             pending.reply.set_result(message["result"])
 
+    def _count(self, number: int, size: int) -> None:
+        """A request of so many bytes was sent; none: it was answered."""
+        most = self._max_unanswered
+        if most is None:
+            return
+        self._unanswered_bytes += size - self._unanswered.pop(number, 0)
+        if size:
+            self._unanswered[number] = size
+        if self._unanswered_bytes > most:
+            self._answered.clear()
+        else:
+            self._answered.set()
+
     def _reason(self, reason: str | None) -> ExecServerError:
         # One exception for each who is told: each raises its own.
         if self._fault is not None:
@@ -186,7 +214,7 @@ class Connection:
         return ConnectionLost("the connection to the daemon was lost" + (f": {reason}" if reason else ""))
 
 
-def decode_message(data: bytes) -> Json:
+def decode_message(data: bytes | bytearray) -> Json:
     """The value of a JSON text; the `chunk` of an output event as it stands, to be decoded as base64.
 
     A JSON parser looks at each byte of a chunk, which is five times the work of finding its end and of

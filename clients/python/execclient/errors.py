@@ -4,7 +4,9 @@
     ├── UnsupportedUrl             unsupported_url      this version does not speak what the URL asks for
     ├── ConnectionFailed           connection_failed    no connection came about
     │   ├── DaemonNotRunning       daemon_not_running   nobody listens there
+    │   ├── EnvironmentOffline     environment_offline  no executor is connected to the relay for it
     │   ├── UntrustedServer        untrusted_server     who listens there is not who it should be
+    │   │   └── WrongExecutor      wrong_executor       another executor is behind the relay
     │   ├── AccessDenied           access_denied        the server wants another token, or none of us
     │   └── InsecureToken          insecure_token       a token would cross a network unencrypted
     ├── ConnectionLost             connection_lost      a connection that was there is gone
@@ -70,6 +72,20 @@ class DaemonNotRunning(ConnectionFailed):
     code = "daemon_not_running"
 
 
+class EnvironmentOffline(ConnectionFailed):
+    """No executor is connected to the relay for the environment; one may be later.
+
+    Attributes:
+        environment_id: its name.
+    """
+
+    code = "environment_offline"
+
+    def __init__(self, message: str, environment_id: str) -> None:
+        super().__init__(message)
+        self.environment_id = environment_id
+
+
 class UntrustedServer(ConnectionFailed):
     """The server runs under another uid than ours or root's, or its certificate does not hold.
 
@@ -79,8 +95,18 @@ class UntrustedServer(ConnectionFailed):
     code = "untrusted_server"
 
 
+class WrongExecutor(UntrustedServer):
+    """The executor behind the relay has another key than the pinned one, or than the one before.
+
+    Nothing but our own key and the token was shown, and those to the relay only.
+    """
+
+    code = "wrong_executor"
+
+
 class AccessDenied(ConnectionFailed):
-    """A WebSocket server refused the upgrade; the message has its reason and the way out.
+    """A WebSocket server refused the upgrade, or a relay or its executor us; the message has the reason
+    and the way out.
 
     Attributes:
         status: of the HTTP response: 401 for the token, 403 for where we come from or want to go.

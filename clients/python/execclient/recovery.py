@@ -26,6 +26,7 @@ from execclient.errors import (
     Refused,
     SessionAttached,
     SessionLost,
+    WrongExecutor,
 )
 
 RECOVERY_SECONDS = 45.0
@@ -130,6 +131,8 @@ async def resume(link: Link, session_id: str, limit: float) -> Connection:
             somebody_listened = clock()
             if not link.target.renewable:
                 raise SessionLost(f"the session could not be resumed: {error}") from error
+        except WrongExecutor as error:
+            raise SessionLost(f"the session could not be resumed: {error}") from error
         except (SessionAttached, ConnectionFailed, ConnectionLost, CallTimeout) as error:
             reason = error
             somebody_listened = clock()
@@ -140,4 +143,4 @@ async def resume(link: Link, session_id: str, limit: float) -> Connection:
         if clock() - begin >= limit:
             raise SessionLost(f"the session could not be resumed within {limit:g} s: {reason}") from reason
         await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, link.target.longest_pause)

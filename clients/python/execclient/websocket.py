@@ -1,34 +1,31 @@
 """WebSocket, a message a WebSocket message: ws:// and wss://.
 
 picows does the framing, because it is a dependency of the package anyway; with TLS it takes messages
-at half the cost of `websockets`, without at two thirds. It is imported here only, and this module
-only when there is such a URL. `docs/protocol.md`, "WebSocket".
+at half the cost of `websockets`, without at two thirds. It is imported here and on the way to relays only,
+and this module only when there is such a URL. `docs/protocol.md`, "WebSocket".
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import SplitResult
 
-from picows import WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
+from picows import WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport
 
 from execclient.channel import CONNECT_SECONDS, Receiver
 from execclient.errors import AccessDenied, ConnectionFailed, DaemonNotRunning, UntrustedServer
 from execclient.loopback import is_loopback
 from execserver.protocol.limits import MAX_WEBSOCKET_REPLY_BYTES, WEBSOCKET_FRAGMENT_BYTES
+from execserver.relay import outgoing
 
 PING_SECONDS = 30.0
 """Between pings. As the server."""
 
 GRACE_SECONDS = 5.0
 """For an answer after a silence of `PING_SECONDS`, to a second ping: it may be we who stood still."""
-
-ADDRESS_SECONDS = 3.0
-"""For the connect to one address of a host that has further ones."""
 
 BUFFER_BYTES = 256 << 10
 """The read buffer at first, and one read of a busy connection."""
@@ -193,7 +190,15 @@ async def open_websocket(
     """
     shown = url.geturl()
     try:
-        channel = await _upgraded(url, receiver, headers, context)
+        channel = await outgoing.open_websocket(
+            lambda: WebSocketChannel(receiver),
+            url,
+            seconds=CONNECT_SECONDS,
+            headers=headers,
+            context=context,
+            max_frame_bytes=MAX_WEBSOCKET_REPLY_BYTES,
+            buffer_bytes=BUFFER_BYTES,
+        )
     except WSHandshakeError as error:
         raise _refused(shown, error) from None
     except ConnectionRefusedError as error:
@@ -212,60 +217,6 @@ async def open_websocket(
         raise ConnectionFailed(f"cannot connect to {shown}: {_text(error)}") from error
     if channel is None:
         raise ConnectionFailed(f"{shown} hung up instead of answering the upgrade")
-
-
-async def _upgraded(
-    url: SplitResult, receiver: Receiver, headers: Mapping[str, str], context: ssl.SSLContext | None
-) -> WSListener | None:
-    connected: list[socket.socket] = []
-
-    async def connect(_: object) -> socket.socket:
-        connected.append(await _connected_socket(url))
-        return connected[0]
-
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            _, channel = await ws_connect(
-                lambda: WebSocketChannel(receiver),
-                url.geturl(),
-                ssl_context=context,
-                websocket_handshake_timeout=CONNECT_SECONDS,
-                max_frame_size=MAX_WEBSOCKET_REPLY_BYTES,
-                read_buffer_init_size=BUFFER_BYTES,
-                extra_headers=headers,
-                max_redirects=0,  # a token is for the one whom it was given for
-                socket_factory=connect,
-                use_aiofastnet=False,
-            )
-    except BaseException:
-        # picows does not end what it was not allowed to finish.
-        for each in connected:
-            _hang_up(each)
-        raise
-    return channel
-
-
-async def _connected_socket(url: SplitResult) -> socket.socket:
-    """A connected socket to the first address that answers, in the resolver's order."""
-    assert url.hostname is not None
-    loop = asyncio.get_running_loop()
-    port = url.port or (443 if url.scheme == "wss" else 80)
-    found = await loop.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
-    failure: Exception = OSError("no address")
-    for number, (family, kind, protocol, _, address) in enumerate(found, 1):
-        attempt = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
-        try:
-            async with asyncio.timeout(ADDRESS_SECONDS if number < len(found) else None):
-                await loop.sock_connect(attempt, address)
-        except (OSError, TimeoutError) as error:
-            attempt.close()
-            failure = error
-        except BaseException:
-            attempt.close()
-            raise
-        else:
-            return attempt
-    raise failure
 
 
 def _refused(url: str, error: WSHandshakeError) -> ConnectionFailed:
@@ -287,15 +238,6 @@ def _refused(url: str, error: WSHandshakeError) -> ConnectionFailed:
             status,
         )
     return ConnectionFailed(said)
-
-
-def _hang_up(connected: socket.socket) -> None:
-    # Not closed: its descriptor may be with an event loop by now, which closes it at this end of file.
-    if connected.fileno() >= 0:
-        try:
-            connected.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
 
 
 def _text(error: Exception) -> str:

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from execclient.commands import completion
-from execserver.__main__ import CLIENT_COMMANDS, COMPLETION_VARIABLE
+from execserver.__main__ import CLIENT_COMMANDS, COMPLETION_VARIABLE, RELAY_COMMAND
 from tests.integration.commands.conftest import EXECSERVER, CommandLine
 
-COMMANDS = {"serve", "config", "doctor", *CLIENT_COMMANDS}
+COMMANDS = {"serve", "config", "doctor", *RELAY_COMMAND, *CLIENT_COMMANDS}
 
 
 def complete(execserver: CommandLine, *words: str) -> list[str]:

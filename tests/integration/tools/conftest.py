@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from execclient.approvals import Approvals, Reviewer
 from execclient.sandbox import SandboxPolicy
 from execclient.tools.toolset import Toolset
 from tests.conftest import StartServer
+from tests.support.relayed_server import RelayedServer
 from tests.support.toolsets import INSIDE, Make
 
 
@@ -25,18 +26,25 @@ def url(
     tmp_path: Path,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
-) -> str:
+) -> Iterator[str]:
     """A daemon of this test, over each transport in turn; over `stdio:` each connection has its own.
 
-    Its folder and its environment are the same over both. Where the transport makes no difference, one is
-    enough: `@pytest.mark.parametrize("url", ["unix"], indirect=True)`.
+    Its folder and its environment are the same over all. Where the transport makes no difference, one is
+    enough: `@pytest.mark.parametrize("url", ["unix"], indirect=True)`. A daemon behind a `"relay"` takes a
+    second to be there, so that is for those who ask for it.
     """
+    if request.param == "relay":
+        with RelayedServer(tmp_path / "relay", env=environment, cwd=tmp_path) as server:
+            monkeypatch.setenv("EXECSERVER_TOKEN", server.client_token)
+            yield server.client_url
+        return
     if request.param == "stdio":
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(tmp_path)
-        return "stdio:"
-    return start_server(f"unix://{tmp_path}/s").url
+        yield "stdio:"
+        return
+    yield start_server(f"unix://{tmp_path}/s").url
 
 
 @pytest.fixture

@@ -26,8 +26,9 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="The daemon: unix:///PATH, ws://HOST:PORT, wss://HOST or stdio:. Default: EXECSERVER_URL, else "
-        "the socket on which a daemon listens when it is told nothing.",
+        help="The daemon: unix:///PATH, ws://HOST:PORT, wss://HOST, relay+https://HOST?environment=ID "
+        "or stdio:. Default: EXECSERVER_URL, else the socket on which a daemon listens when it is told "
+        "nothing.",
     ),
 ]
 TokenFile = Annotated[
@@ -35,7 +36,7 @@ TokenFile = Annotated[
     typer.Option(
         "--token-file",
         metavar="FILE",
-        help="Bearer token for a WebSocket. Default: EXECSERVER_TOKEN or EXECSERVER_TOKEN_FILE.",
+        help="Bearer token for a WebSocket or a relay. Default: EXECSERVER_TOKEN or EXECSERVER_TOKEN_FILE.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts: JSON on stdout.")]

@@ -25,8 +25,9 @@ DAEMON_COMMANDS = {
     "serve": "run the daemon",
     "config": "look at the configuration",
     "doctor": "can commands be confined here?",
+    "relay": "let executors and clients meet that are behind firewalls",
 }
-"""Those of the same program that are not ours; `execserver.cli` has them."""
+"""Those of the same program that are not ours; `execserver.cli` and `execserver.relay.command` have them."""
 
 PATIENCE_SECONDS = 1.0
 """Somebody waits at the keyboard."""

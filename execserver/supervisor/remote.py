@@ -1,0 +1,207 @@
+"""The registry that a service reports to: its URL, the environment's name, and what outlives a server.
+
+    --remote https://HOST[:PORT][/PREFIX]    http:// on loopback only: the token travels in its headers
+    --environment-id ID                      letters, digits, - and _, at most 256
+
+Nothing is bound, the server dials out. What a server must not lose when it is followed by another one is in
+a file in memory that the supervisor keeps: a line with the token that came on stdin (empty when it comes
+from elsewhere), and a line that the first server writes, with the seed of its key (`relay/identity.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import string
+from collections.abc import Mapping, Sequence
+
+from execserver.supervisor.config_file import document
+from execserver.supervisor.listeners import Listener, ListenError
+
+REMOTE, ENVIRONMENT_ID, TOKEN_STDIN = "remote", "environment_id", "remote_token_stdin"
+
+MAX_TOKEN_BYTES = 16 << 10
+"""Of a token's line: as the stock executor. Longer ones fit no header."""
+
+MAX_ENVIRONMENT_ID = 256
+"""Characters. As the contract with registries (`relay/contract.py`), which the supervisor does not load."""
+
+_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_")
+_SCHEME = "relay+"
+_QUERY = "?environment="
+_YES = frozenset(("1", "true", "t", "yes", "y", "on"))
+"""Of a variable. As the settings model takes it."""
+
+
+class RemoteListener(Listener):
+    """A registry through which clients come.
+
+    Args:
+        base: the checked URL.
+        environment_id: the checked name.
+        token_on_stdin: whether the token is the first line of our standard input.
+    """
+
+    kind = "remote"
+
+    def __init__(self, base: str, environment_id: str, *, token_on_stdin: bool) -> None:
+        self.url = f"{_SCHEME}{base}{_QUERY}{environment_id}"
+        self._token_on_stdin = token_on_stdin
+
+    def bind(self) -> None:
+        """Read the token, if it comes on stdin, and keep it.
+
+        Raises:
+            ListenError: there is none, or no memory or descriptor.
+        """
+        try:
+            token = _token_line() if self._token_on_stdin else b""
+            memory = os.memfd_create("execserver-remote", os.MFD_CLOEXEC)
+            self.descriptors = (memory,)
+            os.write(memory, token + b"\n")
+        except OSError as error:
+            raise ListenError(f"cannot serve {self.url}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Forget it (idempotent)."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = ()
+
+
+def base_and_environment(url: str) -> tuple[str, str]:
+    """What the `url` of a `RemoteListener` was made of."""
+    base, _, environment_id = url.removeprefix(_SCHEME).rpartition(_QUERY)
+    return base, environment_id
+
+
+def requested_remote(
+    arguments: Sequence[str], environment: Mapping[str, str], *, stdin_is_taken: bool
+) -> RemoteListener | None:
+    """The registry that the settings name, each looked for in flag, variable and file; None without one.
+
+    Args:
+        arguments: what follows `serve`.
+        environment: the variables.
+        stdin_is_taken: by a client; then nothing is read there, and the server says why it does not start.
+
+    Raises:
+        ConfigFileError: the file cannot be used.
+        ListenError: the settings cannot be used. The server's check has the place, this one has not.
+    """
+    in_file = document(arguments, environment)
+    base = _value(REMOTE, arguments, environment, in_file)
+    if base is None:
+        return None
+    environment_id = _value(ENVIRONMENT_ID, arguments, environment, in_file)
+    if environment_id is None:
+        raise ListenError("--remote needs --environment-id")
+    on_stdin = _switch(TOKEN_STDIN, arguments, environment, in_file) and not stdin_is_taken
+    return RemoteListener(
+        check_registry_url(base), check_environment_id(environment_id), token_on_stdin=on_stdin
+    )
+
+
+def check_registry_url(url: str) -> str:
+    """The URL without slashes at its end.
+
+    Raises:
+        ListenError: another scheme, no host, members that nobody reads, or plain http to another machine.
+    """
+    from urllib.parse import urlsplit  # milliseconds, for those who have one
+
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if host is None or port == 0 or not url.isascii() or any(character <= " " for character in url):
+        raise ListenError("must be a URL, https://HOST[:PORT][/PREFIX]")
+    if parts.scheme not in ("https", "http"):
+        raise ListenError(f"must begin with https://, not {parts.scheme}://: the registry gives the rest")
+    if "@" in parts.netloc or "?" in url or "#" in url:
+        raise ListenError("must have no user, query or fragment: the token goes elsewhere")
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise ListenError(
+            "must begin with https:// unless it is on loopback: anybody in between would have the token"
+        )
+    return url.rstrip("/")
+
+
+def check_environment_id(text: str) -> str:
+    """The name, if it is one.
+
+    Raises:
+        ListenError: it is none.
+    """
+    if not 1 <= len(text) <= MAX_ENVIRONMENT_ID or not _ID_CHARACTERS.issuperset(text):
+        raise ListenError(f"must be 1 to {MAX_ENVIRONMENT_ID} letters, digits, - or _, not {text[:40]!r}")
+    return text
+
+
+def _is_loopback(host: str) -> bool:
+    if host in ("localhost", "::1"):
+        return True
+    try:
+        return socket.inet_pton(socket.AF_INET, host)[0] == 127
+    except OSError:
+        return False
+
+
+def _value(
+    name: str, arguments: Sequence[str], environment: Mapping[str, str], in_file: Mapping[str, object]
+) -> str | None:
+    flag = "--" + name.replace("_", "-")
+    found = None
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == "--":
+            break
+        if argument == flag:
+            found = next(remaining, "")
+        elif argument.startswith(f"{flag}="):
+            found = argument.removeprefix(f"{flag}=")
+    if found is None:
+        found = environment.get(_variable(name), "").strip() or None
+    if found is None:
+        value = in_file.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ListenError(f"{name} must be text")
+        found = value
+    return found
+
+
+def _switch(
+    name: str, arguments: Sequence[str], environment: Mapping[str, str], in_file: Mapping[str, object]
+) -> bool:
+    flag = name.replace("_", "-")
+    given = [argument for argument in arguments if argument in (f"--{flag}", f"--no-{flag}")]
+    if given:
+        return given[-1] == f"--{flag}"
+    text = environment.get(_variable(name), "").strip()
+    return text.lower() in _YES if text else in_file.get(name) is True
+
+
+def _variable(name: str) -> str:
+    return "EXECSERVER_" + name.upper()
+
+
+def _token_line() -> bytes:
+    """The first line of stdin. Whoever is asked for it at a terminal can interrupt us: the supervisor's own
+    handlers only take notes, which nobody would read here.
+    """
+    line = b""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while b"\n" not in line and len(line) <= MAX_TOKEN_BYTES and (piece := os.read(0, 4096)):
+            line += piece
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    token = line.partition(b"\n")[0].strip()
+    if not token:
+        raise ListenError("--remote-token-stdin: standard input has no token in its first line")
+    if len(token) > MAX_TOKEN_BYTES:
+        raise ListenError(f"--remote-token-stdin: the token has more than {MAX_TOKEN_BYTES} bytes")
+    return token
