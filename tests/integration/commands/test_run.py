@@ -93,9 +93,9 @@ def test_a_full_disk_behind_our_output_is_said(execserver: CommandLine) -> None:
 def test_a_signal_is_handed_on_by_name(execserver: CommandLine, name: str) -> None:
     code = (
         "import os, signal\n"
-        f"signal.signal(signal.{name}, lambda number, _: os._exit(number + 50))\n"
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])\n"
         "print('ready', flush=True)\n"
-        "while True: signal.pause()"
+        f"os._exit(signal.sigwait([signal.{name}]) + 50)"
     )
     with execserver.start("run", "-n", "--", PYTHON, "-c", code) as process:
         assert process.stdout is not None
