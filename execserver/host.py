@@ -7,7 +7,9 @@ import pwd
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from execserver import __version__
 from execserver.protocol.environment import Capabilities, EnvironmentInfo
@@ -34,8 +36,7 @@ CAPABILITIES: Capabilities = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     """What the daemon was started with, and on what."""
 
     cwd: str

@@ -465,6 +465,7 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
+        gc.enable()  # `cli.main` has it do nothing until now
 
     # -- life
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from execserver.filesystem.blocking import run_in_background
 from execserver.fsworker import interpreter

@@ -9,9 +9,10 @@ A request whose sandbox limits files is answered by a worker inside that sandbox
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from execserver.api.confinement import file_policy
 from execserver.filesystem.blocking import BlockingCalls
@@ -69,8 +70,7 @@ _ELSEWHERE = "/proc/"
 _NOTHING = Encoded(b"{}")
 
 
-@dataclass(frozen=True, slots=True)
-class FileConfinement:
+class FileConfinement(msgspec.Struct, frozen=True):
     """What answers requests under a sandbox."""
 
     pool: WorkerPool

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Literal, Protocol
 
 import pybase64
+from msgspec.structs import replace
 
 from execserver.api.confinement import Preparation, command_policy
 from execserver.filesystem.blocking import BlockingCalls, run_in_background

@@ -11,10 +11,10 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
+import msgspec
 import pybase64
 
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
@@ -36,8 +36,7 @@ _ENVELOPE_BYTES = 1024
 """What a reply has beside the base64 text."""
 
 
-@dataclass(frozen=True, slots=True)
-class LargeFile:
+class LargeFile(msgspec.Struct, frozen=True):
     """A file that is to be streamed: its descriptor, and how many bytes it had when opened."""
 
     descriptor: Descriptor

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from execserver.filesystem import inotify
 from execserver.filesystem.descriptors import Descriptor
@@ -20,11 +21,10 @@ LEFT = inotify.DELETE | inotify.MOVED_FROM
 _MASK = APPEARED | LEFT | inotify.ONLY_DIRECTORY
 
 
-@dataclass(slots=True)
-class Survey:
+class Survey(msgspec.Struct):
     """What was there, and which events say that it changed."""
 
-    absent: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = msgspec.field(default_factory=dict)
     """Missing path → the first part of it that is missing."""
 
     found: bool = False
@@ -39,10 +39,10 @@ class Survey:
     covered: bool = True
     """inotify tells of every change; else somebody has to look again."""
 
-    appearing: set[tuple[int, str]] = field(default_factory=set)
+    appearing: set[tuple[int, str]] = msgspec.field(default_factory=set)
     """Watch and name: its appearance fires, its leaving makes the watches below it stale."""
 
-    leaving: set[tuple[int, str]] = field(default_factory=set)
+    leaving: set[tuple[int, str]] = msgspec.field(default_factory=set)
     """Watch and name: its leaving fires."""
 
     @property

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+
+import msgspec
 
 from execserver.filesystem.worker_link import Adopt, Answer, WorkerLink
 from execserver.sandbox.policy import Policy
@@ -17,8 +18,7 @@ Identity = tuple[tuple[int, int] | None, ...]
 """Device and inode of each rule's path; None where nothing is."""
 
 
-@dataclass(eq=False, slots=True)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """What a worker is to be asked."""
 
     payload: bytes

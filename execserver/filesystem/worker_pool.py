@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.worker_crew import Crew, Identity, Request, identity_of
@@ -57,8 +58,7 @@ Raises an `RpcError` that goes to the client as it stands, or an `OSError`.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PoolTimes:
+class PoolTimes(msgspec.Struct, frozen=True):
     """The pool's numbers, in seconds."""
 
     silent: float = SILENT_SECONDS

@@ -12,8 +12,8 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import pybase64
 
 from execserver.filesystem.opening import open_to_write
@@ -27,8 +27,7 @@ _PIECE_CHARS = 256 << 10
 _CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF})
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """A base64 text that is known to be valid, and how many bytes it stands for."""
 
     encoded: memoryview

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
+import msgspec
 from pydantic_core import Url, ValidationError
 
 from execserver.http.request import Target
@@ -20,8 +20,7 @@ class ProxyError(Exception):
     """The proxy of a request cannot be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
+class Proxy(msgspec.Struct, frozen=True):
     """An HTTP proxy, itself reached by http or https."""
 
     scheme: str

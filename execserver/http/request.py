@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
+import msgspec
 from pydantic_core import Url, ValidationError
 
 from execserver.protocol.errors import InvalidParams
@@ -26,8 +26,7 @@ class UrlError(ValueError):
     """The text is no URL that a request can go to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A parsed URL. `host` is in ASCII, an IPv6 address in brackets; `path` has the query and no
     fragment; `credentials` are what stood before the `@`.
     """
@@ -64,8 +63,7 @@ class Target:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     """One request, complete: nothing is added to its headers any more."""
 
     method: str

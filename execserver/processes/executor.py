@@ -11,10 +11,10 @@ import signal
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from execserver import membership
@@ -63,8 +63,7 @@ SPAWNS_A_TURN = 4
 requests have their turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorLimits:
+class ExecutorLimits(msgspec.Struct, frozen=True):
     """How much is kept, and for how long."""
 
     retained_output_bytes: int = 64 << 20
@@ -73,8 +72,7 @@ class ExecutorLimits:
     """Seconds that a closed process stays readable. What the reference was measured to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """What a start asks for beside the program."""
 
     timeout: float | None = None

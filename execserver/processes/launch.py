@@ -6,7 +6,8 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
 from execserver.sandbox.confinement import Command, Confinement
@@ -15,8 +16,7 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where a bare program name is looked up when the child has no PATH."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(msgspec.Struct, frozen=True):
     """Everything that a spawn needs.
 
     `arguments` is the child's `argv`, its first element possibly another name than the

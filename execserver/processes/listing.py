@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 MAX_KEPT_ARGV = 4096
 """Characters of a command line that are kept, each argument counting for one more. People want to know
@@ -17,8 +18,7 @@ what runs, not to have a script back; and it is in the ledger."""
 _CUT = "…"
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """What a process and its living descendants use together."""
 
     cpu_seconds: float

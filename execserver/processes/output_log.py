@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
+
+import msgspec
 
 from execserver.fault_points import reach
 from execserver.protocol.process import Stream
@@ -44,8 +45,7 @@ class Chunk(NamedTuple):
     """Bytes of the process's output before this chunk, over all streams."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """What a read of the log gives."""
 
     chunks: list[Chunk]

@@ -26,7 +26,6 @@ import termios
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol, cast
 
@@ -109,8 +108,7 @@ class Subscriber(Protocol):
         """The process is forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """What all processes of the daemon share."""
 
     poller: DescriptorPoller

@@ -16,8 +16,9 @@ import resource
 import signal
 import termios
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from execserver import membership
 from execserver.fault_points import reach
@@ -42,8 +43,7 @@ _DEFAULT_SIGNALS = [
 ]
 
 
-@dataclass(slots=True)
-class Spawned:
+class Spawned(msgspec.Struct):
     """A running child and our ends of its descriptors, all non-blocking."""
 
     pid: int

@@ -20,9 +20,9 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from execserver.fault_points import reach
@@ -86,15 +86,14 @@ class Keeper(Protocol):
         """The end of an inherited process is recorded."""
 
 
-@dataclass
-class Legacy:
+class Legacy(msgspec.Struct):
     """What the server before this one left."""
 
     state: State
-    slots: dict[int, Slots] = field(default_factory=dict)
+    slots: dict[int, Slots] = msgspec.field(default_factory=dict)
     """What the supervisor kept, by process number."""
-    indices: dict[int, ProcessIndex] = field(default_factory=dict)
-    exits: dict[int, int] = field(default_factory=dict)
+    indices: dict[int, ProcessIndex] = msgspec.field(default_factory=dict)
+    exits: dict[int, int] = msgspec.field(default_factory=dict)
     """Processes that ended since, with their status as `os.waitpid` gives it."""
 
 

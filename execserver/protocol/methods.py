@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from execserver.protocol import environment, filesystem, handshake, health, http, process
 from execserver.protocol.model import Params
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(msgspec.Struct, frozen=True):
     """One method of the wire.
 
     `family` is the word that handshake errors use for it; `None` marks `initialize`.

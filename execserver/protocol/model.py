@@ -17,7 +17,7 @@ from execserver.protocol.path_uri import PathUriError, parse_path_uri
 class Params(BaseModel):
     """Base of all parameter models: strict types, camelCase names, unknown members ignored."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
+    model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel, defer_build=True)
 
     extension_members: ClassVar[frozenset[str]] = frozenset()
     """Members of ours that the reference does not have; never given by position."""

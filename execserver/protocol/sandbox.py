@@ -16,7 +16,7 @@ Network = Literal["restricted", "enabled"]
 
 
 class _Snake(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
 
 class SpecialPath(_Snake):

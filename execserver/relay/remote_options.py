@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import msgspec
+from msgspec.structs import fields, replace
 
 from execserver.transports.authentication import ConfigurationError
 
@@ -10,8 +11,7 @@ TOKEN_VARIABLE = "EXECSERVER_REMOTE_TOKEN"  # noqa: S105
 """The executor's token. No setting: flags are seen by everybody, and files and `config show` by some."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteOptions:
+class RemoteOptions(msgspec.Struct, frozen=True):
     """What `--remote` and the options that go with it say; None and False are absent."""
 
     remote: str | None = None

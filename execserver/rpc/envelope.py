@@ -15,7 +15,6 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -40,8 +39,7 @@ class ParseError(ValueError):
     """The bytes are no message; the text says why."""
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """A call that wants an answer."""
 
     id: int | str
@@ -51,15 +49,13 @@ class Request:
     """W3C trace context: `traceparent`, `tracestate`."""
 
 
-@dataclass(slots=True)
-class Notification:
+class Notification(msgspec.Struct):
     """A call that wants none."""
 
     method: str
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """The answer to a request of ours."""
 
     id: Any

@@ -8,8 +8,9 @@ awaitable. Errors are raised as `execserver.protocol.errors.RpcError`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from execserver.sessions.access import PeerProof
 from execserver.sessions.session import Attachment, Session
@@ -67,8 +68,7 @@ class Caller(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True):
     """A result that is JSON already. `after` is called when the reply is queued: what may not
     overtake it is begun there.
 
@@ -81,8 +81,7 @@ class Encoded:
     begun: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StreamedResult:
+class StreamedResult(msgspec.Struct, frozen=True):
     """A result too large to be made in one piece: `head`, then the pieces, then `tail`.
 
     Together they are the JSON of the result. Nothing of it may fail any more but the

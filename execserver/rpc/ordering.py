@@ -15,8 +15,9 @@ Reads conflict with nothing but writes. `docs/protocol.md`, "Request scheduling"
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
 
 MAX_DEPTH = 64
 """Levels of a path that are told apart. A path may have two thousand; remembering each of their
@@ -33,21 +34,19 @@ class Mode(Enum):
     SNAPSHOT = "snapshot"
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(msgspec.Struct, frozen=True):
     """One use of one thing: a key for SHARED and EXCLUSIVE, a path for READ and WRITE."""
 
     mode: Mode
     target: Hashable
 
 
-@dataclass(eq=False, slots=True)
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """An unfinished request's place in the order."""
 
     accesses: tuple[Access, ...]
     blockers: int = 0
-    blocked: list[Ticket] = field(default_factory=list)
+    blocked: list[Ticket] = msgspec.field(default_factory=list)
 
     @property
     def ready(self) -> bool:

@@ -21,8 +21,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from execserver.protocol.methods import Method
 from execserver.protocol.model import Params
@@ -45,8 +46,7 @@ AT_ONCE = (dict, Encoded)
 """What a handler gives when it has the result; anything else is to be awaited."""
 
 
-@dataclass(eq=False, slots=True)
-class Pending:
+class Pending(msgspec.Struct, eq=False):
     """A request that could not be answered at once."""
 
     target: Any

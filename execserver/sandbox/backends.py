@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from execserver.sandbox import bubblewrap, seccomp
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 # Landlock and Seatbelt are imported by whoever uses them: most daemons use neither.
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
+class Tools(msgspec.Struct, frozen=True):
     """Programs of the host that set a command up inside."""
 
     bubblewrap: str

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from execserver.sandbox.view import Bind, Hollow, Link, Mask, Mount, View
 
@@ -19,16 +20,14 @@ MAX_ARGUMENTS = 8900
 """Bubblewrap takes 9,000."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(msgspec.Struct, frozen=True):
     """What masks are made of: a file and a folder of mode 000, with nothing in them."""
 
     empty_file: str
     empty_folder: str
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
+class Inside(msgspec.Struct, frozen=True):
     """What runs in the sandbox."""
 
     arguments: Sequence[str]

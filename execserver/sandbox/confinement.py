@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from execserver.sandbox.description import VERSION, Backend, Description, written
 from execserver.sandbox.policy import Policy
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from execserver.sandbox.mount_points import Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """What is to be run, as it would be without a sandbox."""
 
     program: str
@@ -35,8 +35,7 @@ class Command:
     tty: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapped:
+class Wrapped(msgspec.Struct, frozen=True):
     """What is spawned in its place. The descriptors belong to the caller from now on."""
 
     program: str

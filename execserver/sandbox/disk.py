@@ -10,7 +10,8 @@ import ctypes
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 # include/uapi/linux/openat2.h; the number is the same on all architectures.
 _OPENAT2 = 437
@@ -27,8 +28,7 @@ _MOST_LINKS = 40
 """As many as the kernel follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where a path leads."""
 
     path: str

@@ -5,7 +5,7 @@ The words are those of bubblewrap 0.8 to 0.11 in the C locale; settings are read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 MINIMUM_VERSION = (0, 8, 0)
 """The first bubblewrap with `--disable-userns`."""
@@ -23,8 +23,7 @@ _CONTAINER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """What is wrong, and what to do."""
 
     cause: str

@@ -13,7 +13,8 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from execserver.protocol.errors import InvalidParams
 from execserver.protocol.path_uri import ForeignPath
@@ -61,8 +62,7 @@ class Access(enum.IntEnum):
 _ACCESS = {"read": Access.READ, "write": Access.WRITE, "deny": Access.DENY, "none": Access.DENY}
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """What holds from a path on down, until a rule for a deeper path."""
 
     path: str
@@ -71,8 +71,7 @@ class Rule:
     """Whether nothing is to be guarded when the path does not exist."""
 
 
-@dataclass(frozen=True, slots=True)
-class Glob:
+class Glob(msgspec.Struct, frozen=True):
     """What holds for the files and folders that match when the sandbox is made."""
 
     pattern: str
@@ -81,8 +80,7 @@ class Glob:
     access: Access
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """What a request may do. Equal policies are enforced by the same fs worker."""
 
     unrestricted: bool
@@ -151,8 +149,7 @@ def depth(path: str) -> int:
     return 0 if path == "/" else path.count("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """What the entries of a context may refer to, beside what the context itself says."""
 
     cwd: str | None

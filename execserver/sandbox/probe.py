@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from execserver import membership
 from execserver.sandbox import bubblewrap as builder
@@ -77,8 +78,7 @@ _AFTER_KILL = 2.0
 """Seconds for the end of what was killed; what hangs in the kernel is left to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
+class ProbeResult(msgspec.Struct, frozen=True):
     """What was found out about bubblewrap."""
 
     works: bool

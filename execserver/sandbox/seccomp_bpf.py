@@ -11,7 +11,8 @@ Rules kept in this file:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+import msgspec
 
 _LOAD_WORD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
@@ -35,8 +36,7 @@ class AssemblyError(Exception):
     """The program cannot be expressed; a mistake in this package, not in a request."""
 
 
-@dataclass(slots=True)
-class _Instruction:
+class _Instruction(msgspec.Struct):
     code: int
     operand: int
     when_true: str | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Architecture:
+
+class Architecture(msgspec.Struct, frozen=True, eq=False):
     """What a filter must know of a machine."""
 
     audit: int

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+
+import msgspec
 
 from execserver.sandbox.disk import Place, locate, writable_inside
 from execserver.sandbox.policy import Access, depth, is_below
 
 
-@dataclass(frozen=True, slots=True)
-class Bind:
+class Bind(msgspec.Struct, frozen=True):
     """A part of the host's file system, at the same or another path."""
 
     source: str
@@ -21,24 +21,21 @@ class Bind:
     """Whether device files in it work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mask:
+class Mask(msgspec.Struct, frozen=True):
     """Something empty and without any permission, over what is there."""
 
     target: str
     directory: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Hollow:
+class Hollow(msgspec.Struct, frozen=True):
     """An empty folder that nobody can write to; deeper mounts are put into it."""
 
     target: str
     mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """A symbolic link that is in the view only."""
 
     target: str
@@ -48,8 +45,7 @@ class Link:
 Mount = Bind | Mask | Hollow | Link
 
 
-@dataclass(frozen=True, slots=True)
-class OwnThings:
+class OwnThings(msgspec.Struct, frozen=True):
     """What belongs to the daemon and is nobody's business inside."""
 
     folders: tuple[str, ...] = ()

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import structlog
 
 from execserver.sandbox import globs
@@ -66,8 +66,7 @@ _BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
 _ENTRIES = "sandbox.permissions.file_system.entries"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """What a sandboxed command finds."""
 
     base: Literal["read", "write", "empty", "host"]
@@ -84,8 +83,7 @@ class View:
     """Whether there are processes and System V objects of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True):
     """What must be found inside for the request to make sense."""
 
     cwd: str | None = None

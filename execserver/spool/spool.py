@@ -15,8 +15,9 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from execserver.folders import FolderError, open_private
 from execserver.spool.data_file import (
@@ -47,8 +48,7 @@ when there are thousands."""
 SHORT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolLimits:
+class SpoolLimits(msgspec.Struct, frozen=True):
     """How much is kept, in bytes."""
 
     disk: int = 2 << 30

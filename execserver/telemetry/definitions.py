@@ -10,19 +10,18 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import accumulate
+
+import msgspec
 
 from execserver import __version__
 from execserver.generated import split_check, write_or_check
 from execserver.telemetry.exposition import Distribution, Kind, Labels, Number, Reading
 from execserver.telemetry.gauges import Gauges, filesystem_threads
 from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
-from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(msgspec.Struct, frozen=True):
     """One metric. The name of a counter ends in `_total`, and units are Prometheus' base units."""
 
     name: str
@@ -34,6 +33,9 @@ class Definition:
 
 def reference() -> str:
     """The reference page of the manual."""
+    # The daemon has no use for the relay's.
+    from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS
+
     lines = [_HEADER]
     for each in DEFINITIONS:
         labels = ", ".join(f"`{label}`" for label in each.labels)

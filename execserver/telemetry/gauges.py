@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
+class Gauges(msgspec.Struct, frozen=True):
     """Live values, each a cheap call on the loop's thread."""
 
     stopping: Callable[[], bool]
@@ -25,7 +25,7 @@ class Gauges:
     """What that may grow to before the oldest output is dropped."""
     queued_input_bytes: Callable[[], int]
     """Input accepted for processes that have not read it yet."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = msgspec.field(default_factory=time.monotonic)
     """When the server began, on the monotonic clock."""
 
     @property

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
+import msgspec
 import structlog
 
 from execserver.rpc.channel import MessageStream
@@ -37,8 +37,7 @@ _HEADERS = b"cont"
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Spin:
+class Spin(msgspec.Struct, frozen=True):
     """Reading on for a moment after a message, because the next one often follows at once and a
     sleeping reader costs its sender a wake-up (about 60 us).
     """

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
 from http import HTTPStatus
 
+import msgspec
 import structlog
 
 from execserver.sessions.access import PeerProof
@@ -46,8 +46,7 @@ UPPERCASE = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """On what terms a listener takes connections."""
 
     make_handler: MakeHandler
@@ -56,7 +55,7 @@ class Terms:
     unix: bool
     greeting_seconds: float = GREETING_SECONDS
     ping_seconds: float = PING_SECONDS
-    pages: Pages = field(default_factory=lambda: READY)
+    pages: Pages = msgspec.field(default_factory=lambda: READY)
     upgrades: Callable[[], bool] = lambda: True
     """Whether new connections are taken; asked at each upgrade."""
 

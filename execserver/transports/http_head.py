@@ -15,9 +15,10 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
+
+import msgspec
 
 from execserver.transports.authentication import Authenticator
 
@@ -40,8 +41,7 @@ class BadRequestError(ValueError):
     """The bytes are no HTTP request head."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """A request head. Header names are in small letters; a header may occur more than once."""
 
     method: str
@@ -62,8 +62,7 @@ class Head:
         return {token.strip().lower() for value in self.all(name) for token in value.split(",")}
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What to answer, and whether the connection is a WebSocket from there on."""
 
     response: bytes
@@ -83,8 +82,7 @@ class Content(NamedTuple):
     status: HTTPStatus = HTTPStatus.OK
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """Something to be asked for with GET or HEAD."""
 
     show: Callable[[Head], Content | Awaitable[Content]]

@@ -6,10 +6,10 @@ import base64
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from execserver.relay import identity as module
 from execserver.relay.identity import Identity, check_identity, identity_from
