@@ -26,9 +26,9 @@ import msgspec
 from execserver.fault_points import reach
 from execserver.protocol.process import Stream
 from execserver.spool.data_file import DataFile
-from execserver.spool.log_files import LogFiles, UnreadableError
+from execserver.spool.log_files import LogFiles, Moved, UnreadableError
 from execserver.spool.process_index import ProcessIndex, Record
-from execserver.spool.spool import TAKE_BYTES, Spool, SpoolBudget
+from execserver.spool.spool import CHUNK_BYTES, TAKE_BYTES, Spool, SpoolBudget
 
 MAX_CHUNKS = 100_000
 """Chunks kept a process, whatever their size: a child that writes single bytes must not cost
@@ -138,7 +138,7 @@ class OutputLog:
     # -- taking
 
     def take(self, stream: Stream, fd: int) -> int:
-        """Move what `fd` (non-blocking) has into the log, as one chunk at most.
+        """Move what `fd` (non-blocking) has into the log: 128 KiB at most, in chunks of 64 KiB at most.
 
         Returns the number of bytes taken; 0 when there is nothing now or ever again. The
         stream is in `ended` once its end was reached.
@@ -158,8 +158,7 @@ class OutputLog:
             return 0
         reach("after-splice")
         size = moved.size
-        self._index.append(moved.kind, size, moved.position, moved.in_memory)
-        reach("after-index")
+        self._record(moved)
         if moved.in_memory:
             self.memory_held += size
             self._budget.memory_held += size
@@ -349,13 +348,25 @@ class OutputLog:
         self.ended.add(stream)
         return False
 
+    def _record(self, moved: Moved) -> None:
+        """Make chunks of what was moved. At each moment `begin` has said where the rest begins."""
+        index, size, position = self._index, moved.size, moved.position
+        while size > CHUNK_BYTES:
+            index.append(moved.kind, CHUNK_BYTES, position, moved.in_memory)
+            reach("after-index")
+            position += CHUNK_BYTES
+            size -= CHUNK_BYTES
+            index.begin(moved.kind, position, moved.in_memory)
+        index.append(moved.kind, size, position, moved.in_memory)
+        reach("after-index")
+
     def _make_room(self, file: DataFile) -> None:
         """Drop what would be overwritten. `trim` has done so, unless several chunks came in a row."""
-        room = file.capacity - TAKE_BYTES
         if file.in_memory:
+            room = file.capacity - CHUNK_BYTES
             if self.memory_held > room:
                 self._evict(self.held, self.held, room)
-        elif self.disk_held > room:
+        elif self.disk_held > (room := file.capacity - TAKE_BYTES):
             self._evict(self.held, room, self.held)
 
     def _first_after(self, seq: int) -> Record | None:

@@ -50,6 +50,8 @@ from execserver.protocol.process import CloseStdinResult, ExitCause, Stream, Wri
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.description import Backend
 from execserver.spool.records import FOREIGN_MARK, ProcessState, Started, stored_write_id
+from execserver.spool.spool import CHUNK_BYTES
+from execserver.spool.system_calls import enlarge_pipe
 from execserver.supervisor.registration import INPUT, STATUS
 from execserver.telemetry.measures import measures
 
@@ -64,6 +66,10 @@ _TERMINAL_REOPEN_SECONDS = 0.05
 
 _TAKE_AGAIN_SECONDS = 0.1
 """When output is looked at again that could not be taken for want of descriptors or memory."""
+
+_FLOOD_PIPE_BYTES = 256 << 10
+"""What the pipe of a stream holds that was found full once: two takes, so that the child fills one while the
+other is recorded and sent. Where the user's share of the memory for pipes is used up it stays as it is."""
 
 _TERMINAL: tuple[Stream, ...] = ("pty",)
 _PIPES: tuple[Stream, ...] = ("stdout", "stderr")
@@ -138,6 +144,7 @@ class ManagedProcess:
         "_around",
         "_deadline",
         "_ending",
+        "_enlarged",
         "_evidence",
         "_exiting",
         "_hung",
@@ -221,6 +228,8 @@ class ManagedProcess:
         """Whether a client said that no input follows."""
         self._oom_kills: int | None = None
         self._deadline: Deadline | None = None
+        self._enlarged: tuple[Stream, ...] = ()
+        """The streams whose pipes were found full, and made larger."""
         self._paused = False
         self._released = False
         self._hurried = False
@@ -720,6 +729,8 @@ class ManagedProcess:
             return
         size = self._take(stream, fd)
         if size:
+            if size == CHUNK_BYTES and stream not in self._enlarged:
+                self._enlarge(stream, fd)
             measures.output_bytes += size
             if self._deadline is not None:
                 self._deadline.touch(self._around.deadlines.clock())
@@ -730,6 +741,13 @@ class ManagedProcess:
                 self._look_again_later()
             else:
                 self._end(stream)
+
+    def _enlarge(self, stream: Stream, fd: int) -> None:
+        """Its pipe was full."""
+        self._enlarged += (stream,)
+        if self._relay is None:
+            with suppress(OSError):
+                enlarge_pipe(fd, _FLOOD_PIPE_BYTES)
 
     def _take(self, stream: Stream, fd: int) -> int:
         """Move what a descriptor has into the log: the number of bytes."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from execserver.spool.data_file import DataFile, NotStoredError
 from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Record
 from execserver.spool.small_files import FIRST_PLACE, SmallFile, slot_of
-from execserver.spool.spool import RETRY_SECONDS, SHORT_OF_DESCRIPTORS, TAKE_BYTES, Spool
+from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, SHORT_OF_DESCRIPTORS, TAKE_BYTES, Spool
 from execserver.supervisor.registration import DATA, MEMORY
 
 _NOT_THE_DISK = (errno.ENOMEM, errno.ENOBUFS)
@@ -106,7 +106,8 @@ class LogFiles:
         """Bytes that a file which cannot splice did not take."""
 
     def move(self, kind: Kind, fd: int) -> Moved | None:
-        """Move what `fd` has into a file, 64 KiB at most. None at its end.
+        """Move what `fd` has into a file: 64 KiB at most, or 128 KiB into that on disk if there is room
+        for two records and nobody waits for an answer. None at its end.
 
         Raises:
             BlockingIOError: there is nothing now.
@@ -123,7 +124,9 @@ class LogFiles:
                 kind = carried[0]
             self._index.begin(kind, position, file.in_memory)
             try:
-                size = file.splice_from(fd, TAKE_BYTES) if carried is None else self._store(file, carried)
+                size = (
+                    file.splice_from(fd, self._most(file)) if carried is None else self._store(file, carried)
+                )
             except BlockingIOError:
                 raise
             except NotStoredError as error:
@@ -133,6 +136,11 @@ class LogFiles:
                 self._failed(file, error)
             else:
                 return Moved(kind, size, position, file.in_memory) if size else None
+
+    def _most(self, file: DataFile) -> int:
+        if file is self.disk and self._index.has_room_for_two and not self._spool.hurried():
+            return TAKE_BYTES
+        return CHUNK_BYTES
 
     @property
     def needs_file(self) -> bool:
@@ -256,7 +264,11 @@ class LogFiles:
         if size > MAX_LENGTH:
             raise ValueError(f"the data file of process {index.number} is not the one of its index")
         if size:
-            index.append(pending.kind, size, start % file.capacity, pending.in_memory)
+            start %= file.capacity
+            # Of two chunks that were moved as one the first may be recorded: whoever takes over from us must
+            # not find the place where that one began.
+            index.begin(pending.kind, start, pending.in_memory)
+            index.append(pending.kind, size, start, pending.in_memory)
 
     def _adopt_small(self, kind: Kind, start: int) -> None:
         size = 0 if self.small is None else self.small.moved_beyond(start)

@@ -1,4 +1,4 @@
-"""Two system calls that the standard library does not offer as they are needed here."""
+"""System calls as they are needed here, and as the standard library does not offer them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def punch_hole(fd: int, position: int, length: int) -> bool:
     file system cannot.
     """
     return bool(_fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, position, length) == 0)
+
+
+def enlarge_pipe(pipe: int, size: int) -> None:
+    """Have a pipe hold at least so many bytes.
+
+    Raises:
+        OSError: it would be above the user's share of the memory for pipes, or it is no pipe.
+    """
+    if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < size:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
 
 
 def unread_bytes(pipe: int) -> int:

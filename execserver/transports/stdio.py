@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import stat
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
+from execserver.spool.system_calls import enlarge_pipe
 from execserver.transports.framed import FramedChannel, Spin
 from execserver.transports.stream_channel import BULK_READ_BYTES, MakeHandler
 
@@ -75,8 +75,7 @@ def _enlarge(fd: int) -> None:
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return
     try:
-        if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < PIPE_BYTES:
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        enlarge_pipe(fd, PIPE_BYTES)
     except OSError as error:  # above the user's share of pipe memory: slower, not wrong
         log.debug("pipe not enlarged", fd=fd, error=str(error))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from execserver.spool.spool import TAKE_BYTES, SpoolLimits
+from execserver.spool.spool import CHUNK_BYTES, SpoolLimits
 from tests.conformance.endpoint import Endpoint
 from tests.support.wire import Client, Json, Process, at_most, decode, path_uri
 
@@ -88,6 +89,18 @@ def test_large_output_is_complete_and_in_order(client: Client) -> None:
     chunks = [params["chunk"] for method, params in process.log.events if method == "process/output"]
     assert max(len(decode(chunk)) for chunk in chunks) <= MIB
     assert process.log.seqs == list(range(1, len(process.log.seqs) + 1))
+
+
+@pytest.mark.statement("O6")
+def test_no_chunk_of_a_flood_is_larger_than_64_kib(client: Client) -> None:
+    code = "from fcntl import fcntl, F_GETPIPE_SZ as S; print(fcntl(2, S), fcntl(1, S), end=' ')"
+    sizes = f'{sys.executable} -c "{code}"'
+    process = client.shell(f"{sizes}; head -c 3000000 /dev/zero; {sizes}").wait_closed()
+    words = process.output.replace(b"\0" * 3_000_000, b"").split()
+    # The pipe that was full is larger from then on, the other one is as it was.
+    assert words == [b"65536", b"65536", b"65536", b"262144"]
+    chunks = process.read()["chunks"]
+    assert max(len(decode(chunk["chunk"])) for chunk in chunks) == CHUNK_BYTES
 
 
 @pytest.mark.statement("O7")
@@ -321,7 +334,7 @@ def test_budget_of_the_daemon_takes_from_who_holds_most(endpoint: Endpoint) -> N
     assert read_bytes(modest.read()) == modest.output
     kept = [read_bytes(process.read()) for process in greedy]
     # The bound is one of the disk: the beginning of each was small, and is in memory.
-    beginnings = 3 * (SpoolLimits().small + TAKE_BYTES)
+    beginnings = 3 * (SpoolLimits().small + CHUNK_BYTES)
     assert sum(map(len, kept)) + len(modest.output) <= 600_000 + beginnings
     for process, part in zip(greedy, kept, strict=True):
         check_gap(process.read(), process.output)

@@ -19,7 +19,8 @@ import pytest
 from execserver import fault_points
 from execserver.processes.output_log import Chunk, OutputLog
 from execserver.spool.arena import IndexArena
-from execserver.spool.spool import RETRY_SECONDS, Spool, SpoolBudget, SpoolLimits
+from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, Spool, SpoolBudget, SpoolLimits
+from execserver.spool.system_calls import enlarge_pipe
 from tests.unit.processes.log_rig import Rig
 
 KILLS = 30
@@ -74,11 +75,12 @@ def server(
         log.trim()
 
 
+@pytest.mark.parametrize("pipe_bytes", [64 << 10, 256 << 10])
 @pytest.mark.parametrize(
     ("on_disk", "retained"), [(True, RETAINED), (False, RETAINED), (True, 64 << 10), (False, 64 << 10)]
 )
 def test_whenever_a_server_is_killed_its_successor_has_every_byte_once(
-    tmp_path: Path, on_disk: bool, retained: int
+    tmp_path: Path, on_disk: bool, retained: int, pipe_bytes: int
 ) -> None:
     folder = str(tmp_path) if on_disk else None
     arena = IndexArena.create()
@@ -86,6 +88,7 @@ def test_whenever_a_server_is_killed_its_successor_has_every_byte_once(
     kept: dict[int, int] = {}
     read, write = os.pipe()
     os.set_blocking(read, False)
+    enlarge_pipe(read, pipe_bytes)
     writer = flood(read, write)
     chance = random.Random(7)
     for _ in range(KILLS):
@@ -165,6 +168,39 @@ def test_bytes_that_were_moved_and_not_recorded_are_the_next_chunk(
             (1, "stdout", b"first"),
             (2, "stderr", b"second"),
         ]
+    os.close(read)
+    os.close(write)
+    rig.close()
+
+
+@pytest.mark.parametrize(("point", "recorded"), [("after-splice", 0), ("after-index", 1)])
+def test_of_two_chunks_that_were_moved_as_one_none_is_lost_or_doubled(
+    tmp_path: Path, point: str, recorded: int
+) -> None:
+    rig = Rig(folder=str(tmp_path))
+    log = rig.log(1 << 20)
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    enlarge_pipe(read, 4 * CHUNK_BYTES)
+    give(log, (read, write), 0, 8)
+    os.write(write, counter(8, 3 * CHUNK_BYTES))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fault_points.arm({fault_points.VARIABLE: point})
+            log.take("stdout", read)
+        finally:
+            os._exit(1)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert rig.arena.restore()[1].next_seq == 2 + recorded
+    for _ in range(2):
+        found = rig.restored(1 << 20)
+        assert everything(found) == (0, counter(0, 8 + 2 * CHUNK_BYTES))
+    # It goes on behind it.
+    assert found.take("stdout", read) == CHUNK_BYTES
+    assert everything(found) == (0, counter(0, 8 + 3 * CHUNK_BYTES))
     os.close(read)
     os.close(write)
     rig.close()

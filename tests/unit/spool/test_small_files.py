@@ -16,7 +16,7 @@ from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.log_files import small_slot
 from execserver.spool.small_files import FIRST_PLACE, SLOT_BYTES, SmallFile, SmallFiles, slot_of
-from execserver.spool.spool import TAKE_BYTES, Spool, SpoolBudget, SpoolLimits
+from execserver.spool.spool import CHUNK_BYTES, Spool, SpoolBudget, SpoolLimits
 
 PROCESSES = 24
 LIMITS = SpoolLimits(small=40_000)
@@ -78,7 +78,7 @@ def pattern(number: int, size: int) -> bytes:
 def test_a_kill_at_any_moment_mixes_nothing_up(
     files: tuple[int, int], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_files, "TAKE_BYTES", 3000)
+    monkeypatch.setattr(log_files, "CHUNK_BYTES", 3000)
     chance = random.Random(seed)
     outputs = {number: pattern(number, chance.randrange(1, 36_000)) for number in range(1, PROCESSES + 1)}
     pipes = {number: pipe_with(data) for number, data in outputs.items()}
@@ -195,7 +195,7 @@ def test_the_memory_of_many_free_slots_is_given_back(files: tuple[int, int]) -> 
 
 
 def test_a_slot_is_large_enough_for_what_may_come_at_once() -> None:
-    assert SpoolLimits().small + TAKE_BYTES <= SLOT_BYTES
+    assert SpoolLimits().small + CHUNK_BYTES <= SLOT_BYTES
     assert slot_of(FIRST_PLACE - 1) is None
     assert slot_of(FIRST_PLACE + SLOT_BYTES) == 1
 
