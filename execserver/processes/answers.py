@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Final
 
+from execserver.backoff import Backoff
 from execserver.processes.poller import READABLE, Watch
 from execserver.spool.system_calls import unread_bytes
 
@@ -31,9 +32,6 @@ within 115 us."""
 
 TOGETHER_SECONDS: Final = 50e-6
 """Writes that follow each other faster came together: a client that waits for replies needs longer."""
-
-_MOST_MISSES = 8
-"""Misses in a row after which the pauses do not grow any more."""
 
 _ALONE = len(os.sched_getaffinity(0)) == 1
 
@@ -45,23 +43,19 @@ class Habit:
         terminal: whether its input comes from a terminal.
     """
 
-    __slots__ = ("_last", "_misses", "_pause", "terminal")
+    __slots__ = ("_backoff", "_last", "terminal")
 
     def __init__(self, *, terminal: bool) -> None:
         self.terminal = terminal
         self._last = 0.0
         """When the last write was, or the look that followed it ended."""
-        self._misses = 0
-        """Looks in a row that brought nothing."""
-        self._pause = 0
-        """Writes that no look follows."""
+        self._backoff = Backoff()
 
     def is_prompt(self) -> bool:
         """Whether to look after this write. To be asked once for each."""
         if _ALONE:
             return False
-        if self._pause:
-            self._pause -= 1
+        if not self._backoff.is_due():
             return False
         now = perf_counter()
         last, self._last = self._last, now
@@ -70,8 +64,7 @@ class Habit:
     def looked(self, *, answered: bool) -> None:
         """What a look brought."""
         self._last = perf_counter()
-        self._misses = 0 if answered else min(self._misses + 1, _MOST_MISSES)
-        self._pause = (1 << self._misses) - 1
+        self._backoff.tried(in_vain=not answered)
 
 
 def look(habit: Habit, outputs: Sequence[Watch]) -> None:

@@ -154,6 +154,7 @@ class FramedChannel(StreamChannel):
         return self._framer
 
     def _pass_on(self, messages: Messages) -> None:
+        self._messages += len(messages)
         message_received = self._handler.message_received
         for message in messages:
             message_received(message)

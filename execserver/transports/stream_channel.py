@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TypeVar
 
 import structlog
@@ -16,6 +17,7 @@ import structlog
 from execserver.rpc.channel import Channel, MessageHandler, MessageStream
 from execserver.sessions.access import PeerProof
 from execserver.telemetry.measures import TransportKind, measures
+from execserver.transports.attention import Attention
 from execserver.transports.outbox import LOW_WATER_BYTES, Outbox
 
 LINGER_SECONDS = 1.0
@@ -50,6 +52,8 @@ class StreamChannel:
         self._fd_in = fd_in
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(fd_out, self._drained, self._failed, self._loop)
+        self._attention = Attention(self._loop)
+        self._messages = 0  # that were read
         self._release_descriptors = release
         self._handler: MessageHandler
         self._over = False  # the connection has ended, the handler knows or is about to
@@ -123,6 +127,7 @@ class StreamChannel:
 
     def _serve(self, deliver: Callable[[Got], None], got: Got) -> None:
         """Deliver the messages of one read, so that their answers leave in one write."""
+        began, messages = perf_counter(), self._messages
         self._outbox.cork()
         try:
             deliver(got)
@@ -130,6 +135,8 @@ class StreamChannel:
                 self._handler.batch_ended()
         finally:
             self._outbox.uncork()
+        if self._messages == messages + 1:
+            self._attention.served(began)
 
     def _end_of_input(self) -> None:
         """The peer sends nothing more (or we take nothing more): end, but let the last words out."""

@@ -192,6 +192,7 @@ class WebSocketChannel(StreamChannel):
             return
         kind = frame.msg_type
         if kind in (frame_parser.TEXT, frame_parser.BINARY):
+            self._messages += 1
             if self._begun is not None:
                 self._broken()
             elif frame.fin:
