@@ -45,9 +45,6 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
         argv: the command and its arguments.
         elsewhere: commands of the same program that do not come here, for `--help`: name and description.
     """
-    # What is loaded now stays; looking through it again and again takes a fifteenth of a start. The server
-    # lets the collector work again once it is there.
-    gc.disable()
     _leave_out()
     parser = _parser(argv[:1], elsewhere or {})
     options = parser.parse_args(argv)
@@ -254,4 +251,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    # What is loaded now stays; looking through it again and again takes a fifteenth of a start. The server
+    # lets the collector work again once it is there.
+    gc.disable()
     sys.exit(main(sys.argv[1:]))

@@ -465,7 +465,7 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
-        gc.enable()  # `cli.main` has it do nothing until now
+        gc.enable()  # it was to do nothing until now (`cli.py`)
 
     # -- life
 
