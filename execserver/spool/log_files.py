@@ -124,9 +124,8 @@ class LogFiles:
                 kind = carried[0]
             self._index.begin(kind, position, file.in_memory)
             try:
-                size = (
-                    file.splice_from(fd, self._most(file)) if carried is None else self._store(file, carried)
-                )
+                most = self._most(file)
+                size = file.splice_from(fd, most) if carried is None else self._store(file, carried, most)
             except BlockingIOError:
                 raise
             except NotStoredError as error:
@@ -321,9 +320,9 @@ class LogFiles:
         self.retry_at = time.monotonic() + RETRY_SECONDS
         self._spool.disk_failed(error)
 
-    def _store(self, file: DataFile, carried: tuple[Kind, bytes]) -> int:
+    def _store(self, file: DataFile, carried: tuple[Kind, bytes], most: int) -> int:
         kind, data = carried
-        size = file.store(data)
+        size = file.store(data[:most])
         self._carried = (kind, data[size:]) if size < len(data) else None
         return size
 

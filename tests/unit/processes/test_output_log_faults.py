@@ -18,6 +18,7 @@ import pytest
 
 from execserver import fault_points
 from execserver.processes.output_log import Chunk, OutputLog
+from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, Spool, SpoolBudget, SpoolLimits
 from execserver.spool.system_calls import enlarge_pipe
@@ -232,6 +233,36 @@ def everything(log: OutputLog) -> tuple[int, bytes]:
     seqs = [chunk.seq for chunk in page.chunks]
     assert seqs == list(range(seqs[0], log.next_seq))
     return page.lost_bytes, b"".join(chunk.data for chunk in page.chunks)
+
+
+@pytest.mark.parametrize("pipe_bytes", [64 << 10, 256 << 10])
+def test_what_a_full_disk_that_cannot_splice_did_not_take_overwrites_nothing_in_memory(
+    small_disk: Path, pipe_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The disk is tried each time, and what it did not take is in our hands then.
+    monkeypatch.setattr(log_files, "RETRY_SECONDS", 0.002)
+    rig = Rig(SpoolLimits(process_memory=128 << 10, small=0), str(small_disk))
+    log = rig.log(8 << 20)
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    enlarge_pipe(read, pipe_bytes)
+    give(log, (read, write), 0, 8)
+    disk = log._files.disk
+    assert disk is not None
+    disk.can_splice = False
+    at = 8
+    while at < 4 << 20:
+        at += os.write(write, counter(at, pipe_bytes))
+        while log.take("stdout", read):
+            # Before anything is dropped: feeds are at work at this moment.
+            lost, data = everything(log)
+            assert data == counter(lost, len(data))
+            log.trim()
+    assert rig.states[0][0]
+    assert (log.total, log.disk_held) == (at, 0)
+    os.close(read)
+    os.close(write)
+    rig.close()
 
 
 def test_on_a_full_disk_output_goes_on_in_memory_and_returns_to_the_disk(small_disk: Path) -> None:
