@@ -167,7 +167,8 @@ class OutputLog:
             self._budget.disk_held += size
             if files.retry_at or self._spool.failing:
                 files.disk_works()
-        return size
+        # What is in our hands wakes nobody: the pipe may be empty, or at its end.
+        return size + self.take(stream, fd) if files.carries else size
 
     def trim(self) -> None:
         """Drop what exceeds the limits. To be called after each `take`, when whoever follows the

@@ -148,6 +148,11 @@ class LogFiles:
             return False
         return self.small is None or self._index.total >= self._spool.limits.small
 
+    @property
+    def carries(self) -> bool:
+        """Whether bytes are in our hands, which the next move stores before it looks at its descriptor."""
+        return self._carried is not None
+
     def disk_works(self) -> None:
         """The disk took something."""
         self.retry_at = 0.0

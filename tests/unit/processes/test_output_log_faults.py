@@ -21,7 +21,7 @@ from execserver.processes.output_log import Chunk, OutputLog
 from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, Spool, SpoolBudget, SpoolLimits
-from execserver.spool.system_calls import enlarge_pipe
+from execserver.spool.system_calls import enlarge_pipe, unread_bytes
 from tests.unit.processes.log_rig import Rig
 
 KILLS = 30
@@ -253,11 +253,13 @@ def test_what_a_full_disk_that_cannot_splice_did_not_take_overwrites_nothing_in_
     at = 8
     while at < 4 << 20:
         at += os.write(write, counter(at, pipe_bytes))
-        while log.take("stdout", read):
+        while unread_bytes(read):
+            assert log.take("stdout", read)
             # Before anything is dropped: feeds are at work at this moment.
             lost, data = everything(log)
             assert data == counter(lost, len(data))
             log.trim()
+        assert log.total == at
     assert rig.states[0][0]
     assert (log.total, log.disk_held) == (at, 0)
     os.close(read)
