@@ -18,6 +18,7 @@ import pytest
 
 from execserver import fault_points
 from execserver.processes.output_log import Chunk, OutputLog
+from execserver.protocol.process import Stream
 from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, Spool, SpoolBudget, SpoolLimits
@@ -142,6 +143,20 @@ def test_whenever_a_server_is_killed_its_successor_has_every_byte_once(
     assert os.listdir(tmp_path) == []
 
 
+def take_and_die(log: OutputLog, stream: Stream, read: int, point: str) -> None:
+    """What a server does that is killed at a fault point of a `take`."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fault_points.arm({fault_points.VARIABLE: point})
+            log.take(stream, read)
+        finally:
+            os._exit(1)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 @pytest.mark.parametrize(("point", "missing"), [("after-splice", 1), ("after-index", 0)])
 def test_bytes_that_were_moved_and_not_recorded_are_the_next_chunk(
     tmp_path: Path, point: str, missing: int
@@ -152,16 +167,7 @@ def test_bytes_that_were_moved_and_not_recorded_are_the_next_chunk(
     os.write(write, b"first")
     log.take("stdout", read)
     os.write(write, b"second")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            fault_points.arm({fault_points.VARIABLE: point})
-            log.take("stderr", read)
-        finally:
-            os._exit(1)
-    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    take_and_die(log, "stderr", read, point)
     assert rig.arena.restore()[1].next_seq == 3 - missing
     for _ in range(2):
         found = rig.restored(1 << 20)
@@ -185,16 +191,7 @@ def test_of_two_chunks_that_were_moved_as_one_none_is_lost_or_doubled(
     enlarge_pipe(read, 4 * CHUNK_BYTES)
     give(log, (read, write), 0, 8)
     os.write(write, counter(8, 3 * CHUNK_BYTES))
-    pid = os.fork()
-    if pid == 0:
-        try:
-            fault_points.arm({fault_points.VARIABLE: point})
-            log.take("stdout", read)
-        finally:
-            os._exit(1)
-    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    take_and_die(log, "stdout", read, point)
     assert rig.arena.restore()[1].next_seq == 2 + recorded
     for _ in range(2):
         found = rig.restored(1 << 20)
