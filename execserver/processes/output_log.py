@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal, NamedTuple, cast
 
 import msgspec
@@ -26,7 +27,7 @@ import msgspec
 from execserver.fault_points import reach
 from execserver.protocol.process import Stream
 from execserver.spool.data_file import DataFile
-from execserver.spool.log_files import LogFiles, Moved, UnreadableError
+from execserver.spool.log_files import LogFiles, UnreadableError
 from execserver.spool.process_index import ProcessIndex, Record
 from execserver.spool.spool import CHUNK_BYTES, TAKE_BYTES, Spool, SpoolBudget
 
@@ -158,7 +159,7 @@ class OutputLog:
             return 0
         reach("after-splice")
         size = moved.size
-        self._record(moved)
+        files.record(moved)
         if moved.in_memory:
             self.memory_held += size
             self._budget.memory_held += size
@@ -167,8 +168,11 @@ class OutputLog:
             self._budget.disk_held += size
             if files.retry_at or self._spool.failing:
                 files.disk_works()
-        # What is in our hands wakes nobody: the pipe may be empty, or at its end.
-        return size + self.take(stream, fd) if files.carries else size
+        if files.carries:
+            # It wakes nobody: the pipe may be empty, or at its end. What cannot be stored now stays there.
+            with suppress(OSError):
+                size += self.take(stream, fd)
+        return size
 
     def trim(self) -> None:
         """Drop what exceeds the limits. To be called after each `take`, when whoever follows the
@@ -203,6 +207,11 @@ class OutputLog:
     def total(self) -> int:
         """Bytes ever taken."""
         return self._index.total
+
+    @property
+    def carries(self) -> bool:
+        """Whether bytes were taken that could not be stored yet; the next `take` tries again."""
+        return self._files.carries
 
     @property
     def held(self) -> int:
@@ -348,18 +357,6 @@ class OutputLog:
             return True
         self.ended.add(stream)
         return False
-
-    def _record(self, moved: Moved) -> None:
-        """Make chunks of what was moved. At each moment `begin` has said where the rest begins."""
-        index, size, position = self._index, moved.size, moved.position
-        while size > CHUNK_BYTES:
-            index.append(moved.kind, CHUNK_BYTES, position, moved.in_memory)
-            reach("after-index")
-            position += CHUNK_BYTES
-            size -= CHUNK_BYTES
-            index.begin(moved.kind, position, moved.in_memory)
-        index.append(moved.kind, size, position, moved.in_memory)
-        reach("after-index")
 
     def _make_room(self, file: DataFile) -> None:
         """Drop what would be overwritten. `trim` has done so, unless several chunks came in a row."""

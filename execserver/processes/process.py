@@ -37,6 +37,7 @@ from execserver.processes.answers import look
 from execserver.processes.cause import OomCounter, exit_cause, may_be_out_of_memory
 from execserver.processes.deadlines import Deadline, Deadlines
 from execserver.processes.inside import Inside
+from execserver.processes.large_pipes import LargePipes
 from execserver.processes.output_log import OutputLog, Page
 from execserver.processes.poller import HANGUP, READABLE, WRITABLE, DescriptorPoller, Watch
 from execserver.processes.relay import TerminalRelay
@@ -51,7 +52,6 @@ from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.description import Backend
 from execserver.spool.records import FOREIGN_MARK, ProcessState, Started, stored_write_id
 from execserver.spool.spool import CHUNK_BYTES
-from execserver.spool.system_calls import enlarge_pipe
 from execserver.supervisor.registration import INPUT, STATUS
 from execserver.telemetry.measures import measures
 
@@ -66,10 +66,6 @@ _TERMINAL_REOPEN_SECONDS = 0.05
 
 _TAKE_AGAIN_SECONDS = 0.1
 """When output is looked at again that could not be taken for want of descriptors or memory."""
-
-_FLOOD_PIPE_BYTES = 256 << 10
-"""What the pipe of a stream holds that was found full once: two takes, so that the child fills one while the
-other is recorded and sent. Where the user's share of the memory for pipes is used up it stays as it is."""
 
 _TERMINAL: tuple[Stream, ...] = ("pty",)
 _PIPES: tuple[Stream, ...] = ("stdout", "stderr")
@@ -123,6 +119,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     deadlines: Deadlines
     oom_kills: OomCounter
     spares: SpareDescriptors
+    large_pipes: LargePipes = msgspec.field(default_factory=LargePipes)
 
 
 class ManagedProcess:
@@ -723,13 +720,13 @@ class ManagedProcess:
                 return
         if self._paused:
             return
-        if events == HANGUP and self._relay is None:
+        if events == HANGUP and self._relay is None and not self.log.carries:
             # Nobody writes any more, and there is nothing left.
             self._end(stream)
             return
         size = self._take(stream, fd)
         if size:
-            if size == CHUNK_BYTES and stream not in self._enlarged:
+            if size == CHUNK_BYTES and stream not in self._enlarged and self._relay is None:
                 self._enlarge(stream, fd)
             measures.output_bytes += size
             if self._deadline is not None:
@@ -744,10 +741,8 @@ class ManagedProcess:
 
     def _enlarge(self, stream: Stream, fd: int) -> None:
         """Its pipe was full."""
-        self._enlarged += (stream,)
-        if self._relay is None:
-            with suppress(OSError):
-                enlarge_pipe(fd, _FLOOD_PIPE_BYTES)
+        if self._around.large_pipes.enlarge(fd):
+            self._enlarged += (stream,)
 
     def _take(self, stream: Stream, fd: int) -> int:
         """Move what a descriptor has into the log: the number of bytes."""
@@ -774,7 +769,7 @@ class ManagedProcess:
         if watch in self._outputs.values():
             watch.want(READABLE, not (self._paused or self._hung))
             watch.want(WRITABLE, self.tty and self.stdin is not None and self.stdin.waiting)
-            if self._relay is not None and self._relay.held:
+            if self.log.carries or (self._relay is not None and self._relay.held):
                 watch.callback(READABLE)
 
     def _look_again_later(self) -> None:
@@ -800,6 +795,8 @@ class ManagedProcess:
 
     def _close_output(self, stream: Stream) -> None:
         watch = self._outputs.pop(stream)
+        if stream in self._enlarged:
+            self._around.large_pipes.closed()
         if self.tty:
             self._close_stdin()
             for fd in self._relay_ends:

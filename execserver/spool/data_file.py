@@ -23,6 +23,10 @@ PAGE_BYTES = 4096
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _NAME_ATTEMPTS = 10
 
+_COPIED_BYTES = 64 << 10
+"""Copied at a time where the kernel does not move: what a kill can lose, and what may be in our hands when
+the file takes no more. A chunk (`spool.CHUNK_BYTES`)."""
+
 
 class NotStoredError(Exception):
     """Bytes are out of their pipe and have no place in the file.
@@ -142,7 +146,7 @@ class DataFile:
 
     def _copy_from(self, fd: int, most: int) -> int:
         try:
-            data = os.read(fd, most)
+            data = os.read(fd, min(most, _COPIED_BYTES))
         except BlockingIOError:
             raise
         except OSError:

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile, NotStoredError
 from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Record
 from execserver.spool.small_files import FIRST_PLACE, SmallFile, slot_of
@@ -125,7 +126,7 @@ class LogFiles:
             self._index.begin(kind, position, file.in_memory)
             try:
                 most = self._most(file)
-                size = file.splice_from(fd, most) if carried is None else self._store(file, carried, most)
+                size = file.splice_from(fd, most) if carried is None else self._store(file, carried)
             except BlockingIOError:
                 raise
             except NotStoredError as error:
@@ -147,6 +148,22 @@ class LogFiles:
         if self.disk is not None or self.memory is not None:
             return False
         return self.small is None or self._index.total >= self._spool.limits.small
+
+    def record(self, moved: Moved) -> None:
+        """Make chunks of what was moved. At each moment `begin` has said where the rest begins.
+
+        Raises:
+            OSError: no memory. Never for what `move` gave.
+        """
+        index, size, position = self._index, moved.size, moved.position
+        while size > CHUNK_BYTES:
+            index.append(moved.kind, CHUNK_BYTES, position, moved.in_memory)
+            reach("after-index")
+            position += CHUNK_BYTES
+            size -= CHUNK_BYTES
+            index.begin(moved.kind, position, moved.in_memory)
+        index.append(moved.kind, size, position, moved.in_memory)
+        reach("after-index")
 
     @property
     def carries(self) -> bool:
@@ -272,7 +289,7 @@ class LogFiles:
             # Of two chunks that were moved as one the first may be recorded: whoever takes over from us must
             # not find the place where that one began.
             index.begin(pending.kind, start, pending.in_memory)
-            index.append(pending.kind, size, start, pending.in_memory)
+            self.record(Moved(pending.kind, size, start, pending.in_memory))
 
     def _adopt_small(self, kind: Kind, start: int) -> None:
         size = 0 if self.small is None else self.small.moved_beyond(start)
@@ -325,9 +342,9 @@ class LogFiles:
         self.retry_at = time.monotonic() + RETRY_SECONDS
         self._spool.disk_failed(error)
 
-    def _store(self, file: DataFile, carried: tuple[Kind, bytes], most: int) -> int:
+    def _store(self, file: DataFile, carried: tuple[Kind, bytes]) -> int:
         kind, data = carried
-        size = file.store(data[:most])
+        size = file.store(data)
         self._carried = (kind, data[size:]) if size < len(data) else None
         return size
 

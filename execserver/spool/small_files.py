@@ -22,7 +22,7 @@ from execserver.spool.data_file import DataFile
 from execserver.spool.system_calls import punch_hole
 
 SLOT_BYTES = 128 << 10
-"""Twice what is moved at a time. Memory is taken by what is in it, not by its size."""
+"""Twice what is moved into one at a time. Memory is taken by what is in it, not by its size."""
 
 FIRST_PLACE = 1 << 37
 """Above every position in a ring."""

@@ -204,6 +204,22 @@ def test_of_two_chunks_that_were_moved_as_one_none_is_lost_or_doubled(
     rig.close()
 
 
+def test_of_two_chunks_that_a_killed_server_moved_the_newest_is_kept(tmp_path: Path) -> None:
+    rig = Rig(folder=str(tmp_path))
+    log = rig.log(CHUNK_BYTES)
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    enlarge_pipe(read, 4 * CHUNK_BYTES)
+    give(log, (read, write), 0, 8)
+    os.write(write, counter(8, 2 * CHUNK_BYTES))
+    take_and_die(log, "stdout", read, "after-splice")
+    found = rig.restored(CHUNK_BYTES)
+    assert everything(found) == (8 + CHUNK_BYTES, counter(8 + CHUNK_BYTES, CHUNK_BYTES))
+    os.close(read)
+    os.close(write)
+    rig.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
