@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+# Its plugin does so at the end of a run, used or not. Python 3.11.7 may fail to parse what is imported while
+# the garbage of a whole run is collected ("AST constructor recursion depth mismatch", gh-106905).
+import hypothesis  # noqa: F401
 import pytest
 
 from tests.support.wire import Server
