@@ -7,6 +7,8 @@ Rules kept in this file:
 2. After `close` nothing is accepted. What was accepted before ends: with its result, or with
    `ExecutorClosed`.
 3. The loop, its tasks and the thread end together; leaving the context is what they do last.
+4. An interruption may come between any two steps of the thread that calls. So a coroutine is made on the
+   loop, where none comes and where it is run at once, and whoever hands a call over holds it before.
 
 It knows neither sessions nor processes.
 """
@@ -14,10 +16,10 @@ It knows neither sessions nor processes.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, TypeVar
 
@@ -29,73 +31,166 @@ _LOOK_UP_SECONDS = 0.2
 T = TypeVar("T")
 R = TypeVar("R")
 
+Making = Callable[[], Coroutine[Any, Any, R]]
+"""Makes what to run; called on the loop."""
+
 Disposal = Callable[[R], Awaitable[object]]
 """What to do with a result that nobody will get any more."""
 
 
+class Outcome(Generic[R]):
+    """How something ended, which other threads wait for.
+
+    A `concurrent.futures.Future` would do, but for rule 4: an interruption within its `wait` may leave its
+    lock held, and the loop would wait for that lock when it has the result.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self._result: R
+        self._error: BaseException | None = None
+        self._gate = threading.Lock()
+        """Opened at the end. Who comes through opens it for the next one; were that interrupted, the
+        others would find `done` when they look up."""
+        self._gate.acquire()
+
+    def succeed(self, result: R) -> None:
+        """It has ended with a result."""
+        self._result = result
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """It has ended with an error."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        self._gate.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for so many seconds or for ever; whether it has ended.
+
+        It looks up now and then: a signal that comes in the instant before the interpreter falls asleep on
+        a lock does not wake it, and a Ctrl-C would be noticed at the end of the call only.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.done:
+            left = _LOOK_UP_SECONDS if deadline is None else deadline - time.monotonic()
+            if self._gate.acquire(timeout=min(max(left, 0), _LOOK_UP_SECONDS)):
+                self._gate.release()
+            elif left <= 0:
+                break
+        return self.done
+
+    def result(self) -> R:
+        """Wait for it; give its result or raise its error."""
+        self.wait()
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._result
+        finally:
+            del self  # else the error would hold this frame, and the frame the error
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has ended with a result."""
+        return self.done and self._error is None
+
+
 class Call(Generic[R]):
-    """A call that was handed over."""
+    """A call to hand over.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, R]) -> None:
-        self._loop = loop
-        self._coroutine = coroutine
-        self._task: asyncio.Task[R]
-        self._outcome: Future[R] = Future()
+    Args:
+        thread: where it runs.
+        make: makes what to run.
+        tell: called on the loop's thread when it has ended.
 
-    def begin(self) -> None:
-        """Start it. On the loop."""
-        self._task = self._loop.create_task(self._coroutine)
+    Raises a RuntimeError in the loop's own thread, where nothing can wait for it.
+    """
+
+    def __init__(
+        self, thread: LoopThread[Any], make: Making[R], tell: Callable[[], object] | None = None
+    ) -> None:
+        thread.check_elsewhere()
+        self._thread = thread
+        self._make = make
+        self._tell = tell
+        self._begun = False
+        self._handed_over = False
+        self._task: asyncio.Task[R] | None = None
+        self._outcome: Outcome[R] = Outcome()
+
+    def start(self) -> None:
+        """Hand it over, unless it has been. Raises `ExecutorClosed`.
+
+        If this is interrupted, it may be called again, or `give_up` be.
+        """
+        if not self._handed_over:
+            self._thread.soon(self._begin)
+            self._handed_over = True
+
+    def _begin(self) -> None:
+        if self._begun:
+            return  # handed over twice, as the first time was interrupted, or given up before
+        self._begun = True
+        try:
+            coroutine = self._make()
+        except Exception as error:  # arguments that a method does not take
+            self._fail(error)
+            return
+        self._task = asyncio.get_running_loop().create_task(coroutine)
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[R]) -> None:
         if task.cancelled():
-            self._outcome.set_exception(ExecutorClosed("the call was cancelled, as its executor was closed"))
+            self._fail(ExecutorClosed("the call was cancelled, as its executor was closed"))
         elif (error := task.exception()) is not None:
-            self._outcome.set_exception(error)
+            self._fail(error)
         else:
-            self._outcome.set_result(task.result())
+            self._outcome.succeed(task.result())
+            if self._tell is not None:
+                self._tell()
 
-    def cancel(self) -> None:
-        """Have it cancelled; it ends soon. From any thread."""
-        with suppress(RuntimeError):  # the loop is closed: it has ended
-            self._loop.call_soon_threadsafe(lambda: self._task.cancel())
+    def _fail(self, error: BaseException) -> None:
+        self._outcome.fail(error)
+        if self._tell is not None:
+            self._tell()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        elif not self._begun:
+            self._begun = True
+            self._fail(ExecutorClosed("the call was given up before it began"))
 
     @property
     def done(self) -> bool:
         """Whether it has ended."""
-        return self._outcome.done()
-
-    def when_done(self, tell: Callable[[], object]) -> None:
-        """Have somebody told of its end, on the loop's thread; at once if it has ended."""
-        self._outcome.add_done_callback(lambda _: tell())
+        return self._outcome.done
 
     def result(self) -> R:
-        """Wait for its end, and give its result or raise its error."""
-        try:
-            _wait(self._outcome)
-            return self._outcome.result()
-        except BaseException:
-            self.give_up()
-            raise
+        """Wait for its end, and give its result or raise its error. An interruption leaves it be."""
+        return self._outcome.result()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for its end for so many seconds or for ever; whether it has ended.
-
-        An interruption leaves it be, unlike one of `result`.
-        """
-        return _wait(self._outcome, timeout)
+        """Wait for its end for so many seconds or for ever; whether it has ended."""
+        return self._outcome.wait(timeout)
 
     def give_up(self) -> None:
         """Cancel it, and wait for its end. Does nothing if it has ended."""
-        if not self.done:
-            self.cancel()
-            _wait(self._outcome)
+        if self.done:
+            return
+        with suppress(ExecutorClosed):
+            self._thread.wake(self._cancel)
+        # A loop that is about to close may not come to it any more; what it had begun has ended then.
+        while not self._thread.left.done and not self._outcome.wait(_LOOK_UP_SECONDS):
+            pass
 
     def undelivered(self) -> R | None:
         """The result, if it ended with one."""
-        if self.done and self._outcome.exception() is None:
-            return self._outcome.result()
-        return None
+        return self._outcome.result() if self._outcome.succeeded else None
 
 
 class LoopThread(Generic[T]):
@@ -107,72 +202,77 @@ class LoopThread(Generic[T]):
 
     def __init__(self, context: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self._context = context
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="execclient", daemon=True)
         self._lock = threading.Lock()
-        """Held while a call is handed over, so that none comes after the end."""
+        """Held while something is handed over, so that nothing comes after the end."""
         self._open = False
         self._abandoned = False
         self._stop = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
-        self._entered: Future[T] = Future()
-        self._left: Future[None] = Future()
+        self._entered: Outcome[T] = Outcome()
+        self.left: Outcome[None] = Outcome()
+        """Done when the context is left and the loop is closed."""
 
     def enter(self) -> T:
         """Start the thread, enter the context there, and give what it gave; raises what it raised."""
         try:
             self._thread.start()
-            _wait(self._entered)
             return self._entered.result()
         except BaseException:
             self._abandon()
             raise
 
-    def call(self, coroutine: Coroutine[Any, Any, R], dispose: Disposal[R] | None = None) -> R:
-        """Have a coroutine run, and wait for its result.
+    def call(self, make: Making[R], dispose: Disposal[R] | None = None) -> R:
+        """Have a coroutine made and run on the loop, and wait for its result.
 
         Args:
-            coroutine: what to run.
+            make: makes the coroutine.
             dispose: undoes a result that came while the wait was being interrupted.
 
         Raises:
             ExecutorClosed: `close` was called before, or meanwhile.
             RuntimeError: this is the loop's own thread, where waiting would last for ever.
         """
-        call = self.submit(coroutine)
+        call = Call(self, make)
         try:
+            call.start()
             return call.result()
         except BaseException:
+            call.give_up()
             result = None if dispose is None else call.undelivered()
             if dispose is not None and result is not None:
+                undo = functools.partial(_awaited, dispose, result)
                 with suppress(ExecutorClosed):
-                    self.submit(_awaited(dispose(result))).result()
+                    self.call(undo)
             raise
+        finally:
+            del call  # as in `Outcome.result`
 
-    def submit(self, coroutine: Coroutine[Any, Any, R]) -> Call[R]:
-        """Have a coroutine run; raises as `call` does, but for what the coroutine raises."""
-        call = Call(self._loop, coroutine)
-        try:
-            if threading.current_thread() is self._thread:
-                raise RuntimeError(
-                    "a blocking call in the thread of its own event loop would wait for ever: "
-                    "make it in another thread"
-                )
-            self._hand_over(call.begin)
-        except BaseException:
-            coroutine.close()
-            raise
-        return call
+    def check_elsewhere(self) -> None:
+        """Refuse to wait in the loop's own thread, with a RuntimeError."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "a blocking call in the thread of its own event loop would wait for ever: "
+                "make it in another thread"
+            )
 
     def soon(self, action: Callable[[], object]) -> None:
         """Have something done on the loop, and do not wait for it. Raises `ExecutorClosed`."""
-        self._hand_over(action)
-
-    def _hand_over(self, action: Callable[[], object]) -> None:
         with self._lock:
             if not self._open:
                 raise ExecutorClosed("the executor is closed")
-            self._loop.call_soon_threadsafe(action)
+            self.wake(action)
+
+    def wake(self, action: Callable[[], object]) -> None:
+        """As `soon`, and after `close`, too, until the loop has ended."""
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(action)
+                return
+        except RuntimeError:
+            pass
+        raise ExecutorClosed("the executor is closed")
 
     @property
     def closed(self) -> bool:
@@ -183,45 +283,53 @@ class LoopThread(Generic[T]):
         """Accept nothing more, have the context left, and do not wait for that."""
         with self._lock:
             if self._open:
+                with suppress(ExecutorClosed):
+                    self.wake(self._stop.set)
                 self._open = False
-                self._loop.call_soon_threadsafe(self._stop.set)
 
     def close(self) -> None:
         """Accept nothing more, leave the context, and end the thread.
 
         A second call waits for the same end. Raises what leaving raised, to the first caller only.
         """
+        if self._abandoned or self._thread.ident is None:  # nothing was entered, or is left to leave
+            self._abandon()
+            return
         first = not self.closed
-        self.request_close()
-        if threading.current_thread() is self._thread:
-            return  # a finalizer: it cannot wait for the thread that it runs in
         try:
-            _wait(self._left)
+            self.request_close()
+            if threading.current_thread() is self._thread:
+                return  # a finalizer: it cannot wait for the thread that it runs in
+            self.left.wait()
         except BaseException:
             self._abandon()
             raise
         self._thread.join()
         if first:
-            self._left.result()
+            self.left.result()
 
     # -- the thread
 
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with asyncio.Runner(loop_factory=self._new_loop) as runner:
                 runner.run(self._serve())
         except BaseException as error:  # it is raised to whoever waits
             failure = error
         finally:
             with self._lock:
                 self._open = False
-        if not self._entered.done():
-            self._entered.set_exception(failure or ExecutorClosed("the executor was closed"))
+        if not self._entered.done:
+            self._entered.fail(failure or ExecutorClosed("the executor was closed"))
         if failure is None:
-            self._left.set_result(None)
+            self.left.succeed(None)
         else:
-            self._left.set_exception(failure)
+            self.left.fail(failure)
+
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        self._loop = asyncio.new_event_loop()
+        return self._loop
 
     async def _serve(self) -> None:
         self._main = asyncio.current_task()
@@ -230,40 +338,24 @@ class LoopThread(Generic[T]):
         async with self._context() as opened:
             with self._lock:
                 self._open = True
-            self._entered.set_result(opened)
+            self._entered.succeed(opened)
             await self._stop.wait()
 
     def _abandon(self) -> None:
         """End the thread as soon as it can: who waited for it was interrupted, or it has failed."""
-        if self._thread.ident is None:  # it never started
-            self._loop.close()
-            return
+        self._abandoned = True
         with self._lock:
             self._open = False
-        with suppress(RuntimeError):  # the loop is closed: it has ended
-            self._loop.call_soon_threadsafe(self._cancel_main)
+        if self._thread.ident is None:
+            return  # it has not started; should it still do so, it finds this at its beginning
+        with suppress(ExecutorClosed):
+            self.wake(self._cancel_main)
         self._thread.join()
 
     def _cancel_main(self) -> None:
-        self._abandoned = True
         if self._main is not None:
             self._main.cancel()
 
 
-async def _awaited(awaitable: Awaitable[R]) -> R:
-    return await awaitable
-
-
-def _wait(future: Future[Any], timeout: float | None = None) -> bool:
-    """Wait for the end of a future for so many seconds or for ever; whether it has ended.
-
-    It looks up now and then: a signal that comes in the instant before the interpreter falls asleep on a
-    lock does not wake it, and a Ctrl-C would be noticed at the end of the call only.
-    """
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = _LOOK_UP_SECONDS if deadline is None else min(_LOOK_UP_SECONDS, deadline - time.monotonic())
-        if wait((future,), max(left, 0)).done:
-            return True
-        if deadline is not None and time.monotonic() >= deadline:
-            return False
+async def _awaited(disposal: Disposal[R], result: R) -> None:
+    await disposal(result)

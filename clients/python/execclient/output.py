@@ -81,13 +81,13 @@ class Output:
             if self._waiting:
                 return True
             fetch = self._fetch
-            if fetch is not None:
-                if not fetch.done:
-                    return False
-                if not fetch.undelivered():
+            if fetch is None or fetch.done:
+                if fetch is not None and not fetch.undelivered():
                     return True
-            fetch = self._fetch = self._thread.submit(self._fetch_batch())
-        fetch.when_done(self._tell)
+                fetch = Call(self._thread, self._fetch_batch, self._tell)
+                # An interruption from here on leaves it to the next one to start it.
+                self._fetch = fetch
+        fetch.start()
         return False
 
     def wait(self, timeout: float | None) -> bool:
@@ -95,12 +95,13 @@ class Output:
 
         With 0 it does not wait for the process, but finds all that has come from it.
         """
+        self._thread.check_elsewhere()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.poll():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 # One turn of the loop: a fetch that has just begun gets what is there.
-                self._thread.call(_one_turn())
+                self._thread.call(_one_turn)
                 return self.poll()
             if (fetch := self._fetch) is not None:
                 fetch.wait(left)

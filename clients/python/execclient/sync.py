@@ -34,7 +34,7 @@ import execclient as core
 from execclient.errors import ExecutorClosed
 from execclient.filesystem import AnyPath, ShowProgress
 from execclient.inbox import Chunk
-from execclient.loop_thread import Disposal, LoopThread
+from execclient.loop_thread import Call, Disposal, LoopThread
 from execclient.output import Output
 from execclient.process import TextChunk
 from execclient.transfer import Progress
@@ -59,7 +59,7 @@ def _blocking(
 
     @functools.wraps(method)
     def call(self: _Skin, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._thread.call(method(self._core, *args, **kwargs))
+        return self._thread.call(lambda: method(self._core, *args, **kwargs))
 
     return _ours(call)
 
@@ -71,7 +71,7 @@ def _opening(
 
     @functools.wraps(method)
     def call(self: _Skin, /, *args: P.args, **kwargs: P.kwargs) -> Process:
-        return Process(self._thread, self._thread.call(method(self._core, *args, **kwargs), undo))
+        return Process(self._thread, self._thread.call(lambda: method(self._core, *args, **kwargs), undo))
 
     return _ours(call)
 
@@ -85,13 +85,13 @@ def _transferring(
     def call(self: _Skin, /, *args: P.args, **kwargs: P.kwargs) -> None:
         show = kwargs.get("progress")
         if show is None:
-            self._thread.call(method(self._core, *args, **kwargs))
+            self._thread.call(lambda: method(self._core, *args, **kwargs))
             return
         news: SimpleQueue[Progress | None] = SimpleQueue()
         kwargs["progress"] = news.put
-        transfer = self._thread.submit(method(self._core, *args, **kwargs))
-        transfer.when_done(lambda: news.put(None))
+        transfer = Call(self._thread, lambda: method(self._core, *args, **kwargs), lambda: news.put(None))
         try:
+            transfer.start()
             for progress in iter(news.get, None):
                 cast("ShowProgress", show)(progress)
         except BaseException:
@@ -119,7 +119,11 @@ def _connecting(open_: Callable[P, AbstractAsyncContextManager[core.Executor]]) 
         that of `execclient.connect` does; so does `Executor.close`.
         """
         thread = LoopThread(lambda: open_(*args, **kwargs))
-        return Executor(thread, thread.enter())
+        try:
+            return Executor(thread, thread.enter())
+        except BaseException:  # an interruption right after it was entered
+            thread.close()
+            raise
 
     connect.__wrapped__ = open_  # type: ignore[attr-defined]  # for `inspect.signature`
     return connect
@@ -189,7 +193,7 @@ class Executor:
         """
         try:
             with suppress(ExecutorClosed):
-                self._thread.call(self._core.detach())
+                self._thread.call(self._core.detach)
         finally:
             self._thread.close()
 
@@ -280,7 +284,7 @@ class Process:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._thread.call(self._core.__aexit__(kind, error, trace))
+            self._thread.call(lambda: self._core.__aexit__(kind, error, trace))
         except ExecutorClosed:
             # As there: the block's own error says more.
             if error is None and self.exit_code is None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import inspect
+import linecache
 import os
 import signal
 import subprocess
@@ -10,13 +12,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import pytest
 
 import execclient
-from execclient import Chunk, DaemonNotRunning, ExecutorClosed, OutputGap, SystemFailure, sync
+from execclient import (
+    Chunk,
+    DaemonNotRunning,
+    ExecutorClosed,
+    OutputGap,
+    SystemFailure,
+    loop_thread,
+    output,
+    sync,
+)
 from execclient.sync import Executor, connect
 from tests.support.threads import settled
 from tests.support.wire import wait_gone
@@ -289,6 +302,94 @@ def test_ctrl_c_at_the_top_of_a_program_ends_it_and_its_commands(url: str, fifo:
     assert "Warning" not in errors
 
 
+LINES = 60
+"""More than a call runs before it waits."""
+
+INTERRUPTIBLE = tuple(inspect.getfile(module) for module in (sync, loop_thread, output, asyncio.base_events))
+
+
+class Interruption:
+    """Within the block Ctrl-C comes at the Nth line that this thread runs of the client's own."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line
+        self.came = False
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename not in INTERRUPTIBLE:
+            return None
+        # A signal is looked for after a call and in a loop, so never between a block and its lock's release;
+        # a line, the one of the `with` once more, is.
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not source.lstrip().startswith("with "):
+            self._left -= 1
+            if self._left < 0:
+                sys.settrace(None)
+                self.came = True
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def interrupted_at_each_line(call: Callable[[], object]) -> Iterator[int]:
+    """Make a call that would last again and again, each time interrupted a line later.
+
+    From the last of these lines on it only looks up now and then.
+    """
+    for line in range(LINES):
+        interruption = Interruption(line)
+        with suppress(KeyboardInterrupt), interruption:
+            call()
+        assert interruption.came
+        yield line
+
+
+def test_a_run_may_be_interrupted_at_any_line(blocking: Executor, recwarn: pytest.WarningsRecorder) -> None:
+    for _ in interrupted_at_each_line(lambda: blocking.run(["sleep", "1000"])):
+        assert blocking.run(["echo", "still"]).text == "still\n"
+        assert [each for each in blocking.processes() if each.exit_code is None] == []
+    gc.collect()
+
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_start_may_be_interrupted_at_any_line(blocking: Executor, recwarn: pytest.WarningsRecorder) -> None:
+    for line in range(LINES):
+        with suppress(KeyboardInterrupt), Interruption(line):
+            blocking.start(["sleep", "1000"]).terminate()
+        assert blocking.run(["echo", "still"]).text == "still\n"
+    gc.collect()
+
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_an_iteration_may_be_interrupted_at_any_line(blocking: Executor) -> None:
+    process = blocking.start(["cat"], stdin=True)
+
+    for line in interrupted_at_each_line(lambda: next(process)):
+        process.write(f"{line}\n")
+        assert next(process).data == b"%d\n" % line
+
+
+def test_connecting_may_be_interrupted_at_any_line(shared_url: str, recwarn: pytest.WarningsRecorder) -> None:
+    before = resources()
+
+    for line in range(LINES):
+        with suppress(KeyboardInterrupt), Interruption(line):
+            connect(shared_url).close()
+    gc.collect()
+
+    assert resources(before) == before
+    # Where `close` was interrupted before it began, that it was not closed is said, and is true.
+    assert {str(warning.message) for warning in recwarn} <= {f"an executor at {shared_url} was not closed"}
+
+
 # -- the end
 
 
@@ -398,6 +499,6 @@ def test_a_blocking_call_on_its_own_loop_is_refused(blocking: Executor) -> None:
         except RuntimeError as error:
             refusals.append(error)
 
-    blocking._thread.call(call())
+    blocking._thread.call(call)
 
     assert "wait for ever" in str(refusals[0])
