@@ -26,8 +26,9 @@ CLOSE: Final = WSMsgType.CLOSE
 
 Frame = WSFrame
 
-BUFFER_BYTES = 64 << 10
-"""The read buffer at first: one read of a busy connection. It doubles when it is full."""
+BUFFER_BYTES = 16 << 10
+"""The read buffer at first: a hundred small requests. It doubles when it is full; 200 connections with four
+times as much each are 10 MiB more, and not faster."""
 
 _HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
