@@ -130,15 +130,14 @@ class Spawner:
             os.set_blocking(stdin, False)
         else:
             child_stdin, stdin = self._null, None
+        first: tuple[int | str, ...] = (os.POSIX_SPAWN_DUP2, child_stdin, 0)
+        if stdin is None and wrapped.null is not None:
+            first = (os.POSIX_SPAWN_OPEN, 0, wrapped.null, os.O_RDWR, 0)
         pid = self._run(
             wrapped,
             plan.cwd,
             tag,
-            [
-                (os.POSIX_SPAWN_DUP2, child_stdin, 0),
-                (os.POSIX_SPAWN_DUP2, out_write, 1),
-                (os.POSIX_SPAWN_DUP2, err_write, 2),
-            ],
+            [first, (os.POSIX_SPAWN_DUP2, out_write, 1), (os.POSIX_SPAWN_DUP2, err_write, 2)],
         )
         pidfd = self._adopt(pid)
         os.close(out_write)

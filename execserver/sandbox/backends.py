@@ -49,6 +49,7 @@ class Bubblewrapped(Confinement):
         self._held = dict(held or {})
         self.namespaces = view.namespaces
         self._tools = tools
+        self._null = None if sources.devices is None else f"{sources.devices}/null"
         self._filter = seccomp.program(network=policy.network, files_limited=policy.limits_files)
         self._options = bubblewrap.options(view, sources, root_user=os.geteuid() == 0, held=self._held)
 
@@ -77,6 +78,7 @@ class Bubblewrapped(Confinement):
             {},
             (program, status_inside, handed_over, *self._take_held()),
             status,
+            null=self._null,
             takes_terminal=command.tty,
         )
 

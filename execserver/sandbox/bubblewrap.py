@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from execserver.sandbox.devices import NODES
 from execserver.sandbox.view import Bind, Hollow, Link, Mask, Mount, View
 
 MAX_ARGUMENTS = 8900
@@ -21,10 +22,14 @@ MAX_ARGUMENTS = 8900
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """What masks are made of: a file and a folder of mode 000, with nothing in them."""
+    """Things of the host: what masks are made of, a file and a folder of mode 000 with nothing in them, and
+    device nodes.
+    """
 
     empty_file: str
     empty_folder: str
+    devices: str | None = None
+    """The folder with the nodes of `devices.NODES` to take; None for those of the host."""
 
 
 class Inside(msgspec.Struct, frozen=True):
@@ -57,12 +62,15 @@ def options(
         held: descriptors of what is bound writable, by its path (`--bind-fd`, where bubblewrap has that).
     """
     result = _base(view)
+    if sources.devices is not None and view.base != "host":
+        for name in NODES:
+            result += ["--dev-bind", f"{sources.devices}/{name}", f"/dev/{name}"]
     hollow = []
     for mount in view.mounts:
         result += _mount(mount, sources, held or {})
         if isinstance(mount, Hollow):
             hollow.append(mount.target)
-    result += _namespaces(view, root_user=root_user)
+    result += _namespaces(view, sources, root_user=root_user)
     # Deep ones first: what is read-only cannot be mounted into.
     for target in reversed(hollow):
         result += ["--remount-ro", target]
@@ -136,14 +144,16 @@ def _mount(mount: Mount, sources: Sources, held: Mapping[str, int]) -> list[str]
             return ["--symlink", text, target]
 
 
-def _namespaces(view: View, *, root_user: bool) -> list[str]:
+def _namespaces(view: View, sources: Sources, *, root_user: bool) -> list[str]:
     if not view.namespaces:
         # Files are not limited: root keeps its power over them, and sees the processes of the host.
         return ["--cap-add", "ALL"] if root_user else ["--unshare-user", "--cap-drop", "ALL"]
     result = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--disable-userns"]
     if not view.network:
         result.append("--unshare-net")
-    result += ["--proc", "/proc"]
+    # The first process inside is bubblewrap's own. Its program was opened on the host, where it can be
+    # changed, and /proc/1/exe would lead there: past every read-only mount.
+    result += ["--proc", "/proc", "--ro-bind", sources.empty_folder, "/proc/1"]
     if root_user:
         # The kernel asks for uid 0 and nothing else before it changes a setting of the whole machine.
         result += ["--ro-bind", "/proc/sys", "/proc/sys"]

@@ -52,6 +52,9 @@ class Wrapped(msgspec.Struct, frozen=True):
     command's terminal, if it gets one.
     """
 
+    null: str | None = None
+    """What to open as an empty standard input, if not `/dev/null`."""
+
     takes_terminal: bool = False
     """Whether the command makes its terminal its own by itself, inside."""
 

@@ -89,6 +89,7 @@ def _linux(
         mechanisms.landlock_check(options.allow_landlock),
         *mechanisms.tool_checks(),
         folder_check,
+        *filter(None, [mechanisms.devices_check(folder) if works and folder is not None else None]),
         spool_check(folder),
         mechanisms.membership_check(),
         mechanisms.cgroup_check(),

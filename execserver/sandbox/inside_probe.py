@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> None:
         "open": _tried(lambda: _write(open_file)),
         "closed": _tried(lambda: _write(closed_file)),
         "masked": _tried(lambda: os.listdir(masked)),
+        "launcher": _tried(lambda: os.stat("/proc/1/exe")),
         "socket": _tried(lambda: socket.socket(socket.AF_INET).close()),
         "seccomp": status.get("Seccomp", ""),
         "no_new_privs": status.get("NoNewPrivs", ""),

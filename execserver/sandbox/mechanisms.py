@@ -18,6 +18,7 @@ from typing import Literal
 
 from execserver import membership
 from execserver.sandbox import landlock, state_folder, trials
+from execserver.sandbox.devices import Devices
 from execserver.sandbox.launch_failures import apparmor_fix, restricted, setting
 from execserver.sandbox.options import TOOL_PATH
 from execserver.sandbox.probe import ProbeResult
@@ -208,6 +209,19 @@ def user_check(uid: int) -> Check:
         return Check("user", "ok", f"uid {uid}")
     cause = "a command that got out of its sandbox would be root"
     return Check("user", "warning", "uid 0", cause, "run the daemon as an ordinary user")
+
+
+def devices_check(state_folder: str, host: str = os.devnull) -> Check | None:
+    """Whether root's sandboxes get device nodes that are not root's own; None for other users."""
+    devices = Devices(state_folder, host)
+    folder = devices.folder()
+    if folder is not None:
+        return Check("device nodes", "ok", f"{folder}: of a user that no command is")
+    if not devices.reason:
+        return None
+    cause = f"{devices.reason}; so root's commands get the host's nodes, which are root's"
+    fix = "name a folder with --spool-dir that is not mounted nodev, or run the daemon as an ordinary user"
+    return Check("device nodes", "warning", "a command could change the mode of /dev/null", cause, fix)
 
 
 def state_folder_check(

@@ -250,6 +250,7 @@ def _judged_by(seen: Mapping[str, Any], folder: Path, path: str) -> tuple[str, s
         (seen["no_new_privs"] != "1", "set-user-id programs keep their power"),
         (int(seen["capabilities"], 16), "it has capabilities"),
         (not seen["masked"], "a folder that is hidden could be listed"),
+        (not seen["launcher"], "the program of bubblewrap itself can be reached, past every read-only mount"),
     ):
         if wrong:
             return _not_confining(path, what)

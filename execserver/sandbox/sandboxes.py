@@ -27,6 +27,7 @@ from execserver.sandbox.adopted import Adopted, Opaque
 from execserver.sandbox.backends import Bubblewrapped, Limited, Seatbelted, Tools, needs_own_name
 from execserver.sandbox.confinement import Command, Confinement
 from execserver.sandbox.description import understood
+from execserver.sandbox.devices import Devices
 from execserver.sandbox.disk import open_without_links
 from execserver.sandbox.mount_points import MountPoints
 from execserver.sandbox.options import TOOL_PATH, SandboxOptions
@@ -61,6 +62,8 @@ class Sandboxes:
         """When something that did not work is tried anew."""
         self._state: str | None = None
         self._mount_points: MountPoints | None = None
+        self._devices: Devices | None = None
+        self._warned_of_devices = False
         self._open: set[Confinement] = set()
 
     def sweep(self) -> None:
@@ -193,7 +196,9 @@ class Sandboxes:
         view = look(policy, self._own, Needs(command.cwd, command.program, used, extra))
         assert self._state is not None
         sources = bubblewrap.Sources(
-            state_folder.empty_file(self._state), state_folder.empty_folder(self._state)
+            state_folder.empty_file(self._state),
+            state_folder.empty_folder(self._state),
+            self._device_folder(policy),
         )
         lease = self._mounts().acquire(view.mount_points) if view.mount_points else None
         held: dict[str, int] = {}
@@ -209,6 +214,19 @@ class Sandboxes:
             if lease is not None:
                 lease.release()
             raise
+
+    def _device_folder(self, policy: Policy) -> str | None:
+        assert self._devices is not None
+        if not policy.limits_files:
+            return None
+        folder = self._devices.folder()
+        if self._devices.reason and not self._warned_of_devices:
+            self._warned_of_devices = True
+            log.warning(
+                "commands in sandboxes can change the modes of /dev/null and its like",
+                reason=self._devices.reason,
+            )
+        return folder
 
     def _seatbelted(self, policy: Policy, command: Command) -> Confinement:
         from execserver.sandbox import seatbelt  # not on Linux
@@ -254,6 +272,7 @@ class Sandboxes:
                     self._options.spool_dir, self._environment, os.geteuid()
                 )
                 self._mount_points = MountPoints(self._state)
+                self._devices = Devices(self._state)
                 self._own = OwnThings((*self._own.folders, self._state), self._own.files, self._own.home)
 
     def _mounts(self) -> MountPoints:

@@ -16,7 +16,9 @@ limited in it is held in place: it is mounted over itself, and a mount point can
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -56,6 +58,9 @@ USER_RUNTIME_FOLDERS = (
     ".local/share/containers/podman",
 )
 """The same below a home folder."""
+
+_PIPES_DEPTH = 2
+"""How deep below a runtime folder named pipes are looked for: `/run/initctl`, `/run/systemd/pipe`."""
 
 _BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
     Access.DENY: "empty",
@@ -125,6 +130,8 @@ class _Looker:
         protect(self._tree)
         if self._policy.network:
             self._add_runtime_folders()
+        else:
+            self._cover_pipes()
         self._tree.add_masks(self._own)
         self._add_platform()
         for path in self._needs.extra:
@@ -239,6 +246,28 @@ class _Looker:
             masked = OwnThings(folders=tuple(f"{home}/{name}" for name in USER_RUNTIME_FOLDERS))
             self._tree.add_masks(masked)
 
+    def _cover_pipes(self) -> None:
+        """Without network sockets answer nobody, and so their folders may be seen. But what is written to a
+        named pipe reaches whoever reads it, a read-only mount or not.
+        """
+        found = (path for folder in RUNTIME_FOLDERS for path in self._pipes_in(folder, _PIPES_DEPTH))
+        self._tree.add_masks(OwnThings(files=tuple(found)))
+
+    def _pipes_in(self, folder: str, depth: int) -> Iterator[str]:
+        """The named pipes that could be written to although no rule says so."""
+        if self._tree.at(folder) is not Access.READ or os.path.islink(folder):
+            return
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if depth > 1:
+                        yield from self._pipes_in(entry.path, depth - 1)
+                elif _is_pipe(entry) and self._is_only_readable(entry.path):
+                    yield entry.path
+
+    def _is_only_readable(self, path: str) -> bool:
+        return self._tree.at(path) is Access.READ and not self._tree.has_rule(path)
+
     def _add_platform(self) -> None:
         if not self._policy.minimal or self._root is not Access.DENY:
             return
@@ -269,6 +298,15 @@ class _Looker:
             )
         if self._root is Access.DENY:
             self._links += self._tree.links_to(place)
+
+
+def _is_pipe(entry: os.DirEntry[str]) -> bool:
+    try:
+        if entry.is_symlink() or entry.is_file(follow_symlinks=False):  # known without another look
+            return False
+        return stat.S_ISFIFO(entry.stat(follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 def _is_replaceable(link: str, tree: Tree) -> bool:

@@ -30,6 +30,7 @@ NAMES = [
     "setsid",
     "bash",
     "state folder",
+    *(["device nodes"] if os.geteuid() == 0 else []),
     "spool folder",
     "membership tags",
     "control groups",

@@ -146,7 +146,17 @@ FORBIDDEN = (
         "a hard link to a file outside", WRITABLE, 'ln "$OUT/readable.txt" "$WS/hard" && echo x > "$WS/hard"'
     ),
     Act("a block device", WRITABLE, 'mknod "$WS/device" b 254 0', needs_root=True),
+    # To what it is already: without a sandbox the host is not changed.
+    *(
+        Act(
+            f"the mode of /dev/{name}", FILES, f"chmod $(stat -c %a /dev/{name}) /dev/{name}", needs_root=True
+        )
+        for name in ("null", "zero", "full", "random", "urandom", "tty")
+    ),
+    Act("the mode of its standard input", FILES, "chmod 666 /proc/self/fd/0", needs_root=True),
     # -- other ways to the same files
+    # Inside the parent is the first process, bubblewrap's.
+    Act("the program of its parent", FILES, 'stat -L "/proc/$PPID/exe"'),
     Act("out by two dots", FILES, 'echo x > "$WS/../out/new"'),
     Act("out by an old symbolic link", FILES, 'echo x > "$WS/link/new"'),
     Act("out by a new symbolic link", WRITABLE, 'ln -s "$OUT" "$WS/mine" && echo x > "$WS/mine/new"'),

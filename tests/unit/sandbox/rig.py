@@ -11,6 +11,7 @@ from pathlib import Path
 from execserver.sandbox import bubblewrap, state_folder
 from execserver.sandbox.backends import Bubblewrapped, Tools
 from execserver.sandbox.confinement import Command
+from execserver.sandbox.devices import Devices
 from execserver.sandbox.mount_points import MountPoints
 from execserver.sandbox.policy import Access, Glob, Policy, Rule, depth
 from execserver.sandbox.view import Needs, OwnThings, View, look
@@ -59,7 +60,9 @@ class Rig:
         self.state = str(state)
         state.mkdir(mode=0o700)
         self.sources = bubblewrap.Sources(
-            state_folder.empty_file(self.state), state_folder.empty_folder(self.state)
+            state_folder.empty_file(self.state),
+            state_folder.empty_folder(self.state),
+            Devices(self.state).folder(),
         )
         self.mount_points = MountPoints(self.state)
 

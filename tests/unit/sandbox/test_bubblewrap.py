@@ -28,6 +28,7 @@ def split(data: bytes) -> list[str]:
     return [os.fsdecode(part) for part in data[:-1].split(b"\0")]
 
 
+PROC_1 = "--ro-bind /state/folder /proc/1"
 NAMESPACES = "--unshare-user --unshare-pid --unshare-ipc --disable-userns"
 
 
@@ -42,7 +43,7 @@ NAMESPACES = "--unshare-user --unshare-pid --unshare-ipc --disable-userns"
 def test_each_base_is_a_root_of_its_own_kind(
     base: Literal["read", "write", "empty"], begin: str, end: str
 ) -> None:
-    assert made(base=base) == f"{begin} {NAMESPACES} --unshare-net --proc /proc {end}"
+    assert made(base=base) == f"{begin} {NAMESPACES} --unshare-net --proc /proc {PROC_1} {end}"
 
 
 def test_the_hosts_files_leave_processes_and_devices_as_they_are() -> None:
@@ -57,7 +58,7 @@ def test_with_the_network_there_is_no_network_namespace() -> None:
 
 
 def test_settings_of_the_machine_are_read_only_for_root() -> None:
-    assert "--proc /proc --ro-bind /proc/sys /proc/sys --cap-drop ALL" in made(root_user=True)
+    assert f"--proc /proc {PROC_1} --ro-bind /proc/sys /proc/sys --cap-drop ALL" in made(root_user=True)
     assert "/proc/sys" not in made()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox import view
 from execserver.sandbox.policy import Glob, Policy, Rule
 from execserver.sandbox.view import Bind, Hollow, Mask, Needs, OwnThings, View, look
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, deny, policy, same_things, workspace
@@ -51,6 +53,33 @@ def test_a_readable_root_with_a_workspace_can_be_written_to_there_and_nowhere_el
     assert (ws / "new").read_text() == "1\n"
     assert not (out / "new").exists()
     assert "what nobody may see" in ran.output
+
+
+def test_named_pipes_of_daemons_cannot_be_written_to_without_network(
+    rig: Rig, ws: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "run/daemon/deep").mkdir(parents=True)
+    pipes = [base / "run/control", base / "run/daemon/control"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    (base / "run/file").write_text("content\n")
+    monkeypatch.setattr(view, "RUNTIME_FOLDERS", (str(base / "run"),))
+    script = f"for pipe in {pipes[0]} {pipes[1]}; do echo order > $pipe; done; cat {base}/run/file"
+    readers = [os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) for pipe in pipes]
+    try:
+        # Free, and confined but told that it may.
+        subprocess.run(["sh", "-c", script], check=True, stdout=subprocess.DEVNULL)
+        assert [os.read(reader, 100) for reader in readers] == [b"order\n", b"order\n"]
+        ran = rig.run(workspace(ws, *((pipe, WRITE) for pipe in pipes)), script)
+        assert [os.read(reader, 100) for reader in readers] == [b"order\n", b"order\n"], ran
+
+        ran = rig.run(workspace(ws), script)
+
+        assert "content\n" in ran.output
+        assert [os.read(reader, 100) for reader in readers] == [b"", b""], ran
+    finally:
+        for reader in readers:
+            os.close(reader)
 
 
 def test_without_a_rule_for_the_root_nothing_else_is_there_and_the_root_cannot_be_written_to(
