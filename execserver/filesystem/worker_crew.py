@@ -1,21 +1,36 @@
-"""One policy in the pool of fs workers: its worker, and the requests that wait for it.
+"""One policy in the pool of fs workers: its worker, what the view of that rests on, and who waits for it.
 
 Requests wait by connection, and the connections take turns.
+
+The kernel uncovers a name when what stood there is removed or replaced from outside the sandbox. So the view
+of a worker is good only as long as everything that it covers is still the same (`Basis`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import stat
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
 from execserver.filesystem.worker_link import Adopt, Answer, WorkerLink
-from execserver.sandbox.policy import Policy
+from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox.disk import locate
+from execserver.sandbox.held_mount_point import is_empty
+from execserver.sandbox.policy import PROTECTED_NAMES, Access, Policy
+from execserver.sandbox.protected import protect
+from execserver.sandbox.tree import Tree
 
-Identity = tuple[tuple[int, int] | None, ...]
-"""Device and inode of each rule's path; None where nothing is."""
+_Check = tuple[str, Callable[[str], os.stat_result], int | None, int | None, int | None]
+"""A path, what looks at it, device and inode that it had, and when it was written last where that matters."""
+
+_OUT_OF_SOMETHING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about the path."""
 
 
 class Request(msgspec.Struct, eq=False):
@@ -40,7 +55,10 @@ class Crew:
         self.preparing: asyncio.Task[None] | None = None
         """Starts a worker, or looks in a thread whether it may be used; nothing else happens then."""
         self.has_place = False
-        self.identity: Identity = ()
+        self.basis: Basis | None = None
+        """Of its worker's view; there is one as long as there is a worker."""
+        self.vain_starts = 0
+        """How many workers in a row were too late for what changed while they started."""
         self.started_at = 0.0
         """When the making of its worker's sandbox began."""
         self.turn_began = 0.0
@@ -51,6 +69,12 @@ class Crew:
     def idle(self) -> bool:
         """Whether it has a worker that does nothing."""
         return self.worker is not None and not self.worker.busy and self.preparing is None
+
+    def drop_basis(self) -> None:
+        """Its worker is of no more use (idempotent)."""
+        if self.basis is not None:
+            self.basis.close()
+            self.basis = None
 
     def add(self, owner: object, request: Request) -> None:
         """Put a request behind the others of its connection."""
@@ -86,14 +110,143 @@ class Crew:
                     request.answer.exception()
 
 
-def identity_of(policy: Policy) -> Identity:
-    """Which files and folders the rules' paths lead to now."""
-    found: list[tuple[int, int] | None] = []
-    for rule in policy.rules:
+class Watched(msgspec.Struct, frozen=True):
+    """A path that a view depends on."""
+
+    path: str
+    follow: bool
+    """Whether it is about what a link leads to, as with the path of a rule."""
+
+    protected: bool
+    """Whether it is one of the protected names."""
+
+    guarded: bool
+    """Whether the view covers an empty folder that appears here while it is made: a mount point."""
+
+
+class Basis:
+    """What was found at the paths that a view depends on: rules' paths, protected names, and what is covered
+    because of either.
+
+    All of it is held open until `close`. As long as it is, nothing else can get its inode, which ext4 would
+    give to the very next folder: a `.git` that is removed and made anew would look like the old one.
+    """
+
+    def __init__(self, watched: Iterable[Watched]) -> None:
+        """Look. May block.
+
+        Raises:
+            OSError: there are not enough descriptors, or there is not enough memory.
+        """
+        self._descriptors: list[int] = []
+        self._found: list[tuple[Watched, os.stat_result | None]] = []
         try:
-            status = os.stat(rule.path)
-        except OSError:
-            found.append(None)
-        else:
-            found.append((status.st_dev, status.st_ino))
-    return tuple(found)
+            for each in watched:
+                self._found.append((each, self._hold(each)))
+        except BaseException:
+            self.close()
+            raise
+        self._checks = [_check(each, status) for each, status in self._found]
+
+    def _hold(self, watched: Watched) -> os.stat_result | None:
+        flags = os.O_PATH | os.O_CLOEXEC | (0 if watched.follow else os.O_NOFOLLOW)
+        try:
+            descriptor = os.open(watched.path, flags)
+        except OSError as error:
+            if error.errno in _OUT_OF_SOMETHING:
+                raise
+            return None
+        self._descriptors.append(descriptor)
+        return os.fstat(descriptor)
+
+    def holds(self) -> bool:
+        """Whether everything is still the same. May block.
+
+        Before each request: one system call and some 1.3 µs for each path.
+        """
+        for path, stat_of, device, inode, written in self._checks:
+            try:
+                status = stat_of(path)
+            except OSError:
+                if inode is not None:
+                    return False
+                continue
+            # What is held open keeps its type.
+            if status.st_ino != inode or status.st_dev != device:
+                return False
+            if written is not None and status.st_mtime_ns != written:
+                return False
+        return True
+
+    def renewed(self) -> Basis | None:
+        """What is there now, when a view is being made for which this was looked at before. May block.
+
+        None: something changed, and the view may be right or not. That mount points appeared, or were made
+        anew because those of somebody else went away, is no such change: they are there for the view.
+
+        Raises:
+            OSError: as for the first look.
+        """
+        now = Basis(watched for watched, _ in self._found)
+        changed = [
+            (watched, status)
+            for (watched, status), old, new in zip(self._found, self._checks, now._checks, strict=True)
+            if old != new
+        ]
+        if all(_is_mount_point(watched, status) for watched, status in changed):
+            return now
+        now.close()
+        return None
+
+    def close(self) -> None:
+        """Let go of what is held (idempotent)."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def look(policy: Policy) -> Basis:
+    """Find out what a view for a policy would depend on, and what is there. May block.
+
+    Raises:
+        OSError: as for a `Basis`, or something moved just now.
+    """
+    return Basis(_watched(policy))
+
+
+def _watched(policy: Policy) -> Iterable[Watched]:
+    tree = Tree(Access.DENY)
+    guarded: set[str] = set()
+    for rule in policy.rules:
+        place = locate(rule.path)
+        if place is not None and place.exists:
+            tree.set(place, rule.access)
+        if rule.access is not Access.WRITE and not rule.skip_missing:
+            guarded.add(rule.path)
+            if place is not None and not place.exists:
+                guarded.add(place.missing or place.path)
+    names = {f"{root.rstrip('/')}/{name}" for root in tree.writable_folders() for name in PROTECTED_NAMES}
+    # What cannot be protected is told by whoever makes the sandbox.
+    with suppress(InvalidRequest):
+        protect(tree)
+    guarded.update(names, tree.guards)
+    covered = (mount.target for mount in tree.mounts(base_visible=False, hold=False))
+    rules = {rule.path for rule in policy.rules}
+    for path in sorted({*rules, *guarded, *covered}):
+        yield Watched(path, path in rules, path in names, path in guarded)
+
+
+def _check(watched: Watched, status: os.stat_result | None) -> _Check:
+    stat_of = os.stat if watched.follow else os.lstat
+    if status is None:
+        return watched.path, stat_of, None, None, None
+    # A file `.git` says what else is covered (`protected.py`); only others than the worker write to it.
+    matters = watched.protected and stat.S_ISREG(status.st_mode)
+    return watched.path, stat_of, status.st_dev, status.st_ino, status.st_mtime_ns if matters else None
+
+
+def _is_mount_point(watched: Watched, before: os.stat_result | None) -> bool:
+    """Whether what changed at a path is right for the view, whichever of the two was seen for it."""
+    if not watched.guarded or (before is not None and not stat.S_ISDIR(before.st_mode)):
+        return False
+    # Nothing or a folder, and then an empty folder: either way the path is covered, with what is there now.
+    return is_empty(watched.path)

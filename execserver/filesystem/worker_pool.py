@@ -6,8 +6,9 @@ Rules kept in this file:
    thousands waits no less than one with a single request.
 2. A fifth policy gets the place of the worker that was idle for longest. If none is idle, the first to
    have done `TURN_SECONDS` of work gives up its place after its request, and waits behind the others.
-3. A worker answers for what was there when its sandbox was made. It is replaced when a folder that the
-   policy names is another one now, or when the policy has patterns and the worker is `PATTERN_SECONDS` old.
+3. A worker answers for what was there when its sandbox was made. It is replaced when something that its
+   view covers or that the policy names is another thing now, a protected name among them, or when the policy
+   has patterns and the worker is `PATTERN_SECONDS` old. A request that is under way is not disturbed.
 4. A worker that dies takes its request with it and no other. One that cannot be started fails all that
    wait for it.
 """
@@ -17,11 +18,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import TypeVar
 
 import msgspec
 
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.worker_crew import Crew, Identity, Request, identity_of
+from execserver.filesystem.worker_crew import Basis, Crew, Request, look
 from execserver.filesystem.worker_link import (
     SILENT_SECONDS,
     Adopt,
@@ -50,6 +53,14 @@ PATTERN_SECONDS = 2.0
 
 _MAX_STUCK = 16
 """Workers that were killed and are not gone: each is stuck on a mount whose server is dead."""
+
+_MOST_VAIN_STARTS = 8
+"""Each takes some twenty milliseconds: whoever changes a workspace that fast goes on doing so."""
+
+_SETTLE_SECONDS = 0.02
+"""More for each vain start but the first: until the mount points of a worker that was ended are gone."""
+
+T = TypeVar("T")
 
 Launch = Callable[[Policy], Awaitable[WorkerProcess]]
 """Start a worker in the policy's sandbox.
@@ -172,13 +183,14 @@ class WorkerPool:
             self._replace(crew)
         elif self._can_hang():
             crew.preparing = asyncio.get_running_loop().create_task(self._check_in_thread(crew))
-        elif crew.identity != identity_of(crew.policy):
-            self._replace(crew)
+        elif crew.basis is None or not crew.basis.holds():
+            self._replace_stale(crew)
         else:
             self._send(crew)
 
     def _send(self, crew: Crew) -> None:
         assert crew.worker is not None
+        crew.vain_starts = 0
         request = crew.take()
         crew.worker.ask(request.payload, request.answer, request.adopt)
 
@@ -200,6 +212,7 @@ class WorkerPool:
         if crew.worker is not link:
             return
         crew.worker = None
+        crew.drop_basis()
         crew.has_place = False
         if crew.preparing is None:
             self._queue_for_place(crew)
@@ -233,6 +246,7 @@ class WorkerPool:
     def _end_worker(self, crew: Crew) -> None:
         """End a worker and free its place."""
         link, crew.worker = crew.worker, None
+        crew.drop_basis()
         crew.has_place = False
         if crew.timer is not None:
             crew.timer.cancel()
@@ -278,6 +292,21 @@ class WorkerPool:
         self._end_worker(crew)
         self._begin_start(crew)
 
+    def _replace_stale(self, crew: Crew) -> None:
+        crew.vain_starts += 1
+        if crew.vain_starts < _MOST_VAIN_STARTS:
+            self._replace(crew)
+        else:
+            self._give_up(crew, _changing())
+
+    def _give_up(self, crew: Crew, error: Exception) -> None:
+        """No worker can be had: fail all that wait for one."""
+        crew.vain_starts = 0
+        self._end_worker(crew)
+        crew.fail_all(error)
+        self._rest(crew)
+        self._give_places()
+
     async def _start(self, crew: Crew) -> None:
         error: Exception | None = None
         try:
@@ -291,10 +320,7 @@ class WorkerPool:
             error = failure
         crew.preparing = None
         if error is not None:
-            self._end_worker(crew)
-            crew.fail_all(error)
-            self._rest(crew)
-            self._give_places()
+            self._give_up(crew, error)
         else:
             crew.turn_began = crew.used_at = asyncio.get_running_loop().time()
             if crew.first() is not None:
@@ -303,26 +329,55 @@ class WorkerPool:
                 self._worked(crew)
 
     async def _start_worker(self, crew: Crew) -> None:
+        while not await self._try_to_start(crew):
+            crew.vain_starts += 1
+            if crew.vain_starts >= _MOST_VAIN_STARTS:
+                raise _changing()
+
+    async def _try_to_start(self, crew: Crew) -> bool:
+        """Start a worker; False: something changed meanwhile that its view may have or not have."""
+        if crew.vain_starts > 1:
+            await asyncio.sleep(_SETTLE_SECONDS * (crew.vain_starts - 1))
         if sum(not link.alive for link in self._links) >= _MAX_STUCK:
             raise InternalError(f"{_MAX_STUCK} fs workers are stuck in the kernel: is a mount's server dead?")
         # Both from before the launch: what changes while the sandbox is made may be in it or not.
         crew.started_at = asyncio.get_running_loop().time()
-        crew.identity = await self._look(crew.policy) if self._can_hang() else identity_of(crew.policy)
-        link = WorkerLink(
-            await self._launch(crew.policy),
-            lambda: self._worked(crew),
-            lambda link: self._worker_lost(crew, link),
-            self._worker_gone,
-            self._times.silent,
-        )
-        self._links.add(link)
-        await link.ready
-        crew.worker = link
+        with closing(await self._in_thread(look, crew.policy)) as before:
+            link = WorkerLink(
+                await self._launch(crew.policy),
+                lambda: self._worked(crew),
+                lambda link: self._worker_lost(crew, link),
+                self._worker_gone,
+                self._times.silent,
+            )
+            self._links.add(link)
+            # The mount points are there, and nothing is mounted yet. What is still the same when the worker
+            # is asked was mounted over, and nothing has uncovered it.
+            try:
+                basis = await self._ask_disk(before.renewed)
+            except BaseException:
+                link.end()
+                raise
+        if basis is None:
+            link.end()
+            return False
+        try:
+            await link.ready
+        except BaseException as error:
+            with closing(basis):
+                # What was to be mounted over may have been gone.
+                if isinstance(error, WorkerLost) and not await self._ask_disk(basis.holds):
+                    return False
+            raise
+        crew.worker, crew.basis = link, basis
+        return True
 
     async def _check_in_thread(self, crew: Crew) -> None:
         """Look whether a worker may still be used, and go on."""
+        basis = crew.basis
         try:
-            same = crew.identity == await self._look(crew.policy)
+            # None: the worker was lost just now.
+            same = basis is not None and await self._in_thread(basis.holds)
         except RpcError as error:
             crew.preparing = None
             if crew.first() is not None:
@@ -336,16 +391,25 @@ class WorkerPool:
         elif same:
             self._send(crew)
         else:
-            self._replace(crew)
+            self._replace_stale(crew)
 
-    async def _look(self, policy: Policy) -> Identity:
-        """`identity_of`, in a thread."""
+    async def _ask_disk(self, function: Callable[[], T]) -> T:
+        """Call a function that looks at a policy's folders, here or, where that may hang, in a thread."""
+        return await self._in_thread(function) if self._can_hang() else function()
+
+    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function that looks at a policy's folders, in a thread."""
+        call = self._calls.run(function, *args)
         try:
-            return await asyncio.wait_for(self._calls.run(identity_of, policy), self._times.silent)
+            return await asyncio.wait_for(asyncio.shield(call), self._times.silent)
         except TimeoutError:
+            call.add_done_callback(_close_unwanted)
             raise InternalError(
                 f"a folder of the sandbox's policy could not be looked at for {self._times.silent:g} s"
             ) from None
+        except asyncio.CancelledError:
+            call.add_done_callback(_close_unwanted)
+            raise
 
     def _is_too_old(self, crew: Crew, request: Request) -> bool:
         if not crew.policy.globs:
@@ -361,3 +425,13 @@ class WorkerPool:
 
 def _unprepared(reason: str) -> InvalidRequest:
     return InvalidRequest(f"failed to prepare process sandbox: {reason}", name="sandbox_unavailable")
+
+
+def _changing() -> InvalidRequest:
+    return _unprepared("what the policy names, or a protected name in it, changes all the time")
+
+
+def _close_unwanted(call: asyncio.Future[T]) -> None:
+    """A call has ended for which nobody waits any more."""
+    if not call.cancelled() and call.exception() is None and isinstance(basis := call.result(), Basis):
+        basis.close()
