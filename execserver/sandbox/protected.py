@@ -46,8 +46,7 @@ def _protect(tree: Tree, path: str, roots: list[str]) -> bool:
         return True
     tree.narrow(Place(path, status, None, ()))
     if stat.S_ISDIR(status.st_mode):
-        if _is_empty(path):
-            # It may be the stand-in of another command, and would be gone with that one.
+        if may_be_stand_in(path):
             tree.guard(path)
     elif stat.S_ISREG(status.st_mode) and path.endswith("/.git"):
         _protect_repository(tree, path)
@@ -84,6 +83,8 @@ def _narrow_pointed_at(tree: Tree, path: str) -> None:
     if place.exists:
         if tree.at(place.path) is Access.WRITE:
             tree.narrow(place)
+            if place.is_folder and may_be_stand_in(place.path):
+                tree.guard(place.path)
         return
     # Git would take what a command makes there for the repository.
     missing = place.missing or place.path
@@ -107,7 +108,10 @@ def _pointed_at(path: str, keyword: str) -> str | None:
     return os.path.normpath(os.path.join(os.path.dirname(path), line[len(keyword) :].strip()))
 
 
-def _is_empty(path: str) -> bool:
+def may_be_stand_in(path: str) -> bool:
+    """Whether a folder is empty, and so may be another command's mount point: it would be gone with that one,
+    and has to be asked for like one that is missing.
+    """
     try:
         with os.scandir(path) as scan:
             return next(scan, None) is None

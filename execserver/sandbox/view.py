@@ -27,7 +27,7 @@ import structlog
 from execserver.sandbox import globs
 from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
-from execserver.sandbox.protected import protect
+from execserver.sandbox.protected import may_be_stand_in, protect
 from execserver.sandbox.refusal import refused
 from execserver.sandbox.tree import Bind, Hollow, Link, Mask, Mount, OwnThings, Tree
 
@@ -161,8 +161,8 @@ class _Looker:
                 self._tree.set(place, rule.access)
         for rule, place in found:
             limits = rule.access is not Access.WRITE and not rule.skip_missing
-            if limits and place is not None and not place.exists:
-                self._guard_missing(place)
+            if limits and place is not None:
+                self._guard(place)
 
     def _place(self, rule: Rule) -> Place | None:
         """Where a rule applies; None when it changes nothing."""
@@ -194,8 +194,10 @@ class _Looker:
             _ENTRIES,
         )
 
-    def _guard_missing(self, place: Place) -> None:
-        """Something that must not be written is not there: nobody inside may make it."""
+    def _guard(self, place: Place) -> None:
+        """If something that must not be written is not there: nobody inside may make it."""
+        if place.exists and not (place.is_folder and may_be_stand_in(place.path)):
+            return
         missing = place.missing or place.path
         parent = os.path.dirname(missing)
         if self._tree.at(parent) is Access.WRITE and writable_inside(parent):

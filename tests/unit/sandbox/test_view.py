@@ -55,6 +55,27 @@ def test_a_readable_root_with_a_workspace_can_be_written_to_there_and_nowhere_el
     assert "what nobody may see" in ran.output
 
 
+@pytest.mark.parametrize("way", ["read", "deny", "pointer"])
+def test_the_end_of_one_command_does_not_uncover_what_was_made_for_it_and_another_needs_too(
+    rig: Rig, ws: Path, way: str
+) -> None:
+    missing = ws / "missing"
+    limits = workspace(ws)
+    if way == "pointer":
+        (ws / ".git").write_text(f"gitdir: {missing}\n")
+    else:
+        limits = workspace(ws, (missing, READ if way == "read" else DENY))
+    first = rig.mount_points.acquire(rig.look(limits).mount_points)
+    assert missing.is_dir()  # the stand-in of the first
+    second = rig.mount_points.acquire(rig.look(limits).mount_points)
+
+    first.release()
+
+    assert missing.is_dir()
+    second.release()
+    assert not missing.exists()
+
+
 def test_named_pipes_of_daemons_cannot_be_written_to_without_network(
     rig: Rig, ws: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
