@@ -19,6 +19,7 @@ from execclient.tools.errors import TurnAborted
 from execclient.tools.payloads import CustomPayload
 from execclient.tools.result import ToolResult
 from execclient.tools.toolset import Toolset
+from tests.integration.tools.patience import shown
 from tests.support.toolsets import INSIDE, ONE_TRANSPORT, Make, User
 
 pytestmark = ONE_TRANSPORT
@@ -40,6 +41,7 @@ async def shell(tools: Toolset, **options: Any) -> str:
     arguments = {"cmd": "sh", "tty": True, "login": False, "yield_time_ms": 250}
     result = await tools.call("exec_command", arguments, **options)
     assert result.process_id is not None
+    assert " " in await shown(tools, result, " ")  # its prompt
     return result.process_id
 
 
@@ -182,7 +184,8 @@ async def test_a_turn_types_freely_into_its_own_sessions(make: Make) -> None:
 
     session = await shell(tools)
 
-    assert "4\r\n" in (await typed(tools, session, "echo $((2+2))\n")).aggregated_output
+    result = await typed(tools, session, "echo $((2+2))\n")
+    assert "4\r\n" in await shown(tools, result, "4\r\n")
     assert user.asked == []
 
 
@@ -210,7 +213,8 @@ async def test_an_answer_for_the_session_covers_what_is_typed_into_that_process(
     first, second = await shell(tools, turn=FULL), await shell(tools, turn=FULL)
 
     for session in (first, first, second):
-        assert "4\r\n" in (await typed(tools, session, "echo $((2+2))\n", turn=CONFINED)).aggregated_output
+        result = await typed(tools, session, "echo $((2+2))\n", turn=CONFINED)
+        assert "4\r\n" in await shown(tools, result, "4\r\n")
 
     assert len(user.asked) == 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from execclient import Executor, connect
+from execclient import Executor, connect, process
 from execclient.approval_policy import ON_FAILURE
 from execclient.approvals import ACCEPT, ApprovalRequest, Review
 from execclient.errors import ExecutorClosed, OutcomeUnknown
@@ -22,6 +21,7 @@ from execclient.tools.events import CallEnd, OutputDelta, SessionClosed, ToolEve
 from execclient.tools.exec_sessions import ExecSessions
 from execclient.tools.result import ToolResult
 from execclient.tools.toolset import Toolset
+from tests.integration.tools.patience import until
 from tests.support.threads import settled
 from tests.support.toolsets import ONE_TRANSPORT, Make, User
 from tests.support.wire import at_most, wait_gone
@@ -46,6 +46,13 @@ async def written(path: Path) -> int:
     while not path.exists():
         await asyncio.sleep(0.01)
     return int(path.read_text())
+
+
+async def all_ended(executor: Executor) -> None:
+    """Wait until no process runs at the executor any more."""
+    async with asyncio.timeout(20):
+        while any(each.state == "running" for each in await executor.processes()):
+            await asyncio.sleep(0.02)
 
 
 WITH_A_CHILD = "sleep 60 & echo $! >pid.new; mv pid.new pid; wait"
@@ -103,7 +110,7 @@ async def test_closing_does_not_wait_for_an_answer_and_nothing_starts_afterwards
 async def test_a_look_that_is_under_way_is_told_that_its_session_was_ended(make: Make) -> None:
     tools = make(sandbox=OPEN)
     session = (await run(tools, "exec sleep 60")).process_id
-    looking = asyncio.create_task(look(tools, session))
+    looking = asyncio.create_task(look(tools, session, yield_time_ms=60_000))
     await asyncio.sleep(0.05)
 
     found = tools._services.sessions.use(int(session or 0))
@@ -140,9 +147,7 @@ async def test_a_call_that_is_cancelled_while_it_makes_room_leaves_nothing(
         await calls[0]
 
     assert not list(tools._services.sessions)
-    async with asyncio.timeout(5):
-        while any(process.state == "running" for process in await executor.processes()):
-            await asyncio.sleep(0.02)
+    await all_ended(executor)
 
 
 @ONE_TRANSPORT
@@ -157,19 +162,21 @@ async def test_no_task_outlives_its_call(make: Make, workspace: Path) -> None:
     cancelled.cancel()
     await asyncio.wait({cancelled})
     session = (await run(tools, "exec sleep 60", tty=True)).process_id
-    await look(tools, session, "\x03", yield_time_ms=3_000)
+    await look(tools, session, "\x03", yield_time_ms=20_000)
 
     assert {task.get_coro() for task in asyncio.all_tasks() - before} == set()
 
 
 @ONE_TRANSPORT
 async def test_a_call_that_is_cancelled_after_its_command_ended_kills_what_that_left(
-    make: Make, workspace: Path
+    make: Make, executor: Executor, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process, "LINGER_SECONDS", 20)
     tools = make(sandbox=OPEN)
     call = asyncio.create_task(sh(tools, "sleep 60 & echo $! >pid.new; mv pid.new pid; exit 0"))
     pid = await written(workspace / "pid")
-    await asyncio.sleep(0.1)
+    (inbox,) = executor._session._all_inboxes()
+    await until(lambda: inbox.exit_code == 0)
     assert not call.done()
 
     call.cancel()
@@ -257,9 +264,7 @@ async def test_a_start_without_an_answer_may_have_run_and_is_not_repeated(
     assert f"{tool} failed: the command may have run, in part or to its end" in result.content
     assert "failed to start" not in result.content
     assert not list(tools._services.sessions)
-    async with asyncio.timeout(5):
-        while any(process.state == "running" for process in await executor.processes()):
-            await asyncio.sleep(0.02)
+    await all_ended(executor)
 
 
 @ONE_TRANSPORT
@@ -340,17 +345,20 @@ async def test_output_over_a_connection_that_is_cut_is_complete_or_counted(
 @ONE_TRANSPORT
 @pytest.mark.parametrize("tool", ["shell", "exec_command"])
 async def test_a_child_in_the_background_holds_up_nobody_and_costs_nothing(
-    make: Make, executor: Executor, tool: str
+    make: Make, executor: Executor, workspace: Path, tool: str
 ) -> None:
     tools = make(sandbox=OPEN)
+    # Its number is written down before its flood begins, and the parent ends after that.
+    child = "sh -c 'echo $$ >pid.new; mv pid.new pid; exec yes'"
+    script = f"{child} & until [ -e pid ]; do sleep 0.01; done"
 
     with at_most(15):
-        result = await tools.call(tool, {"command": ["sh", "-c", "yes & echo $!"]})
+        result = await tools.call(tool, {"command": ["sh", "-c", script]})
     await asyncio.sleep(0.3)
 
     assert result.exit_code == 0
     inboxes = executor._session._all_inboxes()
     assert [inbox._size for inbox in inboxes] == [0]
-    pid = int(re.findall(r"^\d+$", result.aggregated_output, re.MULTILINE)[0])
+    pid = await written(workspace / "pid")
     await executor._session.kill(inboxes[0])
     assert wait_gone(pid)

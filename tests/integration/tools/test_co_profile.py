@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,18 @@ import pytest
 from execclient.approval_policy import UNLESS_TRUSTED
 from execclient.approvals import ACCEPT, Review
 from execclient.sandbox import DangerFullAccess
+from execclient.tools import command_call
 from execclient.tools.config import ToolsConfig
 from execclient.tools.environment import CO_FORCED, CO_VARIABLES
 from execclient.tools.errors import RespondToModel, TimedOut
 from execclient.tools.result import ToolResult
 from execclient.tools.run_shell_command import TRY_OTHERWISE, TRY_SHORTER, outcome
 from execclient.tools.toolset import Toolset
+from tests.integration.tools.patience import limited
 from tests.support.toolsets import ONE_TRANSPORT, Make, User
 from tests.support.wire import at_most
 
-CO = ToolsConfig(profile="co", shell_max_timeout=1.0)
+CO = ToolsConfig(profile="co")
 
 
 @pytest.fixture
@@ -31,6 +34,20 @@ def user() -> User:
 def tools(make: Make, user: User) -> Toolset:
     """The tools of that profile, without a sandbox."""
     return make(config=CO, approval=UNLESS_TRUSTED, user=user, sandbox=DangerFullAccess())
+
+
+Capped = Callable[[int], Toolset]
+
+
+@pytest.fixture
+def capped(make: Make, user: User) -> Capped:
+    """The same tools with a ceiling for the time limits that are asked for."""
+
+    def made(ceiling: int) -> Toolset:
+        config = ToolsConfig(profile="co", shell_max_timeout=ceiling)
+        return make(config=config, approval=UNLESS_TRUSTED, user=user, sandbox=DangerFullAccess())
+
+    return made
 
 
 async def run(tools: Toolset, cmd: str, **members: object) -> ToolResult:
@@ -75,10 +92,15 @@ async def test_it_sees_the_variables_of_its_list_and_no_other(tools: Toolset) ->
     assert {*CO_FORCED, "PATH", "HOME"} <= variables
 
 
-async def test_a_command_that_listens_is_ended_gently_and_keeps_its_output(tools: Toolset) -> None:
+async def test_a_command_that_listens_is_ended_gently_and_keeps_its_output(
+    capped: Capped, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_call, "GRACE_SECONDS", 5)
+    script = "trap 'echo cleaned; exit 0' TERM; echo begun; sleep 60 & : >begun; wait"
+
     with at_most(15):
-        result = await run(
-            tools, "trap 'echo cleaned; exit 0' TERM; echo begun; sleep 60 & wait", timeout=600
+        result, _ = await limited(
+            lambda ceiling: run(capped(ceiling), script, timeout=600), workspace / "begun", 1, 5
         )
 
     assert (result.exit_code, result.timed_out) == (124, True)
@@ -89,17 +111,30 @@ async def test_a_command_that_listens_is_ended_gently_and_keeps_its_output(tools
 
 
 @ONE_TRANSPORT
-async def test_a_command_that_does_not_listen_is_killed_soon_after(tools: Toolset) -> None:
+async def test_a_command_that_does_not_listen_is_killed_soon_after(tools: Toolset, workspace: Path) -> None:
+    script = "trap '' TERM; echo begun; : >begun; sleep 60"
+
     with at_most(15):
-        result = await run(tools, "trap '' TERM; echo begun; sleep 60", timeout=1)
+        result, limit = await limited(
+            lambda limit: run(tools, script, timeout=limit), workspace / "begun", 1, 5
+        )
 
     assert result.timed_out
-    assert 1.1 < result.duration < 15
+    assert limit + 0.1 < result.duration < 15
 
 
 @ONE_TRANSPORT
-async def test_what_a_python_program_has_printed_is_there_when_its_time_is_up(tools: Toolset) -> None:
-    result = await run(tools, "python3 -c \"import time; print('x'); time.sleep(60)\"", timeout=600)
+async def test_what_a_python_program_has_printed_is_there_when_its_time_is_up(
+    capped: Capped, workspace: Path
+) -> None:
+    program = "import time; print('x'); open('begun', 'x').close(); time.sleep(60)"
+
+    result, _ = await limited(
+        lambda ceiling: run(capped(ceiling), f'python3 -c "{program}"', timeout=600),
+        workspace / "begun",
+        1,
+        10,
+    )
 
     assert (result.timed_out, result.stdout) == (True, "x\n")
 

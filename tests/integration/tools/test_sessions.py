@@ -15,6 +15,7 @@ from execclient.tools.config import ToolsConfig
 from execclient.tools.events import SessionClosed, ToolEvent
 from execclient.tools.result import ToolResult
 from execclient.tools.toolset import Toolset
+from tests.integration.tools.patience import shown
 from tests.support.toolsets import ONE_TRANSPORT, Make
 from tests.support.wire import at_most, wait_gone
 
@@ -43,8 +44,9 @@ async def test_a_command_that_goes_on_has_a_session_until_its_end_is_told(tools:
     assert (first.exit_code, first.success) == (None, True)
     assert first.process_id is not None
     assert 1_000 <= int(first.process_id) <= 99_999
+    assert await shown(tools, first, "one\r\n") == "one\r\n"
 
-    second = await write(tools, first.process_id, "x\n", yield_time_ms=5_000)
+    second = await write(tools, first.process_id, "x\n", yield_time_ms=20_000)
     third = await write(tools, first.process_id)
 
     assert (second.exit_code, second.process_id) == (5, None)
@@ -61,11 +63,16 @@ async def test_a_terminal_has_its_size_and_is_one(tools: Toolset) -> None:
 
 
 @ONE_TRANSPORT
-async def test_a_wait_ends_with_the_command_and_not_with_its_time(tools: Toolset) -> None:
-    begun = await run(tools, "sleep 0.5; echo done", yield_time_ms=250)
+async def test_a_wait_ends_with_the_command_and_not_with_its_time(tools: Toolset, workspace: Path) -> None:
+    script = "until [ -e over ]; do sleep 0.05; done; echo done"
+    begun = await run(tools, script, yield_time_ms=250)
 
     with at_most(15):
-        result = await write(tools, begun.process_id, yield_time_ms=60_000)
+        waiting = asyncio.create_task(write(tools, begun.process_id, yield_time_ms=60_000))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        (workspace / "over").touch()
+        result = await waiting
 
     assert (result.exit_code, result.aggregated_output) == (0, "done\n")
 
@@ -87,7 +94,7 @@ async def test_input_without_a_terminal_is_refused_but_for_an_interrupt(tools: T
     session = (await run(tools, "exec sleep 60", yield_time_ms=250)).process_id
 
     refused = await write(tools, session, "x\n")
-    ended = await write(tools, session, "\x03", yield_time_ms=5_000)
+    ended = await write(tools, session, "\x03", yield_time_ms=20_000)
 
     assert refused.content.startswith("write_stdin failed: stdin is closed for this session")
     assert ended.exit_code == 130
@@ -104,7 +111,7 @@ async def test_an_id_that_the_caller_chose_is_its_own(tools: Toolset) -> None:
     assert "1234 is in use" in again.content
     assert "`process_id` 'my shell' is no number" in wrong.content
     echoed = await tools.call("write_stdin", {"process_id": "1234", "input": "hi\n", "yield_time_ms": 300})
-    assert echoed.aggregated_output == "hi\r\nhi\r\n"
+    assert await shown(tools, echoed, "hi\r\nhi\r\n") == "hi\r\nhi\r\n"
 
 
 @ONE_TRANSPORT
@@ -160,12 +167,14 @@ async def test_one_session_too_many_ends_the_one_that_was_left_alone_longest(
 
 async def test_closing_a_toolset_ends_its_sessions(make: Make, workspace: Path) -> None:
     tools = make(sandbox=DangerFullAccess())
-    begun = await run(tools, "sleep 60 & echo $!; wait", yield_time_ms=500)
+    await run(tools, "sleep 60 & echo $! >pid.new; mv pid.new pid; wait", yield_time_ms=250)
+    while not (workspace / "pid").exists():
+        await asyncio.sleep(0.01)
 
     await tools.close()
     await tools.close()
 
-    assert wait_gone(int(begun.aggregated_output))
+    assert wait_gone(int((workspace / "pid").read_text()))
 
 
 @ONE_TRANSPORT
@@ -192,7 +201,8 @@ async def test_a_cancelled_wait_leaves_its_session_alone(tools: Toolset) -> None
     with pytest.raises(asyncio.CancelledError):
         await call
 
-    assert "hi\r\nhi" in (await write(tools, session, "hi\n", yield_time_ms=500)).aggregated_output
+    echoed = await write(tools, session, "hi\n", yield_time_ms=250)
+    assert "hi\r\nhi" in await shown(tools, echoed, "hi\r\nhi")
 
 
 @ONE_TRANSPORT
@@ -219,9 +229,11 @@ async def test_a_command_runs_in_the_environment_that_it_names(
 @ONE_TRANSPORT
 async def test_a_clean_terminal_shows_what_came_of_a_line_and_nothing_else(make: Make) -> None:
     tools = make(config=ToolsConfig(clean_terminal=True))
-    begun = await run(tools, "exec bash --norc -i", tty=True, yield_time_ms=1_000)
-    await write(tools, begun.process_id, "cd /; ls -d usr\n", yield_time_ms=1_000)
+    # Its prompt is not shown, so that there is nothing to wait for but time.
+    begun = await run(tools, "exec bash --norc -i", tty=True, yield_time_ms=2_000)
+    listed = await write(tools, begun.process_id, "cd /; ls -d usr\n", yield_time_ms=500)
+    assert await shown(tools, listed, "usr\n") == "usr\n"
 
-    result = await write(tools, begun.process_id, "echo clean\n", yield_time_ms=1_000)
+    result = await write(tools, begun.process_id, "echo clean\n", yield_time_ms=500)
 
-    assert result.aggregated_output == "clean\n"
+    assert await shown(tools, result, "clean\n") == "clean\n"

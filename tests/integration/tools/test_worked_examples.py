@@ -18,6 +18,7 @@ from execclient.tools.exec_params import Timeout
 from execclient.tools.function_handler import CommandHandler
 from execclient.tools.payloads import FunctionPayload
 from execclient.tools.toolset import Toolset
+from tests.integration.tools.patience import shown
 from tests.support.toolsets import ONE_TRANSPORT
 
 GREP = '{"command": "grep -r \'TODO\' src/", "timeout_ms": 5000}'
@@ -116,7 +117,12 @@ async def test_a_shell_that_keeps_its_state_between_calls(tools: Toolset) -> Non
         third = await tools.call(
             "write_stdin", {"process_id": "1001", "input": "echo $FOO\n", "yield_time_ms": 1000}
         )
-        assert third.to_process_json() == {"output": "bar\n", "process_id": "1001", "exit_code": None}
+        output = await shown(tools, third, "bar\n")
+        assert {**third.to_process_json(), "output": output} == {
+            "output": "bar\n",
+            "process_id": "1001",
+            "exit_code": None,
+        }
 
 
 @ONE_TRANSPORT
@@ -127,10 +133,12 @@ async def test_the_same_shell_shows_echo_and_prompt_where_they_are_wanted(
         begun = await raw.call(
             "exec_command", {"cmd": "PS1='$ ' bash --norc -i", "tty": True, "yield_time_ms": 1000}
         )
+        await shown(raw, begun, "$ ")
         result = await raw.call(
             "write_stdin",
             {"session_id": int(begun.process_id or 0), "chars": "echo $FOO-\n", "yield_time_ms": 500},
         )
+        output = await shown(raw, result, "\r\n-\r\n$ ")
 
-    assert "echo $FOO-\r\n" in result.aggregated_output
-    assert result.aggregated_output.rstrip("\r\n ").endswith("$")
+    assert "echo $FOO-\r\n" in output
+    assert output.rstrip("\r\n ").endswith("$")

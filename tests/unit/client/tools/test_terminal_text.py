@@ -293,7 +293,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[pexpect.spawn[bytes]]:
             "PS1": PROMPT if request.param == "dumb" else colored,
         },
         dimensions=(24, 80),
-        timeout=10,
+        timeout=30,
     )
     child.delaybeforesend = None
     yield child
