@@ -89,7 +89,7 @@ def chunk(data: bytes) -> bytes:
 class Origin:
     """Listens on loopback from the beginning to `close`."""
 
-    def __init__(self, answer: Answer, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, answer: Answer, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.requests: list[Request] = []
         self.arrived: queue.Queue[Request] = queue.Queue()
         """The same, to be waited for."""
@@ -100,14 +100,15 @@ class Origin:
         self._connections: set[socket.socket] = set()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._host = host
+        self._socket = socket.create_server((host, 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
         self._start(self._accept)
 
     @property
     def address(self) -> str:
-        """`127.0.0.1:PORT`."""
-        return f"127.0.0.1:{self.port}"
+        """HOST:PORT."""
+        return f"{self._host}:{self.port}"
 
     @property
     def url(self) -> str:
