@@ -34,7 +34,6 @@ from execserver.relay.registry_http import DRAINING, bearer_of
 from execserver.relay.rendezvous import Rendezvous
 from execserver.relay.sockets import HIGH_BYTES, SocketPeer, new_socket
 from execserver.relay.tokens import TokenStore
-from execserver.transports.websocket import PONG
 
 HANDSHAKE_SECONDS = 10.0
 """For the executor's answer, which waits for a request of its own to the registry. As clients wait for it."""
@@ -202,10 +201,10 @@ class PlainSocket(SocketPeer):
             self._heard = True
             if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                 received(message.data)
-                # What one message costs is up to its client: the others have their turn after each.
-                await asyncio.sleep(0)
             elif message.type is WSMsgType.PING:
-                self._send_control(PONG, message.data)
+                self._answer(message.data)
             elif message.type is not WSMsgType.PONG:
                 return self._why(message.data)
+            # What one message costs is up to its client: the others have their turn after each.
+            await asyncio.sleep(0)
         return ""

@@ -34,6 +34,10 @@ SLOW, TRY_AGAIN = 1008, 1013
 ENDED_STREAMS = 256
 """Ended stream ids that are remembered an executor, to drop what was on its way: twice what can be open."""
 
+UNHELD_SHARE = 4
+"""For how many times a hold's length there is none after one that did not help: harnesses that take nothing,
+however many, cost the others a fifth of the time at most."""
+
 Close = Callable[[str, int], None]
 """Ends the own socket: the reason as the counters name it, and the close code."""
 
@@ -58,6 +62,7 @@ class HarnessEnd:
         self.close = close
         self._around = around
         self._cut = partial(close, SLOW_CONSUMER, SLOW)
+        self._group = registration_id
         self._subject = harness_subject(registration_id, peer.id)
         self._executor = executor_subject(registration_id)
         around.bus.subscribe(self._subject, self._receive)
@@ -97,7 +102,7 @@ class HarnessEnd:
     def _receive(self, message: Message) -> None:
         match message.kind:
             case "frame":
-                if not self._around.queues.send(self.peer, message.frame, self._cut):
+                if not self._around.queues.send(self.peer, message.frame, self._cut, self._group):
                     self._tell("full")
             case "full":
                 self.peer.pause()
@@ -138,6 +143,7 @@ class ExecutorEnd:
         self._subject = executor_subject(registration_id)
         self._ended_streams: dict[str, None] = {}  # the oldest first
         self._held: set[_Harness] = set()  # those that it is not read from for
+        self._no_hold_before = 0.0
         self._paused: set[_Harness] = set()  # those that are not read from for it
         around.bus.subscribe(self._subject, self._receive)
 
@@ -279,7 +285,9 @@ class ExecutorEnd:
 
     def _hold(self, harness: _Harness) -> None:
         """Do not read from the executor for a moment, if the harness has the right to that."""
-        if harness.hold is not None or self._around.clock() < harness.no_hold_before:
+        if harness.hold is not None:
+            return
+        if self._around.clock() < max(harness.no_hold_before, self._no_hold_before):
             return
         self._around.counters.holds += 1
         if not self._held:
@@ -294,8 +302,11 @@ class ExecutorEnd:
         harness.hold = self._around.call_later(seconds, partial(self._hold_failed, harness))
 
     def _hold_failed(self, harness: _Harness) -> None:
+        limits, now = self._around.limits, self._around.clock()
         self._around.counters.failed_holds += 1
-        harness.no_hold_before = self._around.clock() + self._around.limits.penalty_seconds
+        harness.no_hold_before = now + limits.penalty_seconds
+        # Many that take nothing, one after the other, would else keep the executor from all the others.
+        self._no_hold_before = now + limits.hold_seconds * UNHELD_SHARE
         self._release(harness)
 
     def _release(self, harness: _Harness) -> None:
@@ -313,7 +324,7 @@ class ExecutorEnd:
     # -- sending
 
     def _send(self, frame: bytes) -> bool:
-        return self._around.queues.send(self.peer, frame, self._cut)
+        return self._around.queues.send(self.peer, frame, self._cut, self.registration_id)
 
     def _publish(self, harness: _Harness, stream_id: str, kind: str, frame: bytes) -> None:
         message = Message("frame", self._subject, stream_id, kind, frame)

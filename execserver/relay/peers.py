@@ -5,6 +5,7 @@ The queue of a peer is *full* from the moment it is above `Limits.high` until it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,7 +28,7 @@ class Limits:
     most: int = 80 << 20
     """A queue above it costs its peer the socket. The largest message, 64 MiB, fits with its frames."""
     total: int = 512 << 20
-    """All full queues together; above it the largest one goes."""
+    """All full queues together; above it the largest one goes of the executor whose sockets hold most."""
     hold_seconds: float = 0.020
     """How long an executor is not read from for the sake of one full harness: a client that takes 40 MB/s or
     more gets rid of the excess in this time, and to the others it is a hiccup."""
@@ -118,6 +119,16 @@ class Counters:
     """How often that did not help."""
 
 
+@dataclass(slots=True)
+class _Full:
+    """A queue that is full: its length when it was last looked at."""
+
+    queued: int
+    peer: Peer
+    cut: Callable[[], None]
+    group: str
+
+
 class Queues:
     """Which queues are full, and what to do when they grow on.
 
@@ -127,15 +138,16 @@ class Queues:
     def __init__(self, limits: Limits, counters: Counters) -> None:
         self._limits = limits
         self._counters = counters
-        self._full: dict[str, tuple[int, Peer, Callable[[], None]]] = {}
+        self._full: dict[str, _Full] = {}
 
-    def send(self, peer: Peer, frame: bytes, cut: Callable[[], None]) -> bool:
+    def send(self, peer: Peer, frame: bytes, cut: Callable[[], None], group: str) -> bool:
         """Send a frame.
 
         Args:
             peer: to whom.
             frame: what.
             cut: ends that peer, now or at a later `send` to anybody: it holds too much.
+            group: those who pay for each other: an executor's socket, and those of its harnesses.
 
         Returns:
             Whether more can follow: False when the queue is full.
@@ -145,8 +157,8 @@ class Queues:
         known = self._full.get(peer.id)
         if known is None and queued <= self._limits.high:
             return True
-        self._counters.full_bytes += queued - (known[0] if known is not None else 0)
-        self._full[peer.id] = (queued, peer, cut)
+        self._counters.full_bytes += queued - (known.queued if known is not None else 0)
+        self._full[peer.id] = _Full(queued, peer, cut, group)
         if queued > self._limits.most:
             cut()
         elif self._counters.full_bytes > self._limits.total:
@@ -164,11 +176,17 @@ class Queues:
         """The peer is gone, or its queue is no longer full (idempotent)."""
         known = self._full.pop(peer.id, None)
         if known is not None:
-            self._counters.full_bytes -= known[0]
+            self._counters.full_bytes -= known.queued
 
     def _cut_largest(self) -> None:
         # Some of what was counted may have left by now.
-        self._full = {peer.id: (peer.queued, peer, cut) for _, peer, cut in self._full.values()}
-        self._counters.full_bytes = sum(queued for queued, _, _ in self._full.values())
+        held: Counter[str] = Counter()
+        for each in self._full.values():
+            each.queued = each.peer.queued
+            held[each.group] += each.queued
+        self._counters.full_bytes = held.total()
         if self._counters.full_bytes > self._limits.total:
-            max(self._full.values(), key=lambda known: known[0])[2]()
+            # Not the largest of all: many middling queues of one tenant would cost another one its socket.
+            group = max(held, key=lambda name: held[name])
+            of_group = (each for each in self._full.values() if each.group == group)
+            max(of_group, key=lambda each: each.queued).cut()

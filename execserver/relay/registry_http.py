@@ -52,18 +52,22 @@ class PublicUrls:
         self._scheme = scheme
         self._prefix = prefix
 
-    def rendezvous(self, request: web.Request, environment_id: str, role: str, ticket: str) -> str:
-        """Where the peer that sent a request is to dial.
+    def base(self, request: web.Request) -> str:
+        """Under which URL the peer that sent a request reaches us. To be asked before the request is carried
+        out: what is refused has no effect.
 
         Raises:
             Refusal: `Host` cannot stand in a URL, and there is no public URL.
         """
-        base = self._public
-        if not base:
-            hosts = request.headers.getall(hdrs.HOST, [])
-            if len(hosts) != 1 or not is_host(hosts[0]):
-                raise Refusal(400, "the `Host` header must name this relay once: HOST or HOST:PORT")
-            base = f"{self._scheme}://{hosts[0]}{self._prefix}"
+        if self._public:
+            return self._public
+        hosts = request.headers.getall(hdrs.HOST, [])
+        if len(hosts) != 1 or not is_host(hosts[0]):
+            raise Refusal(400, "the `Host` header must name this relay once: HOST or HOST:PORT")
+        return f"{self._scheme}://{hosts[0]}{self._prefix}"
+
+    def rendezvous(self, base: str, environment_id: str, role: str, ticket: str) -> str:
+        """Where a peer is to dial that reaches us under a base."""
         # http becomes ws, https becomes wss.
         return (
             f"ws{base.removeprefix('http')}/cloud/environment/{environment_id}/{role}?ticket={quote(ticket)}"
@@ -104,6 +108,7 @@ class RegistryHttp:
     async def register(self, request: web.Request) -> web.Response:
         """An executor wants to be found."""
         environment_id, token = self._admitted(request, "executor")
+        base = self._urls.base(request)
         key = RegisterRequest.parse(await _body(request)).key
         if self._is_draining():
             raise Refusal(503, DRAINING, REGISTRATION_CONFLICT)
@@ -112,7 +117,7 @@ class RegistryHttp:
         except Conflict as error:
             self.outcomes["register", "conflict"] += 1
             raise Refusal(503, str(error), REGISTRATION_CONFLICT) from None
-        url = self._urls.rendezvous(request, environment_id, "executor", registered.ticket)
+        url = self._urls.rendezvous(base, environment_id, "executor", registered.ticket)
         self.outcomes["register", "accepted"] += 1
         registration = registered.registration
         log.info(
@@ -127,6 +132,7 @@ class RegistryHttp:
     async def connect(self, request: web.Request) -> web.Response:
         """A client wants to reach the executor."""
         environment_id, token = self._admitted(request, "client")
+        base = self._urls.base(request)
         key = ConnectRequest.parse(await _body(request)).key
         if self._is_draining():
             raise Refusal(503, DRAINING)
@@ -137,7 +143,7 @@ class RegistryHttp:
             raise Refusal(409, str(error), ENVIRONMENT_OFFLINE) from None
         except Crowded as error:
             raise Refusal(429, str(error)) from None
-        url = self._urls.rendezvous(request, environment_id, "harness", introduction.ticket)
+        url = self._urls.rendezvous(base, environment_id, "harness", introduction.ticket)
         self.outcomes["connect", "accepted"] += 1
         registration = introduction.registration
         answer = ConnectAnswer(

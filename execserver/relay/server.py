@@ -45,6 +45,9 @@ from execserver.relay.tokens import TokenError, TokenStore
 from execserver.supervisor.notify import Manager
 from execserver.telemetry import logs
 
+MAX_HEAD_LINE_BYTES, MAX_HEADERS = 4096, 48
+"""Of the head of a request: the longest line, and how many there may be."""
+
 REQUEST_SECONDS = 30
 """How long a connection may be without a request: at first, and between two."""
 
@@ -219,6 +222,11 @@ class RelayServer:
             keepalive_timeout=REQUEST_SECONDS,
             auto_decompress=False,  # nobody compresses 6 KiB, and what nobody does is only attacks
             lingering_time=1.0,
+            # A head is held for REQUEST_SECONDS without anybody knowing who sends it. What peers of ours send
+            # has a fifth of this; proxies add some.
+            max_line_size=MAX_HEAD_LINE_BYTES,
+            max_field_size=MAX_HEAD_LINE_BYTES,
+            max_headers=MAX_HEADERS,
             shutdown_timeout=0.5,
         )
         await runner.setup()

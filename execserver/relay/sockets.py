@@ -36,7 +36,11 @@ CLOSE_SECONDS = 2.0
 """How long a peer may take for what was sent before a close. A drain of the relay has 5 s for all."""
 
 FRAMES_PER_TURN = 64
-"""Of one peer, before the others get their turn: frames that are there already cost no wait."""
+"""Of one peer, of whatever kind, before the others get their turn: what is there already costs no wait."""
+
+PONG_SECONDS = 0.1
+"""Between pongs to one peer. Of several pings only the newest has to be answered (RFC 6455, 5.5.3), so one
+that pings and does not read, or does nothing else, takes no more of us than others do."""
 
 COPIED_BELOW_BYTES = 16 << 10
 """Smaller frames are joined with their heads, which is cheaper than a second buffer for the kernel."""
@@ -97,6 +101,8 @@ class SocketPeer:
         self._missed = 0
         self._ping_seconds = ping_seconds
         self._ping_timer = self._loop.call_later(ping_seconds, self._ping)
+        self._pinged: bytes | None = None  # what the newest ping carried that is not answered
+        self._pong_timer: asyncio.TimerHandle | None = None  # while no pong may be sent
         self.close_reason = ""
         """Why it ended, as far as that was decided here."""
 
@@ -165,6 +171,8 @@ class SocketPeer:
         finally:
             self._reader = None
             self._ping_timer.cancel()
+            if self._pong_timer is not None:
+                self._pong_timer.cancel()
             self._ending = self._ending or (_GOING_AWAY, "")
             await self._close(*self._ending)
             if self._room_watch is not None:
@@ -182,16 +190,16 @@ class SocketPeer:
             kind = message.type
             if kind is WSMsgType.BINARY:
                 received(message.data)
-                turn += 1
-                if turn == FRAMES_PER_TURN:
-                    turn = 0
-                    await asyncio.sleep(0)
             elif kind is WSMsgType.PING:
-                self._send_control(_PONG, message.data)
+                self._answer(message.data)
             elif kind is WSMsgType.TEXT:
                 dropped()
             elif kind is not WSMsgType.PONG:
                 return self._why(message.data)
+            turn += 1
+            if turn == FRAMES_PER_TURN:
+                turn = 0
+                await asyncio.sleep(0)
         return ""
 
     def _wrote(self, size: int) -> None:
@@ -232,6 +240,21 @@ class SocketPeer:
             return  # reading ends, too, and says so
         self._room_watch = None
         self._has_room(self)
+
+    def _answer(self, ping: bytes) -> None:
+        """Send a pong, now or when the next one may be sent, if there is no newer ping by then."""
+        self._pinged = ping
+        if self._pong_timer is None:
+            self._send_pong()
+
+    def _send_pong(self) -> None:
+        self._pong_timer = None
+        if self._pinged is None or self._ending is not None:
+            return
+        if self.queued <= HIGH_BYTES:
+            self._send_control(_PONG, self._pinged)
+            self._pinged = None
+        self._pong_timer = self._loop.call_later(PONG_SECONDS, self._send_pong)
 
     def _send_control(self, opcode: int, payload: bytes) -> None:
         if self._ending is None and not self._transport.is_closing():

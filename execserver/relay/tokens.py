@@ -210,12 +210,18 @@ class TokenStore:
             return
         except OSError as error:
             raise TokenFileError(f"cannot read {self._path}: {error.strerror}") from None
-        with open(descriptor, "rb") as file:
+        try:
             status = os.fstat(descriptor)
             signature = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-            self._check_status(status)
+            self._check_status(status)  # before it is opened as a file, which a folder is not
             if signature != self._signature:
-                self._take(self._parse(file.read()), signature)
+                with open(descriptor, "rb", closefd=False) as file:
+                    content = file.read()
+                self._take(self._parse(content), signature)
+        except OSError as error:
+            raise TokenFileError(f"cannot read {self._path}: {error.strerror}") from None
+        finally:
+            os.close(descriptor)
 
     def _check_status(self, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):

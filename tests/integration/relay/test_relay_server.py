@@ -171,6 +171,27 @@ def test_a_host_that_cannot_stand_in_a_url_is_refused(
         assert "Host" in answer.message
 
 
+def test_a_register_that_is_refused_for_its_host_has_no_effect(
+    relay: RelayService, executor_token: str, box: str
+) -> None:
+    path = f"/cloud/environment/{box}"
+    begun = ask(relay.url, f"{path}/register", "POST", token=executor_token, body=registration(KEYS))
+    bad = {"host": "a b"}
+
+    for keys in (KEYS, OTHER_KEYS):
+        answer = ask(
+            relay.url, f"{path}/register", "POST", token=executor_token, body=registration(keys), headers=bad
+        )
+        assert answer.status == 400
+
+    # Neither has its URL gone, nor is anybody else kept out: the first is as it was.
+    with closing(RawSocket(begun.json["url"])):
+        conflict = ask(
+            relay.url, f"{path}/register", "POST", token=executor_token, body=registration(OTHER_KEYS)
+        )
+    assert conflict.status == 503
+
+
 def test_no_host_at_all_is_refused(relay: RelayService, executor_token: str) -> None:
     parts = urlsplit(relay.url)
     body = json.dumps(registration(KEYS)).encode()

@@ -69,6 +69,24 @@ def test_a_request_that_is_none_leaves_nothing_of_itself_in_the_log(relay: Relay
         assert json.loads(line)["level"] in ("debug", "info")
 
 
+@pytest.mark.parametrize(
+    "lines", [["a: " + "x" * 6000], [f"a{number}: x" for number in range(80)]], ids=["long", "many"]
+)
+def test_a_head_that_is_larger_than_any_of_ours_is_refused_before_its_end(
+    relay: RelayService, lines: list[str]
+) -> None:
+    head = "GET /healthz HTTP/1.1\r\nHost: x\r\n" + "".join(f"{line}\r\n" for line in lines)
+
+    assert exchange(relay, head.encode()) == 400
+
+
+def test_a_head_with_what_proxies_add_is_taken(relay: RelayService) -> None:
+    added = "".join(f"x-forwarded-{number}: {'y' * 100}\r\n" for number in range(20))
+    cookie = f"cookie: {'z' * 3000}\r\n"
+
+    assert exchange(relay, f"GET /healthz HTTP/1.1\r\nHost: x\r\n{added}{cookie}\r\n".encode()) == 200
+
+
 def test_a_token_is_revoked_while_strangers_hold_every_descriptor(tmp_path: Path) -> None:
     with ExitStack() as stack, RelayService(tmp_path / "relay") as relay:
         token = relay.token("executor", "box")

@@ -133,6 +133,29 @@ def test_a_slow_harness_costs_its_neighbors_20_ms_a_second(relay: Relay) -> None
 
 
 @pytest.mark.statement("R27")
+def test_many_slow_harnesses_cost_their_neighbors_a_fifth_of_the_time(relay: Relay) -> None:
+    executor, other = relay.executor(), relay.harness("other")
+    relay.up(other, frames.resume("honest"))
+    slow = [relay.harness(f"slow{number}", stuck=True) for number in range(60)]
+    for number, harness in enumerate(slow):
+        relay.up(harness, frames.resume(f"s{number}"))
+        while harness.queued <= MIB:
+            relay.down(executor, a_frame(f"s{number}"))
+
+    held = sent = 0
+    for moment in range(10_000):  # 10 s in steps of 1 ms
+        if executor.is_paused():
+            held += 1
+        else:
+            sent += 1
+            relay.down(executor, frames.data(f"s{moment % 60}", 0, b"x"), frames.data("honest", 0, b"x"))
+        relay.time.pass_by(0.001)
+
+    assert held <= 2_100
+    assert len(other.sent) == sent
+
+
+@pytest.mark.statement("R27")
 def test_a_slow_harness_gets_the_largest_message_and_is_cut_beyond_it(relay: Relay) -> None:
     executor = relay.executor()
     slow, other = relay.harness("slow", stuck=True), relay.harness("other")
@@ -249,6 +272,22 @@ def test_of_all_queues_together_the_largest_goes() -> None:
     assert clients["h2"].closed == (1008, "slow_consumer")
     assert clients["h1"].closed is clients["h3"].closed is None
     assert relay.counters.full_bytes == clients["h1"].queued + clients["h3"].queued
+
+
+def test_many_queues_of_one_tenant_cost_no_other_one_its_socket() -> None:
+    relay = Relay(Limits(total=8 * MIB))
+    executors = [relay.executor(f"r{number}", f"e{number}") for number in range(2)]
+    hostile = [relay.harness(f"hostile{number}", "r0", stuck=True) for number in range(6)]
+    for number, harness in enumerate(hostile):
+        relay.up(harness, frames.resume(f"s{number}"))
+        fill(relay, executors[0], harness, f"s{number}", MIB + 128 * KIB)
+    honest = relay.harness("honest", "r1", stuck=True)
+    relay.up(honest, frames.resume("honest"))
+
+    fill(relay, executors[1], honest, "honest", 3 * MIB)  # larger than each of theirs
+
+    assert honest.closed is None
+    assert [harness.closed for harness in hostile].count((1008, "slow_consumer")) >= 1
 
 
 def test_what_left_in_the_meantime_is_not_counted_against_anybody() -> None:

@@ -141,6 +141,41 @@ async def test_text_is_dropped_and_pings_are_answered() -> None:
         assert (pong.type, bytes(pong.data)) == (WSMsgType.PONG, b"payload")
 
 
+async def test_of_many_pings_the_newest_is_answered_and_nothing_piles_up() -> None:
+    async with connected(autoping=False) as (served, client):
+        incoming(client).pause_reading()
+        for number in range(50_000):
+            await client.ping(b"%d" % number + b"." * 100)
+        await client.send_bytes(b"behind them")
+        assert await asyncio.wait_for(served.received.get(), 30) == b"behind them"
+
+        assert served.peer.queued == 0
+        incoming(client).resume_reading()
+        pongs = [await client.receive()]
+        while not bytes(pongs[-1].data).startswith(b"49999."):
+            pongs.append(await asyncio.wait_for(client.receive(), 10))
+
+        assert {pong.type for pong in pongs} == {WSMsgType.PONG}
+        assert len(pongs) < 1_000
+
+
+async def test_a_peer_whose_queue_is_full_gets_its_pong_when_there_is_room() -> None:
+    async with connected(autoping=False) as (served, client):
+        incoming(client).pause_reading()
+        while served.peer.queued <= HIGH_BYTES:
+            served.peer.send(bytes(200_000))
+        await client.ping(b"first")
+        await client.ping(b"second")
+        await client.send_bytes(b"behind them")
+        assert await served.received.get() == b"behind them"
+
+        incoming(client).resume_reading()
+        while (message := await asyncio.wait_for(client.receive(), 10)).type is not WSMsgType.PONG:
+            pass
+
+        assert bytes(message.data) == b"second"
+
+
 async def test_a_peer_that_answers_pings_stays() -> None:
     async with connected(ping_seconds=0.03) as (served, client):
         reading = asyncio.ensure_future(client.receive())
@@ -256,8 +291,15 @@ async def test_a_close_reason_is_cut_to_what_a_close_frame_holds() -> None:
         assert (message.data, message.extra) == (1008, "ä" * 60)
 
 
-async def test_one_peer_s_flood_leaves_the_others_their_turn() -> None:
+@pytest.mark.parametrize("kind", ["bytes", "text", "pings", "pongs"])
+async def test_one_peer_s_flood_leaves_the_others_their_turn(kind: str) -> None:
     async with connected(max_bytes=1000) as (served, client):
+        send: dict[str, Callable[[], Awaitable[object]]] = {
+            "bytes": lambda: client.send_bytes(b"x"),
+            "text": lambda: client.send_str("x"),
+            "pings": client.ping,
+            "pongs": client.pong,
+        }
         turns = 0
         stop = asyncio.Event()
 
@@ -269,11 +311,13 @@ async def test_one_peer_s_flood_leaves_the_others_their_turn() -> None:
 
         served.peer.pause()
         for _ in range(3000):
-            await client.send_bytes(b"x")
+            await send[kind]()
+        await client.send_bytes(b"last")
         await asyncio.sleep(0.05)  # all of it is in the process now
         watching = asyncio.ensure_future(other())
         served.peer.resume()
-        await until(lambda: served.received.qsize() == 3000)
+        while await served.received.get() != b"last":
+            pass
         stop.set()
         await watching
 

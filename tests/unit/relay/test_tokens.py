@@ -278,6 +278,20 @@ def test_a_missing_folder_is_made_only_when_asked_for(tmp_path: Path) -> None:
     assert TokenStore(tmp_path / "typo", create=True).tokens == ()
 
 
+def test_a_folder_in_place_of_the_file_is_refused_and_no_descriptor_stays_open(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path / "state", create=True)
+    _, secret = store.create("client", ["box"])
+    (tmp_path / "state" / "tokens.json").unlink()
+    (tmp_path / "state" / "tokens.json").mkdir(mode=0o700)
+    before = os.listdir("/proc/self/fd")
+
+    for _ in range(3):
+        store.check(secret, "client", "box")
+
+    assert "is no file; remove it" in store.fault
+    assert sorted(os.listdir("/proc/self/fd")) == sorted(before)
+
+
 def test_a_pipe_in_place_of_the_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     store = TokenStore(tmp_path / "state", create=True)
     _, secret = store.create("client", ["box"])
