@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
+import sys
 import threading
 import time
 import uuid
@@ -223,9 +225,12 @@ def test_a_terminal_ends_its_input_with_control_d(client: Client) -> None:
 
 
 def test_a_terminal_is_interrupted_by_control_c(client: Client) -> None:
-    # The shell is told between two reads, so nothing that it waits for delays the trap.
-    script = "trap 'echo caught; exit 7' INT; echo ready; while :; do read -r line; done"
-    process = client.shell(script, tty=True)
+    # A shell that is about to read when the signal comes would read on.
+    script = (
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {2}); print('ready', flush=True); "
+        "signal.sigwait({2}); print('caught', flush=True); raise SystemExit(7)"
+    )
+    process = client.shell(f"exec {shlex.quote(sys.executable)} -c {shlex.quote(script)}", tty=True)
     process.wait_output(b"ready\r\n")
 
     process.write("\x03", "1")

@@ -176,8 +176,8 @@ async def test_a_started_process_has_its_time_limits(executor: Executor) -> None
 
 async def test_input_counts_as_activity_for_limits_that_are_kept_here(executor: Executor) -> None:
     executor._session.capabilities -= {"process/start.idleTimeoutMs"}
-    process = await executor.start(["sh", "-c", "cat >/dev/null"], stdin=True, idle_timeout=1.0)
-    for _ in range(8):
+    process = await executor.start(["sh", "-c", "cat >/dev/null"], stdin=True, idle_timeout=2.0)
+    for _ in range(13):
         await asyncio.sleep(0.2)
         await process.write("x")
 
@@ -332,11 +332,22 @@ async def test_an_observer_may_begin_in_the_middle_or_after_the_end(trusted_url:
         assert [each.exit_code for each in (behind, late, over)] == [3, 3, 3]
 
 
+ECHO_AND_TELL = """
+import os, signal, sys, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def tell():
+    while signal.sigwait({signal.SIGINT}):
+        os.write(1, b"int\\n")
+threading.Thread(target=tell, daemon=True).start()
+for line in iter(sys.stdin.readline, ""):
+    os.write(1, line.encode())
+"""
+"""Echoes lines, and tells of interrupts; a shell that is about to read when one comes would read on."""
+
+
 async def test_an_observer_can_write_signal_and_leave(trusted_url: str) -> None:
     async with connect(trusted_url) as owner, connect(trusted_url) as other:
-        process = await owner.start(
-            ["sh", "-c", "trap 'echo int' INT; while :; do read x && echo $x; done"], stdin=True
-        )
+        process = await owner.start([sys.executable, "-c", ECHO_AND_TELL], stdin=True)
         async with await other.attach(process.id, session_id=owner.session_id) as observed:
             await observed.write("hello\n")
             await until(observed, b"hello\n")
