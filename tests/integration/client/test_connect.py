@@ -131,7 +131,7 @@ async def test_a_daemon_that_is_stopped_ends_everything_in_bounded_time(
 
         assert waiting.done()
         assert waiting.exception() is None or isinstance(waiting.exception(), SessionLost)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
 
 
 async def test_a_daemon_that_is_killed_ends_everything_in_bounded_time(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_a_daemon_that_is_killed_ends_everything_in_bounded_time(tmp_path:
                 await anext(process)
             with pytest.raises(SessionLost):
                 await process.write("x")
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < 20
     finally:
         server.stop()
 

@@ -96,7 +96,7 @@ async def test_its_end_is_a_lost_session_at_once_that_says_how_it_ended() -> Non
         with pytest.raises(SessionLost):
             await executor.run(["true"])
         assert executor.recoveries == 0
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
         assert process.pid is not None
         assert await asyncio.to_thread(wait_gone, process.pid, PATIENCE)
 
@@ -131,18 +131,18 @@ async def test_one_that_does_not_end_with_its_input_is_killed(
         assert executor.session_id
 
     assert not alive(stubborn)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 async def test_a_stranger_who_keeps_its_streams_open_delays_nothing(tmp_path: Path) -> None:
     # As `ssh` with ControlPersist leaves one.
-    script = f'sleep 30 & echo $! >{tmp_path}/stranger; exec "$@"'
+    script = f'sleep 60 & echo $! >{tmp_path}/stranger; exec "$@"'
     begin = time.monotonic()
     async with connect("stdio:", command=["sh", "-c", script, "sh", *OURS]) as executor:
         assert executor.session_id
     stranger = int((tmp_path / "stranger").read_text())
 
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 20
     assert alive(stranger)
     os.kill(stranger, signal.SIGKILL)
 

@@ -91,6 +91,26 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+def job_of(execserver: CommandLine, name: str) -> psutil.Process:
+    """The command that the one shell at the daemon runs, once keys reach it: bash gives it the terminal
+    and executes it then.
+    """
+    jobs: list[psutil.Process] = []
+
+    def found() -> bool:
+        (shell,) = (each.pid for each in execserver.processes() if each.exit_code is None)
+        jobs[:] = (child for child in psutil.Process(shell).children() if child.name() == name)
+        return bool(jobs)
+
+    until(found)
+    return jobs[0]
+
+
+def until_continued(job: psutil.Process) -> None:
+    """Wait until a stopped job goes on: bash names it, gives it the terminal, and then continues it."""
+    until(lambda: job.status() != psutil.STATUS_STOPPED)
+
+
 def serving_process(server: Server) -> psutil.Process:
     """The server below the supervisor."""
     return next(

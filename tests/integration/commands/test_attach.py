@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands.conftest import EXECSERVER, CommandLine, serving_process, until
+from tests.integration.commands.conftest import (
+    EXECSERVER,
+    CommandLine,
+    job_of,
+    serving_process,
+    until,
+    until_continued,
+)
 from tests.support.wire import Server
 
 
@@ -141,11 +148,12 @@ def test_ctrl_c_ctrl_z_and_fg_work_in_a_remote_shell(execserver: CommandLine, sc
     screen.press("Enter")
     screen.shows(r"^remote> $|^remote>$")
     screen.enter("sleep 1000; echo after")
-    until(lambda: any(each.process_count and each.process_count > 1 for each in execserver.processes()))
+    job = job_of(execserver, "sleep")
     screen.press("C-z")
     screen.shows(r"Stopped")
     screen.enter("fg")
     screen.shows(r"^sleep 1000")
+    until_continued(job)
     screen.press("C-c")
     screen.shows(r"\^C\n(.*\n)?remote>$")  # what is typed before is flushed by the key
     screen.enter("echo $((6 * 7))")

@@ -14,7 +14,7 @@ import pexpect
 import pytest
 
 from tests.conftest import StartServer
-from tests.integration.commands.conftest import EXECSERVER, CommandLine, until
+from tests.integration.commands.conftest import EXECSERVER, CommandLine, job_of, until, until_continued
 from tests.support.wire import wait_gone
 
 ALL_BYTES = bytes(range(256))
@@ -295,11 +295,12 @@ def test_keys_reach_the_remote_terminal_ctrl_c_and_ctrl_z_among_them(execserver:
         terminal.expect_exact("> ")
         terminal.sendline("sleep 100")
         terminal.expect_exact("sleep 100\r\n")
-        until(lambda: any(each.process_count and each.process_count > 1 for each in execserver.processes()))
+        job = job_of(execserver, "sleep")
         terminal.sendcontrol("z")
         terminal.expect("Stopped.*sleep 100")
         terminal.sendline("fg")
         terminal.expect_exact("sleep 100\r\n")
+        until_continued(job)
         terminal.sendintr()
         terminal.expect_exact("> ")
         terminal.sendline("echo $((6*7))")

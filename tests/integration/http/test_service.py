@@ -66,7 +66,7 @@ def test_the_end_of_the_service_closes_everything(server: Server) -> None:
         client.call("http/request", params(f"{origin.url}/stream", 1, stream=True))
         client.request("http/request", params(f"{origin.url}/head", 2))
         origin.next_request(), origin.next_request()
-        with at_most(5):
+        with at_most(20):
             assert server.stop() == 0
         for _ in range(2):
             assert gone.acquire(timeout=5)
