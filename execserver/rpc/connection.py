@@ -408,7 +408,8 @@ class Connection:
             method = METHODS.get(name)
             if method is None:
                 raise MethodNotFound(f"there is no method `{name[:MAX_QUOTED_CHARACTERS]}`")
-            params = decode_params(method, arguments)
+            # What has come before is decoded (`repeats.py`).
+            params = arguments if arguments.__class__ is method.params else decode_params(method, arguments)
             if not self._ready or method.family is None:
                 self._check_handshake(method)
             if params.__class__ is TerminateParams and self._cancels_start(params):

@@ -4,7 +4,9 @@ Rules of this file:
 
 1. Nothing blocks. A write is tried at once; only what the kernel refuses waits for the
    loop to say that there is room.
-2. Everything put in one loop turn leaves in one system call at the end of that turn.
+2. Everything put in one loop turn leaves in one system call at the end of that turn. Only when one read
+   brought many messages, the first answers leave while the others are made: with the next 4 KiB, the next
+   8, and so on, so that the peer works meanwhile and the calls stay few.
 3. Small parts are joined, large parts are handed to `writev` as they are.
 4. While a stream is open, messages wait behind it, in order; control frames do not.
 """
@@ -26,6 +28,9 @@ that the peer has something to read while the next piece is made."""
 JOINED_BELOW_BYTES = 16 << 10
 """Parts below this are copied into one piece: a copy is cheaper than an entry of `writev`."""
 
+EARLY_BYTES = 4 << 10
+"""Answers to the messages of one read of which the first ones are written before the last one is made."""
+
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 Buffer = bytes | memoryview
@@ -39,9 +44,9 @@ class Outbox:
     """
 
     __slots__ = (
-        "_ahead", "_backlog", "_behind", "_behind_bytes", "_closed", "_corked", "_drained", "_failed", "_fd",
-        "_large", "_loop", "_queue", "_scheduled", "_stream_open", "_waiters", "_waits_for_room",
-        "_was_above", "progress",
+        "_ahead", "_backlog", "_behind", "_behind_bytes", "_closed", "_corked", "_drained", "_early",
+        "_failed", "_fd", "_large", "_loop", "_queue", "_scheduled", "_stream_open", "_waiters",
+        "_waits_for_room", "_was_above", "progress",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +68,7 @@ class Outbox:
         self._behind_bytes = 0
         self._was_above = False
         self._stream_open = False
+        self._early = EARLY_BYTES  # what must wait for the next early write
         self._scheduled = self._corked = self._closed = False
         self._waits_for_room = False  # whether the loop watches the descriptor
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -94,13 +100,18 @@ class Outbox:
             self._large = True
         if self._ahead + self._behind_bytes >= LOW_WATER_BYTES:
             self._was_above = True
-        if not (self._scheduled or self._corked):
+        if self._corked:
+            if self._ahead >= self._early and not (self._large or self._was_above or self._backlog):
+                self._early *= 2
+                self._write_early()
+        elif not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._turn_ended)
 
     def cork(self) -> None:
-        """Hold everything back until `uncork`: the messages of one read are being served."""
+        """Hold back until `uncork` what need not leave early: the messages of one read are being served."""
         self._corked = True
+        self._early = EARLY_BYTES
 
     def uncork(self) -> None:
         """Write what was put since `cork`."""
@@ -168,6 +179,22 @@ class Outbox:
             self._backlog.extend(join_small(pieces))
         if not self._waits_for_room:
             self._write()
+
+    def _write_early(self) -> None:
+        """Offer the first answers. Whoever put the last one goes on: of a failure it is told by the write at
+        the end of the read, and `drained` has no reason to be called below the low-water mark.
+        """
+        data = b"".join(self._queue)
+        try:
+            taken = os.write(self._fd, data)
+        except OSError:
+            return
+        self._queue = [] if taken == len(data) else [memoryview(data)[taken:]]
+        self._ahead -= taken
+        self.progress += taken
+        measures.sent(taken)
+        if self._waiters:
+            self._wake_waiters()
 
     def _watch(self, wanted: bool) -> None:
         if wanted == self._waits_for_room:

@@ -154,3 +154,44 @@ def test_every_valid_message_decodes_to_what_it_says(
 def test_no_bytes_do_anything_but_decode_or_be_refused(data: bytes) -> None:
     with contextlib.suppress(ParseError):
         envelope.decode(data)
+
+
+_NAMES = st.sampled_from(["id", "params", "params", "a", "file:///a", "://", ":", '":', "\\"])
+_SCALARS = st.one_of(
+    st.integers(-3, 3),
+    st.sampled_from(["file:///x", ":", "://", "::///", "{", 'a":1', "", "\\"]),
+    st.none(),
+)
+
+
+@st.composite
+def _objects(draw: st.DrawFn, depth: int = 2) -> str:
+    """The text of an object in which members may be doubled and blanks stand anywhere."""
+    pieces = []
+    for _ in range(draw(st.integers(0, 4))):
+        name = json.dumps(draw(_NAMES))
+        if depth and draw(st.booleans()):
+            value = draw(_objects(depth=depth - 1))
+            value = f"[{value}]" if draw(st.booleans()) else value
+        else:
+            value = json.dumps(draw(_SCALARS))
+        blank = draw(st.sampled_from(["", " ", "\n"]))
+        pieces.append(f"{name}{blank}:{blank}{value}")
+    return "{" + ",".join(pieces) + "}"
+
+
+@given(_objects())
+@settings(max_examples=600)
+def test_doubled_members_are_found_wherever_they_stand(text: str) -> None:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError
+        return dict(pairs)
+
+    try:
+        expected = json.loads(text, object_pairs_hook=unique)
+    except ValueError:
+        with pytest.raises(ParseError, match="duplicate"):
+            envelope.decode_object(text.encode())
+    else:
+        assert envelope.decode_object(text.encode()) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections import deque
@@ -13,7 +14,14 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.transports.outbox import JOINED_BELOW_BYTES, LOW_WATER_BYTES, Outbox, drop_front, join_small
+from execserver.transports.outbox import (
+    EARLY_BYTES,
+    JOINED_BELOW_BYTES,
+    LOW_WATER_BYTES,
+    Outbox,
+    drop_front,
+    join_small,
+)
 
 SIZES = st.lists(
     st.sampled_from([0, 1, 7, JOINED_BELOW_BYTES - 1, JOINED_BELOW_BYTES, 3 * JOINED_BELOW_BYTES])
@@ -77,6 +85,76 @@ def test_while_corked_nothing_leaves(
     runner.run(scene())
 
     assert ends[1].recv(100) == b"ab"
+
+
+def test_the_first_of_many_answers_leave_while_the_others_are_made(
+    runner: asyncio.Runner, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    answer = b"x" * 1023 + b"\n"
+
+    async def scene() -> list[int]:
+        box = outbox(ends[0].fileno())
+        box.cork()
+        unsent = []
+        for _ in range(16):
+            box.put((answer,), len(answer))
+            unsent.append(box.unsent)
+        box.uncork()
+        assert box.unsent == 0
+        assert box.progress == 16 * len(answer)
+        return unsent
+
+    unsent = runner.run(scene())
+
+    # 4 KiB, then 8, and the rest at the end: few calls, however many answers.
+    assert [number for number, size in enumerate(unsent, 1) if size == 0] == [4, 12]
+    assert [len(ends[1].recv(1 << 20)) for _ in range(3)] == [EARLY_BYTES, 2 * EARLY_BYTES, 4 * len(answer)]
+
+
+def test_a_peer_that_is_gone_is_found_when_the_read_is_served_and_not_under_an_answer(
+    runner: asyncio.Runner,
+) -> None:
+    async def scene() -> None:
+        errors: list[OSError] = []
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        os.close(reading)
+        box = Outbox(writing, lambda: None, errors.append, asyncio.get_running_loop())
+        box.cork()
+        box.put((b"x" * EARLY_BYTES,), EARLY_BYTES)
+        assert not errors
+        box.uncork()
+        assert [type(error) for error in errors] == [BrokenPipeError]
+        os.close(writing)
+
+    runner.run(scene())
+
+
+def test_answers_that_the_peer_has_no_room_for_keep_their_order(runner: asyncio.Runner) -> None:
+    parts = [bytes((97 + number % 26,)) * 1500 for number in range(60)]
+
+    async def scene() -> bytes:
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        os.set_blocking(reading, False)
+        got = b""
+        os.write(writing, b"y" * 60_000)  # one early write fits in part, the next ones do not
+        box = outbox(writing)
+        box.cork()
+        for part in parts:
+            box.put((part,), len(part))
+        box.uncork()
+        while box.unsent:
+            got += os.read(reading, 1 << 20)
+            await asyncio.sleep(0)
+        box.close()
+        with contextlib.suppress(BlockingIOError):
+            got += os.read(reading, 1 << 20)
+        os.close(reading)
+        os.close(writing)
+        return got
+
+    assert runner.run(scene()) == b"y" * 60_000 + b"".join(parts)
 
 
 def test_a_closed_outbox_wakes_who_waits_and_takes_no_more(runner: asyncio.Runner) -> None:

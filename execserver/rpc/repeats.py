@@ -1,0 +1,82 @@
+"""Requests that come again and again, word for word but for their id: decoded and checked once.
+
+An agent host asks dozens of times a turn what the same few files are, and whoever waits for a daemon
+asks for its status. Decoding such a request costs more than answering it. What is remembered is what
+the decoder and the models made of the text behind the id, so a message that is found here means
+exactly what it would mean if it was decoded again; everything unusual (another order of members, an
+id that is a text, blanks) is not found and goes the long way.
+"""
+
+from __future__ import annotations
+
+import re
+
+from execserver.protocol.errors import InvalidParams
+from execserver.protocol.methods import METHODS
+from execserver.protocol.model import Params
+from execserver.rpc import envelope
+from execserver.rpc.envelope import ParseError, Request
+from execserver.rpc.params import decode_params
+
+REPEATED_METHODS = ("fs/getMetadata", "fs/canonicalize", "environment/info", "environment/status")
+"""Methods that change nothing and whose parameters nobody changes."""
+
+MAX_MESSAGE_BYTES = 512
+"""Longer ones are not remembered."""
+
+MAX_REMEMBERED = 256
+"""When there are more, all are forgotten: who asks for so many different things gains nothing here."""
+
+MAX_SEEN_ONCE = 1024
+"""What came once is remembered without what it means: most of what is asked for is asked once."""
+
+# Fewer digits than the largest id has, and no leading zero, which JSON does not allow.
+_HEAD = re.compile(
+    rb'\{"id":(0|[1-9][0-9]{0,17}),"method":"(?:%b)"'
+    % b"|".join(re.escape(name.encode()) for name in REPEATED_METHODS)
+)
+
+
+class Repeats:
+    """What is remembered. All is decided by the text: one for the whole daemon will do."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[str, Params]] = {}
+        self._once: set[bytes] = set()
+
+    def find(self, message: bytes) -> tuple[int, str, Params] | None:
+        """The id, method and decoded parameters of a message that has come before; None for any other.
+
+        Args:
+            message: one JSON text, of at most `MAX_MESSAGE_BYTES`.
+        """
+        head = _HEAD.match(message)
+        if head is None:
+            return None
+        rest = message[head.end(1) :]
+        known = self._known.get(rest)
+        if known is not None:
+            return int(head[1]), *known
+        self._see(rest, message)
+        return None
+
+    def _see(self, rest: bytes, message: bytes) -> None:
+        if rest not in self._once:
+            if len(self._once) >= MAX_SEEN_ONCE:
+                self._once.clear()
+            self._once.add(rest)
+            return
+        self._once.discard(rest)
+        try:
+            request = envelope.decode(message)
+            if not isinstance(request, Request) or request.trace is not None:
+                return
+            params = decode_params(METHODS[request.method], request.params)
+        except (ParseError, InvalidParams):
+            return  # whoever decodes it again says so
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        self._known[rest] = request.method, params
+
+
+repeats = Repeats()
