@@ -26,6 +26,7 @@ import structlog
 import uvloop
 from aiohttp import web
 
+from execserver import descriptor_table
 from execserver.memory import reuse_buffers
 from execserver.relay import control
 from execserver.relay.bus import MemoryBus
@@ -57,6 +58,9 @@ DRAIN_SECONDS = 4.0
 TOKENS_SECONDS = 0.5
 """How soon a revoked or expired token ends the sockets that rest on it."""
 
+DESCRIPTORS = 16_384
+"""What the process has room for from its start: each stream and each executor is a socket."""
+
 SWEEP_SECONDS = 60.0
 """How often what expired is forgotten."""
 
@@ -66,6 +70,7 @@ log = structlog.get_logger(__name__)
 def run(settings: RelaySettings) -> int:
     """Serve until a signal. Returns the exit code: 0 after a drain, 1 when it could not start."""
     reuse_buffers()
+    descriptor_table.widen(DESCRIPTORS)
     try:
         state = StateDir(settings.state_dir)
     except StateDirError as error:

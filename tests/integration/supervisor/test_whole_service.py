@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from execserver.descriptor_table import ENTRIES
 from tests.support.service_manager import ServiceManager, only_child, passing
 from tests.support.wire import (
     PATIENCE,
@@ -299,3 +301,15 @@ def test_stopping_is_told_before_the_commands_end(
         process.wait_exited()
         assert service.process.wait(PATIENCE) == 0
         assert not [message for message in manager.rest() if set(message) & {"READY", "STOPPING"}]
+
+
+def test_the_server_has_room_for_descriptors_before_it_has_threads(
+    serve: Start, manager: ServiceManager, unix: socket.socket
+) -> None:
+    service = serve(unix)
+    manager.message()
+
+    status = Path(f"/proc/{only_child(service.process.pid)}/status").read_text()
+
+    size = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("FDSize:"))
+    assert size >= min(ENTRIES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
