@@ -232,7 +232,8 @@ async def test_a_peer_that_answers_no_ping_is_left_for_another_connection(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.2)
-    monkeypatch.setattr(websocket, "GRACE_SECONDS", 0.2)
+    patience = 5.0  # for a daemon that stands still for a moment
+    monkeypatch.setattr(websocket, "GRACE_SECONDS", patience)
     server = start_server("ws://127.0.0.1:0")
     silent = asyncio.Event()
     over = asyncio.Event()
@@ -243,6 +244,7 @@ async def test_a_peer_that_answers_no_ping_is_left_for_another_connection(
         nonlocal connections
         connections += 1
         first = connections == 1
+        monkeypatch.setattr(websocket, "GRACE_SECONDS", patience)
         theirs, ours = await asyncio.open_connection("127.0.0.1", server.port)
         forwarding = [asyncio.create_task(pump(reader, ours)), asyncio.create_task(pump(theirs, writer))]
         await (silent if first else over).wait()
@@ -260,6 +262,7 @@ async def test_a_peer_that_answers_no_ping_is_left_for_another_connection(
         port = proxy.sockets[0].getsockname()[1]
         async with connect(f"ws://127.0.0.1:{port}") as executor:
             process = await executor.start(["cat"], stdin=True)
+            monkeypatch.setattr(websocket, "GRACE_SECONDS", 0.2)
             silent.set()
             await process.write("still here\n")
 

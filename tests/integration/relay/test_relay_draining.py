@@ -147,7 +147,7 @@ def test_a_second_signal_ends_it_at_once(relay: RelayService) -> None:
         relay.signal(signal.SIGINT)
 
         assert relay.wait() == 128 + signal.SIGINT
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 3  # else it takes 4 s
 
 
 def test_after_a_kill_it_comes_back_with_its_tokens_on_the_same_port(relay: RelayService) -> None:

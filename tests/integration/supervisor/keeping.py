@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -61,7 +62,8 @@ class Keeping:
         client = socket.socket(socket.AF_UNIX)
         client.settimeout(PATIENCE)
         client.connect(str(self.path))
-        client.sendall(json.dumps(command).encode())
+        with contextlib.suppress(BrokenPipeError):  # it died just now: `answer` finds the end
+            client.sendall(json.dumps(command).encode())
         return client
 
     def call(self, *command: Any) -> Any:

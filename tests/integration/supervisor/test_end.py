@@ -96,7 +96,7 @@ def test_signals_until_the_very_end_do_not_make_a_death_of_it(start: Start, fold
 def test_a_server_that_does_not_stop_is_killed_after_its_grace(
     start: Start, watch: Watch, folder: Path
 ) -> None:
-    service, watched = begin(start, watch, folder, "--fake-stuck", grace=0.3)
+    service, watched = begin(start, watch, folder, "--fake-stuck", grace=2.0)
     service.process.terminate()
     service.event("stop")
     code, _, err = service.end()

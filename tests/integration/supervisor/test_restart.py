@@ -140,10 +140,10 @@ def test_a_start_that_succeeds_forgives_the_failures_before_it(start: Start, fol
 
 def test_the_waits_between_starts_grow(start: Start, folder: Path) -> None:
     service = Keeping(start, folder, "serve", "kill", "kill", "kill", "serve")
+    begin = time.monotonic()  # whatever stands still from here on makes it longer
     service.kill()
-    begin = time.monotonic()
     service.call("pid")
-    assert 2.1 <= time.monotonic() - begin < 6
+    assert time.monotonic() - begin >= 2.1
     err = end(service)[2]
     assert [line.rpartition(" again")[2] for line in err.splitlines()] == [
         "",
@@ -266,10 +266,10 @@ def test_each_reload_is_answered_to_the_service_manager_over_an_upgrade(start: S
 
 def test_a_reload_between_two_servers_is_answered_by_the_next_one_s_ready(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
-        service = Keeping(start, folder, "serve", "kill", env=manager.environment, backoff=(0, 1, 1, 1, 1))
+        service = Keeping(start, folder, "serve", "kill", env=manager.environment, backoff=(0, 3, 3, 3, 3))
         manager.until("READY")
         service.kill()
-        wait_said(service.service, "in 1 s")
+        wait_said(service.service, "in 3 s")
         service.service.process.send_signal(signal.SIGHUP)
         assert manager.until("RELOADING")["STATUS"] == "Reloading"
         ready = manager.message()
@@ -308,14 +308,14 @@ def test_the_watchdog_is_fed_while_a_start_waits_and_not_while_a_server_starts(
             folder,
             *("serve", "kill", "wait"),
             env={**manager.environment, "WATCHDOG_USEC": "100000"},
-            backoff=(0, 0.6, 1, 1, 1),
+            backoff=(0, 2, 2, 2, 2),
         )
         manager.until("READY")
         service.kill()
         eventually(lambda: not service.plan.read_text())
         beats = [message for message in manager.rest() if "WATCHDOG" in message]
-        # One at each death, and every 50 ms of 600.
-        assert 8 <= len(beats) <= 18
+        # One at each death, and every 50 ms of 2 s, of which most may pass while it stands still.
+        assert 8 <= len(beats) <= 60
         with pytest.raises(TimeoutError):
             manager.message(0.3)
         Path(f"{service.plan}.go").touch()
@@ -398,8 +398,8 @@ def test_a_server_that_somebody_kills_is_followed_at_once_however_often(start: S
 def test_a_server_that_lived_for_a_while_after_ready_forgives_the_crashes_before_it(
     start: Start, folder: Path
 ) -> None:
-    plan = ["serve", "crash 0", "crash 0.3", "crash 0"]
-    service = Keeping(start, folder, *plan, backoff=(0, 0.01, 600, 600, 600), steady=0.25)
+    plan = ["serve", "crash 0", "crash 3", "crash 0"]
+    service = Keeping(start, folder, *plan, backoff=(0, 0.01, 600, 600, 600), steady=1.5)
     service.call("exit", 70)
     assert service.call("about")["take_over"]
     assert [line.rpartition("; ")[2] for line in end(service)[2].splitlines()] == [
