@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
@@ -44,9 +45,9 @@ IfExists = Literal["fail", "attach"]
 class _Start(NamedTuple):
     """What a process is started with; as the arguments of `Executor.start`."""
 
-    argv: Sequence[str]
+    argv: Sequence[AnyPath]
     cwd: AnyPath | None
-    env: Mapping[str, str] | None
+    env: Mapping[str, AnyPath] | None
     inherit: Inherit | EnvironmentPolicy
     tty: bool
     size: tuple[int, int] | None
@@ -95,10 +96,10 @@ class Executor:
 
     async def run(
         self,
-        argv: Sequence[str],
+        argv: Sequence[AnyPath],
         *,
         cwd: AnyPath | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, AnyPath] | None = None,
         inherit: Inherit | EnvironmentPolicy = "all",
         tty: bool = False,
         size: tuple[int, int] | None = None,
@@ -116,7 +117,7 @@ class Executor:
         with all its descendants.
 
         Args:
-            argv: program and arguments; no shell is involved.
+            argv: program and arguments, each text in UTF-8 or a path; no shell is involved.
             cwd: where; by default where the daemon was started.
             env: variables laid over what is inherited.
             inherit: the daemon's environment: all of it, its core (HOME, PATH, …), or nothing; or a choice.
@@ -138,6 +139,7 @@ class Executor:
             CommandNotRun: its sandbox broke before it began.
             Unsupported: the server does not serve `size`, or cannot end an `input`.
             OutcomeUnknown, SessionLost, ExecutorClosed: what became of it is not known.
+            TypeError, ValueError: an argument or a variable is no text, or no UTF-8; nothing was started.
         """
         clock = asyncio.get_running_loop().time
         begin = clock()
@@ -173,16 +175,16 @@ class Executor:
             exit_code, clock() - begin, cause=cause, timed_out=timed_out, denial=inbox.denial
         )
         if check and exit_code:
-            raise CommandFailed(argv[0], result)
+            raise CommandFailed(os.fspath(argv[0]), result)
         return result
 
     async def start(
         self,
-        argv: Sequence[str],
+        argv: Sequence[AnyPath],
         *,
         id: str | None = None,  # noqa: A002 - what `Process.id` will be
         cwd: AnyPath | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, AnyPath] | None = None,
         inherit: Inherit | EnvironmentPolicy = "all",
         tty: bool = False,
         size: tuple[int, int] | None = None,
@@ -376,9 +378,12 @@ class Executor:
             raise TypeError(f"argv is a list of strings; for a shell command: ['sh', '-c', {start.argv!r}]")
         params: dict[str, Json] = {
             "processId": process_id,
-            "argv": list(start.argv),
+            "argv": [_as_text(value, f"argv[{place}]") for place, value in enumerate(start.argv)],
             "cwd": self._cwd_uri if start.cwd is None else self.fs.uri(start.cwd),
-            "env": dict(start.env or {}),
+            "env": {
+                _as_text(name, "a name in env"): _as_text(value, f"env[{name!r}]")
+                for name, value in (start.env or {}).items()
+            },
             "envPolicy": _environment_policy(start.inherit).wire(),
             "tty": start.tty,
             "pipeStdin": start.stdin and not start.tty,
@@ -386,7 +391,7 @@ class Executor:
         if start.sandbox is not None:
             params["sandbox"] = start.sandbox
         if start.arg0 is not None:
-            params["arg0"] = start.arg0
+            params["arg0"] = _as_text(start.arg0, "arg0")
         if start.size is not None:
             self._session.require("process/start.size")
             params["size"] = {"rows": start.size[0], "cols": start.size[1]}
@@ -409,6 +414,20 @@ class Executor:
 
 def _environment_policy(inherit: Inherit | EnvironmentPolicy) -> EnvironmentPolicy:
     return inherit if isinstance(inherit, EnvironmentPolicy) else EnvironmentPolicy(inherit)
+
+
+def _as_text(value: AnyPath, name: str) -> str:
+    """An argument or a variable as it goes over the wire. Bytes would become base64 there, unsaid."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is text or a path, not {type(value).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{name} holds bytes that are no UTF-8, which JSON cannot carry: give them by a file or by input"
+        ) from None
+    return text
 
 
 def _as_bytes(data: bytes | str) -> bytes:

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,34 @@ async def test_what_cannot_be_started_is_a_system_failure(executor: Executor, tm
 async def test_a_shell_line_in_place_of_a_list_is_explained(executor: Executor) -> None:
     with pytest.raises(TypeError, match=r"\['sh', '-c', 'echo hi'\]"):
         await executor.run("echo hi")
+
+
+async def test_arguments_and_variables_may_be_paths(executor: Executor, tmp_path: Path) -> None:
+    result = await executor.run([Path("/bin/ls"), tmp_path.parent, "-d"], env={"PLACE": tmp_path})
+    shown = await executor.run(["sh", "-c", "echo $PLACE"], env={"PLACE": tmp_path})
+
+    assert result.text == f"{tmp_path.parent}\n"
+    assert shown.text == f"{tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "named"),
+    [
+        (["touch", b"made"], {}, r"argv\[1\] is text or a path, not bytes"),
+        (["touch", "made", 5], {}, r"argv\[2\] is text or a path, not int"),
+        (["touch", "made", "\udcff"], {}, r"argv\[2\] holds bytes that are no UTF-8"),
+        (["touch", "made"], {"NAME": b"x"}, r"env\['NAME'\] is text or a path, not bytes"),
+        (["touch", "made"], {"NAME": "\udcff"}, r"env\['NAME'\] holds bytes that are no UTF-8"),
+        (["touch", "made"], {b"NAME": "x"}, "a name in env is text or a path, not bytes"),
+    ],
+)
+async def test_what_is_no_text_is_refused_by_its_name_before_the_start(
+    executor: Executor, tmp_path: Path, argv: list[Any], env: dict[Any, Any], named: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=named):
+        await executor.run(argv, cwd=tmp_path, env=env)
+
+    assert not (tmp_path / "made").exists()
 
 
 async def test_a_background_child_that_holds_the_output_delays_the_result_by_half_a_second(
