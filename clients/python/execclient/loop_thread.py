@@ -9,6 +9,8 @@ Rules kept in this file:
 3. The loop, its tasks and the thread end together; leaving the context is what they do last.
 4. An interruption may come between any two steps of the thread that calls. So a coroutine is made on the
    loop, where none comes and where it is run at once, and whoever hands a call over holds it before.
+5. The child of a fork has the objects and not the thread. There all of them are closed, and closing them
+   does nothing: what is at the other end is the parent's.
 
 It knows neither sessions nor processes.
 """
@@ -17,8 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, TypeVar
@@ -213,6 +217,8 @@ class LoopThread(Generic[T]):
         self._entered: Outcome[T] = Outcome()
         self.left: Outcome[None] = Outcome()
         """Done when the context is left and the loop is closed."""
+        self._why_closed = "the executor is closed"
+        _threads.add(self)
 
     def enter(self) -> T:
         """Start the thread, enter the context there, and give what it gave; raises what it raised."""
@@ -261,7 +267,7 @@ class LoopThread(Generic[T]):
         """Have something done on the loop, and do not wait for it. Raises `ExecutorClosed`."""
         with self._lock:
             if not self._open:
-                raise ExecutorClosed("the executor is closed")
+                raise ExecutorClosed(self._why_closed)
             self.wake(action)
 
     def wake(self, action: Callable[[], object]) -> None:
@@ -272,7 +278,7 @@ class LoopThread(Generic[T]):
                 return
         except RuntimeError:
             pass
-        raise ExecutorClosed("the executor is closed")
+        raise ExecutorClosed(self._why_closed)
 
     @property
     def closed(self) -> bool:
@@ -307,6 +313,18 @@ class LoopThread(Generic[T]):
         self._thread.join()
         if first:
             self.left.result()
+
+    def forked(self) -> None:
+        """This is the child of a fork, where the thread is not (rule 5)."""
+        self._lock = threading.Lock()  # it may be held by a thread that is not here either
+        self._open = False
+        self._loop = None
+        self._why_closed = (
+            "the executor was opened before a fork, in the parent process: open another one in the child"
+        )
+        self._abandoned = True
+        self.left = Outcome()
+        self.left.succeed(None)
 
     # -- the thread
 
@@ -355,6 +373,18 @@ class LoopThread(Generic[T]):
     def _cancel_main(self) -> None:
         if self._main is not None:
             self._main.cancel()
+
+
+_threads: weakref.WeakSet[LoopThread[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for thread in list(_threads):
+        thread.forked()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 async def _awaited(disposal: Disposal[R], result: R) -> None:

@@ -17,7 +17,8 @@ Here it holds besides:
   with all its descendants before `KeyboardInterrupt` is raised. A second Ctrl-C waits for nothing.
 - A call after `close` raises `ExecutorClosed`. One under way ends with its command, which `close`
   kills, or raises that too.
-- Not for use in the child of a `fork`.
+- In the child of a `fork` it is closed: every call raises `ExecutorClosed`, and `close` does nothing to
+  the parent's. Connect anew there.
 """
 
 from __future__ import annotations

@@ -448,6 +448,55 @@ def test_processes_outlast_an_executor_that_detaches(shared_url: str) -> None:
     assert process.exit_code is None
 
 
+FORKING = """
+import os, sys
+from execclient.errors import ExecutorClosed
+from execclient.sync import connect
+
+executor = connect(sys.argv[1])
+process = executor.start(["sh", "-c", "echo first; cat"], stdin=True)
+output = iter(process)
+print(next(output).data, flush=True)
+
+def refused(action):
+    try:
+        print(action())
+    except ExecutorClosed as error:
+        print("fork" in str(error))
+
+child = os.fork()
+if not child:
+    refused(lambda: executor.run(["true"]))
+    refused(lambda: process.write("from the child"))
+    refused(lambda: next(output))
+    executor.close()
+    with connect(sys.argv[1]) as own:
+        print(own.run(["echo", "own"]).text, end="")
+    sys.stdout.flush()
+    del executor, process, output
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+process.write("still here")
+process.close_stdin()
+print(next(output).data, process.wait())
+executor.close()
+"""
+
+
+def test_in_the_child_of_a_fork_it_is_closed_and_the_parents_goes_on(shared_url: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", FORKING, shared_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        r"b'first\n'",
+        *["True"] * 3,
+        "own",
+        "5",
+        "b'still here' 0",
+    ]
+
+
 Resources = tuple[set[threading.Thread], list[str]]
 
 
