@@ -70,6 +70,7 @@ log = structlog.get_logger(__name__)
 def run(settings: RelaySettings) -> int:
     """Serve until a signal. Returns the exit code: 0 after a drain, 1 when it could not start."""
     reuse_buffers()
+    _raise_descriptor_limit()
     descriptor_table.widen(DESCRIPTORS)
     try:
         state = StateDir(settings.state_dir)
@@ -120,7 +121,6 @@ class RelayServer:
         loop = asyncio.get_running_loop()
         self._rendezvous = Rendezvous(MemoryBus(), time.monotonic, loop.call_later)
         self._sockets = RendezvousHttp(self._registry, self._rendezvous, self._is_draining)
-        _raise_descriptor_limit()
         try:
             url = await self._listen()
             for number in (signal.SIGTERM, signal.SIGINT):

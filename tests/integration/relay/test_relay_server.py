@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from execserver.relay import frames
 from execserver.relay.contract import MAX_BODY_BYTES, REJECTION_REASON_HEADER
 from execserver.relay.frames import MAX_FRAME_BYTES
 from execserver.relay.keys import KeyPair
+from execserver.relay.server import DESCRIPTORS
 from tests.support.relay_peers import Answer, RawClient, RawExecutor, RawSocket, ask, registration
 from tests.support.relay_service import RelayService, wait_until
 from tests.support.wire import PATIENCE, UpgradeRefusedError, WebSocketTransport
@@ -137,6 +139,13 @@ def test_an_executor_registers_a_client_is_introduced_and_the_executor_may_ask_o
 
 
 @pytest.mark.statement("R9")
+def test_there_is_room_for_thousands_of_sockets_before_there_are_threads(relay: RelayService) -> None:
+    status = Path(f"/proc/{relay.pid}/status").read_text()
+
+    size = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("FDSize:"))
+    assert size >= min(DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
 def test_urls_name_the_host_that_was_asked(relay: RelayService, box: str, executor_token: str) -> None:
     port = urlsplit(relay.url).port
     path = f"/cloud/environment/{box}/register"
