@@ -39,6 +39,10 @@ REGISTER_SECONDS = (1.0, 30.0)
 STANDBY_SECONDS = (0.5, 1.0)
 """Between two while another executor holds the environment: the take-over takes no longer."""
 
+DIALS_A_REGISTRATION = 5
+"""Dials in a row that fail, before the registry is asked each time whether the address is still the right
+one: a relay may have moved."""
+
 STEADY_SECONDS = 10.0
 """A socket that lived so long did: the waits begin anew. Two executors with the same key, each of which takes
 the other's place, slow down instead of going on as fast as they can."""
@@ -141,23 +145,36 @@ class RemoteExecutor:
         """On this registration, for as long as the relay knows it."""
         forgotten = False
         is_new = True
+        failures = 0
         while not (self._closing or forgotten):
+            if failures >= DIALS_A_REGISTRATION and (moved := await self._register_once()) is not None:
+                answer, failures = moved, 0
             admission = Admission(self._identity, answer.registration_id, self._registry)
             link = Link(admission, self._make_handler, self._may_open)
             try:
                 await dial(answer.url, link, headers={"X-Request-ID": f"req_{secrets.token_hex(16)}"})
             except DialRefused as refused:
+                failures += 1
                 self._say("not connected", str(refused))
                 forgotten = 400 <= refused.status < 500
             except DialFailed as failed:
+                failures += 1
                 self._say("not connected", str(failed))
             else:
+                failures = 0
                 self._say("connected")
                 await self._until_lost(link)
             # What was never known would be refused again at once.
             if not self._closing and (is_new or not forgotten):
                 await asyncio.sleep(self._redials.next())
             is_new = False
+
+    async def _register_once(self) -> RegisterAnswer | None:
+        """None when that is not possible now: what there is may be right all the same."""
+        try:
+            return await self._registry.register(self._identity.environment_id, self._identity.key.public)
+        except (RegistryError, ConfigurationError):
+            return None
 
     async def _until_lost(self, link: Link) -> None:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from execserver.relay import contract, executor
-from execserver.relay.executor import RemoteExecutor, _Backoff
+from execserver.relay.executor import DIALS_A_REGISTRATION, RemoteExecutor, _Backoff
 from execserver.relay.frames import MAX_FRAME_BYTES
 from execserver.relay.identity import Identity, TokenSource
 from execserver.relay.keys import KeyPair
@@ -109,6 +109,27 @@ async def test_any_other_answer_to_an_upgrade_is_waited_out(
 
 
 @pytest.mark.statement("R41")
+async def test_an_address_that_stays_dead_is_asked_for_again(relay: FakeRelay, start: Start) -> None:
+    relay.dial_answers.extend([503] * DIALS_A_REGISTRATION)
+    start()
+    await relay.online(dials=DIALS_A_REGISTRATION + 1)
+    assert relay.dials == ["/executor/1"] * DIALS_A_REGISTRATION + ["/executor/2"]
+    assert relay.executor_keys[0] == relay.executor_keys[1]
+
+
+async def test_while_the_registry_has_no_answer_either_the_old_address_is_dialed(
+    relay: FakeRelay, start: Start
+) -> None:
+    relay.dial_answers.extend([503] * (DIALS_A_REGISTRATION + 2))
+    start()
+    async with asyncio.timeout(10):
+        while not relay.dials:
+            await asyncio.sleep(0)
+    relay.register_answers.extend([refusal(500, "broken")] * 2)
+    await relay.online(dials=DIALS_A_REGISTRATION + 3)
+    assert relay.dials == ["/executor/1"] * (DIALS_A_REGISTRATION + 2) + ["/executor/2"]
+
+
 async def test_frames_that_are_none_do_not_end_the_socket(relay: FakeRelay, start: Start) -> None:
     start()
     await relay.online()
