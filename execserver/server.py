@@ -125,7 +125,13 @@ def run(config: Settings, config_file: str | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
-        code = uvloop.run(Server(config, hello, channel, host, credentials, own, identity).serve())
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        # Never closed, as `uvloop.run` would do: that waits for threads, and a name server that does not
+        # answer holds one for half a minute.
+        code = loop.run_until_complete(
+            Server(config, hello, channel, host, credentials, own, identity).serve()
+        )
     except SupervisorGoneError:
         code = 1
     tracing.shut_down(LAST_SPANS_SECONDS)

@@ -15,8 +15,7 @@ from urllib.parse import SplitResult
 
 from picows import WSListener, ws_connect
 
-ADDRESS_SECONDS = 3.0
-"""For the connect to one address of a host that has further ones."""
+from execserver.aside import ADDRESS_SECONDS, addresses
 
 
 async def open_websocket(
@@ -87,8 +86,7 @@ async def _connected_socket(url: SplitResult) -> socket.socket:
     if url.scheme not in ("ws", "wss") or not url.hostname:
         raise ValueError("no ws or wss URL with a host")
     loop = asyncio.get_running_loop()
-    port = url.port or (443 if url.scheme == "wss" else 80)
-    found = await loop.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
+    found = await addresses(url.hostname, url.port or (443 if url.scheme == "wss" else 80))
     failure: Exception = OSError("no address")
     for number, (family, kind, protocol, _, address) in enumerate(found, 1):
         attempt = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)

@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 import h11
 import httpcore
 
+from execserver.aside import ADDRESS_SECONDS, addresses, aside
 from execserver.error_causes import causes_of
 from execserver.relay import contract
 from execserver.relay.contract import (
@@ -228,7 +229,7 @@ class RegistryClient:
     ) -> tuple[int, bytes]:
         if self._context is None and self._base.scheme == "https":
             # It reads the system's certificates, which takes some 20 ms.
-            self._context = await asyncio.to_thread(ssl.create_default_context)
+            self._context = await aside(ssl.create_default_context)
         url = httpcore.URL(
             scheme=self._base.scheme, host=self._base.hostname or "", port=self._base.port, target=path
         )
@@ -306,8 +307,19 @@ class _Network(httpcore.AnyIOBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect, and remember it."""
-        stream = await super().connect_tcp(host, port, timeout, local_address, socket_options)
+        """Connect to the first address that answers, in the resolver's order, and remember it."""
+        found = await addresses(host, port)
+        for number, (*_, address) in enumerate(found, 1):
+            try:
+                async with asyncio.timeout(ADDRESS_SECONDS if number < len(found) else None):
+                    stream = await super().connect_tcp(
+                        str(address[0]), port, timeout, local_address, socket_options
+                    )
+            except (TimeoutError, httpcore.ConnectError, httpcore.ConnectTimeout):
+                if number == len(found):
+                    raise
+            else:
+                break
         self._opened.append(stream)
         return stream
 

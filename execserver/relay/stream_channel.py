@@ -121,6 +121,7 @@ class RelayChannel:
         self._assembler: MessageAssembler | None = MessageAssembler(self._deliver)
         self._reorder = Reorder()
         self._paused = False
+        self._heard = self._loop.time()
         self._held: deque[tuple[int, memoryview | bytes]] = deque()
         self._held_bytes = 0
         # The end.
@@ -172,10 +173,12 @@ class RelayChannel:
                 self._loop.call_soon(self._serve_held)
 
     def probe(self, timeout: float) -> None:
-        """Drop the connection if its client has opened another one since: it lives there. Otherwise nothing:
-        the relay pings, and tells us of dead peers.
+        """Drop the connection if its client has opened another one since and is silent here for so long: it
+        lives there. Otherwise nothing: the relay pings, and tells us of dead peers. And a second program with
+        the same key, which only asks for a session, must not take it from the one that works with it.
         """
-        if not self._over and self._carrier.has_newer(self):
+        silent = self._loop.time() - self._heard >= timeout
+        if silent and not self._over and self._carrier.has_newer(self):
             log.debug("peer is elsewhere", peer=self.peer)
             self.abort()
 
@@ -203,6 +206,7 @@ class RelayChannel:
     def record_received(self, seq: int, sealed: memoryview | bytes) -> None:
         """A data frame came."""
         measures.received(len(sealed))
+        self._heard = self._loop.time()
         if self._over:
             return
         if not (self._paused or self._held):

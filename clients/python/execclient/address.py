@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
+from execclient.channel import CONNECT_SECONDS
 from execclient.connection import Connection, Json
 from execclient.errors import ConnectionFailed, ExecServerError, InsecureToken, UnsupportedUrl
 from execclient.loopback import is_loopback
 from execclient.sockets import open_unix
 from execclient.stdio import open_child
+from execserver.aside import aside
 
 URL_VARIABLE = "EXECSERVER_URL"
 TOKEN_VARIABLE = "EXECSERVER_TOKEN"  # noqa: S105 - a name
@@ -128,7 +130,12 @@ class Token:
         if self.file is None:
             return _checked(self.value or "", "the token")
         try:
-            content = await asyncio.to_thread(_beginning, self.file)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                content = await aside(_beginning, self.file)
+        except TimeoutError:
+            raise ConnectionFailed(
+                f"cannot read the token file {self.file}: it did not come within {CONNECT_SECONDS:g} s"
+            ) from None
         except (OSError, ValueError) as error:
             raise ConnectionFailed(f"cannot read the token file {self.file}: {error}") from error
         return _checked(content.strip(), f"the token file {self.file}")

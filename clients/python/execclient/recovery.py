@@ -40,6 +40,9 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.005, 0.1
 """Between two tries. A server on the same machine sees the cut within milliseconds; after that
 the stock client's pace."""
 
+STEADY_SECONDS = 1.0
+"""A connection that lasted so long was one; after a shorter one that brought nothing there is a pause."""
+
 ATTACHED_SECONDS = 8.0
 """How long a session that another connection has is asked for at the start. A server needs 5 s to
 find out that nobody is at the other end of that one."""
@@ -82,6 +85,38 @@ class Link:
             await connection.abort()
             raise
         return connection, result
+
+
+class Pace:
+    """The pauses between connections that are made and cut again before they have brought anything.
+
+    Args:
+        longest: seconds of the longest one.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._pause = 0.0
+        self._since: float | None = None
+        self._reached = 0
+
+    def connected(self, now: float, reached: int) -> None:
+        """There is a connection.
+
+        Args:
+            now: seconds, by a steady clock.
+            reached: a number that grows with whatever a connection brings.
+        """
+        self._since, self._reached = now, reached
+
+    def lost(self, now: float, reached: int) -> float:
+        """It was lost: seconds to wait before the next one."""
+        lasted = self._since is None or now - self._since >= STEADY_SECONDS
+        if lasted or reached != self._reached:
+            self._pause = 0.0
+        else:
+            self._pause = min(2 * self._pause or FIRST_PAUSE_SECONDS, self._longest)
+        return self._pause
 
 
 async def join(link: Link, session_id: str | None) -> tuple[Connection, Json]:

@@ -30,6 +30,7 @@ from execclient.errors import (
     WrongExecutor,
 )
 from execclient.relay_channel import RelayChannel
+from execserver.aside import aside
 from execserver.relay.contract import ENVIRONMENT_OFFLINE, ContractError, check_environment_id
 from execserver.relay.dial import DialFailed, DialRefused, dial
 from execserver.relay.key_files import KeyFileError, load_key_pair
@@ -153,7 +154,13 @@ class RelayTarget:
                 self._own = KeyPair.generate()
             else:
                 try:
-                    self._own = await asyncio.to_thread(load_key_pair, self._key_file, create=False)
+                    async with asyncio.timeout(CONNECT_SECONDS):
+                        self._own = await aside(load_key_pair, self._key_file, create=False)
+                except TimeoutError:
+                    raise ConnectionFailed(
+                        f"cannot read the key file {self._key_file}: it did not come within "
+                        f"{CONNECT_SECONDS:g} s"
+                    ) from None
                 except KeyFileError as error:
                     raise ConnectionFailed(str(error)) from None
         return self._own

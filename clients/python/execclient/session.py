@@ -32,7 +32,7 @@ from execclient.errors import (
     Unsupported,
 )
 from execclient.inbox import Inbox, Key
-from execclient.recovery import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Link, join, resume
+from execclient.recovery import Link, Pace, join, resume
 
 SENT_AGAIN = frozenset(
     {
@@ -87,6 +87,7 @@ class Session:
         """How often a lost connection was replaced."""
         self._recovery_timeout = recovery_timeout
         self._link = Link(target, client_name, self._event, self._connection_lost)
+        self._pace = Pace(target.longest_pause)
         self._connection: Connection | None = None
         self._settled = asyncio.Event()
         """Not recovering: connected, lost or closed."""
@@ -353,10 +354,12 @@ class Session:
 
     async def _resumed(self) -> Connection:
         clock = asyncio.get_running_loop().time
-        begin, reached, pause = clock(), self._reached(), 0.0
+        begin, reached = clock(), self._reached()
         while True:
+            await asyncio.sleep(self._pace.lost(clock(), self._reached()))
             connection = await resume(self._link, self.id, self._recovery_timeout)
             self.recoveries += 1  # before anything comes of it
+            self._pace.connected(clock(), self._reached())
             try:
                 async with asyncio.timeout(self._recovery_timeout):
                     await go_on(connection, self._all_inboxes())
@@ -371,13 +374,11 @@ class Session:
             if not connection.lost:
                 return connection
             if self._reached() != reached:
-                begin, reached, pause = clock(), self._reached(), 0.0
+                begin, reached = clock(), self._reached()
             elif clock() - begin >= self._recovery_timeout:
                 raise SessionLost(
                     f"each connection of {self._recovery_timeout:g} s was lost before it brought anything"
                 )
-            await asyncio.sleep(pause)
-            pause = min(2 * pause or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
     def _reached(self) -> int:
         """Grows with whatever a connection brings."""

@@ -92,6 +92,22 @@ async def test_a_connection_that_is_cut_again_while_it_recovers_is_replaced_agai
         assert executor.recoveries == 4
 
 
+async def test_connections_that_are_cut_as_soon_as_they_are_back_are_made_ever_more_slowly(
+    scripted: ScriptedDaemon,
+) -> None:
+    clock = asyncio.get_running_loop().time
+    async with scripted.client() as (executor, process, peer):
+        begin = clock()
+        for _ in range(8):
+            await peer.close()
+            peer = await scripted.session()
+            await peer.answer("process/read", page(next_seq=1))
+        assert clock() - begin >= 0.3  # 5 ms, doubled up to 100
+        peer.send(exited(1), closed(2))
+        assert await process.wait() == 0
+        assert executor.recoveries == 8
+
+
 async def test_a_session_that_is_still_attached_is_asked_for_again(scripted: ScriptedDaemon) -> None:
     async with scripted.client() as (executor, process, peer):
         await peer.close()

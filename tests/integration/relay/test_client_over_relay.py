@@ -28,6 +28,7 @@ from execclient import (
     connect,
 )
 from execclient.sync import connect as connect_blocking
+from execserver.relay.key_files import load_key_pair
 from tests.integration.http.certificates import make_authority, server_context
 from tests.support.cutting_proxy import Cut, cutting
 from tests.support.relay_service import RelayService
@@ -155,6 +156,29 @@ def box(relay: RelayService, tokens: Tokens) -> Iterator[Place]:
 async def executor(box: Place) -> AsyncIterator[Executor]:
     async with box.connect() as connected:
         yield connected
+
+
+# -- one client, several programs
+
+
+async def test_a_program_that_only_asks_for_a_session_does_not_take_it_from_the_one_that_works_with_it(
+    box: Place, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    load_key_pair(key, create=True)
+    async with box.connect(key_file=key) as owner:
+
+        async def ask() -> None:
+            async with box.connect(key_file=key, session_id=owner.session_id):
+                raise AssertionError("two have one session")
+
+        asking = asyncio.create_task(ask())
+        for _ in range(100):
+            assert (await owner.run(["true"])).exit_code == 0
+            await asyncio.sleep(0.02)
+        assert not asking.done()
+        assert owner.recoveries == 0
+        asking.cancel()
 
 
 # -- as over anything else

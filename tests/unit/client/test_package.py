@@ -34,6 +34,7 @@ def test_importing_the_client_pulls_in_nothing_of_the_server_but_its_protocol(mo
     assert [name for name in listing if name.partition(".")[0] in HEAVY] == []
     server = {name for name in listing if name.startswith("execserver.")}
     assert server <= {
+        "execserver.aside",
         "execserver.protocol",
         "execserver.protocol.errors",
         "execserver.protocol.limits",

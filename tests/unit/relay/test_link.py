@@ -325,10 +325,11 @@ async def test_the_newest_stream_of_a_client_is_where_it_lives(world: World) -> 
     await world.enter("other", key=other)
     await world.enter("new")
     old, others, new = (handler.channel for handler in world.handlers)
-    new.probe(5)
-    others.probe(5)
+    new.probe(0)
+    others.probe(0)
+    old.probe(60)
     assert len(world.link) == 3
-    old.probe(5)
+    old.probe(0)
     assert world.of("old")[-1] == ("reset", CLOSED)
     assert len(world.link) == 2
 

@@ -341,10 +341,21 @@ async def test_messages_behind_the_one_that_dropped_the_connection_are_not_deliv
 
 
 async def test_a_client_that_has_moved_on_is_dropped_by_a_probe(ends: Ends) -> None:
-    ends.channel.probe(5.0)
+    ends.channel.probe(0)
     assert not ends.link.left
     ends.link.newer = True
-    ends.channel.probe(5.0)
+    ends.channel.probe(0)
+    assert ends.link.left == [CLOSED]
+
+
+async def test_a_client_that_says_something_is_not_taken_for_one_that_has_moved_on(ends: Ends) -> None:
+    ends.link.newer = True
+    await asyncio.sleep(0.05)
+    ends.deliver(b"here")
+    ends.channel.probe(0.05)
+    assert not ends.link.left
+    await asyncio.sleep(0.05)
+    ends.channel.probe(0.05)
     assert ends.link.left == [CLOSED]
 
 
