@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
+
+ALONE: Final = len(os.sched_getaffinity(0)) == 1
+"""Whether there is one processor only: who waits awake keeps the other from doing what is waited for."""
 
 _MOST_MISSES: Final = 8
 """Tries in vain in a row after which the pauses do not grow any more."""

@@ -345,6 +345,7 @@ async def _read_when_news(
     await caller.wait_for_room()
     if process.released:
         raise unknown_process(params.process_id)
+    caller.expect_next_poll()
     return _read_page(caller, process, params)
 
 

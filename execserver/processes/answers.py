@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Final
 
-from execserver.backoff import Backoff
+from execserver.backoff import ALONE, Backoff
 from execserver.processes.poller import READABLE, Watch
 from execserver.spool.system_calls import unread_bytes
 
@@ -32,8 +32,6 @@ within 115 us."""
 
 TOGETHER_SECONDS: Final = 50e-6
 """Writes that follow each other faster came together: a client that waits for replies needs longer."""
-
-_ALONE = len(os.sched_getaffinity(0)) == 1
 
 
 class Habit:
@@ -53,7 +51,7 @@ class Habit:
 
     def is_prompt(self) -> bool:
         """Whether to look after this write. To be asked once for each."""
-        if _ALONE:
+        if ALONE:
             return False
         if not self._backoff.is_due():
             return False

@@ -43,6 +43,7 @@ from execserver.rpc.channel import Channel
 from execserver.rpc.dialect import Dialect, Undecided, encode_standard_error
 from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.lean import LeanDialect
+from execserver.rpc.next_poll import NextPoll
 from execserver.rpc.params import decode_params
 from execserver.rpc.room import MAX_UNSENT_BYTES, Room
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
@@ -110,6 +111,9 @@ class Connection:
         self._schedule = Scheduler(None if self._strict else concurrency, self, self._room)
         self._backlog: deque[bytes | bytearray] = deque()
         """Messages that are not admitted yet."""
+        self._reads = 0
+        """Reads of the transport that brought messages."""
+        self._next_poll: NextPoll | None = None
         self._streaming = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
         """What loads the standard dialect."""
@@ -174,6 +178,12 @@ class Connection:
         """Wait until one more piece of something long may be sent."""
         await self._room.wait_to_push()
 
+    def expect_next_poll(self) -> None:
+        """A long poll is about to be answered."""
+        if self._next_poll is None:
+            self._next_poll = NextPoll(lambda: self._reads)
+        self._next_poll.answered()
+
     def probe(self, timeout: float) -> None:
         """Drop the connection unless its peer answers in `timeout` seconds."""
         self._channel.probe(timeout)
@@ -225,6 +235,7 @@ class Connection:
 
     def batch_ended(self) -> None:
         """What one read brought has been delivered."""
+        self._reads += 1
         if not self._paused and (self._backlog or self._must_wait()):
             self._paused = True
             self._channel.pause_reading()

@@ -56,6 +56,9 @@ class Caller(Protocol):
         and with the output of processes, so that neither waits for the whole of the other.
         """
 
+    def expect_next_poll(self) -> None:
+        """A long poll is about to be answered: whoever follows something asks again at once."""
+
     def probe(self, timeout: float) -> None:
         """Drop the connection unless its peer answers in `timeout` seconds."""
 

@@ -18,16 +18,13 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
-import os
 from time import perf_counter
 from typing import Final
 
-from execserver.backoff import Backoff
+from execserver.backoff import ALONE, Backoff
 
 AWAKE_SECONDS: Final = 60e-6
 """How long a moment is: a client that only looks at an answer and asks again needs 10 to 40 us."""
-
-_ALONE = len(os.sched_getaffinity(0)) == 1
 
 
 class Attention:
@@ -49,7 +46,7 @@ class Attention:
         Args:
             began: when it was read, on the clock of `perf_counter`.
         """
-        if _ALONE:
+        if ALONE:
             return
         if self._until:
             self._backoff.tried(in_vain=began > self._until)

@@ -1,0 +1,87 @@
+"""After which answers to long polls the loop stays awake, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from time import perf_counter
+
+import pytest
+
+from execserver.rpc import next_poll
+from execserver.rpc.next_poll import AWAKE_SECONDS, NextPoll
+
+
+@pytest.fixture(autouse=True)
+def several_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(next_poll, "ALONE", False)
+
+
+class Client:
+    """A client of which one hears now and then; `turns` counts those of the loop that did not sleep."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.turns = 0
+        self.asks_after = 0
+        """Looks after which its next poll comes; 0 for never."""
+        self.next_poll = NextPoll(self._look)
+
+    def _look(self) -> int:
+        self.turns += 1
+        if self.turns == self.asks_after:
+            self.heard += 1
+        return self.heard
+
+    async def answer(self) -> bool:
+        """Answer a poll; whether the loop stayed awake for the next one."""
+        self.turns = 0
+        self.next_poll.answered()
+        awake = self.turns > 0
+        before = -1
+        while before != self.turns:
+            before = self.turns
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return awake
+
+
+async def test_the_loop_stays_awake_for_a_moment() -> None:
+    client = Client()
+    began = perf_counter()
+    assert await client.answer()
+    assert perf_counter() - began >= AWAKE_SECONDS
+
+
+async def test_the_next_message_ends_the_moment() -> None:
+    client = Client()
+    client.asks_after = 3
+    assert await client.answer()
+    assert client.turns == 3
+
+
+async def test_a_client_that_asks_again_at_once_is_always_waited_for() -> None:
+    client = Client()
+    client.asks_after = 3
+    assert all([await client.answer() for _ in range(300)])
+
+
+async def test_a_client_that_does_not_is_waited_for_ever_more_seldom() -> None:
+    client = Client()
+    waits = [number for number in range(300) if await client.answer()]
+    pauses = [after - before - 1 for before, after in pairwise(waits)]
+    assert pauses == [1, 3, 7, 15, 31, 63, 127]
+
+
+async def test_answers_during_a_moment_begin_no_further_one() -> None:
+    client = Client()
+    client.next_poll.answered()
+    looked = client.turns
+    client.next_poll.answered()
+    assert client.turns == looked
+
+
+async def test_with_one_processor_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(next_poll, "ALONE", True)
+    client = Client()
+    assert not await client.answer()
