@@ -97,8 +97,12 @@ def _config_check(options: argparse.Namespace) -> int:
     effective = _effective(options)
     if effective is None:
         return 1
-    from execserver import server  # noqa: F401  what cannot be loaded is to be found out here
+    # What cannot be loaded is to be found out here.
+    from execserver import server  # noqa: F401
+    from execserver.protocol.methods import load_shapes
+    from execserver.rpc import validation  # noqa: F401
 
+    load_shapes()
     return _read_credentials(effective) or _check_remote(effective, options)
 
 

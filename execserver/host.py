@@ -7,14 +7,18 @@ import pwd
 import secrets
 import socket
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from execserver import __version__
-from execserver.protocol.environment import Capabilities, EnvironmentInfo
 from execserver.protocol.methods import extension_names
 from execserver.protocol.path_uri import path_to_uri
+
+if TYPE_CHECKING:
+    from execserver.protocol.environment import Capabilities, EnvironmentInfo
+
 
 CAPABILITIES: Capabilities = {
     # True only for what exists: a client uses what it finds here.

@@ -35,6 +35,7 @@ from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
 from execserver.protocol.errors import InternalError
+from execserver.protocol.methods import load_shapes
 from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
@@ -82,6 +83,10 @@ LAST_ANSWERS_SECONDS = 10.0
 WARM_UP_AFTER_SECONDS = 2.0
 """When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
 processor, which a client that starts a daemon for a single command should not wait for."""
+
+LOAD_MODELS_AFTER_SECONDS = 0.1
+"""When the models of parameters are loaded, unless a request needs them earlier: the first command of a
+client that starts a daemon for it has begun by then."""
 
 LAST_FRAMES_SECONDS = 1.0
 """How long a relay may take to take the last bytes for its clients."""
@@ -138,6 +143,20 @@ def run(config: Settings, config_file: str | None = None) -> int:
     writer.flush(1.0)
     # A thread that hangs in a dead mount must not keep the process.
     os._exit(code)
+
+
+def load_models() -> None:
+    """Load the models of all parameters: a tenth of a second of work, for whatever thread. Never raises.
+
+    Now rather than at the first request that needs them, and before somebody installs others in their place.
+    """
+    try:
+        from execserver.rpc import validation  # noqa: F401  pydantic
+
+        load_shapes()
+    except Exception as error:  # a broken installation, a full table of descriptors
+        log.error("the models of parameters cannot be loaded", exc_info=error)
+    gc.freeze()  # as `Server._freeze_heap`
 
 
 def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | None) -> OwnThings:
@@ -291,6 +310,7 @@ class Server:
             await self._listen(listener, connect, executor, health.pages(gauges))
         self._freeze_heap()
         run_in_background(self._sandboxes.sweep)
+        loop.call_later(LOAD_MODELS_AFTER_SECONDS, run_in_background, load_models)
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
             self._remote.start()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from execserver.processes.launch import LaunchPlan, require_program
 from execserver.protocol.errors import InternalError, InvalidParams, os_error_text
-from execserver.protocol.sandbox import SandboxContext
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.policy import Policy, Surroundings, resolve
 from execserver.sandbox.refusal import refused
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
+
+if TYPE_CHECKING:
+    from execserver.protocol.sandbox import SandboxContext
 
 
 def command_policy(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from execserver.protocol.environment import NoParams
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
+
+if TYPE_CHECKING:
+    from execserver.protocol.environment import NoParams
 
 
 def handlers() -> Handlers:

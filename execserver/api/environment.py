@@ -5,20 +5,23 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from execserver.host import Host
-from execserver.protocol.environment import (
-    ConfigReadParams,
-    ConfigReadResult,
-    DiscoverV1Params,
-    DiscoverV1Result,
-    DiscoverV2Params,
-    DiscoverV2Result,
-    NoParams,
-)
 from execserver.protocol.path_uri import path_to_uri
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
+
+if TYPE_CHECKING:
+    from execserver.protocol.environment import (
+        ConfigReadParams,
+        ConfigReadResult,
+        DiscoverV1Params,
+        DiscoverV1Result,
+        DiscoverV2Params,
+        DiscoverV2Result,
+        NoParams,
+    )
 
 
 def handlers(host: Host) -> Handlers:

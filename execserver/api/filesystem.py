@@ -28,39 +28,38 @@ from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.watch import MissingWatch
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.protocol.errors import InternalError, InvalidRequest, file_error
-from execserver.protocol.filesystem import (
-    ApplyEditsParams,
-    ApplyEditsResult,
-    CanonicalPath,
-    CloseParams,
-    CopyParams,
-    CreateDirectoryParams,
-    DigestParams,
-    DigestResult,
-    ExpectedAbsent,
-    Metadata,
-    OpenParams,
-    OpenResult,
-    PathParams,
-    ReadBlockParams,
-    RemoveEdit,
-    RemoveParams,
-    RenameParams,
-    WalkParams,
-    WatchMissingParams,
-    WatchMissingResult,
-    WriteBlockParams,
-    WriteEdit,
-    WriteFileParams,
-)
 from execserver.protocol.path_uri import ForeignPath, path_to_uri
-from execserver.protocol.sandbox import SandboxContext
 from execserver.rpc.handlers import Caller, Encoded, Handler, StreamedResult
 from execserver.sandbox.policy import Policy
 
 if TYPE_CHECKING:
     from execserver.filesystem.edit_plan import Edit
     from execserver.filesystem.edits import Edits
+    from execserver.protocol.filesystem import (
+        ApplyEditsParams,
+        ApplyEditsResult,
+        CanonicalPath,
+        CloseParams,
+        CopyParams,
+        CreateDirectoryParams,
+        DigestParams,
+        DigestResult,
+        Metadata,
+        OpenParams,
+        OpenResult,
+        PathParams,
+        ReadBlockParams,
+        RemoveEdit,
+        RemoveParams,
+        RenameParams,
+        WalkParams,
+        WatchMissingParams,
+        WatchMissingResult,
+        WriteBlockParams,
+        WriteEdit,
+        WriteFileParams,
+    )
+    from execserver.protocol.sandbox import SandboxContext
 
 T = TypeVar("T")
 
@@ -327,6 +326,7 @@ def _policy(confinement: FileConfinement | None, sandbox: SandboxContext | None)
 
 def _edit(edit: WriteEdit | RemoveEdit) -> Edit:
     from execserver.filesystem.edit_plan import ABSENT, Edit
+    from execserver.protocol.filesystem import ExpectedAbsent, RemoveEdit
 
     expected = (
         None if edit.expected is None

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from execserver.host import Host
-from execserver.protocol.handshake import InitializeParams, InitializeResult
 from execserver.rpc.handlers import Caller, Handlers
 from execserver.sessions.table import SessionTable
+
+if TYPE_CHECKING:
+    from execserver.protocol.handshake import InitializeParams, InitializeResult
+
 
 EXTENSIONS_VERSION = 1
 

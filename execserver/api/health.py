@@ -14,15 +14,18 @@ import asyncio
 import os
 from collections.abc import Awaitable, Sequence
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from execserver import __version__
-from execserver.protocol.environment import NoParams
-from execserver.protocol.health import Health
 from execserver.rpc.handlers import Caller, Handlers
 from execserver.telemetry import metrics
 from execserver.telemetry.gauges import Gauges
 from execserver.telemetry.measures import measures
 from execserver.transports.http_head import STOPPING, Content, Head, Page, Pages
+
+if TYPE_CHECKING:
+    from execserver.protocol.environment import NoParams
+    from execserver.protocol.health import Health
 
 
 def handlers(gauges: Gauges) -> Handlers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import pybase64
 
@@ -23,9 +24,11 @@ from execserver.http.request import (
 from execserver.http.stream import Stream
 from execserver.processes.child_environment import is_always_removed
 from execserver.protocol.errors import InvalidParams
-from execserver.protocol.http import HttpHeader, HttpRequestParams
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers, Result, StreamedResult
+
+if TYPE_CHECKING:
+    from execserver.protocol.http import HttpHeader, HttpRequestParams
 
 
 class HttpHandlers:

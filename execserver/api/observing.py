@@ -6,24 +6,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 from execserver.processes.executor import Executor
 from execserver.processes.listing import Meter, Usage
 from execserver.processes.process import ManagedProcess
 from execserver.protocol.errors import InvalidParams, InvalidRequest
-from execserver.protocol.filesystem import Empty
-from execserver.protocol.process import (
-    ListParams,
-    ProcessEntry,
-    SubscribeParams,
-    SubscribeResult,
-    UnsubscribeParams,
-    WrittenSize,
-)
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_proof
 from execserver.sessions.table import SessionTable
+
+if TYPE_CHECKING:
+    from execserver.protocol.filesystem import Empty
+    from execserver.protocol.process import (
+        ListParams,
+        ProcessEntry,
+        SubscribeParams,
+        SubscribeResult,
+        UnsubscribeParams,
+        WrittenSize,
+    )
+
 
 _ENTRIES_A_TURN = 256
 """Processes that are described in one turn of the loop, within 2 ms: tens of thousands may be kept."""

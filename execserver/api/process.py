@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import pybase64
 from msgspec.structs import replace
@@ -32,26 +32,8 @@ from execserver.protocol.errors import (
     start_unknown,
     unknown_process,
 )
-from execserver.protocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
+from execserver.protocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES, TTY_COLUMNS, TTY_ROWS
 from execserver.protocol.path_uri import ForeignPath
-from execserver.protocol.process import (
-    USUAL_SIZE,
-    CloseStdinParams,
-    CloseStdinResult,
-    ReadParams,
-    ResizeParams,
-    ResizeResult,
-    SandboxType,
-    SignalParams,
-    SignalResult,
-    StartParams,
-    StartResult,
-    TerminateParams,
-    TerminateResult,
-    WriteParams,
-    WriteResult,
-)
-from execserver.protocol.sandbox import SandboxContext
 from execserver.protocol.signals import signal_number
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
@@ -61,6 +43,26 @@ from execserver.sessions.access import reach, require_resize
 from execserver.sessions.feed import end_members
 from execserver.sessions.session import Session
 from execserver.sessions.table import SessionTable
+
+if TYPE_CHECKING:
+    from execserver.protocol.process import (
+        CloseStdinParams,
+        CloseStdinResult,
+        ReadParams,
+        ResizeParams,
+        ResizeResult,
+        SandboxType,
+        SignalParams,
+        SignalResult,
+        StartParams,
+        StartResult,
+        TerminateParams,
+        TerminateResult,
+        WriteParams,
+        WriteResult,
+    )
+    from execserver.protocol.sandbox import SandboxContext
+
 
 MAX_WAITING_INPUT_BYTES = 32 << 20
 """Bytes of writes of a session that wait for a child to read. Half of what a connection's
@@ -268,7 +270,7 @@ class ProcessHandlers:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
     def _plan(self, params: StartParams) -> LaunchPlan:
-        size = params.size or USUAL_SIZE
+        size = params.size
         return plan_launch(
             params.argv,
             params.arg0,
@@ -277,7 +279,7 @@ class ProcessHandlers:
             tty=params.tty,
             pipe_stdin=params.pipe_stdin,
             login_shell=self._host.shell,
-            size=(size.rows, size.cols),
+            size=(TTY_ROWS, TTY_COLUMNS) if size is None else (size.rows, size.cols),
         )
 
     async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:

@@ -10,11 +10,10 @@ where they are used (`transports/authentication.py`, `server.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
-from pydantic.config import JsonDict
+from typing import Any, Literal
 
 from execserver.processes.executor import ExecutorLimits
 from execserver.relay.remote_options import RemoteOptions
@@ -59,6 +58,7 @@ def _option(
     ge: float | None = None,
     gt: float | None = None,
     lt: float | None = None,
+    check: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A field of `Settings`.
 
@@ -73,32 +73,33 @@ def _option(
         ge: the least number that is accepted.
         gt: what a number must be above.
         lt: what a number must be below.
+        check: looks at a value that has the type, and gives it as it is to be kept; raises a ValueError whose
+            text says what is accepted.
     """
-    extra: JsonDict = {"group": group, "metavar": metavar, "unit": unit, "unset": unset, "secret": secret}
-    return Field(default, description=description, json_schema_extra=extra, ge=ge, gt=gt, lt=lt)
+    words = {"description": description, "group": group, "metavar": metavar, "unit": unit, "unset": unset}
+    limits = {name: limit for name, limit in (("ge", ge), ("gt", gt), ("lt", lt)) if limit is not None}
+    more: Mapping[str, object] = {"secret": secret, "limits": limits, "check": check}
+    return field(default=default, metadata={**words, **more})
 
 
-def _listen_urls(value: object) -> tuple[str, ...]:
-    # Not pydantic's own strings: a socket's path may hold bytes that are no UTF-8.
-    if not isinstance(value, list | tuple) or not all(isinstance(url, str) for url in value):
-        raise ValueError(f"must be a list of strings, not {value!r}")
+def _listen_urls(value: tuple[str, ...]) -> tuple[str, ...]:
     try:
         listeners_from(value)
     except ListenError as error:
         raise ValueError(str(error)) from None
-    return tuple(value)
+    return value
 
 
-def _registry_url(value: str | None) -> str | None:
+def _registry_url(value: str) -> str:
     try:
-        return None if value is None else check_registry_url(value)
+        return check_registry_url(value)
     except ListenError as error:
         raise ValueError(str(error)) from None
 
 
-def _environment_id(value: str | None) -> str | None:
+def _environment_id(value: str) -> str:
     try:
-        return None if value is None else check_environment_id(value)
+        return check_environment_id(value)
     except ListenError as error:
         raise ValueError(str(error)) from None
 
@@ -107,17 +108,17 @@ def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-class Settings(BaseModel):
-    """How one daemon is to behave. By itself it reads nothing: `loading.load` does."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How one daemon is to behave. By itself it reads and checks nothing: `loading.load` does."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    listen: Annotated[tuple[str, ...], PlainValidator(_listen_urls)] = _option(
+    listen: tuple[str, ...] = _option(
         (),
         "where to listen: unix:///PATH, ws://IP:PORT (a literal address, [v6] in brackets; port 0: a free "
         "one, printed on stdout), or stdio",
         group=GENERAL,
         metavar="URL",
+        check=_listen_urls,
         unset="$XDG_RUNTIME_DIR/execserver/execserver.sock, else /tmp/execserver-UID/execserver.sock",
     )
     concurrent_requests: int | None = _option(
@@ -169,19 +170,21 @@ class Settings(BaseModel):
     allow_unauthenticated: bool = _option(
         False, "serve WebSockets without ws_auth on other addresses than loopback", group=WEBSOCKET
     )
-    remote: Annotated[str | None, AfterValidator(_registry_url)] = _option(
+    remote: str | None = _option(
         None,
         "the registry through which clients reach this daemon, which dials out to its relay: "
         "https://HOST[:PORT][/PREFIX], http:// on loopback only; nothing else is listened on unless `listen` "
         "says so",
         group=REMOTE,
         metavar="URL",
+        check=_registry_url,
     )
-    environment_id: Annotated[str | None, AfterValidator(_environment_id)] = _option(
+    environment_id: str | None = _option(
         None,
         "the name by which clients ask the registry for this daemon: letters, digits, - and _, at most 256",
         group=REMOTE,
         metavar="ID",
+        check=_environment_id,
     )
     remote_token_file: Path | None = _option(
         None,

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import types
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from pydantic import TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from execserver.configuration.model import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", Path: "a file name", str: "text"}
 _LIMITS = {"ge": "at least", "gt": "above", "lt": "below"}
 
+_PLAIN_NUMBER = {int: re.compile(r"[0-9]{1,15}"), float: re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")}
+"""Texts of numbers that mean the same to everybody."""
+
 
 class Option:
-    """A field of `Settings`. `type` is without None; `repeated` is a list of strings."""
+    """A field of `Settings`. `type` is without None; `repeated` is a list of strings.
 
-    def __init__(self, name: str, field: FieldInfo) -> None:
-        extra = field.json_schema_extra
-        assert isinstance(extra, dict), f"{name} is not made by _option"
+    What can be told without pydantic is: most daemons start with nothing else, and importing it takes longer
+    than all the rest that is done with settings.
+    """
+
+    def __init__(self, name: str, field: dataclasses.Field[Any], annotation: Any) -> None:
+        said = field.metadata
         self.name = name
         self.flag = "--" + name.replace("_", "-")
         self.variable = PREFIX + name.upper()
         self.default: Any = field.default
-        self.description = str(field.description)
-        self.group = str(extra["group"])
-        self.metavar = _text(extra["metavar"])
-        self.unit = _text(extra["unit"])
-        self.unset = _text(extra["unset"])
-        self.secret = bool(extra["secret"])
-        self.type = _without_none(field.annotation)
+        self.description = str(said["description"])
+        self.group = str(said["group"])
+        self.metavar = _text(said["metavar"])
+        self.unit = _text(said["unit"])
+        self.unset = _text(said["unset"])
+        self.secret = bool(said["secret"])
+        self._annotation = annotation
+        self.type = _without_none(annotation)
         self.choices: tuple[str, ...] = get_args(self.type) if get_origin(self.type) is Literal else ()
         self.repeated = get_origin(self.type) is tuple
-        self._field = field
+        self._bounds: dict[str, Any] = said["limits"]
+        self._check: Callable[[Any], Any] | None = said["check"]
 
     def validated(self, value: Any) -> Any:
         """The value of a flag or a variable: text, or what text stands for.
@@ -49,7 +59,8 @@ class Option:
             if not value:
                 raise ValueError(f"must be {self.accepted}, not empty")
             return Path(value)  # not by pydantic: a file's name may hold bytes that are no UTF-8
-        return self._checked(value, lambda: self._adapter.validate_python(value))
+        plain = self._plain(value)
+        return self._looked_at(self._adapted(value, strict=False) if plain is None else plain)
 
     def validated_strictly(self, value: Any) -> Any:
         """The value of a file, whose types are its own: no text for a number.
@@ -57,10 +68,7 @@ class Option:
         Raises:
             ValueError: not accepted; the text says what is.
         """
-        # As JSON, because there a list may be a tuple and a string a path; what JSON lacks (dates)
-        # becomes something that no setting takes.
-        document = json.dumps(value, default=lambda other: {"": str(other)})
-        return self._checked(value, lambda: self._adapter.validate_json(document, strict=True))
+        return self._looked_at(self._adapted(value, strict=True))
 
     @property
     def accepted(self) -> str:
@@ -84,28 +92,67 @@ class Option:
             return f"{value:g}"
         return " ".join(value) if isinstance(value, tuple) else str(value)
 
-    def _checked(self, value: Any, check: Callable[[], Any]) -> Any:
+    def _plain(self, value: Any) -> Any:
+        """What a value stands for without any doubt; None for a doubtful one."""
+        if self.repeated:
+            texts = _texts(value)
+            plain = texts is not None and (self._check is not None or all(map(str.isascii, texts)))
+            return texts if plain else None
+        if not isinstance(value, str):
+            return None
+        if self.type is str:
+            return value if value.isascii() else None
+        if self.choices:
+            return value if value in self.choices else None
+        pattern = _PLAIN_NUMBER.get(self.type)
+        if pattern is None or not pattern.fullmatch(value):
+            return None
+        number = self.type(value)
+        within = {"ge": number.__ge__, "gt": number.__gt__, "lt": number.__lt__}
+        return number if all(within[name](limit) is True for name, limit in self._bounds.items()) else None
+
+    def _looked_at(self, value: Any) -> Any:
+        return value if self._check is None or value is None else self._check(value)
+
+    def _adapted(self, value: Any, *, strict: bool) -> Any:
+        if self.repeated and self._check is not None:
+            # Not pydantic's own strings: a socket's path may hold bytes that are no UTF-8.
+            texts = _texts(value)
+            if texts is None:
+                raise ValueError(f"must be a list of strings, not {value!r}")
+            return texts
+        from pydantic import ValidationError
+
         try:
-            return check()
-        except ValidationError as invalid:
-            error = invalid.errors(include_url=False)[0]
-        if error["type"] == "value_error":
-            raise ValueError(str(error["ctx"]["error"])) from None  # our own check says it better
-        given = "" if self.secret else f", not {value!r}"
-        raise ValueError(f"must be {self.accepted}{given}")
+            if not strict:
+                return self._adapter.validate_python(value)
+            # As JSON, because there a list may be a tuple and a string a path; what JSON lacks (dates)
+            # becomes something that no setting takes.
+            document = json.dumps(value, default=lambda other: {"": str(other)})
+            return self._adapter.validate_json(document, strict=True)
+        except ValidationError:
+            given = "" if self.secret else f", not {value!r}"
+            raise ValueError(f"must be {self.accepted}{given}") from None
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        annotated: Any = Annotated[self._field.annotation, self._field]
+        from pydantic import Field, TypeAdapter
+
+        annotated: Any = Annotated[self._annotation, Field(**self._bounds)]
         return TypeAdapter(annotated)
 
     def _limits(self) -> list[str]:
         return [
-            f"{words} {value:g}" if value < 1e6 else f"{words} {value}"
-            for metadata in self._field.metadata
-            for name, words in _LIMITS.items()
-            if (value := getattr(metadata, name, None)) is not None
+            f"{_LIMITS[name]} {value:g}" if value < 1e6 else f"{_LIMITS[name]} {value}"
+            for name, value in self._bounds.items()
         ]
+
+
+def _texts(value: Any) -> tuple[str, ...] | None:
+    """A list of strings, as it is kept; None for anything else."""
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    return None
 
 
 def _text(value: object) -> str | None:
@@ -119,5 +166,9 @@ def _without_none(annotation: Any) -> Any:
     return annotation
 
 
-OPTIONS = {name: Option(name, field) for name, field in Settings.model_fields.items()}
+_ANNOTATIONS = get_type_hints(Settings)
+
+OPTIONS = {
+    field.name: Option(field.name, field, _ANNOTATIONS[field.name]) for field in dataclasses.fields(Settings)
+}
 """Every setting by its name, in the order of the model."""

@@ -12,7 +12,7 @@ import errno
 import marshal
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptor, Descriptors
@@ -26,9 +26,12 @@ from execserver.filesystem.worker_link import Adopt, Answer
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.filesystem.writing import Content, check_content, write_opened
 from execserver.protocol.errors import RpcError, file_error
-from execserver.protocol.filesystem import DigestResult, Metadata
 from execserver.sandbox.globs import matches
 from execserver.sandbox.policy import Policy
+
+if TYPE_CHECKING:
+    from execserver.protocol.filesystem import DigestResult, Metadata
+
 
 T = TypeVar("T")
 

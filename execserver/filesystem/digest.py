@@ -8,11 +8,11 @@ import os
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.giving_up import give_up_if
 from execserver.filesystem.opening import open_to_read
-from execserver.protocol.filesystem import DigestResult
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from execserver.filesystem.giving_up import Stop
+    from execserver.protocol.filesystem import DigestResult
 
 _BLOCK_BYTES = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.copy import copy
@@ -19,7 +19,10 @@ from execserver.filesystem.remove import remove
 from execserver.filesystem.rename import rename
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.writing import write_file
-from execserver.protocol.filesystem import DigestResult, Metadata
+
+if TYPE_CHECKING:
+    from execserver.protocol.filesystem import DigestResult, Metadata
+
 
 HandleMode = Literal["read", "replace"]
 

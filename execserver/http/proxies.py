@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-from pydantic_core import Url, ValidationError
 
 from execserver.http.request import Target
 
@@ -58,6 +57,8 @@ def _value(environment: Mapping[str, str], name: str) -> str:
 
 
 def _parse(text: str) -> Proxy | None:
+    from pydantic_core import Url, ValidationError  # long to import
+
     try:
         url = Url(text if "://" in text else f"http://{text}")
     except ValidationError:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-from pydantic_core import Url, ValidationError
 
 from execserver.protocol.errors import InvalidParams
 
@@ -86,6 +85,8 @@ def parse_url(text: str) -> Target:
     Raises:
         UrlError: it is no absolute URL, or its scheme is neither http nor https.
     """
+    from pydantic_core import Url, ValidationError  # long to import
+
     try:
         url = Url(text)
     except ValidationError as error:

@@ -17,8 +17,11 @@ import signal
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
-from execserver.protocol.process import ExitCause
+if TYPE_CHECKING:
+    from execserver.protocol.process import ExitCause
+
 
 _KILLED = 128 + signal.SIGKILL
 _LIMITS = frozenset({128 + signal.SIGXCPU, 128 + signal.SIGXFSZ})

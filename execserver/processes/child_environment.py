@@ -9,8 +9,11 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from execserver.protocol.process import EnvPolicy
+if TYPE_CHECKING:
+    from execserver.protocol.process import EnvPolicy
+
 
 CORE_VARIABLES = frozenset(
     {

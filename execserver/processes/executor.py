@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import structlog
@@ -29,7 +29,6 @@ from execserver.processes.spares import SpareDescriptors
 from execserver.processes.spawn import Spawned, Spawner
 from execserver.processes.stdin import InputBudget
 from execserver.processes.survival import Legacy, Slots, Survival
-from execserver.protocol.process import ExitCause
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.spool.arena import ProcessIndex
@@ -37,6 +36,10 @@ from execserver.spool.records import ProcessState, Started, State
 from execserver.spool.spool import Spool, SpoolBudget
 from execserver.supervisor.registration import DATA, MEMORY, PROCESS, SANDBOX
 from execserver.telemetry.measures import measures
+
+if TYPE_CHECKING:
+    from execserver.protocol.process import ExitCause
+
 
 log = structlog.get_logger(__name__)
 

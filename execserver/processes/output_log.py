@@ -20,16 +20,19 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import msgspec
 
 from execserver.fault_points import reach
-from execserver.protocol.process import Stream
 from execserver.spool.data_file import DataFile
 from execserver.spool.log_files import LogFiles, UnreadableError
 from execserver.spool.process_index import ProcessIndex, Record
 from execserver.spool.spool import CHUNK_BYTES, TAKE_BYTES, Spool, SpoolBudget
+
+if TYPE_CHECKING:
+    from execserver.protocol.process import Stream
+
 
 MAX_CHUNKS = 100_000
 """Chunks kept a process, whatever their size: a child that writes single bytes must not cost

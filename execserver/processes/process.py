@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import msgspec
 import structlog
@@ -47,13 +47,16 @@ from execserver.processes.stdin import InputBudget, StdinWriter
 from execserver.processes.survival import Slots, Survival
 from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text
 from execserver.protocol.limits import REMEMBERED_WRITE_IDS
-from execserver.protocol.process import CloseStdinResult, ExitCause, Stream, WriteResult
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.description import Backend
 from execserver.spool.records import FOREIGN_MARK, ProcessState, Started, stored_write_id
 from execserver.spool.spool import CHUNK_BYTES
 from execserver.supervisor.registration import INPUT, STATUS
 from execserver.telemetry.measures import measures
+
+if TYPE_CHECKING:
+    from execserver.protocol.process import CloseStdinResult, ExitCause, Stream, WriteResult
+
 
 log = structlog.get_logger(__name__)
 

@@ -13,10 +13,13 @@ Rules kept in this file:
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from execserver.protocol.process import Stream
 from execserver.spool.system_calls import unread_bytes
+
+if TYPE_CHECKING:
+    from execserver.protocol.process import Stream
+
 
 FILL_BYTES = 64 << 10
 """What the inner pipe holds."""

@@ -9,18 +9,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
 
-from execserver.protocol.process import USUAL_SIZE, StartParams
+if TYPE_CHECKING:
+    from execserver.protocol.process import StartParams
 
-_NOT_COMPARED = frozenset({"process_id", "if_exists"})
-"""What the process was found by, and what to do then."""
+_REQUIRED = object()
 
-_SAME_AS_DEFAULT: dict[str, tuple[Any, ...]] = {"size": (USUAL_SIZE,)}
+_COMPARED: dict[str, tuple[str, Any]] = {
+    "argv": ("argv", _REQUIRED),
+    "cwd": ("cwd", _REQUIRED),
+    "env": ("env", _REQUIRED),
+    "tty": ("tty", _REQUIRED),
+    "pipe_stdin": ("pipeStdin", False),
+    "arg0": ("arg0", None),
+    "env_policy": ("envPolicy", None),
+    "sandbox": ("sandbox", None),
+    "enforce_managed_network": ("enforceManagedNetwork", False),
+    "managed_network": ("managedNetwork", None),
+    "network_proxy": ("networkProxy", None),
+    "shell_snapshot": ("shellSnapshot", None),
+    "metadata": ("metadata", None),
+    "timeout_ms": ("timeoutMs", None),
+    "idle_timeout_ms": ("idleTimeoutMs", None),
+    "size": ("size", None),
+}
+"""Attribute, name on the wire and default of each parameter, but for what the process is found by and what to
+do then. Written out, because the model that has them takes long to load."""
 
 _DIGEST_BYTES = 8
 """16 hexadecimal digits: nobody gains anything by two starts of their own that look the same."""
@@ -33,31 +51,23 @@ def start_digest(params: StartParams) -> dict[str, str]:
     """A digest of each parameter that is not its default, by its name on the wire."""
     return {
         name: _digest(value)
-        for attribute, name, defaults in _compared()
-        if (value := getattr(params, attribute)) not in defaults
+        for attribute, (name, default) in _COMPARED.items()
+        if (value := getattr(params, attribute)) != default and not _is_usual_size(attribute, value)
     }
 
 
 def differing(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
     """The first parameter, in the order of the document, in which two starts differ; None for equal ones."""
-    for _, name, _ in _compared():
+    for name, _ in _COMPARED.values():
         if old.get(name) != new.get(name):
             return name
     return next((name for name in old if name not in new), None)
 
 
-@cache
-def _compared() -> tuple[tuple[str, str, tuple[Any, ...]], ...]:
-    """Attribute, name on the wire, and what is the same as leaving it out, of each parameter; one that is
-    required equals none of that.
-    """
-    return tuple(
-        (attribute, field.alias or attribute, (field.get_default(), *_SAME_AS_DEFAULT.get(attribute, ())))
-        for attribute, field in StartParams.model_fields.items()
-        if attribute not in _NOT_COMPARED
-    )
+def _is_usual_size(attribute: str, value: Any) -> bool:
+    return attribute == "size" and (value.rows, value.cols) == (TTY_ROWS, TTY_COLUMNS)
 
 
 def _digest(value: Any) -> str:
-    plain = value.model_dump(by_alias=True) if isinstance(value, BaseModel) else value
+    plain = value.model_dump(by_alias=True) if hasattr(value, "model_dump") else value
     return blake2b(_encode(plain).encode("ascii"), digest_size=_DIGEST_BYTES).hexdigest()

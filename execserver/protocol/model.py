@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
 import pybase64
@@ -11,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from execserver.protocol.path_uri import PathUriError, parse_path_uri
+from execserver.protocol.path_uri import PathUriError, remembered_path
 
 
 class Params(BaseModel):
@@ -36,14 +35,9 @@ def custom_error(message: str) -> PydanticCustomError:
     return PydanticCustomError("wire", "{text}", {"text": message})
 
 
-_parse_short_uri = lru_cache(maxsize=1024)(parse_path_uri)
-_SHORT_URI = 512
-"""Agents ask for the same few paths again and again; only short ones are worth remembering."""
-
-
 def _path_uri(value: str) -> str:
     try:
-        return _parse_short_uri(value) if len(value) < _SHORT_URI else parse_path_uri(value)
+        return remembered_path(value)
     except PathUriError as error:
         raise custom_error(str(error)) from None
 

@@ -36,8 +36,6 @@ from execserver.protocol.errors import (
     start_cancelled,
 )
 from execserver.protocol.methods import METHODS, Method
-from execserver.protocol.model import Params
-from execserver.protocol.process import TerminateParams
 from execserver.rpc import envelope
 from execserver.rpc.channel import Channel
 from execserver.rpc.dialect import Dialect, Undecided, encode_standard_error
@@ -71,6 +69,9 @@ MAX_UNFINISHED = 1024
 """Requests of a connection in the order of requests; each new one is compared with them."""
 
 T = TypeVar("T", bound=Closable)
+
+_RAW = frozenset({dict, list, str, int, float, bool, type(None)})
+"""What JSON is decoded to. Anything else is what a message meant that came before."""
 
 _connection_numbers = itertools.count(1)
 
@@ -420,10 +421,10 @@ class Connection:
             if method is None:
                 raise MethodNotFound(f"there is no method `{name[:MAX_QUOTED_CHARACTERS]}`")
             # What has come before is decoded (`repeats.py`).
-            params = arguments if arguments.__class__ is method.params else decode_params(method, arguments)
+            params = decode_params(method, arguments) if arguments.__class__ in _RAW else arguments
             if not self._ready or method.family is None:
                 self._check_handshake(method)
-            if params.__class__ is TerminateParams and self._cancels_start(params):
+            if name == "process/terminate" and self._cancels_start(params):
                 result: Any = {"running": True}
             elif method.family is not None and self._schedule.must_wait(name, params):
                 self._schedule.enqueue(Pending(target, method, params, size, began, trace))
@@ -452,9 +453,8 @@ class Connection:
         else:
             raise InvalidRequest(f"client must send initialized before using {method.family} methods")
 
-    def _cancels_start(self, params: Params) -> bool:
+    def _cancels_start(self, params: Any) -> bool:
         """Whether a terminate meant nothing but a start that is still waiting: it ends that one at once."""
-        assert isinstance(params, TerminateParams)
         if params.session_id is not None and (self._session is None or params.session_id != self._session.id):
             return False
         pending = self._schedule.cancel_start(params.process_id)

@@ -1,21 +1,23 @@
-"""Decoding of parameters: an object, or an array in field order, into the method's model. Pure.
+"""Decoding of parameters: an object, or an array in field order, into what handlers take. Pure.
 
-`docs/protocol.md`, "Envelope": what may stand in `params`, and the texts of -32602.
+`docs/protocol.md`, "Envelope": what may stand in `params`. What agents send first is decoded by
+`quick_params.py`; everything else by the models of `execserver.protocol`, which are loaded then.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
-
-from execserver.protocol.environment import NoParams
 from execserver.protocol.errors import InvalidParams
 from execserver.protocol.methods import Method
-from execserver.protocol.model import Params
+from execserver.rpc.kinds import kind_of
+from execserver.rpc.quick_params import decode_quickly
 
-_NO_PARAMS = NoParams()
+if TYPE_CHECKING:
+    from execserver.protocol.model import Params
+
+NOTHING: Final[Any] = object()
+"""The parameters of methods that have none."""
 
 
 def decode_params(method: Method, params: Any) -> Params:
@@ -25,77 +27,24 @@ def decode_params(method: Method, params: Any) -> Params:
         InvalidParams: they do not fit; the message names the field.
     """
     if params is None or params == {}:
-        if method.params is NoParams:
-            return _NO_PARAMS
+        if method.takes_nothing:
+            return NOTHING  # type: ignore[no-any-return]
         params = {}
     elif params.__class__ is list:
-        params = _by_position(method.params, params)
+        from execserver.rpc.validation import by_position
+
+        params = by_position(method.params, params)
     elif params.__class__ is not dict:
-        raise InvalidParams(f"invalid type: {_kind(params)}, expected an object")
-    if params and method.params is NoParams:
+        raise InvalidParams(f"invalid type: {kind_of(params)}, expected an object")
+    if params and method.takes_nothing:
         raise InvalidParams(f"invalid length: {method.name} takes no parameters")
-    try:
-        return method.params.__pydantic_validator__.validate_python(params)  # type: ignore[no-any-return]
-    except ValidationError as error:
-        text, field = _describe(error)
-        raise InvalidParams(text, field=field) from None
+    decoded = decode_quickly(method.name, params)
+    return _validate(method, params) if decoded is None else decoded
 
 
-def _by_position(model: type[Params], values: list[Any]) -> dict[str, Any]:
-    names, least = _positions(model)
-    if not names or not least <= len(values) <= len(names):
-        raise InvalidParams(
-            f"invalid length {len(values)}, expected struct {model.__name__} with {len(names)} elements"
-        )
-    return dict(zip(names, values, strict=False))
+def _validate(method: Method, params: dict[str, Any]) -> Params:
+    from execserver.rpc import validation
 
-
-@cache
-def _positions(model: type[Params]) -> tuple[tuple[str, ...], int]:
-    """The wire names in order, and how many must be given: null stands for an absent value, and
-    only members with another default may be left out at the end.
-    """
-    fields = [
-        (name, field) for name, field in model.model_fields.items() if name not in model.extension_members
-    ]
-    least = max(
-        (place for place, (_, field) in enumerate(fields, 1) if field.is_required() or field.default is None),
-        default=0,
-    )
-    return tuple(field.alias or name for name, field in fields), least
-
-
-def _describe(error: ValidationError) -> tuple[str, str]:
-    """One sentence for the client, and the member at fault: what is wrong comes before what is
-    missing, as a decoder that reads from left to right finds it.
-    """
-    faults = error.errors(include_url=False, include_input=True, include_context=True)
-    fault = next((fault for fault in faults if fault["type"] != "missing"), faults[0])
-    where = ".".join(str(part) for part in fault["loc"])
-    kind = fault["type"]
-    if kind == "missing":
-        return f"missing field `{fault['loc'][-1]}`", where
-    if kind == "union_tag_not_found":
-        return f"missing field `{where}.type`", f"{where}.type"
-    if kind == "wire":
-        return fault["msg"], where
-    if kind in ("literal_error", "union_tag_invalid"):
-        context = fault["ctx"]
-        value = context.get("tag", fault["input"])
-        expected = context.get("expected") or context.get("expected_tags")
-        return f"unknown variant `{value}`, expected {expected} (field `{where}`)", where
-    return f"invalid type: {_kind(fault['input'])} for field `{where}`: {fault['msg']}", where
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    names: dict[type, str] = {
-        bool: "boolean",
-        int: "integer",
-        float: "floating point",
-        str: "string",
-        list: "sequence",
-        dict: "map",
-    }
-    return names.get(type(value), type(value).__name__)
+    global _validate
+    _validate = validation.validate
+    return _validate(method, params)

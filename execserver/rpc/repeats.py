@@ -10,13 +10,17 @@ id that is a text, blanks) is not found and goes the long way.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from execserver.protocol.errors import InvalidParams
 from execserver.protocol.methods import METHODS
-from execserver.protocol.model import Params
 from execserver.rpc import envelope
 from execserver.rpc.envelope import ParseError, Request
 from execserver.rpc.params import decode_params
+
+if TYPE_CHECKING:
+    from execserver.protocol.model import Params
+
 
 REPEATED_METHODS = ("fs/getMetadata", "fs/canonicalize", "environment/info", "environment/status")
 """Methods that change nothing and whose parameters nobody changes."""

@@ -21,19 +21,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from execserver.protocol.methods import Method
-from execserver.protocol.model import Params
-from execserver.protocol.process import ReadParams, StartParams
 from execserver.rpc.accesses import AccessTable
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.rpc.ordering import Access, RequestOrder, Ticket
 from execserver.rpc.room import Room
 from execserver.telemetry import tracing
 from execserver.telemetry.tracing import RequestTrace
+
+if TYPE_CHECKING:
+    from execserver.protocol.model import Params
+
 
 REQUEST_OVERHEAD_BYTES = 512
 """What an unfinished request costs beside its text."""
@@ -142,7 +144,7 @@ class Scheduler:
         """Wait for the result of a request that did not have to wait for others."""
         pending.started = True
         self._hold(pending)
-        if pending.params.__class__ is not ReadParams:
+        if pending.method.name != "process/read":
             self._enter_order(pending)
         self._run(pending, work)
 
@@ -151,8 +153,10 @@ class Scheduler:
         says `finish`.
         """
         for pending in self.unfinished:
-            params = pending.params
-            if type(params) is StartParams and params.process_id == process_id and not pending.started:
+            if pending.method.name != "process/start" or pending.started:
+                continue
+            params: Any = pending.params
+            if params.process_id == process_id:
                 pending.started = True
                 if pending in self._waiting_for_slot:
                     self._waiting_for_slot.remove(pending)
@@ -209,7 +213,7 @@ class Scheduler:
             self._work.failed(pending, error)
             self.finish(pending)
             return
-        if pending.params.__class__ is ReadParams:
+        if pending.method.name == "process/read":
             self._leave_order(pending)
         if result.__class__ not in AT_ONCE:
             self._run(pending, result)

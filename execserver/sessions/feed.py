@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import pybase64
@@ -26,8 +26,11 @@ import pybase64
 from execserver.processes.output_log import Chunk, Page
 from execserver.processes.process import ManagedProcess
 from execserver.protocol.limits import MAX_FILLED_GAP
-from execserver.protocol.process import Stream
 from execserver.telemetry.measures import measures
+
+if TYPE_CHECKING:
+    from execserver.protocol.process import Stream
+
 
 WINDOW_BYTES = 256 << 10
 """Unsent bytes of a connection above which no further event is made."""

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.protocol.environment import NoParams
 from execserver.protocol.filesystem import PathParams
 from execserver.protocol.methods import METHODS
 from execserver.rpc import envelope
-from execserver.rpc.params import decode_params
+from execserver.rpc.params import NOTHING, decode_params
 from execserver.rpc.repeats import MAX_REMEMBERED, MAX_SEEN_ONCE, REPEATED_METHODS, Repeats
 
 
@@ -41,7 +40,7 @@ def test_the_third_of_a_kind_is_known_under_its_own_id() -> None:
 def test_requests_without_parameters_are_known_too() -> None:
     repeats = taught(b'{"id":1,"method":"environment/info"}')
 
-    assert repeats.find(b'{"id":2,"method":"environment/info"}') == (2, "environment/info", NoParams())
+    assert repeats.find(b'{"id":2,"method":"environment/info"}') == (2, "environment/info", NOTHING)
 
 
 @pytest.mark.parametrize(
