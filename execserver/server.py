@@ -35,7 +35,7 @@ from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
 from execserver.protocol.errors import InternalError
-from execserver.protocol.methods import load_shapes
+from execserver.protocol.methods import LOADING, load_shapes
 from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
@@ -151,8 +151,8 @@ def load_models() -> None:
     Now rather than at the first request that needs them, and before somebody installs others in their place.
     """
     try:
-        from execserver.rpc import validation  # noqa: F401  pydantic
-
+        with LOADING:
+            from execserver.rpc import validation  # noqa: F401  pydantic
         load_shapes()
     except Exception as error:  # a broken installation, a full table of descriptors
         log.error("the models of parameters cannot be loaded", exc_info=error)

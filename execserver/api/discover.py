@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from execserver.protocol.methods import LOADING
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 
@@ -41,6 +42,6 @@ class _Discovery:
 
 
 def _make_document() -> Encoded:
-    from execserver.protocol.openrpc import openrpc_document
-
+    with LOADING:
+        from execserver.protocol.openrpc import openrpc_document
     return Encoded(encode_json(openrpc_document()))

@@ -9,6 +9,7 @@ needs for its first answers (`rpc/quick_params.py`).
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,10 @@ class Method(msgspec.Struct, frozen=True):
 
 
 NO_PARAMS = "environment.NoParams"
+
+LOADING = threading.RLock()
+"""Held by whoever imports models, or pydantic: of modules that import each other, two threads that begin at
+different ends can see halves."""
 
 _EXEC, _FS = "exec", "filesystem"
 
@@ -204,7 +209,8 @@ EVENT_NAMES = {
 @cache
 def _shape(name: str) -> Any:
     module, _, shape = name.partition(".")
-    return getattr(import_module(f"execserver.protocol.{module}"), shape)
+    with LOADING:
+        return getattr(import_module(f"execserver.protocol.{module}"), shape)
 
 
 @cache

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import Method
+from execserver.protocol.methods import LOADING, Method
 from execserver.rpc.kinds import kind_of
 from execserver.rpc.quick_params import decode_quickly
 
@@ -31,9 +32,7 @@ def decode_params(method: Method, params: Any) -> Params:
             return NOTHING  # type: ignore[no-any-return]
         params = {}
     elif params.__class__ is list:
-        from execserver.rpc.validation import by_position
-
-        params = by_position(method.params, params)
+        params = _load().by_position(method.params, params)
     elif params.__class__ is not dict:
         raise InvalidParams(f"invalid type: {kind_of(params)}, expected an object")
     if params and method.takes_nothing:
@@ -43,8 +42,12 @@ def decode_params(method: Method, params: Any) -> Params:
 
 
 def _validate(method: Method, params: dict[str, Any]) -> Params:
-    from execserver.rpc import validation
-
     global _validate
-    _validate = validation.validate
+    _validate = _load().validate
     return _validate(method, params)
+
+
+def _load() -> ModuleType:
+    with LOADING:
+        from execserver.rpc import validation
+    return validation

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import Method
+from execserver.protocol.methods import LOADING, Method
 from execserver.protocol.model import Params
 from execserver.rpc.kinds import kind_of
 
@@ -22,8 +22,12 @@ def validate(method: Method, params: dict[str, Any]) -> Params:
     Raises:
         InvalidParams: they do not fit; the message names the field.
     """
+    model = method.params
+    if not model.__pydantic_complete__:
+        with LOADING:
+            model.model_rebuild()
     try:
-        return method.params.__pydantic_validator__.validate_python(params)  # type: ignore[no-any-return]
+        return model.__pydantic_validator__.validate_python(params)  # type: ignore[no-any-return]
     except ValidationError as error:
         text, field = _describe(error)
         raise InvalidParams(text, field=field) from None

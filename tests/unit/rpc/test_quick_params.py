@@ -205,5 +205,43 @@ def test_a_daemon_answers_its_first_requests_without_pydantic() -> None:
     assert loaded.stdout.strip() == ""
 
 
+def test_threads_that_need_models_at_once_all_get_whole_ones() -> None:
+    program = (
+        "import threading\n"
+        "from execserver.api.discover import _make_document\n"
+        "from execserver.protocol.errors import InvalidParams\n"
+        "from execserver.protocol.methods import METHODS\n"
+        "from execserver.rpc.params import decode_params\n"
+        "from execserver.server import load_models\n"
+        "barrier, failures = threading.Barrier(5), []\n"
+        "def decode(*methods):\n"
+        "    for method in methods:\n"
+        "        decode_params(METHODS[method], {'path': 'file:///a', 'mode': 'read', 'handleId': 'h',\n"
+        "            'processId': 'p', 'chunk': '', 'writeId': 'w'})\n"
+        "        try:\n"
+        "            decode_params(METHODS['process/start'], {'argv': []})\n"
+        "        except InvalidParams:\n"
+        "            pass\n"
+        "def run(work, *arguments):\n"
+        "    barrier.wait()\n"
+        "    try:\n"
+        "        work(*arguments)\n"
+        "    except BaseException as error:\n"
+        "        failures.append(repr(error))\n"
+        "threads = [threading.Thread(target=run, args=each) for each in ((load_models,), (_make_document,),\n"
+        "    (decode, 'fs/open', 'process/write'), (decode, 'process/write', 'fs/getMetadata'),\n"
+        "    (decode, 'fs/digest', 'process/terminate'))]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+        "print(*failures)\n"
+    )
+    for _ in range(3):
+        said = subprocess.run(
+            [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+        )
+        assert said.stdout.strip() == "", said.stdout
+        assert "cannot be loaded" not in said.stdout + said.stderr
+
+
 def test_quick_parameters_are_values() -> None:
     assert all(issubclass(kind, msgspec.Struct) for kind in QUICK.values())
