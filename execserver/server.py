@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,13 @@ from execserver.filesystem.blocking import run_in_background
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.host import Host
+from execserver.loading import LOADER
 from execserver.memory import reuse_buffers
 from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
 from execserver.protocol.errors import InternalError
-from execserver.protocol.methods import LOADING, load_shapes
+from execserver.protocol.methods import load_shapes
 from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
@@ -146,16 +148,14 @@ def run(config: Settings, config_file: str | None = None) -> int:
 
 
 def load_models() -> None:
-    """Load the models of all parameters: a tenth of a second of work, for whatever thread. Never raises.
+    """Load the models of all parameters: a tenth of a second of work, for whatever thread.
 
-    Now rather than at the first request that needs them, and before somebody installs others in their place.
+    Raises:
+        OSError: there is no descriptor for it.
+        ImportError: the installation is broken.
     """
-    try:
-        with LOADING:
-            from execserver.rpc import validation  # noqa: F401  pydantic
-        load_shapes()
-    except Exception as error:  # a broken installation, a full table of descriptors
-        log.error("the models of parameters cannot be loaded", exc_info=error)
+    LOADER.load_without_spares(lambda: import_module("execserver.rpc.validation"))  # pydantic
+    LOADER.load_without_spares(load_shapes)
     gc.freeze()  # as `Server._freeze_heap`
 
 
@@ -276,6 +276,7 @@ class Server:
         self._listeners: list[Listener] = []
         self._identity = identity
         self._remote: RemoteExecutor | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     async def serve(self) -> int:
         """The story of a server's life. Returns the exit code."""
@@ -310,7 +311,8 @@ class Server:
             await self._listen(listener, connect, executor, health.pages(gauges))
         self._freeze_heap()
         run_in_background(self._sandboxes.sweep)
-        loop.call_later(LOAD_MODELS_AFTER_SECONDS, run_in_background, load_models)
+        LOADER.lend = executor.lend_spares
+        self._loading = loop.create_task(self._load_models(executor))
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
             self._remote.start()
@@ -494,6 +496,18 @@ class Server:
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         gc.enable()  # it was to do nothing until now (`cli.py`)
+
+    async def _load_models(self, executor: Executor) -> None:
+        """Now rather than at the first request that needs them, and before somebody installs others in their
+        place.
+        """
+        await asyncio.sleep(LOAD_MODELS_AFTER_SECONDS)
+        try:
+            await executor.with_spares(load_models)
+        except OSError as error:  # what a request needs is loaded for it
+            log.warning("the models of parameters cannot be loaded now", reason=str(error))
+        except Exception as error:  # a broken installation
+            log.error("the models of parameters cannot be loaded", exc_info=error)
 
     # -- life
 

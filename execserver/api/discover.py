@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from execserver.protocol.methods import LOADING
+from execserver.loading import LOADER
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 
@@ -42,6 +43,5 @@ class _Discovery:
 
 
 def _make_document() -> Encoded:
-    with LOADING:
-        from execserver.protocol.openrpc import openrpc_document
-    return Encoded(encode_json(openrpc_document()))
+    openrpc = LOADER.load(lambda: import_module("execserver.protocol.openrpc"))
+    return Encoded(encode_json(openrpc.openrpc_document()))

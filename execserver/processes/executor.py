@@ -11,6 +11,7 @@ import signal
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -525,7 +526,7 @@ class Executor:
         send = partial(self._signal, process.number, leaders, number, passed)
         for _ in range(_KILL_ATTEMPTS):
             try:
-                return bool(await self._with_spares(send))
+                return bool(await self.with_spares(send))
             except OSError as error:
                 log.warning("no descriptors to find processes with", error=str(error))
             await asyncio.sleep(_KILL_PAUSE_SECONDS)
@@ -535,7 +536,7 @@ class Executor:
         """Whether anything lives that came of a process whose leader has ended."""
         look = partial(membership.members, self._instance, process.number, exclude=self._protected)
         try:
-            return self._tagged and bool(await self._with_spares(look))
+            return self._tagged and bool(await self.with_spares(look))
         except OSError:
             # Nobody can look, so perhaps.
             return True
@@ -557,14 +558,14 @@ class Executor:
         kill = partial(self._kill, numbers, leaders)
         for _ in range(_KILL_ATTEMPTS):
             try:
-                return await self._with_spares(kill)
+                return await self.with_spares(kill)
             except OSError as error:
                 log.warning("no descriptors to find processes with", error=str(error))
             await asyncio.sleep(_KILL_PAUSE_SECONDS)
         log.error("no descriptors to find processes with; what is left ends with the service")
         return sorted(leaders)
 
-    async def _with_spares(self, work: Callable[[], T]) -> T:
+    async def with_spares(self, work: Callable[[], T]) -> T:
         """Do something in a thread; when the table of descriptors is full, again with those that are spared.
 
         Raises:
@@ -581,6 +582,10 @@ class Executor:
         finally:
             self._spares.take()
             self.spares_are_out -= 1
+
+    def lend_spares(self) -> AbstractContextManager[None]:
+        """Give up the spare descriptors for as long as this lasts: for what the loop does in one go."""
+        return self._spares.lent()
 
     def kill_all(self) -> list[int]:
         """Kill every descendant of the service, blocking. Returns the survivors."""

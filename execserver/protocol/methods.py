@@ -9,12 +9,13 @@ needs for its first answers (`rpc/quick_params.py`).
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from execserver.loading import LOADER
 
 if TYPE_CHECKING:
     from execserver.protocol.model import Params
@@ -56,10 +57,6 @@ class Method(msgspec.Struct, frozen=True):
 
 
 NO_PARAMS = "environment.NoParams"
-
-LOADING = threading.RLock()
-"""Held by whoever imports models, or pydantic: of modules that import each other, two threads that begin at
-different ends can see halves."""
 
 _EXEC, _FS = "exec", "filesystem"
 
@@ -209,8 +206,7 @@ EVENT_NAMES = {
 @cache
 def _shape(name: str) -> Any:
     module, _, shape = name.partition(".")
-    with LOADING:
-        return getattr(import_module(f"execserver.protocol.{module}"), shape)
+    return getattr(LOADER.load(lambda: import_module(f"execserver.protocol.{module}")), shape)
 
 
 @cache

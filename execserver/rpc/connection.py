@@ -17,16 +17,17 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
-import importlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from importlib import import_module
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
 import structlog
 
+from execserver.loading import LOADER
 from execserver.protocol.errors import (
     InternalError,
     InvalidRequest,
@@ -362,7 +363,9 @@ class Connection:
     async def _begin_standard(self) -> None:
         """Nobody else waits while the first connection of this kind loads what it needs."""
         try:
-            dispatcher = await asyncio.to_thread(importlib.import_module, "execserver.rpc.dispatcher")
+            dispatcher = await asyncio.to_thread(
+                LOADER.load, lambda: import_module("execserver.rpc.dispatcher")
+            )
         except Exception as error:  # a full table of descriptors, a broken installation
             self._log.error("the standard dialect cannot be loaded", exc_info=error)
             self._channel.send((encode_standard_error(None, InternalError("internal error")),))

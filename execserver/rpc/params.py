@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from execserver.loading import LOADER
 from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import LOADING, Method
+from execserver.protocol.methods import Method
 from execserver.rpc.kinds import kind_of
 from execserver.rpc.quick_params import decode_quickly
 
@@ -48,6 +50,4 @@ def _validate(method: Method, params: dict[str, Any]) -> Params:
 
 
 def _load() -> ModuleType:
-    with LOADING:
-        from execserver.rpc import validation
-    return validation
+    return LOADER.load(lambda: import_module("execserver.rpc.validation"))

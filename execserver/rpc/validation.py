@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from execserver.loading import LOADER
 from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import LOADING, Method
+from execserver.protocol.methods import Method
 from execserver.protocol.model import Params
 from execserver.rpc.kinds import kind_of
 
@@ -24,8 +25,7 @@ def validate(method: Method, params: dict[str, Any]) -> Params:
     """
     model = method.params
     if not model.__pydantic_complete__:
-        with LOADING:
-            model.model_rebuild()
+        LOADER.load(model.model_rebuild)
     try:
         return model.__pydantic_validator__.validate_python(params)  # type: ignore[no-any-return]
     except ValidationError as error:

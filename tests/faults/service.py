@@ -202,8 +202,24 @@ class Service:
         """MiB of memory of the server process."""
         return self._status("VmRSS")
 
+    def settle(self) -> None:
+        """Wait until it has loaded what it leaves for the first moment after its start, which takes processor
+        time and memory once.
+
+        Raises:
+            AssertionError: it has not, or is busy with something else.
+        """
+        maps = Path(f"/proc/{self.server_pid}/maps")
+        assert eventually(lambda: "_pydantic_core" in maps.read_text(), within=PATIENCE), self.log
+        spent = -1.0
+        deadline = time.monotonic() + PATIENCE
+        while spent != (spent := self.cpu_seconds):
+            assert time.monotonic() < deadline, "it is never idle"
+            time.sleep(0.3)
+
     def reset_peak(self) -> float:
         """Measure `peak` from now on; what is resident now."""
+        self.settle()
         Path(f"/proc/{self.server_pid}/clear_refs").write_text("5")
         return self.resident
 

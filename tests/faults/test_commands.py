@@ -155,6 +155,7 @@ def test_input_for_a_child_that_closed_it_is_accepted_and_costs_nothing(transpor
     process.wait_output(b"closed\n")
     for number in range(20):
         assert process.write(bytes(200_000), str(number)) == "accepted"
+    service.settle()
     before, until = service.cpu_seconds, time.monotonic() + 0.5
     while time.monotonic() < until:
         time.sleep(0.05)
@@ -214,6 +215,7 @@ def test_input_for_a_terminal_that_nobody_has_open_costs_no_time(serve: Serve) -
     for number in range(4):
         _request_write(client, process.id, bytes(65536), number)
     client.call("environment/status")
+    service.settle()
     before, until = service.cpu_seconds, time.monotonic() + 1
     while time.monotonic() < until:
         time.sleep(0.05)

@@ -65,6 +65,7 @@ def test_connections_that_fill_the_table_neither_kill_nor_spin_the_daemon(serve:
     client = service.connect()
     process = client.start("/bin/cat", pipeStdin=True)
     give_back = fill(service)
+    service.settle()
     before = service.cpu_seconds
     until = time.monotonic() + 1.5
     while time.monotonic() < until:

@@ -51,6 +51,7 @@ def test_connections_cut_at_every_byte_of_a_message_leave_nothing(transport: str
 def test_half_of_a_large_message_is_forgotten_with_its_connection(transport: str, serve: Serve) -> None:
     service = serve(transport)
     witness = service.connect()
+    service.settle()
     descriptors, before = service.descriptors, service.resident
     part = framed(transport, bytes(8 * MIB))[: 8 * MIB - 5]
     for _ in range(24):
@@ -73,6 +74,7 @@ def test_half_of_a_message_and_silence_costs_no_time(
         sockets.callback(peer.close)
         peer.send_bytes(framed(transport, bytes(MIB))[:-10])
     witness.call("environment/status")
+    service.settle()
     before, until = service.cpu_seconds, time.monotonic() + 0.7
     while time.monotonic() < until:
         time.sleep(0.05)

@@ -240,7 +240,6 @@ def test_threads_that_need_models_at_once_all_get_whole_ones() -> None:
             [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
         )
         assert said.stdout.strip() == "", said.stdout
-        assert "cannot be loaded" not in said.stdout + said.stderr
 
 
 def test_quick_parameters_are_values() -> None:
