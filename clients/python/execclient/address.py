@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
+from execclient.arguments import AnyPath
 from execclient.channel import CONNECT_SECONDS
 from execclient.connection import Connection, Json
 from execclient.errors import ConnectionFailed, ExecServerError, InsecureToken, UnsupportedUrl
@@ -42,7 +43,6 @@ STDIO = "stdio:"
 MAX_TOKEN_BYTES = 8 << 10
 """A server's whole HTTP head may have 16 KiB."""
 
-AnyPath = str | os.PathLike[str]
 WEB_SOCKETS, RELAYS = ("ws", "wss"), ("relay+http", "relay+https")
 """Schemes."""
 
@@ -208,6 +208,8 @@ def target(
         UnsupportedUrl: it is none of those, or does not go with the other arguments.
         InsecureToken: the token would cross a network unencrypted.
     """
+    if isinstance(command, str | bytes):
+        raise TypeError("command is a list of strings, as ['ssh', 'host', 'execserver', …], not one string")
     url = url or (STDIO if command is not None else default_url())
     scheme = url.partition(":")[0]
     _refuse_strangers(

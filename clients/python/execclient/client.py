@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
+from execclient import arguments
+from execclient.arguments import AnyPath
 from execclient.connection import Json
 from execclient.deadlines import Deadlines
 from execclient.environment_policy import EnvironmentPolicy, Inherit
@@ -22,7 +24,7 @@ from execclient.errors import (
     SessionLost,
     StdinUnavailable,
 )
-from execclient.filesystem import AnyPath, FileSystem
+from execclient.filesystem import FileSystem
 from execclient.identifiers import new_id
 from execclient.inbox import Inbox
 from execclient.process import Process, ProcessInfo, until_silent
@@ -143,12 +145,15 @@ class Executor:
         """
         clock = asyncio.get_running_loop().time
         begin = clock()
-        output = RunOutput(max_output_bytes)
+        output = RunOutput(arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything"))
         inbox = Inbox(new_id(), None, sink=output.add)
+        timeout = arguments.limit(timeout, "timeout")
+        idle_timeout = arguments.limit(idle_timeout, "idle_timeout")
         start = _Start(
             argv, cwd, env, inherit, tty, size, input is not None, timeout, idle_timeout, "fail", sandbox
         )
-        data = None if input is None else _as_bytes(input)
+        # Here and not on the way: a command that waits for the rest of a broken input waits for ever.
+        data = None if input is None else arguments.data(input, "input")
         if data is not None and not tty:
             self._session.require("process/closeStdin")
         try:
@@ -224,7 +229,9 @@ class Executor:
             OutcomeUnknown: the connection was lost meanwhile. If it started, it is killed, unless
                 `if_exists` is `attach`.
         """
-        inbox = Inbox(new_id() if id is None else id, buffer_bytes)
+        inbox = Inbox(new_id() if id is None else id, _buffer(buffer_bytes))
+        timeout = arguments.limit(timeout, "timeout")
+        idle_timeout = arguments.limit(idle_timeout, "idle_timeout")
         start = _Start(
             argv, cwd, env, inherit, tty, size, stdin, timeout, idle_timeout, if_exists, sandbox, arg0
         )
@@ -261,6 +268,8 @@ class Executor:
         own = session_id is None or session_id == self.session_id
         if not own:
             self._session.require("process/subscribe")
+        arguments.count(after_seq, "after_seq")
+        buffer_bytes = _buffer(buffer_bytes)
         inbox = Inbox(process_id, buffer_bytes, session_id=None if own else session_id, after_seq=after_seq)
         inbox.interactive = interactive and not own
         try:
@@ -374,16 +383,11 @@ class Executor:
         )
 
     def _start_params(self, process_id: str, start: _Start) -> dict[str, Json]:
-        if isinstance(start.argv, str):
-            raise TypeError(f"argv is a list of strings; for a shell command: ['sh', '-c', {start.argv!r}]")
         params: dict[str, Json] = {
             "processId": process_id,
-            "argv": [_as_text(value, f"argv[{place}]") for place, value in enumerate(start.argv)],
-            "cwd": self._cwd_uri if start.cwd is None else self.fs.uri(start.cwd),
-            "env": {
-                _as_text(name, "a name in env"): _as_text(value, f"env[{name!r}]")
-                for name, value in (start.env or {}).items()
-            },
+            "argv": arguments.command_line(start.argv),
+            "cwd": self._cwd_uri if start.cwd is None else self.fs.uri(arguments.path(start.cwd, "cwd")),
+            "env": {} if start.env is None else arguments.variables(start.env),
             "envPolicy": _environment_policy(start.inherit).wire(),
             "tty": start.tty,
             "pipeStdin": start.stdin and not start.tty,
@@ -391,10 +395,11 @@ class Executor:
         if start.sandbox is not None:
             params["sandbox"] = start.sandbox
         if start.arg0 is not None:
-            params["arg0"] = _as_text(start.arg0, "arg0")
+            params["arg0"] = arguments.text(start.arg0, "arg0")
         if start.size is not None:
+            size = arguments.terminal_size(start.size)
             self._session.require("process/start.size")
-            params["size"] = {"rows": start.size[0], "cols": start.size[1]}
+            params["size"] = size
         if start.if_exists != "fail":
             self._session.require("process/start.ifExists")
             params["ifExists"] = start.if_exists
@@ -416,25 +421,8 @@ def _environment_policy(inherit: Inherit | EnvironmentPolicy) -> EnvironmentPoli
     return inherit if isinstance(inherit, EnvironmentPolicy) else EnvironmentPolicy(inherit)
 
 
-def _as_text(value: AnyPath, name: str) -> str:
-    """An argument or a variable as it goes over the wire. Bytes would become base64 there, unsaid."""
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str):
-        raise TypeError(f"{name} is text or a path, not {type(value).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"{name} holds bytes that are no UTF-8, which JSON cannot carry: give them by a file or by input"
-        ) from None
-    return text
-
-
-def _as_bytes(data: bytes | str) -> bytes:
-    # Here and not on the way: a command that waits for the rest of a broken input waits for ever.
-    if isinstance(data, str):
-        return data.encode()
-    return data if isinstance(data, bytes) else bytes(memoryview(data))
+def _buffer(limit: int | None) -> int | None:
+    return arguments.count(limit, "buffer_bytes", none="sets no limit")
 
 
 async def _pipe(process: Process, data: bytes) -> None:

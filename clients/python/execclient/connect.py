@@ -6,13 +6,17 @@ import ssl as tls
 from collections.abc import Generator, Sequence
 from types import TracebackType
 
-from execclient.address import AnyPath, Target, target
+from execclient import arguments
+from execclient.address import Target, target
+from execclient.arguments import AnyPath
 from execclient.client import Executor
 from execclient.recovery import RECOVERY_SECONDS
 from execclient.session import Session
 
 CALL_SECONDS = 60.0
 """Longer than a recovery may take, so that a call can outlast one."""
+
+_NO_LIMIT = "math.inf sets no limit"
 
 CLIENT_NAME = "execclient"
 
@@ -84,8 +88,8 @@ class connect:  # noqa: N801 - it is called like a function, as `open` is
         self._ssl = ssl
         self._session_id = session_id
         self._keep = keep
-        self._call_timeout = call_timeout
-        self._recovery_timeout = recovery_timeout
+        self._call_timeout = arguments.seconds(call_timeout, "call_timeout", instead=_NO_LIMIT)
+        self._recovery_timeout = arguments.seconds(recovery_timeout, "recovery_timeout", instead=_NO_LIMIT)
         self._client_name = client_name
         self._executor_key_sha256 = executor_key_sha256
         self._key_file = key_file

@@ -42,8 +42,8 @@ try:
 except ImportError as error:
     raise ImportError("execclient.expect needs pexpect: pip install 'execserver[expect]'") from error
 
+from execclient.arguments import AnyPath
 from execclient.errors import ExecServerError, Unsupported, WaitTimeout
-from execclient.filesystem import AnyPath
 from execclient.sync import Executor, connect
 
 if TYPE_CHECKING:

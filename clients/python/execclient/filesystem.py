@@ -11,6 +11,8 @@ from typing import BinaryIO, NamedTuple
 
 from pybase64 import b64decode, b64encode
 
+from execclient import arguments
+from execclient.arguments import AnyPath
 from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
 from execclient.session import Session
 from execclient.transfer import Download, Progress, RemoteFile, Upload
@@ -28,7 +30,6 @@ WHOLE_FILE_BYTES = 32 << 20
 DIGEST_SECONDS = COPY_SECONDS = 3600.0
 """For what takes as long as the file is large and its disk slow; `call_timeout` is for all else."""
 
-AnyPath = str | os.PathLike[str]
 ShowProgress = Callable[[Progress], None]
 
 
@@ -76,8 +77,12 @@ class FileSystem:
         self._cwd = cwd
 
     def uri(self, path: AnyPath) -> str:
-        """The URI of a path, as it goes over the wire."""
-        return path_to_uri(os.path.join(self._cwd, path))
+        """The URI of a path, as it goes over the wire.
+
+        Raises:
+            TypeError, ValueError: it is no text, or empty; every method raises these.
+        """
+        return path_to_uri(os.path.join(self._cwd, arguments.path(path)))
 
     async def read_bytes(self, path: AnyPath) -> bytes:
         """The content of a file; one above 32 MiB takes several requests, and must not change meanwhile."""
@@ -91,6 +96,7 @@ class FileSystem:
 
         Above 32 MiB it takes several requests: a failure in between leaves a part.
         """
+        data = arguments.only_data(data, "data", text="write_text writes text")
         if len(data) > WHOLE_FILE_BYTES:
             await self._write_blocks(path, data)
         else:
@@ -102,6 +108,8 @@ class FileSystem:
 
     async def write_text(self, path: AnyPath, text: str, encoding: str = "utf-8") -> None:
         """Make a text file, or replace its content in place; line ends as they are."""
+        if not isinstance(text, str):
+            raise TypeError(f"text is a str, not {type(text).__name__}; write_bytes writes bytes")
         await self.write_bytes(path, text.encode(encoding))
 
     async def stat(self, path: AnyPath) -> Stat:
@@ -181,7 +189,7 @@ class FileSystem:
             WalkIncomplete: there are more than 10,000 directories or 50,000 names; it has the first.
         """
         options = {
-            "maxDepth": max_depth,
+            "maxDepth": arguments.count(max_depth, "max_depth"),
             "maxDirectories": MAX_WALK_DIRECTORIES,
             "maxEntries": MAX_WALK_ENTRIES,
             "followDirectorySymlinks": follow_links,

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, Self
 
 from pybase64 import b64encode
 
+from execclient import arguments
 from execclient.catch_up import reference
 from execclient.connection import Json
 from execclient.deadlines import Deadlines
@@ -175,9 +176,14 @@ class Process:
         Raises:
             NoSuchProcess: the daemon does not know it any more.
         """
-        params = {**self._reference, "afterSeq": after_seq, "waitMs": round(wait * 1000)}
+        wait = max(0.0, arguments.any_seconds(wait, "wait", "0 gives what there is"))
+        params = {
+            **self._reference,
+            "afterSeq": arguments.count(after_seq, "after_seq"),
+            "waitMs": round(min(wait, arguments.LONGEST_SECONDS) * 1000),
+        }
         if max_bytes is not None:
-            params["maxBytes"] = max_bytes
+            params["maxBytes"] = arguments.count(max_bytes, "max_bytes")
         limit = wait + self._session.call_timeout
         try:
             return page_from(await self._session.call("process/read", params, limit=limit))
@@ -196,7 +202,7 @@ class Process:
             StdinUnavailable: the process has none, or has closed it by ending.
             NoSuchProcess: the daemon does not know it any more.
         """
-        payload = data.encode() if isinstance(data, str) else data
+        payload = arguments.data(data, "data")
         async with self._write_turn:
             for start in range(0, len(payload), WRITE_BYTES):
                 await self._write(payload[start : start + WRITE_BYTES])
@@ -258,8 +264,9 @@ class Process:
                 owner's and that of whoever attached last with `interactive=True`.
             Unsupported: the server does not serve `process/resize`.
         """
+        size = arguments.terminal_size((rows, cols))
         self._session.require("process/resize")
-        params = {**self._reference, "size": {"rows": rows, "cols": cols}}
+        params = {**self._reference, "size": size}
         return bool((await self._session.call("process/resize", params))["running"])
 
     # -- the end
@@ -300,7 +307,7 @@ class Process:
             SessionLost, NoSuchProcess: its end will not be known.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(arguments.waiting(timeout)):
                 code = await self._inbox.until_exited()
                 if code and self._confined and self._inbox.broken_sandbox is None:
                     await self._ask_for_failure()
@@ -319,7 +326,7 @@ class Process:
             SessionLost, NoSuchProcess: its end will not be known.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(arguments.waiting(timeout)):
                 await self._inbox.until_closed()
         except TimeoutError:
             raise WaitTimeout(f"process {self.id} did not close within {timeout:g} s") from None

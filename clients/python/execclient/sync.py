@@ -32,8 +32,9 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
 import execclient as core
+from execclient.arguments import AnyPath
 from execclient.errors import ExecutorClosed
-from execclient.filesystem import AnyPath, ShowProgress
+from execclient.filesystem import ShowProgress
 from execclient.inbox import Chunk
 from execclient.loop_thread import Call, Disposal, LoopThread
 from execclient.output import Output

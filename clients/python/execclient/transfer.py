@@ -29,7 +29,8 @@ from execclient.session import Session
 from execserver.protocol.limits import MAX_BLOCK_BYTES
 
 if TYPE_CHECKING:
-    from execclient.filesystem import AnyPath, FileSystem
+    from execclient.arguments import AnyPath
+    from execclient.filesystem import FileSystem
 
 BLOCKS_AHEAD = 8
 """Requests for blocks that are on their way at a time: enough to hide the way there and back."""

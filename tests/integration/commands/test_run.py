@@ -142,7 +142,10 @@ def test_stopping_us_stops_nothing_there(execserver: CommandLine) -> None:
         (["run", "no-such-program"], 127, "no-such-program: No such file or directory"),
         (["run", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
         (["run", "--cwd", "/nowhere", "true"], 125, "/nowhere: not a folder at the daemon"),
+        (["run", "--cwd", "", "true"], 125, "cwd is empty"),
+        (["run", "echo", os.fsdecode(b"\xff")], 125, "argv[1] holds bytes that are no UTF-8"),
         (["run", "--timeout", "0.2", "sleep", "60"], 124, ""),
+        (["run", "--timeout", "1e20", "true"], 125, "timeout is at most"),
         (["run"], 2, "Missing argument"),
         (["run", "--env", "NEVER_SET", "true"], 2, "we have no variable NEVER_SET"),
         (["attach", "nobody"], 125, "no process nobody"),
@@ -164,6 +167,7 @@ def test_each_failure_of_our_own_has_its_status_and_says_why(
 
     assert done.returncode == status, done.stderr
     assert message in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
     assert done.stdout == b""
 
 

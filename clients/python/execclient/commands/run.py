@@ -92,6 +92,8 @@ async def _start(executor: Executor, command: Command, *, stdin: bool) -> Proces
             timeout=command.timeout,
             buffer_bytes=None,  # the limit is what `Output` can put away
         )
+    except ValueError as error:  # an argument that is no UTF-8, a time limit beyond all measure
+        raise Failure(str(error)) from error
     except SystemFailure as error:
         if command.cwd is not None and not await _is_folder(executor, command.cwd):
             raise Failure(f"{command.cwd}: not a folder at the daemon") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from execclient.approval_policy import ApprovalPolicy
 from execclient.approvals import ApprovalCache, ApprovalRequest
+from execclient.arguments import LONGEST_SECONDS
 from execclient.client import Executor
 from execclient.connection import Json
 from execclient.environment_policy import EnvironmentPolicy
@@ -29,9 +30,8 @@ GRACE_SECONDS = 0.2
 BACKSTOP_SECONDS = 5.0
 """How much later than we the daemon ends a command that we want to end gently: for a client that is gone."""
 
-
-LONGEST_SECONDS = 2.0**53 / 1000
-"""What the wire's milliseconds can say. A model that asks for more wants no limit."""
+LEAST_SECONDS = 0.001
+"""The least that the wire can say. A model may ask for none at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,11 @@ class CommandCall:
         )
 
     async def start(self, env: ExecEnv, *, limit: float | None = None) -> Process:
-        """Start it, to be killed after so many seconds. Raises as `Executor.start` does."""
-        if limit is not None and limit > LONGEST_SECONDS:
-            limit = None
+        """Start it, to be killed after so many seconds; who asks for millennia wants no limit. Raises as
+        `Executor.start` does.
+        """
+        if limit is not None:
+            limit = None if limit > LONGEST_SECONDS else max(limit, LEAST_SECONDS)
         return await self.executor.start(
             env.command,
             cwd=env.cwd,

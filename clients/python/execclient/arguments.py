@@ -1,0 +1,156 @@
+"""What callers give, checked before anything is sent: an error names the argument, and what to give instead.
+
+Pure. `TypeError` for what is of another kind, `ValueError` for what cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+AnyPath = str | os.PathLike[str]
+
+LONGEST_SECONDS = 9e12
+"""A time limit on the wire is a number of milliseconds that JSON carries exactly, of 53 bits."""
+
+LARGEST_SIDE = 65535
+"""Rows or columns of a terminal."""
+
+
+def text(value: object, name: str) -> str:
+    """An argument or a variable as it goes over the wire. Bytes would become base64 there, unsaid."""
+    given = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(given, str):
+        raise TypeError(f"{name} is text or a path, not {_kind(value)}")
+    if "\0" in given:
+        raise ValueError(f"{name} holds a NUL character, which nothing can that a program is started with")
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{name} holds bytes that are no UTF-8, which JSON cannot carry: give them by a file or by input"
+        ) from None
+    return given
+
+
+def command_line(values: object, name: str = "argv") -> list[str]:
+    """A program and its arguments."""
+    if isinstance(values, str):
+        raise TypeError(f"{name} is a list of strings; for a shell command: ['sh', '-c', {values!r}]")
+    if isinstance(values, bytes | bytearray | Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is a list of strings, not {_kind(values)}")
+    return [text(value, f"{name}[{place}]") for place, value in enumerate(values)]
+
+
+def variables(values: object) -> dict[str, str]:
+    """Variables of the environment."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"env is a mapping of names to values, as a dict, not {_kind(values)}")
+    checked = {text(name, "a name in env"): text(value, f"env[{name!r}]") for name, value in values.items()}
+    for name in checked:
+        if not name or "=" in name:
+            raise ValueError(f"a name in env is not empty and has no '=' in it: {name!r}")
+    return checked
+
+
+def path(value: object, name: str = "path") -> str:
+    """A path: not an empty one, which an empty variable gives, and which would mean the working directory."""
+    given = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(given, bytes):
+        raise TypeError(f"{name} is text or a path, not bytes: os.fsdecode(…) makes text of it")
+    if not isinstance(given, str):
+        raise TypeError(f"{name} is text or a path, not {_kind(value)}")
+    if not given:
+        raise ValueError(f"{name} is empty; the executor's working directory is '.'")
+    return given
+
+
+def data(value: object, name: str, kinds: str = "bytes or text") -> bytes:
+    """Bytes, those of a text in UTF-8; a copy of what could still change."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{name} holds characters that UTF-8 does not have: give bytes, as of os.fsencode(…)"
+            ) from None
+    try:
+        return bytes(memoryview(value))  # type: ignore[arg-type]  # which is what is asked
+    except TypeError:
+        raise TypeError(f"{name} is {kinds}, not {_kind(value)}") from None
+
+
+def only_data(value: object, name: str, *, text: str) -> bytes:
+    """Bytes, and no text. `text` says what takes that."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} is bytes, not str; {text}")
+    return data(value, name, "bytes")
+
+
+def any_seconds(value: object, name: str, instead: str) -> float:
+    """A number of seconds, whatever its sign. `instead` says what else can be given."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        way = "give its total_seconds()" if hasattr(value, "total_seconds") else instead
+        raise TypeError(f"{name} is a number of seconds, not {_kind(value)}; {way}")
+    if value != value:
+        raise ValueError(f"{name} is a number of seconds, and NaN is none; {instead}")
+    return value
+
+
+def seconds(value: object, name: str, *, instead: str) -> float:
+    """A time above 0. `instead` says how to ask for none."""
+    number = any_seconds(value, name, instead)
+    if not number > 0:
+        raise ValueError(f"{name} is above 0 seconds, not {value}; {instead}")
+    return number
+
+
+def limit(value: object, name: str) -> float | None:
+    """A time limit that the daemon keeps; None for none, which infinity is too."""
+    if value is None:
+        return None
+    number = seconds(value, name, instead="None sets no limit")
+    if number == math.inf:
+        return None
+    if number > LONGEST_SECONDS:
+        raise ValueError(f"{name} is at most {LONGEST_SECONDS:.0f} seconds, not {value}; None sets no limit")
+    return number
+
+
+def waiting(value: object, name: str = "timeout") -> float | None:
+    """How long to wait, None for ever. Nothing or less means only to look, as everywhere in Python."""
+    return None if value is None else any_seconds(value, name, "None waits for ever")
+
+
+def count(value: object, name: str, *, none: str | None = None) -> int | None:
+    """A whole number from 0. None is one where `none` says what it means."""
+    if value is None and none is not None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is a whole number, not {_kind(value)}" + (f"; None {none}" if none else ""))
+    if value < 0:
+        raise ValueError(f"{name} is 0 or more, not {value}" + (f"; None {none}" if none else ""))
+    return value
+
+
+def terminal_size(value: object) -> dict[str, int]:
+    """Rows and columns, as the wire has them."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise TypeError(f"size is a pair of rows and columns, as (24, 80), not {value!r}")
+    rows, cols = (_side(side, name) for side, name in zip(value, ("rows", "columns"), strict=True))
+    return {"rows": rows, "cols": cols}
+
+
+def _side(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"the {name} of a terminal are a whole number, not {_kind(value)}")
+    if not 1 <= value <= LARGEST_SIDE:
+        raise ValueError(f"the {name} of a terminal are 1 to {LARGEST_SIDE}, not {value}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
