@@ -1,10 +1,11 @@
 """Requests that come again and again, word for word but for their id: decoded and checked once.
 
-An agent host asks dozens of times a turn what the same few files are, and whoever waits for a daemon
-asks for its status. Decoding such a request costs more than answering it. What is remembered is what
-the decoder and the models made of the text behind the id, so a message that is found here means
-exactly what it would mean if it was decoded again; everything unusual (another order of members, an
-id that is a text, blanks) is not found and goes the long way.
+An agent host asks dozens of times a turn what the same few files are, whoever waits for a daemon asks
+for its status, and who follows a process that says nothing asks again from where it was. Decoding such
+a request costs more than answering it. What is remembered is what the decoder and the models made of
+the text behind the id, so a message that is found here means exactly what it would mean if it was
+decoded again; everything unusual (another order of members, an id that is a text, blanks) is not found
+and goes the long way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
     from execserver.protocol.model import Params
 
 
-REPEATED_METHODS = ("fs/getMetadata", "fs/canonicalize", "environment/info", "environment/status")
+REPEATED_METHODS = (
+    "fs/getMetadata",
+    "fs/canonicalize",
+    "environment/info",
+    "environment/status",
+    "process/read",
+)
 """Methods that change nothing and whose parameters nobody changes."""
 
 MAX_MESSAGE_BYTES = 512

@@ -144,8 +144,11 @@ class Scheduler:
         """Wait for the result of a request that did not have to wait for others."""
         pending.started = True
         self._hold(pending)
-        if pending.method.name != "process/read":
-            self._enter_order(pending)
+        if pending.method.name == "process/read":
+            # It waits for news, and to begin that takes as long as to answer what may have come with it.
+            asyncio.get_running_loop().call_soon(self._run_later, pending, work)
+            return
+        self._enter_order(pending)
         self._run(pending, work)
 
     def cancel_start(self, process_id: str) -> Pending | None:
@@ -233,6 +236,13 @@ class Scheduler:
             self._spawn(pending, work, counted=True)
         else:
             self._waiting_to_run.append((pending, work))
+
+    def _run_later(self, pending: Pending, work: Any) -> None:
+        if self._closed:
+            _discard(work)
+            self.finish(pending)
+        else:
+            self._run(pending, work)
 
     def _spawn(self, pending: Pending, work: Awaitable[Any], *, counted: bool) -> None:
         self._running += counted

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,27 @@ def test_the_third_of_a_kind_is_known_under_its_own_id() -> None:
     assert isinstance(known[2], PathParams)
     assert known[2].path == "/etc/hosts"
     assert repeats.find(request(78, "/etc/passwd")) is None
+
+
+def test_a_poll_that_comes_again_is_known_and_one_from_further_on_is_not() -> None:
+    def poll(number: int, after: int) -> bytes:
+        cursor = f'"processId":"p","afterSeq":{after},"maxBytes":65536,"waitMs":1000'
+        return f'{{"id":{number},"method":"process/read","params":{{{cursor}}}}}'.encode()
+
+    repeats = taught(poll(1, 7))
+
+    known = repeats.find(poll(2, 7))
+    assert known is not None
+    number, method, params = known
+    assert (number, method) == (2, "process/read")
+    assert msgspec.structs.asdict(cast("Any", params)) == {
+        "process_id": "p",
+        "after_seq": 7,
+        "max_bytes": 65536,
+        "wait_ms": 1000,
+        "session_id": None,
+    }
+    assert repeats.find(poll(3, 8)) is None
 
 
 def test_requests_without_parameters_are_known_too() -> None:
@@ -91,13 +114,18 @@ def test_only_so_much_is_remembered() -> None:
         assert len(repeats._once) <= MAX_SEEN_ONCE
 
 
+NUMBERS = st.one_of(st.none(), st.integers(-1, 2**64), st.just("7"))
+READS = st.fixed_dictionaries(
+    {"processId": st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), st.none())},
+    optional={"afterSeq": NUMBERS, "maxBytes": NUMBERS, "waitMs": NUMBERS, "unknown": NUMBERS},
+)
 PATHS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).map(lambda text: "/" + text)
 
 
 @given(
     st.integers(0, 2**63 - 1),
     st.sampled_from([*REPEATED_METHODS, "fs/remove"]),
-    st.one_of(st.none(), st.fixed_dictionaries({"path": PATHS.map("file://".__add__)}), st.just({})),
+    st.one_of(st.none(), st.fixed_dictionaries({"path": PATHS.map("file://".__add__)}), READS, st.just({})),
     st.booleans(),
 )
 def test_what_is_known_is_what_decoding_gives(number: int, method: str, params: object, tight: bool) -> None:
