@@ -127,6 +127,12 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
         self._end: asyncio.Task[None] | None = None
 
     @property
+    def carrier(self) -> asyncio.BaseTransport:
+        """What it goes over, once it is open."""
+        carrier: asyncio.BaseTransport = self._transport.underlying_transport
+        return carrier
+
+    @property
     def is_full(self) -> bool:
         """Whether more than 256 KiB are unsent; `room` is told once it is below 64 KiB again."""
         return self._full

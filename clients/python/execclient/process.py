@@ -446,14 +446,22 @@ def signal_name(sig: str | int | signals.Signals) -> str:
     """The POSIX name of a signal, as the wire has it.
 
     Raises:
-        ValueError: there is no such signal.
+        TypeError: it is neither a name nor a number.
+        ValueError: this machine has no such signal.
     """
     if isinstance(sig, str):
         name = sig.upper()
         return name if name.startswith("SIG") else f"SIG{name}"
+    if not isinstance(sig, int) or isinstance(sig, bool):
+        raise TypeError(f"sig is a name as 'TERM' or a number, not {type(sig).__name__}")
     if signals.SIGRTMIN < sig < signals.SIGRTMAX:
         return f"SIGRTMIN+{sig - signals.SIGRTMIN}"
-    return signals.Signals(sig).name
+    try:
+        return signals.Signals(sig).name
+    except ValueError:
+        raise ValueError(
+            f"there is no signal {sig} on this machine: give a name as 'TERM', or its number"
+        ) from None
 
 
 class TextStream:

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from execclient.channel import Receiver
 from execclient.errors import AccessDenied, ConnectionFailed
+from execclient.forks import withhold
 from execserver.relay import frames
 from execserver.relay.contract import ConnectAnswer
 from execserver.relay.dial import FrameSocket
@@ -145,6 +146,7 @@ class RelayChannel:
     def socket_opened(self, socket: FrameSocket) -> None:
         """As `FrameListener.socket_opened`."""
         self._socket = socket
+        withhold(socket.carrier)
         socket.send(frames.resume(self._stream_id))
         socket.send(frames.handshake(self._stream_id, self._first))
         self._first = b""

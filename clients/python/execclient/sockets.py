@@ -13,6 +13,7 @@ from typing import cast
 
 from execclient.channel import CONNECT_SECONDS, Receiver
 from execclient.errors import ConnectionFailed, DaemonNotRunning, UntrustedServer
+from execclient.forks import withhold
 from execclient.lines import LineSplitter, MessageTooLong
 
 _CREDENTIALS = struct.Struct("iII")
@@ -46,6 +47,7 @@ class SocketChannel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected."""
         self._transport = cast("asyncio.Transport", transport)
+        withhold(transport)
         self._receiver.channel_opened(self)
 
     def data_received(self, data: bytes) -> None:

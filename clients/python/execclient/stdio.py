@@ -21,6 +21,7 @@ from typing import cast
 
 from execclient.channel import Receiver
 from execclient.errors import ConnectionFailed
+from execclient.forks import withhold
 from execclient.lines import LineSplitter, MessageTooLong
 
 KEPT_BYTES = 64 << 10
@@ -85,6 +86,8 @@ class ChildChannel(asyncio.SubprocessProtocol):
         """The child was spawned."""
         self._transport = cast("asyncio.SubprocessTransport", transport)
         self._stdin = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(STDIN))
+        for stream in (STDIN, STDOUT, STDERR):
+            withhold(cast("asyncio.BaseTransport", self._transport.get_pipe_transport(stream)))
         self._receiver.channel_opened(self)
 
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:

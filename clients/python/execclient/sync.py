@@ -18,7 +18,7 @@ Here it holds besides:
 - A call after `close` raises `ExecutorClosed`. One under way ends with its command, which `close`
   kills, or raises that too.
 - In the child of a `fork` it is closed: every call raises `ExecutorClosed`, and `close` does nothing to
-  the parent's. Connect anew there.
+  the parent's. Connect anew there. A child that outlives its parent keeps nothing of it open.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from picows import WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport
 
 from execclient.channel import CONNECT_SECONDS, Receiver
 from execclient.errors import AccessDenied, ConnectionFailed, DaemonNotRunning, UntrustedServer
+from execclient.forks import withhold
 from execclient.loopback import is_loopback
 from execserver.protocol.limits import MAX_WEBSOCKET_REPLY_BYTES, WEBSOCKET_FRAGMENT_BYTES
 from execserver.relay import outgoing
@@ -92,6 +93,7 @@ class WebSocketChannel(WSListener):  # type: ignore[misc, unused-ignore]
     def on_ws_connected(self, transport: WSTransport) -> None:
         """The server has agreed."""
         self._transport = transport
+        withhold(transport.underlying_transport)
         self._timer = self._loop.call_later(PING_SECONDS, self._ping)
         self._receiver.channel_opened(self)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,8 +103,16 @@ async def test_a_real_time_signal_is_sent(executor: Executor) -> None:
 
 async def test_an_unknown_signal_is_an_error_here(executor: Executor) -> None:
     process = await executor.start(["sleep", "60"])
-    with pytest.raises(ValueError, match="999"):
-        await process.signal(999)
+    for none in (0, 999, -9):
+        with pytest.raises(ValueError, match=f"^there is no signal {none} on this machine: give a name"):
+            await process.signal(none)
+    wrong: Any
+    for wrong in (True, 9.0, None, b"TERM"):
+        with pytest.raises(
+            TypeError, match=f"sig is a name as 'TERM' or a number, not {type(wrong).__name__}"
+        ):
+            await process.signal(wrong)
+    assert process.exit_code is None
 
 
 async def test_a_scope_bounds_who_gets_a_signal(executor: Executor) -> None:
