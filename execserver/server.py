@@ -42,6 +42,8 @@ from execserver.relay.remote_options import missing_packages, options_of_service
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
+from execserver.rpc.quick_answers import QuickAnswers
+from execserver.rpc.repeats import repeats
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
@@ -243,6 +245,14 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
+def _watched_mounts(loop: asyncio.AbstractEventLoop) -> MountTable:
+    mounts = MountTable()
+    loop.add_reader(mounts.fileno(), mounts.refresh)
+    # The kernel tells of each change once; the registration may have taken one.
+    loop.call_later(1, mounts.refresh)
+    return mounts
+
+
 class Server:
     """One server process."""
 
@@ -291,7 +301,9 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._hello.keeper.fileno(), self._keeper_spoke, executor)
         gauges = self._make_gauges(executor, sessions)
-        handlers = self._make_handlers(executor, sessions, gauges)
+        mounts = _watched_mounts(loop)
+        handlers = self._make_handlers(executor, sessions, gauges, mounts)
+        quick = QuickAnswers({**environment.preparers(self._host), **filesystem.preparers(mounts)}, repeats)
 
         def connect(channel: Channel) -> Connection:
             connection = Connection(
@@ -299,6 +311,7 @@ class Server:
                 handlers,
                 self._config.concurrent_requests,
                 lambda lost: self._connection_lost(lost, sessions),
+                quick,
             )
             self._connections.add(connection)
             if self._stopping:
@@ -395,12 +408,9 @@ class Server:
             queued_input_bytes=lambda: executor.queued_input_bytes,
         )
 
-    def _make_handlers(self, executor: Executor, sessions: SessionTable, gauges: Gauges) -> Handlers:
-        mounts = MountTable()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(mounts.fileno(), mounts.refresh)
-        # The kernel tells of each change once; the registration may have taken one.
-        loop.call_later(1, mounts.refresh)
+    def _make_handlers(
+        self, executor: Executor, sessions: SessionTable, gauges: Gauges, mounts: MountTable
+    ) -> Handlers:
         return {
             **handshake.handlers(sessions, self._host),
             **environment.handlers(self._host),

@@ -23,11 +23,23 @@ def metadata(path: str) -> Metadata:
         OSError: it does not exist, or is a link to nothing.
     """
     status = os.lstat(path)
+    is_link = is_symlink(status)
+    return described(os.stat(path) if is_link else status, is_link=is_link)
+
+
+def is_symlink(status: os.stat_result) -> bool:
+    """Whether `lstat` saw a link."""
+    return status.st_mode & _TYPE == _LINK
+
+
+def described(status: os.stat_result, *, is_link: bool) -> Metadata:
+    """What the wire says of a status.
+
+    Args:
+        status: of the path, or of what it leads to.
+        is_link: whether it leads elsewhere.
+    """
     kind = status.st_mode & _TYPE
-    is_link = kind == _LINK
-    if is_link:
-        status = os.stat(path)
-        kind = status.st_mode & _TYPE
     modified = status.st_mtime_ns // 1_000_000
     return {
         "isDirectory": kind == _DIRECTORY,

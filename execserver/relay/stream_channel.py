@@ -141,6 +141,11 @@ class RelayChannel:
         """Bytes accepted by `send` that the socket has not taken yet."""
         return self._queue.unsent + self._behind_bytes
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is delivered."""
+        return self._over
+
     def send(self, parts: Sequence[bytes]) -> None:
         """Queue one message."""
         if self._over:
@@ -153,6 +158,11 @@ class RelayChannel:
             self._carrier.wants_turn(self)
         if self.unsent >= LOW_WATER_BYTES:
             self._was_above = True
+
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        """Queue several small messages."""
+        for message in messages:
+            self.send((message,))
 
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
@@ -305,7 +315,7 @@ class RelayChannel:
 
     def _deliver(self, message: bytes | bytearray) -> None:
         if not self._over:
-            self._handler.message_received(message)
+            self._handler.messages_received((message,))
 
     def _serve_held(self) -> None:
         for _ in range(SERVED_PER_TURN):

@@ -46,12 +46,19 @@ class Channel(Protocol):
     def progress(self) -> int:
         """Bytes that the kernel has taken so far."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended: nothing more is delivered, and what is sent goes nowhere."""
+
     def send(self, parts: Sequence[bytes]) -> None:
         """Queue one message, given in pieces that are not copied. A no-op once closed.
 
         Messages of one loop turn leave in one write. While a stream is open they wait
         behind it.
         """
+
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        """Queue several small messages, as `send` would one after the other."""
 
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later; other messages wait until it is closed.
@@ -100,9 +107,10 @@ class MessageStream(Protocol):
 class MessageHandler(Protocol):
     """The connection's side: a transport calls it, on the loop's thread."""
 
-    def message_received(self, message: bytes | bytearray) -> None:
-        """One whole message, without its framing; a large one as the buffer that it was gathered
-        in, which is the handler's from now on. Never raises.
+    def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
+        """Whole messages, without their framing, in the order of arrival: some or all of what one read
+        brought. A large one is the buffer that it was gathered in, which is the handler's from now on.
+        Those behind one that ended the channel are not looked at. Never raises.
         """
 
     def framing_failed(self, reason: str) -> None:

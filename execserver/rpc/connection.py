@@ -2,12 +2,13 @@
 
 The path of a request:
 
-    message_received → decode → method → params → handshake state → order → handler → reply
+    messages_received → decode → method → params → handshake state → order → handler → reply
+                └────── quick_answers.py: what came before and needs but a look ──────────┘
 
 Rules kept in this file:
 
 1. Messages are admitted in the order of their arrival; what is wrong with one is said at once.
-2. A request that can be answered without waiting is answered inside `message_received`: no task,
+2. A request that can be answered without waiting is answered inside `messages_received`: no task,
    no future, no bookkeeping. Only what has to wait gets a ticket in the `RequestOrder`.
 3. Nothing grows without bound for a peer that does not read: above `MAX_UNSENT_BYTES` of unsent
    replies, or `MAX_PENDING_BYTES` of unfinished requests, nothing more is admitted.
@@ -44,6 +45,8 @@ from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.lean import LeanDialect
 from execserver.rpc.next_poll import NextPoll
 from execserver.rpc.params import decode_params
+from execserver.rpc.quick_answers import QuickAnswers
+from execserver.rpc.repeats import repeats
 from execserver.rpc.room import MAX_UNSENT_BYTES, Room
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
 from execserver.rpc.standard import StandardDialect
@@ -74,6 +77,8 @@ T = TypeVar("T", bound=Closable)
 _RAW = frozenset({dict, list, str, int, float, bool, type(None)})
 """What JSON is decoded to. Anything else is what a message meant that came before."""
 
+NO_QUICK_ANSWERS = QuickAnswers({}, repeats)
+
 _connection_numbers = itertools.count(1)
 
 
@@ -85,6 +90,7 @@ class Connection:
         handlers: method name → handler.
         concurrency: `--concurrent-requests`; None for no limit, 1 for strictly one at a time.
         on_lost: called once with this connection when it is over.
+        quick: answers what it can instead of the handlers.
     """
 
     def __init__(
@@ -93,6 +99,7 @@ class Connection:
         handlers: Handlers,
         concurrency: int | None,
         on_lost: Callable[[Connection], None],
+        quick: QuickAnswers = NO_QUICK_ANSWERS,
     ) -> None:
         self.number = next(_connection_numbers)
         self.extensions = False
@@ -101,6 +108,9 @@ class Connection:
         self.peer_proof = channel.peer_proof
         self._channel = channel
         self._handlers = handlers
+        self._quick = quick
+        self._answers_quickly = False
+        """Whether the peer may ask for anything, and what it asks is no more than asked."""
         self._strict = concurrency == 1
         self._on_lost = on_lost
         self._log = log.bind(connection=self.number, peer=channel.peer)
@@ -211,22 +221,20 @@ class Connection:
 
     # -- what the channel calls (rpc/channel.py: MessageHandler)
 
-    def message_received(self, message: bytes | bytearray) -> None:
-        """One message, in the order of arrival."""
-        if self._lost:
-            return
-        # `_must_wait`, spelled out: this line is passed by every message.
-        if (
-            self._backlog
-            or self._blocked
-            or self._schedule.held_bytes > MAX_PENDING_BYTES
-            or self._channel.unsent > MAX_UNSENT_BYTES
-            or self._schedule.order.unfinished > MAX_UNFINISHED
-            or (self._strict and self._schedule.unfinished)
-        ):
-            self._backlog.append(message)
-        else:
-            self._receive(message)
+    def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
+        """Messages, in the order of arrival."""
+        position, count = 0, len(messages)
+        while not (self._lost or self._channel.ended):
+            if self._answers_quickly and self._nothing_waits():
+                position = self._quick.answer(messages, position, self, self._channel)
+            if position == count:
+                return
+            message = messages[position]
+            position += 1
+            if self._backlog or self._must_wait():
+                self._backlog.append(message)
+            else:
+                self._receive(message)
 
     def framing_failed(self, reason: str) -> None:
         """The transport cannot tell messages apart any more: say so behind the answers to those that
@@ -324,6 +332,8 @@ class Connection:
     def initialized(self) -> bool:
         """The client is ready for everything; False when it was not welcomed yet."""
         self._ready = self._session is not None
+        # A trace has a span for each request, and the standard dialect has other answers.
+        self._answers_quickly = self._ready and self._dialect is self._lean and not self._traced
         return self._ready
 
     def drop(self, reason: str) -> None:
@@ -387,6 +397,10 @@ class Connection:
             or self._channel.unsent > MAX_UNSENT_BYTES
             or self._schedule.order.unfinished > MAX_UNFINISHED
         )
+
+    def _nothing_waits(self) -> bool:
+        """Whether a request that comes now would run now, whatever it is."""
+        return self._schedule.is_free and not self._backlog and not self._must_wait()
 
     def _settle(self) -> None:
         """Do everything that something just finished has made possible. One loop, however long

@@ -42,10 +42,11 @@ MAX_SEEN_ONCE = 1024
 """What came once is remembered without what it means: most of what is asked for is asked once."""
 
 # Fewer digits than the largest id has, and no leading zero, which JSON does not allow.
-_HEAD = re.compile(
+HEAD = re.compile(
     rb'\{"id":(0|[1-9][0-9]{0,17}),"method":"(?:%b)"'
     % b"|".join(re.escape(name.encode()) for name in REPEATED_METHODS)
 )
+"""How a message begins that may be remembered; the first group is its id, written as an answer has it."""
 
 
 class Repeats:
@@ -61,7 +62,7 @@ class Repeats:
         Args:
             message: one JSON text, of at most `MAX_MESSAGE_BYTES`.
         """
-        head = _HEAD.match(message)
+        head = HEAD.match(message)
         if head is None:
             return None
         rest = message[head.end(1) :]
@@ -70,6 +71,14 @@ class Repeats:
             return int(head[1]), *known
         self._see(rest, message)
         return None
+
+    def known(self, rest: bytes) -> tuple[str, Params] | None:
+        """Method and decoded parameters of messages that end so behind their id, if they are remembered.
+
+        Args:
+            rest: what stands behind the id, which is `HEAD`'s first group.
+        """
+        return self._known.get(rest)
 
     def _see(self, rest: bytes, message: bytes) -> None:
         if rest not in self._once:

@@ -56,6 +56,18 @@ class RequestCounts:
         self.seconds = 0.0
         """What they took together."""
 
+    def add(self, seconds: float, code: int) -> None:
+        """One was answered, so long after its arrival, with that code."""
+        self.codes[code] = self.codes.get(code, 0) + 1
+        self.buckets[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        self.seconds += seconds
+
+    def add_alike(self, number: int, seconds: float) -> None:
+        """So many were answered one after the other without an error, in so long together."""
+        self.codes[0] = self.codes.get(0, 0) + number
+        self.buckets[bisect_left(LATENCY_BUCKETS, seconds / number)] += number
+        self.seconds += seconds
+
 
 class Measures:
     """Everything that is counted, from the start of the daemon.
@@ -100,11 +112,7 @@ class Measures:
             seconds: from the arrival of the message to its answer.
             code: the error code of the answer; 0 for a result.
         """
-        counts = self.requests.get(method, self._unknown)
-        codes = counts.codes
-        codes[code] = codes.get(code, 0) + 1
-        counts.buckets[bisect_left(LATENCY_BUCKETS, seconds)] += 1
-        counts.seconds += seconds
+        self.requests.get(method, self._unknown).add(seconds, code)
 
     def connection_opened(self, kind: TransportKind) -> None:
         """A peer has a channel."""

@@ -74,6 +74,15 @@ class FramedChannel(StreamChannel):
         else:
             self._outbox.put((*parts, b"\n"), size + 1)
 
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        """Queue several small messages."""
+        if self._has_headers:
+            for message in messages:
+                self.send((message,))
+            return
+        lines = b"\n".join((*messages, b""))
+        self._outbox.put((lines,), len(lines))
+
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         if self._has_headers:
@@ -155,11 +164,7 @@ class FramedChannel(StreamChannel):
 
     def _pass_on(self, messages: Messages) -> None:
         self._messages += len(messages)
-        message_received = self._handler.message_received
-        for message in messages:
-            message_received(message)
-            if self._over:
-                return
+        self._handler.messages_received(messages)
 
 
 class SizedStream:

@@ -70,6 +70,11 @@ class StreamChannel:
         self._watch(not self._paused)
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing more is delivered."""
+        return self._over
+
+    @property
     def unsent(self) -> int:
         """Bytes accepted by `send` that the kernel has not taken yet."""
         return self._outbox.unsent
@@ -81,6 +86,10 @@ class StreamChannel:
 
     def send(self, parts: Sequence[bytes]) -> None:
         """Queue one message."""
+        raise NotImplementedError
+
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        """Queue several small messages."""
         raise NotImplementedError
 
     def open_stream(self, size: int) -> MessageStream:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import structlog
 
@@ -23,11 +24,15 @@ from execserver.rpc.channel import MessageStream
 from execserver.sessions.access import PeerProof
 from execserver.telemetry.measures import measures
 from execserver.transports import frame_parser
-from execserver.transports.frame_parser import BUFFER_BYTES, Frame, FrameParser
+from execserver.transports.frame_parser import BINARY, BUFFER_BYTES, CONTINUATION, TEXT, Frame, FrameParser
 from execserver.transports.stream_channel import MakeHandler, QueuedStream, StreamChannel
 
 LAST, FIRST_TEXT, CONTINUED = 0x80, 0x01, 0x00
 PONG, PING, CLOSE = 0x8A, 0x89, 0x88
+
+MOST_WHOLE = 256
+"""Messages that are copied out of the read buffer before they are delivered: as many small ones as it holds
+at first, and no further copy of one that has grown."""
 
 Buffer = bytes | memoryview
 
@@ -67,6 +72,7 @@ class WebSocketChannel(StreamChannel):
         self._parser_empty = True  # whether it holds no part of a frame
         self._large_frames = False  # since the last ping
         self._begun: bytearray | None = None  # a fragmented message
+        self._whole: list[bytes | bytearray] = []  # messages of this read
         self._heard = True  # whether anything came since the last ping
         self._progress = 0  # what had been sent by then
         self._ping_seconds = ping_seconds
@@ -80,7 +86,7 @@ class WebSocketChannel(StreamChannel):
         self.start(make_handler)
         if first:
             measures.received(len(first))
-            self._serve(self._open_parser.feed, first)
+            self._serve(self._feed, first)
 
     def send(self, parts: Sequence[bytes]) -> None:
         """Queue one message."""
@@ -91,6 +97,11 @@ class WebSocketChannel(StreamChannel):
         else:
             framed = fragments(parts, FIRST_TEXT, last=True)
             self._outbox.put(framed, sum(map(len, framed)))
+
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        """Queue several small messages."""
+        frames = b"".join([part for message in messages for part in (text_header(len(message)), message)])
+        self._outbox.put((frames,), len(frames))
 
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
@@ -165,6 +176,10 @@ class WebSocketChannel(StreamChannel):
     def _readable(self) -> None:
         self._serve(self._read, self._fd_in)
 
+    def _feed(self, first: bytes) -> None:
+        self._open_parser.feed(first)
+        self._pass_on()
+
     def _read(self, fd: int) -> None:
         self._parser_empty = False
         try:
@@ -182,6 +197,14 @@ class WebSocketChannel(StreamChannel):
         if self._probe_timer is not None:
             self._probe_timer.cancel()
             self._probe_timer = None
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Deliver what is whole."""
+        whole = self._whole
+        if whole and not self._over:
+            self._whole = []
+            self._handler.messages_received(whole)
 
     def _frame_received(self, frame: Frame) -> None:
         if self._over:
@@ -191,20 +214,26 @@ class WebSocketChannel(StreamChannel):
             self._broken()
             return
         kind = frame.msg_type
-        if kind in (frame_parser.TEXT, frame_parser.BINARY):
+        if kind is TEXT or kind is BINARY:
             self._messages += 1
             if self._begun is not None:
                 self._broken()
             elif frame.fin:
-                self._large_frames |= frame.payload_size > BUFFER_BYTES
-                self._handler.message_received(frame.get_payload_as_bytes())
+                whole = self._whole
+                whole.append(frame.get_payload_as_bytes())
+                if frame.payload_size > BUFFER_BYTES:
+                    self._large_frames = True
+                    self._pass_on()
+                elif len(whole) >= MOST_WHOLE:
+                    self._pass_on()
             else:
                 self._begun = bytearray(frame.get_payload_as_memoryview())
-        elif kind == frame_parser.CONTINUATION:
+        elif kind is CONTINUATION:
             self._continued(frame)
-        elif kind == frame_parser.PING:
+        elif kind is frame_parser.PING:
             self._send_control(PONG, frame.get_payload_as_bytes())
-        elif kind == frame_parser.CLOSE:
+        elif kind is frame_parser.CLOSE:
+            self._pass_on()
             self._send_control(CLOSE, frame.get_payload_as_bytes()[:2])
             self._end_of_input()
 
@@ -216,12 +245,20 @@ class WebSocketChannel(StreamChannel):
         begun += frame.get_payload_as_memoryview()
         if frame.fin:
             self._begun = None
-            self._handler.message_received(begun)
+            self._whole.append(begun)
+            self._pass_on()
 
     def _broken(self) -> None:
+        self._pass_on()
         if not self._over:
             log.warning("websocket protocol violation or message too long", peer=self.peer)
         self.abort()
+
+
+@lru_cache(maxsize=1024)
+def text_header(size: int) -> bytes:
+    """The head of a text frame that is a whole message. Small answers have few sizes."""
+    return header(LAST | FIRST_TEXT, size)
 
 
 def header(opcode: int, size: int) -> bytes:

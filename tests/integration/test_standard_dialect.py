@@ -232,6 +232,7 @@ class Peer:
     """A channel whose messages are kept."""
 
     peer, peer_proof, kind, max_reply_bytes, unsent, presumed_standard = "test", None, "unix", None, 0, False
+    ended = False
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -310,7 +311,7 @@ def test_a_dialect_that_cannot_be_loaded_is_no_silence(monkeypatch: pytest.Monke
     async def scenario() -> tuple[list[bytes], bool]:
         peer = Peer()
         connection = Connection(peer, {}, None, lambda _: None)  # type: ignore[arg-type]
-        connection.message_received(b'{"jsonrpc":"2.0","id":1,"method":"environment/status"}')
+        connection.messages_received([b'{"jsonrpc":"2.0","id":1,"method":"environment/status"}'])
         connection.batch_ended()
         for _ in range(50):
             await asyncio.sleep(0.01)

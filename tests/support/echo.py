@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from execserver.rpc.channel import Channel
 
 
@@ -12,8 +14,8 @@ class Echo:
         self.channel = channel
         self.ends = 0
 
-    def message_received(self, message: bytes | bytearray) -> None:
-        self.channel.send((bytes(message),))
+    def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
+        self.channel.send_all([bytes(message) for message in messages])
 
     def framing_failed(self, reason: str) -> None:
         raise AssertionError(reason)

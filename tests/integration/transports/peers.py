@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,13 +43,16 @@ class Recorder:
         self.drained_below = threading.Event()
         self._answers = answers
 
-    def message_received(self, message: bytes | bytearray) -> None:
-        self.messages.append(bytes(message))
-        self.came.set()
-        if self._answers is None:
-            self.channel.send([bytes(message)])
-        else:
-            self._answers(self, bytes(message))
+    def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
+        for message in messages:
+            if self.channel.ended:
+                return
+            self.messages.append(bytes(message))
+            self.came.set()
+            if self._answers is None:
+                self.channel.send([bytes(message)])
+            else:
+                self._answers(self, bytes(message))
 
     def framing_failed(self, reason: str) -> None:
         self.channel.send([reason.encode()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -28,9 +28,10 @@ class Handler:
         self.ends = 0
         self.on_message: Callable[[bytes], None] = lambda message: None
 
-    def message_received(self, message: bytes | bytearray) -> None:
-        self.messages.append(bytes(message))
-        self.on_message(bytes(message))
+    def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
+        for message in messages:
+            self.messages.append(bytes(message))
+            self.on_message(bytes(message))
 
     def framing_failed(self, reason: str) -> None:
         raise AssertionError(reason)

@@ -1,0 +1,154 @@
+"""What is answered in one loop is what the long way would say, and everything else is left to that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from execserver.rpc.quick_answers import FLUSH_BYTES, Answerer, QuickAnswers
+from execserver.rpc.repeats import MAX_MESSAGE_BYTES, MAX_REMEMBERED, Repeats
+from execserver.telemetry import measures as counting
+
+INFO = b'{"id":%d,"method":"environment/info"}'
+STATUS = b'{"id":%d,"method":"environment/status"}'
+PATH = b'{"id":%d,"method":"fs/getMetadata","params":{"path":"file:///%d"}}'
+
+
+class Peer:
+    """Asks, and keeps what it is sent."""
+
+    def __init__(self, *, extensions: bool = False) -> None:
+        self.extensions = extensions
+        self.sent: list[list[bytes]] = []
+
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        self.sent.append(list(messages))
+
+    @property
+    def answers(self) -> list[bytes]:
+        return [message for messages in self.sent for message in messages]
+
+
+class Quick(QuickAnswers):
+    """Knows some messages; each look has its number in the answer."""
+
+    def __init__(self, *known: bytes) -> None:
+        self.looks = 0
+        self.gives: bytes | None = b"%d"
+        repeats = Repeats()
+        for message in known * 2:
+            repeats.find(message)
+        super().__init__({"environment/info": lambda _: self.look, "fs/getMetadata": self.prepare}, repeats)
+        self.prepares: Answerer | None = self.look
+
+    def look(self, _: object) -> bytes | None:
+        self.looks += 1
+        return self.gives and self.gives % self.looks
+
+    def prepare(self, _: object) -> Answerer | None:
+        return self.prepares
+
+    def ask(self, *messages: bytes | bytearray, position: int = 0, peer: Peer | None = None) -> int:
+        self.peer = peer or Peer()
+        return self.answer(messages, position, self.peer, self.peer)
+
+
+def test_each_gets_its_answer_under_its_own_id_and_in_order() -> None:
+    quick = Quick(INFO % 1, PATH % (1, 1))
+
+    assert quick.ask(INFO % 7, PATH % (8, 1), INFO % 9) == 3
+
+    assert quick.peer.answers == [b'{"id":7,"result":1}', b'{"id":8,"result":2}', b'{"id":9,"result":3}']
+
+
+def test_the_same_question_several_times_in_a_row_is_one_look() -> None:
+    quick = Quick(INFO % 1, PATH % (1, 1))
+
+    quick.ask(INFO % 1, INFO % 2, INFO % 3, PATH % (4, 1), PATH % (5, 1), INFO % 6)
+    assert [answer[-2:-1] for answer in quick.peer.answers] == [b"1", b"1", b"1", b"2", b"2", b"3"]
+
+    quick.ask(INFO % 1)
+    assert quick.peer.answers == [b'{"id":1,"result":4}']
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        STATUS % 5,  # known, but nothing prepares it
+        PATH % (5, 2),  # never seen
+        b'{"id":"5","method":"environment/info"}',
+        b'{"id":05,"method":"environment/info"}',
+        b' {"id":5,"method":"environment/info"}',
+        b'{"id":5,"method":"environment/info","trace":{"traceparent":"x"}}',
+        b'{"id":5,"method":"environment/info"}x',
+        b'{"id":5,"result":{}}',
+        bytearray(INFO % 5),
+        INFO % 5 + b" " * MAX_MESSAGE_BYTES,
+        b"",
+    ],
+)
+def test_it_goes_as_far_as_the_first_that_is_none_of_these(other: bytes | bytearray) -> None:
+    quick = Quick(INFO % 1, STATUS % 1)
+
+    assert quick.ask(INFO % 1, INFO % 2, other, INFO % 3) == 2
+    assert [answer[:8] for answer in quick.peer.answers] == [b'{"id":1,', b'{"id":2,']
+
+    assert quick.ask(INFO % 1, INFO % 2, other, INFO % 3, position=2) == 2
+    assert quick.peer.sent == []
+    assert quick.ask(INFO % 1, INFO % 2, other, INFO % 3, position=3) == 4
+
+
+def test_what_a_look_does_not_want_to_say_is_left_to_the_long_way() -> None:
+    quick = Quick(INFO % 1)
+    quick.gives = None
+
+    assert quick.ask(INFO % 1, INFO % 2) == 0
+    assert (quick.looks, quick.peer.sent) == (1, [])
+
+    quick.gives = b"%d"
+    assert quick.ask(INFO % 1, INFO % 2) == 2
+
+
+def test_parameters_that_nothing_can_be_prepared_for_are_left_to_the_long_way() -> None:
+    quick = Quick(PATH % (1, 1))
+    quick.prepares = None
+
+    assert quick.ask(PATH % (1, 1)) == 0
+
+
+def test_answers_leave_in_pieces_of_a_few_kibibytes() -> None:
+    quick = Quick(INFO % 1)
+    quick.gives = b'"%d' + b"x" * 500 + b'"'
+    count = 5 * FLUSH_BYTES // 500
+
+    assert quick.ask(*(INFO % number for number in range(count))) == count
+
+    assert len(quick.peer.answers) == count
+    sizes = [sum(map(len, messages)) for messages in quick.peer.sent]
+    assert len(sizes) >= 5
+    assert max(sizes) < FLUSH_BYTES + 600
+
+
+def test_every_request_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    measures = counting.Measures()
+    monkeypatch.setattr("execserver.rpc.quick_answers.measures", measures)
+    quick = Quick(INFO % 1, PATH % (1, 1))
+
+    quick.ask(INFO % 1, INFO % 2, PATH % (3, 1), INFO % 4, STATUS % 5)
+
+    info, path = measures.requests["environment/info"], measures.requests["fs/getMetadata"]
+    assert (info.codes, sum(info.buckets)) == ({0: 3}, 3)
+    assert (path.codes, sum(path.buckets)) == ({0: 1}, 1)
+    assert info.seconds > 0
+    assert path.seconds > 0
+    assert not measures.requests["environment/status"].codes
+
+
+def test_only_so_many_are_kept_prepared() -> None:
+    quick = Quick()
+    for number in range(2 * MAX_REMEMBERED):
+        for _ in range(2):
+            quick._repeats.find(PATH % (1, number))
+        assert quick.ask(PATH % (1, number)) == 1
+        assert len(quick._prepared) <= MAX_REMEMBERED
