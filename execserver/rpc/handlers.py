@@ -77,11 +77,19 @@ class Encoded(msgspec.Struct, frozen=True):
 
     `begun` results are of requests that began something which goes on after the reply. Their `after`
     is called when nobody wants the reply, too, and they are never refused for the size of others.
+
+    `rest` is what follows `json`: pieces that are too large to be joined, and go to the peer as they are.
     """
 
     json: bytes
     after: Callable[[], None] | None = None
     begun: bool = False
+    rest: tuple[bytes, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return len(self.json) + sum(map(len, self.rest))
 
 
 class StreamedResult(msgspec.Struct, frozen=True):

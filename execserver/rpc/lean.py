@@ -64,13 +64,12 @@ class LeanDialect:
         parts: tuple[bytes, ...]
         after = None
         if result.__class__ is Encoded:
-            encoded = result.json
-            size = len(encoded)
+            encoded, size = result.json, result.size
             after = result.after
-            if size < JOIN_BYTES:
+            if size < JOIN_BYTES and not result.rest:
                 parts = (b'{"id":%b,"result":%b}' % (envelope.encode_json(target), encoded),)
             else:
-                parts = (b'{"id":%b,"result":' % envelope.encode_json(target), encoded, b"}")
+                parts = (b'{"id":%b,"result":' % envelope.encode_json(target), encoded, *result.rest, b"}")
         else:
             parts = (envelope.encode_result(target, result),)
             size = len(parts[0])

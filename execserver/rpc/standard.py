@@ -288,7 +288,7 @@ class StandardDialect:
     def result(self, target: Call, result: Mapping[str, Any] | Encoded) -> None:
         """The connection has a result."""
         encoded = result if isinstance(result, Encoded) else Encoded(envelope.encode_json(result))
-        size = len(encoded.json)
+        size = encoded.size
         limit = self._admission.max_reply_bytes
         if limit is not None and size > limit:
             raise reply_too_large(limit)
@@ -366,7 +366,12 @@ def _encode_response(response: Response) -> tuple[bytes, ...]:
     if "error" in response:
         return (envelope.encode_json(response),)
     result = response["result"]
-    return (b'{"jsonrpc":"2.0","id":%b,"result":' % envelope.encode_json(response["id"]), result.json, b"}")
+    return (
+        b'{"jsonrpc":"2.0","id":%b,"result":' % envelope.encode_json(response["id"]),
+        result.json,
+        *result.rest,
+        b"}",
+    )
 
 
 def _run_after(reply: Response | InvalidRequest | None) -> None:
