@@ -20,6 +20,8 @@ but the hard limit.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import resource
@@ -37,6 +39,9 @@ _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 _PF_KTHREAD = 0x0020_0000  # include/linux/sched.h; field 9 of /proc/PID/stat
 # While some of the killed do not die (stuck in the kernel), newborns are still looked for this often.
 _RESCAN_S = 0.1
+
+# Nobody can be looked at now: that does not mean that nobody is there.
+_BLIND = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 _SIGNALLED_AT_ONCE = 64
 _MOST_SIGNAL_SCANS = 100
@@ -135,6 +140,9 @@ def members(
         roots: pids whose descendants count whatever their tag is. Without tags
             (`TagUnavailableError`) this is the only way to name a tree. A root that is no
             child of the caller must be held by a pidfd: else its number may be another's.
+
+    Raises:
+        OSError: no descriptor, or no memory, to look at them all.
     """
     excluded = {os.getpid(), *exclude}
     numbers = (number,) if isinstance(number, int) else number
@@ -164,6 +172,9 @@ def members_by_number(
         instance: the service instance.
         leaders: pids by number; with their descendants they count whether tagged or not.
         exclude: pids that are never members; they bound the descent.
+
+    Raises:
+        OSError: no descriptor, or no memory, to look at them all.
     """
     excluded = {os.getpid(), *exclude}
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -222,7 +233,7 @@ def signal_members(
         How many got it. Those of another user may not be signalled, and do not count.
 
     Raises:
-        OSError: not even one descriptor is to be had.
+        OSError: there are no descriptors for a look and for a handle beside it.
     """
     sent = 0
     for _ in range(_MOST_SIGNAL_SCANS):
@@ -248,19 +259,27 @@ def _open_some(pids: set[int]) -> dict[int, int]:
     """Handles of some of the processes; those that are gone are dropped from the set.
 
     Raises:
-        OSError: no descriptor is to be had.
+        OSError: no descriptor is to be had, or none for a scan beside it.
     """
     handles: dict[int, int] = {}
-    for pid in list(itertools.islice(pids, _SIGNALLED_AT_ONCE)):
-        try:
-            handles[pid] = os.pidfd_open(pid)
-        except ProcessLookupError:
-            pids.discard(pid)
-        except OSError:
-            if not handles:
-                raise
-            break
+    try:
+        for pid in list(itertools.islice(pids, _SIGNALLED_AT_ONCE)):
+            try:
+                handles[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                pids.discard(pid)
+        _require_room()
+    except OSError:
+        if handles:
+            os.close(handles.popitem()[1])
+        if not handles:
+            raise
     return handles
+
+
+def _require_room() -> None:
+    """Raise OSError when there is no descriptor for a scan."""
+    os.close(os.open("/proc", os.O_RDONLY | os.O_CLOEXEC))
 
 
 def _send(handle: int, signal_number: int) -> bool:
@@ -281,7 +300,9 @@ def kill_members(
 ) -> list[int]:
     """Kill every member and wait for their ends; may be called from any thread.
 
-    SIGSTOP every member found, scan again until nothing new, SIGKILL, scan until empty.
+    SIGSTOP every member found, scan again until nothing new, SIGKILL, until two scans in a row are empty: one
+    does not see who is born during it of somebody that ends during it. Those for whom no descriptor is left
+    have their turn when others are dead.
 
     Args:
         instance: as for `members`, like `number`, `exclude` and `roots`.
@@ -293,6 +314,9 @@ def kill_members(
     Returns:
         The pids of those that live on at `timeout` (stuck in the kernel) or that may not be
         signalled (of another user). Empty is success.
+
+    Raises:
+        OSError: no descriptors for a look and for a handle beside it. Some may be stopped or killed already.
     """
     deadline = time.monotonic() + timeout
     # Half the time for stopping: a fork bomb must not keep us from killing.
@@ -311,11 +335,12 @@ def kill_members(
                     untouchable.add(pid)
                     os.close(handles.pop(pid))
             _wait_for_ends(handles, min(time.monotonic() + _RESCAN_S, deadline))
-            living = members(instance, number, exclude=exclude, roots=roots) | handles.keys()
+            for _ in range(2):
+                living = members(instance, number, exclude=exclude, roots=roots) | handles.keys()
+                if not living <= untouchable:
+                    break
             if living <= untouchable or time.monotonic() >= deadline:
                 return sorted(living)
-            if not stopped:  # no descriptor to be had; another thread may give some back
-                time.sleep(_RESCAN_S)
             stop_until = max(stop_until, time.monotonic() + _RESCAN_S)
     finally:
         for handle in handles.values():
@@ -330,7 +355,11 @@ def _stop_all(
     handles: dict[int, int],
     until: float,
 ) -> set[int]:
-    """SIGSTOP members until a scan finds no new one; their pidfds are left in `handles`."""
+    """SIGSTOP members until a scan finds no new one, or no descriptor is left; their pidfds are in `handles`.
+
+    Raises:
+        OSError: nobody could be stopped for want of descriptors.
+    """
     stopped: set[int] = set()
     for scan in itertools.count(1):
         found = members(instance, number, exclude=exclude, roots=roots)
@@ -343,17 +372,22 @@ def _stop_all(
             except (ProcessLookupError, PermissionError):
                 continue  # SIGKILL will tell the same
         unopened = found - handles.keys()
-        room = True
-        for pid in unopened:
-            try:
-                handles[pid] = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            except OSError:  # out of descriptors: kill those we hold, then come back
-                room = False
-                break
-        # The second scan is the first that stops anything: without it nothing would be killed.
-        if not unopened or not room or (scan > 1 and time.monotonic() >= until):
+        full: OSError | None = None
+        try:
+            for pid in unopened:
+                with contextlib.suppress(ProcessLookupError):
+                    handles[pid] = os.pidfd_open(pid)
+            if unopened:
+                _require_room()
+        except OSError as error:  # kill those we hold, then come back
+            full = error
+            # Only after the next scan they are stopped, and that needs one, too.
+            for pid in [*(handles.keys() - stopped)][:1]:
+                os.close(handles.pop(pid))
+        over = not unopened or (full is not None and handles.keys() <= stopped)
+        if over or (scan > 1 and time.monotonic() >= until):
+            if full is not None and not handles:
+                raise full
             for pid in handles.keys() - stopped:
                 os.close(handles.pop(pid))
             break
@@ -385,7 +419,8 @@ def _parent(pid: int) -> int | None:
     """The parent pid of a living user process. A zombie leader with running threads lives."""
     try:
         stat = _read(f"/proc/{pid}/stat")
-    except OSError:
+    except OSError as error:
+        _require_sight(error)
         return None
     # The command, field 2, may contain anything; what follows the last parenthesis is plain.
     state, parent, *rest = stat[stat.rindex(b")") + 2 :].split(b" ", 18)
@@ -401,14 +436,15 @@ def _children_from_tasks(pid: int) -> list[int]:
     """
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:
+    except OSError as error:
+        _require_sight(error)
         return []
     children: list[int] = []
     for task in tasks:
         try:
             children += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
-        except OSError:
-            continue
+        except OSError as error:
+            _require_sight(error)
     return children
 
 
@@ -425,13 +461,20 @@ def _children_from_table(pids: Iterable[int]) -> Callable[[int], list[int]]:
 def _limit_from_proc(pid: int) -> int:
     try:
         limits = _read(f"/proc/{pid}/limits")
-    except OSError:
+    except OSError as error:
+        _require_sight(error)
         return -1
     for line in limits.splitlines():
         if line.startswith(b"Max realtime timeout"):
             soft = line.split()[3]
             return int(soft) if soft.isdigit() else -1
     return -1
+
+
+def _require_sight(error: OSError) -> None:
+    """Raise what does not tell that a process is gone, or not ours to look at."""
+    if error.errno in _BLIND:
+        raise error
 
 
 def _read(path: str) -> bytes:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import resource
 import select
@@ -10,6 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +59,7 @@ DAEMON = """
 (setsid env -i /bin/sh -c 'echo $$; echo go; exec sleep 600' &)
 exec sleep 600
 """
+SEVEN = "for i in 1 2 3 4 5 6 7; do sleep 600 & echo $!; done"
 
 
 def test_a_tag_holds_instance_and_number_up_to_their_limits() -> None:
@@ -249,6 +253,81 @@ def test_a_program_that_forks_without_end_is_killed(instance: int) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """No more than so many can be opened meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = (number for number in itertools.count() if not os.path.exists(f"/proc/self/fd/{number}"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, count, None)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("left", range(2, 10))
+def test_more_members_than_descriptors_are_killed_in_turns(instance: int, left: int) -> None:
+    process, pids = start(instance, 1, f"{SEVEN}; echo go; wait")
+    handles = [os.pidfd_open(pid) for pid in pids]
+    with descriptors_left(left):
+        assert kill_members(instance, timeout=20) == []
+    assert [ended(handle) for handle in handles] == [True] * 7
+    process.wait()
+    for handle in handles:
+        os.close(handle)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_without_descriptors_nobody_is_killed_and_the_caller_is_told(instance: int, left: int) -> None:
+    process, _ = start(instance, 1, "echo go; exec sleep 600")
+    with descriptors_left(left), pytest.raises(OSError):
+        kill_members(instance, timeout=600)
+    assert process.poll() is None
+    assert kill_members(instance) == []
+    process.wait()
+
+
+def test_members_that_cannot_be_looked_at_are_not_taken_for_dead(
+    instance: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, _ = start(instance, 1, "echo go; exec sleep 600")
+    list_folder = os.listdir
+    with contextlib.ExitStack() as shortage:
+
+        def list_and_be_short(path: str) -> list[str]:
+            names = list_folder(path)
+            monkeypatch.undo()
+            shortage.enter_context(descriptors_left(0))
+            return names
+
+        # As when another thread takes the last descriptor in the middle of a look.
+        monkeypatch.setattr(os, "listdir", list_and_be_short)
+        with pytest.raises(OSError):
+            members(instance)
+    assert members(instance) == {process.pid}
+    assert kill_members(instance) == []
+    process.wait()
+
+
+def test_who_is_born_during_a_scan_that_finds_nobody_is_killed(
+    instance: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, _ = start(instance, 1, DAEMON)
+    born: list[subprocess.Popen[bytes]] = []
+    scan = members
+
+    def scan_and_bear(*arguments: Any, **named: Any) -> set[int]:
+        found = scan(*arguments, **named)
+        if not found and not born:
+            born.append(start(instance, 1, "echo go; exec sleep 600")[0])
+        return found
+
+    monkeypatch.setattr(membership, "members", scan_and_bear)
+    assert kill_members(instance) == []
+    monkeypatch.undo()
+    assert [child.wait(5) for child in (process, *born)] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
 def test_kernel_threads_are_never_members(instance: int) -> None:
     if Path("/proc/2/comm").read_text() != "kthreadd\n":
         pytest.skip("no kernel threads in this pid namespace")
@@ -340,8 +419,18 @@ def test_more_members_than_are_signalled_at_once_all_get_it(
     instance: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "_SIGNALLED_AT_ONCE", 3)
-    process, _ = start(instance, 4, "for i in 1 2 3 4 5 6 7; do sleep 600 & echo $!; done; echo go; wait")
+    process, _ = start(instance, 4, f"{SEVEN}; echo go; wait")
     assert signal_members(instance, 4, signal.SIGSTOP, passed=set()) == 8
+    assert _all_stop(instance, 8)
+    assert kill_members(instance) == []
+    process.wait()
+
+
+@pytest.mark.parametrize("left", range(2, 10))
+def test_more_members_than_descriptors_all_get_a_signal(instance: int, left: int) -> None:
+    process, _ = start(instance, 4, f"{SEVEN}; echo go; wait")
+    with descriptors_left(left):
+        assert signal_members(instance, 4, signal.SIGSTOP, passed=set()) == 8
     assert _all_stop(instance, 8)
     assert kill_members(instance) == []
     process.wait()
