@@ -53,6 +53,10 @@ _KILL_ATTEMPTS = 120
 _KILL_PAUSE_SECONDS = 0.5
 """A full table is usually full for a moment only; a minute of it is an operator's affair."""
 
+_LAST_KILL_SECONDS = 2.0
+_LAST_KILL_PAUSE_SECONDS = 0.1
+"""Of the last one of all, after which nobody tries again; it blocks."""
+
 _DESCRIPTORS_A_PROCESS = 9
 """A pidfd, up to five ends of pipes, the files of output and input, and one for the moment of the spawn."""
 
@@ -212,7 +216,7 @@ class Executor:
         self._spawns_this_turn += 1
         number = self._next_number
         self._next_number += 1
-        spawned = self._spawner.spawn(plan, self._tag(number))
+        spawned = self._spawner.spawn(plan, self._tag(number), partial(self._undo, number))
         confinement = plan.confinement
         description, locks = (None, []) if confinement is None else confinement.kept()
         started_at = time.monotonic()
@@ -238,7 +242,8 @@ class Executor:
             slots = self.survival.started(started, spawned.kept(), spawned.status, locks)
         except (OSError, ValueError):
             # What a successor would not know must not run.
-            self._undo(number, spawned)
+            self._undo(number, spawned.pid)
+            spawned.close()
             self.survival.forgotten(number, urgent=True)
             if index is not None:
                 index.free()
@@ -267,13 +272,20 @@ class Executor:
             log.error("output is lost: its file cannot be used", number=number, reason=str(error))
             return restore(None, None)
 
-    def _undo(self, number: int, spawned: Spawned) -> None:
+    def _undo(self, number: int, pid: int) -> None:
+        """End a child of which nobody will hear, and all that came of it, and reap it."""
         # By membership: it has perhaps run for a while, and a sandbox's launcher is not what it launched.
-        with contextlib.suppress(OSError), self._spares.lent():
-            self._kill([number], [spawned.pid])
-        os.killpg(spawned.pid, signal.SIGKILL)
-        os.waitid(os.P_PIDFD, spawned.pidfd, os.WEXITED)
-        spawned.close()
+        try:
+            with self._spares.lent():
+                survivors = self._kill([number], [pid])
+        except OSError as error:
+            log.warning("no descriptors to find processes with", error=str(error))
+            survivors = [pid]
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if survivors:
+            # No session knows the number, so nobody else would do it. Not by the pid, which can be another's.
+            self._kill_later([number], [])
 
     def _make_log(self, number: int, index: ProcessIndex) -> OutputLog:
         return OutputLog(
@@ -477,7 +489,9 @@ class Executor:
 
     def _kill_overdue(self, *processes: ManagedProcess) -> None:
         numbers = [process.number for process in processes]
-        leaders = [process.pid for process in processes if process.running]
+        self._kill_later(numbers, [process.pid for process in processes if process.running])
+
+    def _kill_later(self, numbers: Collection[int], leaders: Collection[int]) -> None:
         task = self._loop.create_task(self.kill(numbers, leaders))
         self._overdue.add(task)
         task.add_done_callback(self._overdue.discard)
@@ -588,9 +602,21 @@ class Executor:
         return self._spares.lent()
 
     def kill_all(self) -> list[int]:
-        """Kill every descendant of the service, blocking. Returns the survivors."""
-        self._spares.release()
-        return membership.kill_members(self._instance, exclude=self._protected, roots=[os.getpid()])
+        """Kill every descendant of the service, blocking. Returns the survivors.
+
+        Raises:
+            OSError: no descriptors could be had, not even those that are spared.
+        """
+        until = time.monotonic() + _LAST_KILL_SECONDS
+        while True:
+            self._spares.release()
+            try:
+                return membership.kill_members(self._instance, exclude=self._protected, roots=[os.getpid()])
+            except OSError:
+                # Another thread took them, and may give them back.
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_LAST_KILL_PAUSE_SECONDS)
 
     def _tag(self, number: int) -> int | None:
         return membership.tag_value(self._instance, number) if self._tagged else None

@@ -15,7 +15,7 @@ import pty
 import resource
 import signal
 import termios
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -97,8 +97,14 @@ class Spawner:
         self._nofile = nofile
         self._hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
-    def spawn(self, plan: LaunchPlan, tag: int | None) -> Spawned:
+    def spawn(self, plan: LaunchPlan, tag: int | None, undo: Callable[[int], None]) -> Spawned:
         """Start the child.
+
+        Args:
+            plan: what it is.
+            tag: the membership tag of it and of all that comes of it; None for none.
+            undo: called with the pid of a child that runs and cannot be watched: ends it and all that came
+                of it, and reaps it.
 
         Raises:
             OSError: the program or the directory is missing, or the system is out of something.
@@ -111,7 +117,7 @@ class Spawner:
         opened: list[int] = [] if wrapped.status is None else [wrapped.status]
         try:
             spawn = self._spawn_terminal if plan.tty else self._spawn_pipes
-            spawned = spawn(plan, wrapped, tag, opened)
+            spawned = spawn(plan, wrapped, tag, undo, opened)
         except BaseException:
             for fd in opened:
                 os.close(fd)
@@ -122,7 +128,14 @@ class Spawner:
         spawned.status = wrapped.status
         return spawned
 
-    def _spawn_pipes(self, plan: LaunchPlan, wrapped: Wrapped, tag: int | None, opened: list[int]) -> Spawned:
+    def _spawn_pipes(
+        self,
+        plan: LaunchPlan,
+        wrapped: Wrapped,
+        tag: int | None,
+        undo: Callable[[int], None],
+        opened: list[int],
+    ) -> Spawned:
         out_read, out_write = _pipe(opened)
         err_read, err_write = _pipe(opened)
         if plan.pipe_stdin:
@@ -139,17 +152,19 @@ class Spawner:
             tag,
             [first, (os.POSIX_SPAWN_DUP2, out_write, 1), (os.POSIX_SPAWN_DUP2, err_write, 2)],
         )
-        pidfd = self._adopt(pid)
-        os.close(out_write)
-        os.close(err_write)
-        if stdin is not None:
-            os.close(child_stdin)
+        theirs = (out_write, err_write) if stdin is None else (out_write, err_write, child_stdin)
+        pidfd = self._adopt(pid, theirs, undo, opened)
         os.set_blocking(out_read, False)
         os.set_blocking(err_read, False)
         return Spawned(pid, pidfd, stdin, [out_read, err_read])
 
     def _spawn_terminal(
-        self, plan: LaunchPlan, wrapped: Wrapped, tag: int | None, opened: list[int]
+        self,
+        plan: LaunchPlan,
+        wrapped: Wrapped,
+        tag: int | None,
+        undo: Callable[[int], None],
+        opened: list[int],
     ) -> Spawned:
         master, slave = pty.openpty()
         opened += (master, slave)
@@ -169,8 +184,7 @@ class Spawner:
             ],
             terminal,
         )
-        pidfd = self._adopt(pid)
-        os.close(slave)
+        pidfd = self._adopt(pid, (slave,), undo, opened)
         for fd in (master, *relay):
             os.set_blocking(fd, False)
         return Spawned(pid, pidfd, None, [master], relay)
@@ -209,16 +223,20 @@ class Spawner:
             self._limit_descriptors(None)
             os.fchdir(self._home)
 
-    def _adopt(self, pid: int) -> int:
-        """Open the pidfd; the child cannot be left behind."""
+    def _adopt(self, pid: int, theirs: Sequence[int], undo: Callable[[int], None], opened: list[int]) -> int:
+        """Close the child's ends and open its pidfd; the child cannot be left behind."""
+        # The ends first: so a table that was just big enough for them has room for the pidfd, and nothing has
+        # to be undone that runs.
+        for fd in theirs:
+            opened.remove(fd)
+            os.close(fd)
+        reach("before-pidfd")
         try:
-            pidfd = os.pidfd_open(pid)
+            return os.pidfd_open(pid)
         except OSError:
             # Out of descriptors: a child that cannot be watched must not run.
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            undo(pid)
             raise
-        return pidfd
 
     def _limit_descriptors(self, soft: int | None) -> None:
         """Set our own soft limit for the moment of a spawn: the child has it from its first

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import resource
+import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +16,14 @@ from typing import Any
 
 import pytest
 
-from tests.faults.service import Serve, Service, Watched, eventually, with_descriptors
+from tests.faults.matrix.scene import marked
+from tests.faults.service import Serve, Service, Watched, a_child_is_stopped, eventually, with_descriptors
 from tests.support.wire import Process, ReplyError
 
 LIMIT = 300
 GONE_SECONDS = 2.0
+MANY = 100
+"""More than a daemon with that limit keeps spare."""
 
 Tree = Callable[[Any], list[Watched]]
 
@@ -60,6 +68,59 @@ def test_a_start_without_descriptors_is_refused_and_works_again_later(transport:
     client.start("/bin/echo", "again", processId=refused).wait_output(b"again\n")
 
 
+@contextlib.contextmanager
+def only_descriptors_below(service: Service, limit: int) -> Iterator[None]:
+    """The server gets none with that number or a higher one meanwhile."""
+    before = resource.prlimit(service.server_pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(service.server_pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    yield
+    resource.prlimit(service.server_pid, resource.RLIMIT_NOFILE, before)
+
+
+def lowest_free(service: Service) -> int:
+    taken = {int(name) for name in os.listdir(f"/proc/{service.server_pid}/fd")}
+    return next(number for number in itertools.count() if number not in taken)
+
+
+@pytest.mark.parametrize("spares", [True, False])
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_start_that_is_refused_over_a_running_command_leaves_nothing_of_it(
+    serve: Serve, spares: bool, tty: bool
+) -> None:
+    service = serve("unix", env={"EXECSERVER_FAULT_POINT": "before-pidfd:2"})
+    client = service.connect()
+    client.start("/bin/echo", "warm").wait_closed()
+    mark = f"6{secrets.randbelow(10**8):08}"
+    script = f"(setsid sleep {mark} &); (env -i /usr/bin/setsid sleep {mark} &); exec sleep {mark}"
+    params = client.start_params(["/bin/sh", "-c", script], tty=tty)
+    number = client.request("process/start", params)
+    assert eventually(lambda: len(marked(mark)) == 3, within=10)
+    assert eventually(lambda: a_child_is_stopped(service), within=10)
+    # Without them nobody can be found before there are descriptors again.
+    with only_descriptors_below(service, lowest_free(service) if spares else 0):
+        service.signal_server(signal.SIGCONT)
+        with pytest.raises(ReplyError, match="os error 24"):
+            client.result(number)
+        assert not spares or marked(mark) == []
+    assert eventually(lambda: marked(mark) == [], within=10), marked(mark)
+    client.start("/bin/echo", "again", processId=params["processId"]).wait_output(b"again\n")
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_command_that_has_its_pipes_is_not_refused_for_want_of_one_more(serve: Serve, tty: bool) -> None:
+    """It would have to be killed, and may have done something already that another try does again."""
+    service = serve("unix", env={"EXECSERVER_FAULT_POINT": "before-spawn:2"})
+    client = service.connect()
+    client.start("/bin/echo", "warm").wait_closed()
+    params = client.start_params(["/bin/echo", "once"], tty=tty)
+    number = client.request("process/start", params)
+    assert eventually(lambda: a_child_is_stopped(service), within=10)
+    with only_descriptors_below(service, lowest_free(service)):
+        service.signal_server(signal.SIGCONT)
+        client.result(number)
+    client.process(params["processId"]).wait_output(b"once")
+
+
 def test_connections_that_fill_the_table_neither_kill_nor_spin_the_daemon(serve: Serve, fill: Fill) -> None:
     service = serve("unix", launcher=with_descriptors(LIMIT))
     client = service.connect()
@@ -102,6 +163,26 @@ def test_a_tree_is_killed_while_the_table_is_full(serve: Serve, fill: Fill, tree
         client.call("process/terminate", {"processId": name, "scope": "tree"})
     deadline = time.monotonic() + GONE_SECONDS
     assert [each.name for each in members if not each.ended(deadline - time.monotonic())] == []
+
+
+def test_a_tree_larger_than_the_spare_descriptors_is_stopped_and_killed_while_the_table_is_full(
+    serve: Serve, fill: Fill
+) -> None:
+    service = serve("unix", launcher=with_descriptors(LIMIT))
+    client = service.connect()
+    mark = f"6{secrets.randbelow(10**8):08}"
+    grow = f"n=0; while [ $n -lt {MANY} ]; do setsid sleep {mark} & n=$((n+1)); done; wait"
+    tree = {"processId": client.start("/bin/sh", "-c", grow).id, "scope": "tree"}
+    assert eventually(lambda: len(marked(mark)) == MANY, within=20)
+    fill(service)
+    client.call("process/signal", {**tree, "signal": "SIGSTOP"})
+    assert eventually(lambda: {_state(pid) for pid in marked(mark)} == {"T"}, within=10)
+    client.call("process/terminate", tree)
+    assert eventually(lambda: not marked(mark), within=10), len(marked(mark))
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_the_death_of_the_supervisor_ends_everything_while_the_table_is_full(

@@ -153,7 +153,15 @@ def test_what_ends_while_there_is_no_server_is_cleaned_up_by_the_next(scene: Sce
 
 
 @pytest.mark.parametrize(
-    "point", ["before-spawn", "after-spawn", "after-ledger", "after-registration", "after-exit-journal"]
+    "point",
+    [
+        "before-spawn",
+        "before-pidfd",
+        "after-spawn",
+        "after-ledger",
+        "after-registration",
+        "after-exit-journal",
+    ],
 )
 def test_a_server_that_is_killed_over_a_start_or_an_end_leaves_no_mount_point(
     make_scene: Callable[..., Scene], point: str

@@ -135,6 +135,12 @@ class BetweenIntentAndSpawn(Starting):
     point = f"before-spawn:{STARTS + 1}"
 
 
+class BetweenSpawnAndDescriptor(Starting):
+    """The command runs, and there is nothing to watch it by."""
+
+    point = f"before-pidfd:{STARTS + 1}"
+
+
 class BetweenSpawnAndLedger(Starting):
     """The command runs, and only the kernel knows whose it is."""
 
@@ -333,6 +339,7 @@ class TakenOver(TakingOver):
 STATES: Sequence[type[State]] = (
     BeforeStart,
     BetweenIntentAndSpawn,
+    BetweenSpawnAndDescriptor,
     BetweenSpawnAndLedger,
     BetweenSpawnAndRegistration,
     BeforeTheAnswer,
