@@ -7,20 +7,20 @@ supervisor started, with the same arguments. Exit codes: 2 for what is no valid 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import sys
 from collections.abc import Mapping
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from execserver import __version__
+from execserver.libraries import leave_out, load_msgspec_and_uvloop
 
 if TYPE_CHECKING:
-    from execserver.configuration import Effective
+    import argparse
+
+    from execserver.configuration.loading import Effective
+    from execserver.configuration.model import Settings
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
 _SHOW_DESCRIPTION = """\
@@ -45,7 +45,14 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
         argv: the command and its arguments.
         elsewhere: commands of the same program that do not come here, for `--help`: name and description.
     """
-    _leave_out()
+    leave_out()
+    if argv[:1] == ["serve"]:
+        load_msgspec_and_uvloop()
+        from execserver.configuration.quick import quick_settings
+
+        settings = quick_settings(argv[1:], os.environ)
+        if settings is not None:
+            return _run_server(settings, None)
     parser = _parser(argv[:1], elsewhere or {})
     options = parser.parse_args(argv)
     if options.command == "serve":
@@ -60,11 +67,13 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     effective = _effective(options)
-    if effective is None:
-        return 1
+    return 1 if effective is None else _run_server(effective.settings, effective.file)
+
+
+def _run_server(settings: Settings, file: str | None) -> int:
     from execserver import server
 
-    return server.run(effective.settings, effective.file)
+    return server.run(settings, file)
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -111,7 +120,7 @@ def _read_credentials(effective: Effective) -> int:
     from execserver.transports.authentication import ConfigurationError, authenticator_from
 
     try:
-        authenticator_from(effective.settings.authentication, base=Path.cwd())
+        authenticator_from(effective.settings.authentication, base=os.getcwd())
     except ConfigurationError as error:
         _complain(str(error))
         return 1
@@ -120,6 +129,8 @@ def _read_credentials(effective: Effective) -> int:
 
 def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
     """The same for what `--remote` and its options name."""
+    from pathlib import Path
+
     from execserver.relay.remote_options import missing_packages, options_of_service
     from execserver.supervisor.remote import base_and_environment
     from execserver.transports.authentication import ConfigurationError
@@ -166,8 +177,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _effective(options: argparse.Namespace) -> Effective | None:
     """The settings; None when they cannot be used, and it was said why."""
-    from execserver.configuration import SettingsError, load
     from execserver.configuration.flags import given
+    from execserver.configuration.loading import load
+    from execserver.configuration.model import SettingsError
 
     try:
         effective = load(given(options), os.environ, options.config)
@@ -184,33 +196,13 @@ def _complain(text: str) -> None:
     print(f"execserver: {text}", file=sys.stderr)  # noqa: T201
 
 
-def _leave_out() -> None:
-    """Keep out of the daemon's memory what the libraries would load, and nobody needs here."""
-    # structlog draws tracebacks with rich where that is installed, and colours them on Windows with colorama;
-    # a daemon that logs to a file has no use for it, and it costs 4 MiB and a tenth of the start. Archives,
-    # which shutil would like to be able to make, need half a MiB of libraries.
-    for name in ("rich", "colorama", "bz2", "lzma"):
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    # pydantic looks through all installed packages for plugins, which would see whatever clients send.
-    # What it needs for that takes 1.5 MiB.
-    plugins = ModuleType("pydantic.plugin._loader")
-
-    def from_the_real_one(name: str) -> object:
-        # Only another version of pydantic asks for more.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        sys.modules.pop(plugins.__name__, None)
-        return getattr(import_module(plugins.__name__), name)
-
-    vars(plugins).update(get_plugins=tuple, __getattr__=from_the_real_one)
-    sys.modules.setdefault(plugins.__name__, plugins)
-
-
 # -- the parser
 
 
 def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.ArgumentParser:
     """The parser, with the flags of that command only: they come from the settings, whose import is felt."""
+    import argparse
+
     parser = argparse.ArgumentParser(prog="execserver", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"execserver {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from execserver.transports.authentication import (
     AuthenticationOptions,
     Authenticator,
     ConfigurationError,
+    Folder,
     authenticator_from,
 )
 
@@ -17,7 +17,7 @@ from execserver.transports.authentication import (
 class Credentials:
     """An `Authenticator` that reads its files again when asked. Who is connected stays so."""
 
-    def __init__(self, options: AuthenticationOptions, base: Path) -> None:
+    def __init__(self, options: AuthenticationOptions, base: Folder) -> None:
         """Read what the options name; arguments and errors are those of `authenticator_from`."""
         self._options = options
         self._base = base

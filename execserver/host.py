@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import secrets
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -74,7 +73,7 @@ class Host(msgspec.Struct, frozen=True):
             home=environment.get("HOME") or home,
             temp=temp if temp.startswith("/") else "/tmp",  # noqa: S108 - the system's own default
             hostname=socket.gethostname(),
-            provider_id=f"execserver:{secrets.token_hex(16)}",
+            provider_id=f"execserver:{os.urandom(16).hex()}",
         )
 
     def continued(self, cwd: str, provider_id: str) -> Host:

@@ -1,8 +1,12 @@
-"""Modules that are loaded when something first needs them, in whatever thread that is.
+"""Modules that are loaded when something first needs them, in whatever thread that is, or a moment after the
+start: a client that starts a daemon for one command should not wait for what that command does not need.
 
 Of modules that import each other, two threads that begin at different ends can see halves: so one thread at a
 time. And the table of descriptors may be full by then, which must not cost anybody an answer: then with those
 that a daemon keeps spare.
+
+Somebody may install another version over ours while we run, of which we must not load the rest: so
+`load_deferred` loads what `deferred` has put off, soon after the start.
 """
 
 from __future__ import annotations
@@ -10,9 +14,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from importlib import import_module
+from types import ModuleType
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -63,3 +70,46 @@ class Loader:
 
 LOADER = Loader()
 """The one of this program: what is imported belongs to all of it."""
+
+_put_off: list[Callable[[], object]] = []
+"""What loads the modules that are put off, in the order in which they were."""
+
+
+class Deferred(ModuleType):
+    """Stands for a module that is loaded when something of it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        # What asks for these looks at modules as such, at all there are.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        module = vars(self).get("__module")
+        if module is None:
+            module = vars(self)["__module"] = LOADER.load(lambda: import_module(self.__name__))
+        return getattr(module, name)
+
+
+def deferred(name: str) -> Any:
+    """A module that is loaded when something of it is first used, or by `load_deferred`.
+
+    For the type checker, import the module itself instead.
+    """
+    put_off(lambda: import_module(name))
+    return Deferred(name)
+
+
+def put_off(load: Callable[[], object]) -> None:
+    """Have something loaded by `load_deferred`."""
+    _put_off.append(load)
+
+
+def load_deferred() -> None:
+    """Load everything that is put off, and what that puts off. For whatever thread: others get their turn
+    after each module.
+
+    Raises:
+        OSError: there is no descriptor for it (EMFILE, ENFILE).
+        ImportError: the installation is broken.
+    """
+    for load in _put_off:  # it grows meanwhile
+        LOADER.load_without_spares(load)
+        time.sleep(0)

@@ -16,38 +16,34 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
 import uvloop
 
 from execserver import descriptor_table, fault_points, membership
-from execserver.api import discover, environment, filesystem, handshake, health, http, observing, process
-from execserver.configuration import Settings
+from execserver.api import environment, handshake, process
+from execserver.api.families import Families
+from execserver.configuration.model import Settings
 from execserver.credentials import Credentials
 from execserver.fault_points import reach
 from execserver.filesystem.blocking import run_in_background
-from execserver.filesystem.mounts import MountTable
-from execserver.filesystem.worker_pool import WorkerPool
 from execserver.host import Host
-from execserver.loading import LOADER
+from execserver.loading import LOADER, deferred, load_deferred
 from execserver.memory import reuse_buffers
 from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
 from execserver.protocol.errors import InternalError
-from execserver.protocol.methods import load_shapes
+from execserver.protocol.methods import METHODS, load_shapes
 from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
 from execserver.rpc.quick_answers import QuickAnswers
 from execserver.rpc.repeats import repeats
-from execserver.sandbox.policy import is_below
+from execserver.sandbox.options import OwnThings
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
-from execserver.sandbox.view import OwnThings
 from execserver.sessions.table import SessionTable
 from execserver.spool.spool import Spool, SpoolLimits
 from execserver.supervisor.channel import (
@@ -61,19 +57,33 @@ from execserver.supervisor.channel import (
 from execserver.supervisor.remote import base_and_environment
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.gauges import Gauges
+from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
-from execserver.transports.http_head import Pages
-from execserver.transports.sockets import Listener, serve_socket
 from execserver.transports.stdio import serve_stdio
-from execserver.upgrade import Trial
-from execserver.worker_launch import WorkerLauncher
 
 if TYPE_CHECKING:
+    from execserver import upgrade, worker_launch
+    from execserver.api import discover, filesystem, health, http, observing
+    from execserver.filesystem import mounts, worker_pool
     from execserver.filesystem.edits import Edits
     from execserver.relay.executor import RemoteExecutor
     from execserver.relay.identity import Identity
+    from execserver.sandbox import policy
+    from execserver.transports import sockets
+else:  # what the first command of a client over stdio does not need
+    upgrade = deferred("execserver.upgrade")
+    worker_launch = deferred("execserver.worker_launch")
+    discover = deferred("execserver.api.discover")
+    filesystem = deferred("execserver.api.filesystem")
+    health = deferred("execserver.api.health")
+    http = deferred("execserver.api.http")
+    observing = deferred("execserver.api.observing")
+    mounts = deferred("execserver.filesystem.mounts")
+    worker_pool = deferred("execserver.filesystem.worker_pool")
+    policy = deferred("execserver.sandbox.policy")
+    sockets = deferred("execserver.transports.sockets")
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 RECORDS_FOLDER = "edits"
 """Of the state folder: where `fs/applyEdits` keeps its records (`filesystem/edit_records.py`)."""
@@ -88,9 +98,12 @@ WARM_UP_AFTER_SECONDS = 2.0
 """When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
 processor, which a client that starts a daemon for a single command should not wait for."""
 
-LOAD_MODELS_AFTER_SECONDS = 0.1
-"""When the models of parameters are loaded, unless a request needs them earlier: the first command of a
-client that starts a daemon for it has begun by then."""
+LOAD_AFTER_SECONDS = 0.1
+"""When the models of parameters are loaded, and all that was put off, unless a request needs it earlier: the
+first command of a client that starts a daemon for it has begun by then."""
+
+OBSERVING = ("process/list", "process/subscribe", "process/unsubscribe")
+"""What of `process/*` looks at processes from outside (`api/observing.py`)."""
 
 LAST_FRAMES_SECONDS = 1.0
 """How long a relay may take to take the last bytes for its clients."""
@@ -118,7 +131,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
         return 1
     host = Host.take()
     try:
-        credentials = Credentials(config.authentication, base=Path(host.cwd))
+        credentials = Credentials(config.authentication, base=host.cwd)
         _check_exposure(config, hello)
         identity = _remote_identity(config, hello, host)
     except ConfigurationError as error:
@@ -149,13 +162,14 @@ def run(config: Settings, config_file: str | None = None) -> int:
     os._exit(code)
 
 
-def load_models() -> None:
-    """Load the models of all parameters: a tenth of a second of work, for whatever thread.
+def load_the_rest() -> None:
+    """Load what was put off, and the models of all parameters: two tenths of a second, for whatever thread.
 
     Raises:
         OSError: there is no descriptor for it.
         ImportError: the installation is broken.
     """
+    load_deferred()
     LOADER.load_without_spares(lambda: import_module("execserver.rpc.validation"))  # pydantic
     LOADER.load_without_spares(load_shapes)
     gc.freeze()  # as `Server._freeze_heap`
@@ -195,7 +209,7 @@ def _closed_folder(file: str, host: Host) -> list[str]:
     except OSError:
         return []
     is_closed = not status.st_mode & 0o007 and status.st_uid in (0, os.geteuid())
-    is_worked_in = any(is_below(os.path.realpath(place), folder) for place in (host.cwd, host.home))
+    is_worked_in = any(policy.is_below(os.path.realpath(place), folder) for place in (host.cwd, host.home))
     return [folder] if is_closed and not is_worked_in else []
 
 
@@ -231,6 +245,8 @@ def _remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | N
     if passed is None or options is None:
         return None
     assert passed.memory is not None
+    from pathlib import Path
+
     try:
         from execserver.relay.executor import RemoteExecutor  # noqa: F401  so that it is known to be there
         from execserver.relay.identity import identity_from
@@ -243,14 +259,6 @@ def _is_loopback(address: str) -> bool:
     import ipaddress
 
     return ipaddress.ip_address(address).is_loopback
-
-
-def _watched_mounts(loop: asyncio.AbstractEventLoop) -> MountTable:
-    mounts = MountTable()
-    loop.add_reader(mounts.fileno(), mounts.refresh)
-    # The kernel tells of each change once; the registration may have taken one.
-    loop.call_later(1, mounts.refresh)
-    return mounts
 
 
 class Server:
@@ -270,23 +278,25 @@ class Server:
         self._hello = hello
         self._channel = channel
         self._host = host
-        self._http = http.HttpHandlers(host)
+        self._http: http.HttpHandlers | None = None
         self._credentials = credentials
         self._sandboxes = Sandboxes(config.sandboxes, own, host.environment)
+        self._quick = QuickAnswers({}, repeats)
         self._reloads: set[asyncio.Task[None]] = set()
         self._stop_requested = asyncio.Event()
         self._stopping = False
         self._exit_code = 0
         self._executor: Executor | None = None
-        self._workers: WorkerPool | None = None
+        self._workers: worker_pool.WorkerPool | None = None
         self._edits: Edits | None = None
         self._upgrading = False
         self._told_to_stop = False
         self._connections: set[Connection] = set()
-        self._listeners: list[Listener] = []
+        self._listeners: list[sockets.Listener] = []
         self._identity = identity
         self._remote: RemoteExecutor | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._ready_is_logged = False
 
     async def serve(self) -> int:
         """The story of a server's life. Returns the exit code."""
@@ -301,9 +311,7 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._hello.keeper.fileno(), self._keeper_spoke, executor)
         gauges = self._make_gauges(executor, sessions)
-        mounts = _watched_mounts(loop)
-        handlers = self._make_handlers(executor, sessions, gauges, mounts)
-        quick = QuickAnswers({**environment.preparers(self._host), **filesystem.preparers(mounts)}, repeats)
+        handlers = self._make_handlers(executor, sessions, gauges)
 
         def connect(channel: Channel) -> Connection:
             connection = Connection(
@@ -311,7 +319,7 @@ class Server:
                 handlers,
                 self._config.concurrent_requests,
                 lambda lost: self._connection_lost(lost, sessions),
-                quick,
+                self._quick,
             )
             self._connections.add(connection)
             if self._stopping:
@@ -321,19 +329,18 @@ class Server:
         # Before anybody can look: what a dead server has begun is done, or was never begun.
         await self._replay_edits()
         for listener in self._hello.listeners:
-            await self._listen(listener, connect, executor, health.pages(gauges))
+            await self._listen(listener, connect, executor, gauges)
         self._freeze_heap()
-        run_in_background(self._sandboxes.sweep)
         LOADER.lend = executor.lend_spares
-        self._loading = loop.create_task(self._load_models(executor))
+        self._loading = loop.create_task(self._load_the_rest(executor, handlers))
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
             self._remote.start()
         self._channel.send({"type": "ready"})
         if self._hello.beat_seconds is not None:
             self._beat(self._hello.beat_seconds)
-        log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
         await self._stop_requested.wait()
+        self._log_ready()
         if self._upgrading:
             await self._make_room(executor)
         if not self._upgrading or self._told_to_stop:
@@ -408,26 +415,42 @@ class Server:
             queued_input_bytes=lambda: executor.queued_input_bytes,
         )
 
-    def _make_handlers(
-        self, executor: Executor, sessions: SessionTable, gauges: Gauges, mounts: MountTable
-    ) -> Handlers:
-        return {
-            **handshake.handlers(sessions, self._host),
-            **environment.handlers(self._host),
-            **discover.handlers(),
-            **process.ProcessHandlers(executor, self._host, self._sandboxes, sessions).table(),
-            **observing.ObservingHandlers(executor, sessions).table(),
-            **filesystem.handlers(mounts, self._confine_files(executor, mounts), self._make_edits),
-            **self._http.table(),
-            **health.handlers(gauges),
-        }
+    def _make_handlers(self, executor: Executor, sessions: SessionTable, gauges: Gauges) -> Families:
+        families = Families()
+        families |= handshake.handlers(sessions, self._host)
+        families |= environment.handlers(self._host)
+        self._quick.add(environment.preparers(self._host))
+        families |= process.ProcessHandlers(executor, self._host, self._sandboxes, sessions).table()
+        files = [name for name in METHODS if name.startswith("fs/")]
+        families.put_off(files, lambda: self._make_file_handlers(executor))
+        families.put_off(OBSERVING, lambda: observing.ObservingHandlers(executor, sessions).table())
+        families.put_off(("http/request",), self._make_http_handlers)
+        families.put_off(("rpc.discover",), lambda: discover.handlers())
+        families.put_off(("server/health",), lambda: health.handlers(gauges))
+        return families
 
-    def _confine_files(self, executor: Executor, mounts: MountTable) -> filesystem.FileConfinement:
-        launcher = WorkerLauncher(self._sandboxes, executor.service_tag)
-        self._workers = WorkerPool(
-            launcher, can_hang=lambda: mounts.can_hang, start_failed=launcher.start_failed
+    def _make_file_handlers(self, executor: Executor) -> Handlers:
+        table = mounts.MountTable()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(table.fileno(), table.refresh)
+        # The kernel tells of each change once; the registration may have taken one.
+        loop.call_later(1, table.refresh)
+        confinement = filesystem.FileConfinement(
+            self._make_workers(executor, lambda: table.can_hang), self._host.environment.get("TMPDIR")
         )
-        return filesystem.FileConfinement(self._workers, self._host.environment.get("TMPDIR"))
+        self._quick.add(filesystem.preparers(table))
+        return filesystem.handlers(table, confinement, self._make_edits)
+
+    def _make_workers(self, executor: Executor, can_hang: Callable[[], bool]) -> worker_pool.WorkerPool:
+        launcher = worker_launch.WorkerLauncher(self._sandboxes, executor.service_tag)
+        self._workers = worker_pool.WorkerPool(
+            launcher, can_hang=can_hang, start_failed=launcher.start_failed
+        )
+        return self._workers
+
+    def _make_http_handlers(self) -> Handlers:
+        self._http = http.HttpHandlers(self._host)
+        return self._http.table()
 
     def _make_edits(self) -> Edits:
         """What carries out `fs/applyEdits`, made when it is first needed: few daemons ever do."""
@@ -458,7 +481,7 @@ class Server:
         passed: PassedListener,
         connect: Callable[[Channel], Connection],
         executor: Executor,
-        pages: Pages,
+        gauges: Gauges,
     ) -> None:
         if passed.stdio is not None:
             serve_stdio(*passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live)
@@ -471,14 +494,14 @@ class Server:
         if passed.kind == "tcp" and self._config.authentication.ws_auth is None:
             log.warning("every local user can connect without credentials", url=passed.url)
         self._listeners.append(
-            await serve_socket(
+            await sockets.serve_socket(
                 passed.socket,
                 passed.kind,
                 connect,
                 self._credentials,
                 host_names=self._config.ws_host,
                 may_accept=lambda: not executor.spares_are_out,
-                pages=pages,
+                pages=health.pages(gauges),
                 upgrades=lambda: not self._stopping,
             )
         )
@@ -507,17 +530,26 @@ class Server:
         gc.set_threshold(50_000, 20, 50)
         gc.enable()  # it was to do nothing until now (`cli.py`)
 
-    async def _load_models(self, executor: Executor) -> None:
-        """Now rather than at the first request that needs them, and before somebody installs others in their
-        place.
+    async def _load_the_rest(self, executor: Executor, families: Families) -> None:
+        """Now rather than at the first request that needs it, and before somebody installs another version in
+        its place.
         """
-        await asyncio.sleep(LOAD_MODELS_AFTER_SECONDS)
+        await asyncio.sleep(LOAD_AFTER_SECONDS)
+        self._log_ready()
         try:
-            await executor.with_spares(load_models)
+            await executor.with_spares(load_the_rest)
+            families.make_all()
         except OSError as error:  # what a request needs is loaded for it
-            log.warning("the models of parameters cannot be loaded now", reason=str(error))
+            log.warning("what is needed later cannot be loaded now", reason=str(error))
         except Exception as error:  # a broken installation
-            log.error("the models of parameters cannot be loaded", exc_info=error)
+            log.error("what is needed later cannot be loaded", exc_info=error)
+        run_in_background(self._sandboxes.sweep)
+
+    def _log_ready(self) -> None:
+        """A moment after it was so: the first request should not wait until the log's library is loaded."""
+        if not self._ready_is_logged:
+            self._ready_is_logged = True
+            log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
 
     # -- life
 
@@ -586,7 +618,7 @@ class Server:
             membership.set_own_tag(tag)
         try:
             remote_url = next((each.url for each in self._hello.listeners if each.kind == "remote"), None)
-            trial = Trial(sys.argv[2:], self._host, remote_url)
+            trial = upgrade.Trial(sys.argv[2:], self._host, remote_url)
         except OSError as failed:
             return f"the new code could not be tried: {failed}"
         return await asyncio.to_thread(trial.refusal)
@@ -639,7 +671,8 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
         await self._leave_relay()
-        await self._http.close()
+        if self._http is not None:
+            await self._http.close()
         executor.close()
 
     async def _leave_relay(self) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pybase64
 from msgspec.structs import replace
 
-from execserver.api.confinement import Preparation, command_policy
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.host import Host
+from execserver.loading import deferred
 from execserver.processes.child_environment import child_environment
 from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan, plan_launch
@@ -37,14 +37,13 @@ from execserver.protocol.path_uri import ForeignPath
 from execserver.protocol.signals import signal_number
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
-from execserver.sandbox.policy import Policy
-from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sessions.access import reach, require_resize
 from execserver.sessions.feed import end_members
 from execserver.sessions.session import Session
 from execserver.sessions.table import SessionTable
 
 if TYPE_CHECKING:
+    from execserver.api import confinement
     from execserver.protocol.process import (
         CloseStdinParams,
         CloseStdinResult,
@@ -62,6 +61,10 @@ if TYPE_CHECKING:
         WriteResult,
     )
     from execserver.protocol.sandbox import SandboxContext
+    from execserver.sandbox.policy import Policy
+    from execserver.sandbox.sandboxes import Sandboxes
+else:
+    confinement = deferred("execserver.api.confinement")
 
 
 MAX_WAITING_INPUT_BYTES = 32 << 20
@@ -251,14 +254,14 @@ class ProcessHandlers:
 
     async def _start_confined(self, caller: Caller, params: StartParams, policy: Policy) -> Encoded:
         """Look at the disk in a thread, then start when it is this one's turn."""
-        preparation = Preparation(self._sandboxes, policy, lambda: self._plan(params))
+        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._plan(params))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
-                plan, confinement = await caller.own(BlockingCalls, BlockingCalls).run(preparation.run)
+                plan, confined = await caller.own(BlockingCalls, BlockingCalls).run(preparation.run)
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
-            result = self._start(caller, params, lambda _: replace(plan, confinement=confinement))
+            result = self._start(caller, params, lambda _: replace(plan, confinement=confined))
             preparation.taken()
             return result
         finally:
@@ -266,7 +269,9 @@ class ProcessHandlers:
 
     def _policy(self, params: StartParams, sandbox: SandboxContext) -> Policy | None:
         managed = params.enforce_managed_network
-        return command_policy(sandbox, params.cwd, self._environment(params), managed_network=managed)
+        return confinement.command_policy(
+            sandbox, params.cwd, self._environment(params), managed_network=managed
+        )
 
     def _environment(self, params: StartParams) -> dict[str, str]:
         return child_environment(self._host.environment, params.env_policy, params.env)

@@ -11,9 +11,9 @@ where they are used (`transports/authentication.py`, `server.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
 
 from execserver.processes.executor import ExecutorLimits
 from execserver.relay.remote_options import RemoteOptions
@@ -21,6 +21,9 @@ from execserver.sandbox.options import SandboxOptions
 from execserver.supervisor.listeners import ListenError, listeners_from
 from execserver.supervisor.remote import check_environment_id, check_registry_url
 from execserver.transports.authentication import DEFAULT_CLOCK_SKEW_SECONDS, AuthenticationOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PREFIX = "EXECSERVER_"
 
@@ -47,7 +50,6 @@ class SettingsError(Exception):
 
 
 def _option(
-    default: Any,
     description: str,
     *,
     group: str,
@@ -59,11 +61,11 @@ def _option(
     gt: float | None = None,
     lt: float | None = None,
     check: Callable[[Any], Any] | None = None,
-) -> Any:
-    """A field of `Settings`.
+) -> Mapping[str, Any]:
+    """What is said of a field of `Settings`. It stands in the annotation, which `options.py` alone evaluates:
+    a server has no need of it.
 
     Args:
-        default: its value when nobody says anything.
         description: half a sentence in small letters, for the help and the reference page.
         group: the heading of both under which it stands.
         metavar: what stands for the value in the help; None for switches and choices.
@@ -78,8 +80,7 @@ def _option(
     """
     words = {"description": description, "group": group, "metavar": metavar, "unit": unit, "unset": unset}
     limits = {name: limit for name, limit in (("ge", ge), ("gt", gt), ("lt", lt)) if limit is not None}
-    more: Mapping[str, object] = {"secret": secret, "limits": limits, "check": check}
-    return field(default=default, metadata={**words, **more})
+    return {**words, "secret": secret, "limits": limits, "check": check}
 
 
 def _listen_urls(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -108,182 +109,227 @@ def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How one daemon is to behave. By itself it reads and checks nothing: `loading.load` does."""
 
-    listen: tuple[str, ...] = _option(
-        (),
-        "where to listen: unix:///PATH, ws://IP:PORT (a literal address, [v6] in brackets; port 0: a free "
-        "one, printed on stdout), or stdio",
-        group=GENERAL,
-        metavar="URL",
-        check=_listen_urls,
-        unset="$XDG_RUNTIME_DIR/execserver/execserver.sock, else /tmp/execserver-UID/execserver.sock",
-    )
-    concurrent_requests: int | None = _option(
-        None,
-        "requests of a connection at a time; 1: strictly one after the other",
-        group=GENERAL,
-        metavar="N",
-        unset="no limit; order is kept where it can be observed",
-        ge=1,
-    )
-    ws_auth: Literal["capability-token", "signed-bearer-token"] | None = _option(
-        None, "what a client must present", group=WEBSOCKET, unset="nothing, on loopback only"
-    )
-    ws_token_file: Path | None = _option(
-        None, "the file with the capability token", group=WEBSOCKET, metavar="FILE"
-    )
-    ws_token_sha256: str | None = _option(
-        None,
-        "the token's SHA-256 digest in hexadecimal, instead of the token",
-        group=WEBSOCKET,
-        metavar="HEX",
-        secret=True,
-    )
-    ws_shared_secret_file: Path | None = _option(
-        None, "the file with the key of signed bearer tokens (HS256)", group=WEBSOCKET, metavar="FILE"
-    )
-    ws_issuer: str | None = _option(
-        None, "the `iss` that signed tokens must have", group=WEBSOCKET, metavar="TEXT", unset="any"
-    )
-    ws_audience: str | None = _option(
-        None, "the `aud` that signed tokens must have", group=WEBSOCKET, metavar="TEXT", unset="any"
-    )
-    ws_max_clock_skew_seconds: int | None = _option(
-        None,
-        "tolerance for `exp` and `nbf` of signed tokens",
-        group=WEBSOCKET,
-        metavar="N",
-        unit="seconds",
-        unset=f"{DEFAULT_CLOCK_SKEW_SECONDS}",
-        ge=0,
-    )
-    ws_host: tuple[str, ...] = _option(
-        (),
-        "a name that the Host header may carry, beside literal addresses",
-        group=WEBSOCKET,
-        metavar="NAME",
-        unset="none",
-    )
-    allow_unauthenticated: bool = _option(
-        False, "serve WebSockets without ws_auth on other addresses than loopback", group=WEBSOCKET
-    )
-    remote: str | None = _option(
-        None,
-        "the registry through which clients reach this daemon, which dials out to its relay: "
-        "https://HOST[:PORT][/PREFIX], http:// on loopback only; nothing else is listened on unless `listen` "
-        "says so",
-        group=REMOTE,
-        metavar="URL",
-        check=_registry_url,
-    )
-    environment_id: str | None = _option(
-        None,
-        "the name by which clients ask the registry for this daemon: letters, digits, - and _, at most 256",
-        group=REMOTE,
-        metavar="ID",
-        check=_environment_id,
-    )
-    remote_token_file: Path | None = _option(
-        None,
-        "the file with the executor's token, read at each request; or the token is in the variable "
-        "EXECSERVER_REMOTE_TOKEN",
-        group=REMOTE,
-        metavar="FILE",
-    )
-    remote_token_stdin: bool = _option(
-        False, "the executor's token is the first line of standard input", group=REMOTE
-    )
-    remote_key_file: Path | None = _option(
-        None,
-        "the file with the key by which clients know this executor; created when missing (mode 0600)",
-        group=REMOTE,
-        metavar="FILE",
-        unset="a new key at each start of the service",
-    )
-    remote_allowed_clients: Path | None = _option(
-        None,
-        "the file with the key fingerprints of the clients that are let in, one a line; read again when it "
-        "changes",
-        group=REMOTE,
-        metavar="FILE",
-        unset="all for whom the registry vouches",
-    )
-    remote_exit_on_refusal: bool = _option(
-        False,
-        "end the service when the registry refuses it for good (a wrong token); otherwise it goes on asking",
-        group=REMOTE,
-    )
-    retained_output_bytes: int = _option(
-        _LIMITS.retained_output_bytes,
-        "output kept a process; of more, the oldest is dropped",
-        group=LIMITS,
-        metavar="N",
-        unit="bytes",
-        ge=0,
-    )
-    spool_max_bytes: int = _option(
-        _LIMITS.spool_max_bytes,
-        "output kept on disk by all processes together; of more, whoever holds most loses its oldest",
-        group=LIMITS,
-        metavar="N",
-        unit="bytes",
-        ge=1,
-    )
-    session_ttl: float = _option(
-        80.0,  # what the reference was measured to do
-        "how long a session without a connection is kept, with everything that it started; hours are fine",
-        group=LIMITS,
-        metavar="S",
-        unit="seconds",
-        gt=0,
-        lt=_TEN_YEARS,
-    )
-    process_ttl: float = _option(
-        _LIMITS.process_ttl,
-        "how long a closed process stays readable",
-        group=LIMITS,
-        metavar="S",
-        unit="seconds",
-        gt=0,
-        lt=_TEN_YEARS,
-    )
-    stdio_spin_us: int = _option(
-        0,
-        "on stdio, look for the next request this long before sleeping: shorter round trips for CPU time; "
-        "0 is off",
-        group=LIMITS,
-        metavar="N",
-        unit="microseconds",
-        ge=0,
-    )
-    spool_dir: Path | None = _option(
-        None,
-        "the folder on whose disk output is kept, and where open sandboxes are noted; private (mode 0700), "
-        "created when missing",
-        group=GENERAL,
-        metavar="DIR",
-        unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else /tmp/execserver-UID",
-    )
-    bubblewrap: Path | None = _option(
-        None,
-        "the program that makes sandboxes",
-        group=SANDBOX,
-        metavar="FILE",
-        unset="the first `bwrap` in PATH and the system's folders",
-    )
-    allow_landlock: bool = _option(
-        False,
-        "where bubblewrap does not work, enforce by Landlock and seccomp what these can: policies without "
-        "denied or read-only parts in something wider",
-        group=SANDBOX,
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = _option(
-        "info", "the least that is logged", group=LOGS
-    )
-    log_format: Literal["json", "console"] = _option("json", "how it is written", group=LOGS)
+    listen: Annotated[
+        tuple[str, ...],
+        _option(
+            "where to listen: unix:///PATH, ws://IP:PORT (a literal address, [v6] in brackets; port 0: a "
+            "free one, printed on stdout), or stdio",
+            group=GENERAL,
+            metavar="URL",
+            check=_listen_urls,
+            unset="$XDG_RUNTIME_DIR/execserver/execserver.sock, else /tmp/execserver-UID/execserver.sock",
+        ),
+    ] = ()
+    concurrent_requests: Annotated[
+        int | None,
+        _option(
+            "requests of a connection at a time; 1: strictly one after the other",
+            group=GENERAL,
+            metavar="N",
+            unset="no limit; order is kept where it can be observed",
+            ge=1,
+        ),
+    ] = None
+    ws_auth: Annotated[
+        Literal["capability-token", "signed-bearer-token"] | None,
+        _option("what a client must present", group=WEBSOCKET, unset="nothing, on loopback only"),
+    ] = None
+    ws_token_file: Annotated[
+        Path | None, _option("the file with the capability token", group=WEBSOCKET, metavar="FILE")
+    ] = None
+    ws_token_sha256: Annotated[
+        str | None,
+        _option(
+            "the token's SHA-256 digest in hexadecimal, instead of the token",
+            group=WEBSOCKET,
+            metavar="HEX",
+            secret=True,
+        ),
+    ] = None
+    ws_shared_secret_file: Annotated[
+        Path | None,
+        _option("the file with the key of signed bearer tokens (HS256)", group=WEBSOCKET, metavar="FILE"),
+    ] = None
+    ws_issuer: Annotated[
+        str | None,
+        _option("the `iss` that signed tokens must have", group=WEBSOCKET, metavar="TEXT", unset="any"),
+    ] = None
+    ws_audience: Annotated[
+        str | None,
+        _option("the `aud` that signed tokens must have", group=WEBSOCKET, metavar="TEXT", unset="any"),
+    ] = None
+    ws_max_clock_skew_seconds: Annotated[
+        int | None,
+        _option(
+            "tolerance for `exp` and `nbf` of signed tokens",
+            group=WEBSOCKET,
+            metavar="N",
+            unit="seconds",
+            unset=f"{DEFAULT_CLOCK_SKEW_SECONDS}",
+            ge=0,
+        ),
+    ] = None
+    ws_host: Annotated[
+        tuple[str, ...],
+        _option(
+            "a name that the Host header may carry, beside literal addresses",
+            group=WEBSOCKET,
+            metavar="NAME",
+            unset="none",
+        ),
+    ] = ()
+    allow_unauthenticated: Annotated[
+        bool, _option("serve WebSockets without ws_auth on other addresses than loopback", group=WEBSOCKET)
+    ] = False
+    remote: Annotated[
+        str | None,
+        _option(
+            "the registry through which clients reach this daemon, which dials out to its relay: "
+            "https://HOST[:PORT][/PREFIX], http:// on loopback only; nothing else is listened on unless "
+            "`listen` says so",
+            group=REMOTE,
+            metavar="URL",
+            check=_registry_url,
+        ),
+    ] = None
+    environment_id: Annotated[
+        str | None,
+        _option(
+            "the name by which clients ask the registry for this daemon: letters, digits, - and _, at most "
+            "256",
+            group=REMOTE,
+            metavar="ID",
+            check=_environment_id,
+        ),
+    ] = None
+    remote_token_file: Annotated[
+        Path | None,
+        _option(
+            "the file with the executor's token, read at each request; or the token is in the variable "
+            "EXECSERVER_REMOTE_TOKEN",
+            group=REMOTE,
+            metavar="FILE",
+        ),
+    ] = None
+    remote_token_stdin: Annotated[
+        bool, _option("the executor's token is the first line of standard input", group=REMOTE)
+    ] = False
+    remote_key_file: Annotated[
+        Path | None,
+        _option(
+            "the file with the key by which clients know this executor; created when missing (mode 0600)",
+            group=REMOTE,
+            metavar="FILE",
+            unset="a new key at each start of the service",
+        ),
+    ] = None
+    remote_allowed_clients: Annotated[
+        Path | None,
+        _option(
+            "the file with the key fingerprints of the clients that are let in, one a line; read again when "
+            "it changes",
+            group=REMOTE,
+            metavar="FILE",
+            unset="all for whom the registry vouches",
+        ),
+    ] = None
+    remote_exit_on_refusal: Annotated[
+        bool,
+        _option(
+            "end the service when the registry refuses it for good (a wrong token); otherwise it goes on "
+            "asking",
+            group=REMOTE,
+        ),
+    ] = False
+    retained_output_bytes: Annotated[
+        int,
+        _option(
+            "output kept a process; of more, the oldest is dropped",
+            group=LIMITS,
+            metavar="N",
+            unit="bytes",
+            ge=0,
+        ),
+    ] = _LIMITS.retained_output_bytes
+    spool_max_bytes: Annotated[
+        int,
+        _option(
+            "output kept on disk by all processes together; of more, whoever holds most loses its oldest",
+            group=LIMITS,
+            metavar="N",
+            unit="bytes",
+            ge=1,
+        ),
+    ] = _LIMITS.spool_max_bytes
+    # 80 s is what the reference was measured to do.
+    session_ttl: Annotated[
+        float,
+        _option(
+            "how long a session without a connection is kept, with everything that it started; hours are "
+            "fine",
+            group=LIMITS,
+            metavar="S",
+            unit="seconds",
+            gt=0,
+            lt=_TEN_YEARS,
+        ),
+    ] = 80.0
+    process_ttl: Annotated[
+        float,
+        _option(
+            "how long a closed process stays readable",
+            group=LIMITS,
+            metavar="S",
+            unit="seconds",
+            gt=0,
+            lt=_TEN_YEARS,
+        ),
+    ] = _LIMITS.process_ttl
+    stdio_spin_us: Annotated[
+        int,
+        _option(
+            "on stdio, look for the next request this long before sleeping: shorter round trips for CPU "
+            "time; 0 is off",
+            group=LIMITS,
+            metavar="N",
+            unit="microseconds",
+            ge=0,
+        ),
+    ] = 0
+    spool_dir: Annotated[
+        Path | None,
+        _option(
+            "the folder on whose disk output is kept, and where open sandboxes are noted; private (mode "
+            "0700), created when missing",
+            group=GENERAL,
+            metavar="DIR",
+            unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else /tmp/execserver-UID",
+        ),
+    ] = None
+    bubblewrap: Annotated[
+        Path | None,
+        _option(
+            "the program that makes sandboxes",
+            group=SANDBOX,
+            metavar="FILE",
+            unset="the first `bwrap` in PATH and the system's folders",
+        ),
+    ] = None
+    allow_landlock: Annotated[
+        bool,
+        _option(
+            "where bubblewrap does not work, enforce by Landlock and seccomp what these can: policies "
+            "without denied or read-only parts in something wider",
+            group=SANDBOX,
+        ),
+    ] = False
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _option("the least that is logged", group=LOGS)
+    ] = "info"
+    log_format: Annotated[Literal["json", "console"], _option("how it is written", group=LOGS)] = "json"
 
     @property
     def authentication(self) -> AuthenticationOptions:

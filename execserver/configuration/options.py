@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import types
@@ -30,12 +29,12 @@ class Option:
     than all the rest that is done with settings.
     """
 
-    def __init__(self, name: str, field: dataclasses.Field[Any], annotation: Any) -> None:
-        said = field.metadata
+    def __init__(self, name: str, default: Any, annotation: Any) -> None:
+        annotation, said = get_args(annotation)
         self.name = name
         self.flag = "--" + name.replace("_", "-")
         self.variable = PREFIX + name.upper()
-        self.default: Any = field.default
+        self.default = default
         self.description = str(said["description"])
         self.group = str(said["group"])
         self.metavar = _text(said["metavar"])
@@ -166,9 +165,10 @@ def _without_none(annotation: Any) -> Any:
     return annotation
 
 
-_ANNOTATIONS = get_type_hints(Settings)
+_ANNOTATIONS = get_type_hints(Settings, localns={"Path": Path}, include_extras=True)
 
 OPTIONS = {
-    field.name: Option(field.name, field, _ANNOTATIONS[field.name]) for field in dataclasses.fields(Settings)
+    name: Option(name, default, _ANNOTATIONS[name])
+    for name, default in zip(Settings.__struct_fields__, Settings.__struct_defaults__, strict=True)
 }
 """Every setting by its name, in the order of the model."""

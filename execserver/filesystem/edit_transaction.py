@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-import structlog
-
 from execserver.fault_points import reach
 from execserver.filesystem.edit_hands import Hands, Requests
 from execserver.filesystem.edit_plan import Edit, Plan
@@ -26,8 +24,9 @@ from execserver.filesystem.edit_records import Record
 from execserver.filesystem.giving_up import give_up_if
 from execserver.filesystem.writing import Content
 from execserver.protocol.errors import InternalError, RpcError
+from execserver.telemetry.logs import Logger
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Transaction:

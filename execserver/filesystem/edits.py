@@ -18,8 +18,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-import structlog
-
 from execserver.filesystem.edit_hands import ConfinedHands, DirectHands, Hands, Requests
 from execserver.filesystem.edit_plan import Edit, about, make_plan
 from execserver.filesystem.edit_records import Contents, Record, Records
@@ -28,8 +26,9 @@ from execserver.filesystem.worker_pool import WorkerPool
 from execserver.filesystem.writing import Content, check_content
 from execserver.protocol.errors import RpcError
 from execserver.sandbox.policy import Policy
+from execserver.telemetry.logs import Logger
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pybase64
-import structlog
 
 from execserver.http.client import HttpClient
 from execserver.http.deadline import Deadline
@@ -16,11 +15,12 @@ from execserver.http.errors import TransferError
 from execserver.http.request import HttpRequest
 from execserver.protocol.errors import InternalError
 from execserver.protocol.limits import MAX_CHUNK_BYTES
+from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
     from execserver.http.transport import Response
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Receiver(Protocol):

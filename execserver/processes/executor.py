@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-import structlog
 
 from execserver import membership
 from execserver.processes.cause import OomCounter
@@ -30,19 +29,20 @@ from execserver.processes.spares import SpareDescriptors
 from execserver.processes.spawn import Spawned, Spawner
 from execserver.processes.stdin import InputBudget
 from execserver.processes.survival import Legacy, Slots, Survival
-from execserver.sandbox.confinement import Confinement
-from execserver.sandbox.sandboxes import Sandboxes
 from execserver.spool.arena import ProcessIndex
 from execserver.spool.records import ProcessState, Started, State
 from execserver.spool.spool import Spool, SpoolBudget
 from execserver.supervisor.registration import DATA, MEMORY, PROCESS, SANDBOX
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
     from execserver.protocol.process import ExitCause
+    from execserver.sandbox.confinement import Confinement
+    from execserver.sandbox.sandboxes import Sandboxes
 
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 T = TypeVar("T")
 

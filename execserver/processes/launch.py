@@ -6,11 +6,15 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
-from execserver.sandbox.confinement import Command, Confinement
+from execserver.sandbox.command import Command
+
+if TYPE_CHECKING:
+    from execserver.sandbox.confinement import Confinement
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where a bare program name is looked up when the child has no PATH."""

@@ -30,13 +30,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import msgspec
-import structlog
 
 from execserver.fault_points import reach
+from execserver.loading import deferred
 from execserver.processes.answers import look
 from execserver.processes.cause import OomCounter, exit_cause, may_be_out_of_memory
 from execserver.processes.deadlines import Deadline, Deadlines
-from execserver.processes.inside import Inside
 from execserver.processes.large_pipes import LargePipes
 from execserver.processes.output_log import OutputLog, Page
 from execserver.processes.poller import HANGUP, READABLE, WRITABLE, DescriptorPoller, Watch
@@ -47,18 +46,22 @@ from execserver.processes.stdin import InputBudget, StdinWriter
 from execserver.processes.survival import Slots, Survival
 from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text
 from execserver.protocol.limits import REMEMBERED_WRITE_IDS
-from execserver.sandbox.confinement import Confinement
-from execserver.sandbox.description import Backend
 from execserver.spool.records import FOREIGN_MARK, ProcessState, Started, stored_write_id
 from execserver.spool.spool import CHUNK_BYTES
 from execserver.supervisor.registration import INPUT, STATUS
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
+    from execserver.processes import inside
     from execserver.protocol.process import CloseStdinResult, ExitCause, Stream, WriteResult
+    from execserver.sandbox.confinement import Confinement
+    from execserver.sandbox.description import Backend
+else:
+    inside = deferred("execserver.processes.inside")
 
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 _TERMINAL_END_SECONDS = 0.2
 """How long a terminal may take to report its end after its leader was reaped. The kernel hangs
@@ -246,7 +249,7 @@ class ManagedProcess:
         self._outputs: dict[Stream, Watch] = {}
         self._relay: TerminalRelay | None = None
         self._relay_ends: tuple[int, ...] = ()
-        self.inside: Inside | None = None
+        self.inside: inside.Inside | None = None
         self._pidfd: Watch | None = None
         self.stdin: StdinWriter | None = None
         self._stdin_watch: Watch | None = None
@@ -318,7 +321,7 @@ class ManagedProcess:
     def _look_inside(self, report: int) -> None:
         assert self.confinement is not None
         namespaces = self.confinement.namespaces
-        self.inside = Inside(self.pid, report, namespaces, self._tag, self._around.poller)
+        self.inside = inside.Inside(self.pid, report, namespaces, self._tag, self._around.poller)
 
     def _watch_ends(self, spawned: Spawned) -> None:
         around = self._around

@@ -17,14 +17,20 @@ import signal
 import termios
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from execserver import membership
 from execserver.fault_points import reach
+from execserver.loading import deferred
 from execserver.processes.launch import LaunchPlan
-from execserver.sandbox.confinement import Wrapped
-from execserver.sandbox.limited_thread import spawn_limited
+from execserver.sandbox.command import Wrapped
+
+if TYPE_CHECKING:
+    from execserver.sandbox import limited_thread
+else:
+    limited_thread = deferred("execserver.sandbox.limited_thread")
 
 # What the daemon ignores would stay ignored in the child.
 _DEFAULT_SIGNALS = [
@@ -218,7 +224,7 @@ class Spawner:
             self._limit_descriptors(self._nofile)
             limit = wrapped.limit
             reach("before-spawn")
-            return spawn() if limit is None else spawn_limited(partial(limit, terminal), spawn)
+            return spawn() if limit is None else limited_thread.spawn_limited(partial(limit, terminal), spawn)
         finally:
             self._limit_descriptors(None)
             os.fchdir(self._home)

@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-import structlog
-
 from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan
 from execserver.processes.process import ManagedProcess
 from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text, unknown_process
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 _NO_TERMS = Terms()
 

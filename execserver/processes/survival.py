@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
-import structlog
 
 from execserver.fault_points import reach
 from execserver.spool.arena import IndexArena, ProcessIndex
@@ -59,8 +58,9 @@ from execserver.supervisor.registration import (
     SMALL,
     STATUS,
 )
+from execserver.telemetry.logs import Logger
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 _DROP_SECONDS = 0.05
 _MANY_DROPS = 256

@@ -14,8 +14,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-import structlog
-
 from execserver.relay.client_list import ClientListError
 from execserver.relay.contract import ValidateRequest
 from execserver.relay.identity import Identity, read_aside
@@ -28,6 +26,7 @@ from execserver.relay.noise import (
     Transport,
 )
 from execserver.relay.registry_client import RegistryError, RegistryRefused
+from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
 
 FAILURES, PAUSE_SECONDS = 8, 10.0
@@ -35,7 +34,7 @@ FAILURES, PAUSE_SECONDS = 8, 10.0
 
 UNAUTHORIZED = 401
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Validator(Protocol):

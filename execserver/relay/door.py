@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, MutableMapping
 from http import HTTPStatus
 from uuid import uuid4
 
-import structlog
 from aiohttp import WSMsgType, hdrs, web
 
 from execserver.protocol.limits import MAX_MESSAGE_BYTES
@@ -34,6 +33,7 @@ from execserver.relay.registry_http import DRAINING, bearer_of
 from execserver.relay.rendezvous import Rendezvous
 from execserver.relay.sockets import HIGH_BYTES, SocketPeer, new_socket
 from execserver.relay.tokens import TokenStore
+from execserver.telemetry.logs import Logger
 
 HANDSHAKE_SECONDS = 10.0
 """For the executor's answer, which waits for a request of its own to the registry. As clients wait for it."""
@@ -44,7 +44,7 @@ must not take the memory of all who use the relay."""
 
 CLIENT_GONE = 1001
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Door:

@@ -17,8 +17,6 @@ import random
 import secrets
 from collections.abc import Callable
 
-import structlog
-
 from execserver.relay import contract
 from execserver.relay.admission import Admission
 from execserver.relay.contract import RegisterAnswer
@@ -27,6 +25,7 @@ from execserver.relay.identity import Identity
 from execserver.relay.link import Link
 from execserver.relay.registry_client import RegistryClient, RegistryError, RegistryRefused
 from execserver.rpc.channel import Channel, MessageHandler
+from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
 
 REDIAL_SECONDS = (0.2, 5.0)
@@ -47,7 +46,7 @@ STEADY_SECONDS = 10.0
 """A socket that lived so long did: the waits begin anew. Two executors with the same key, each of which takes
 the other's place, slow down instead of going on as fast as they can."""
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class RemoteExecutor:

@@ -18,14 +18,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-import structlog
-
 from execserver.relay import frames
 from execserver.relay.admission import Admission, NotAdmitted
 from execserver.relay.dial import FrameSocket
 from execserver.relay.frames import Frame, FrameError
 from execserver.relay.stream_channel import SHOWN_CHARACTERS, RelayChannel
 from execserver.rpc.channel import Channel, MessageHandler
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 MAX_STREAMS = 128
@@ -43,7 +42,7 @@ MAX_QUEUED_RESETS = 1 << 20
 
 GOING_AWAY = 1001
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Link:

@@ -11,13 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-import structlog
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from execserver.relay.contract import ContractError, error_body
 from execserver.relay.tokens import TokenRefused
+from execserver.telemetry.logs import Logger
 
 LOGGED_PATH_CHARACTERS = 400
 """Of a path: the longest that is right has an environment id of 256."""
@@ -34,7 +34,7 @@ _CODES = {
     503: "unavailable",
 }
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Refusal(Exception):

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from urllib.parse import quote
 
-import structlog
 from aiohttp import hdrs, web
 
 from execserver.relay.contract import (
@@ -29,13 +28,14 @@ from execserver.relay.registry import Conflict, Crowded, Offline, Registry
 from execserver.relay.settings import is_host
 from execserver.relay.token_record import Role, Token
 from execserver.relay.tokens import TokenStore
+from execserver.telemetry.logs import Logger
 
 BODY_SECONDS = 10.0
 """How long a body may take that has 16 KiB at most: as long as the peers wait for an answer."""
 
 DRAINING = "the relay is about to end; try again soon"
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class PublicUrls:

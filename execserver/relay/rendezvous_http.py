@@ -10,7 +10,6 @@ import itertools
 import secrets
 from collections.abc import Callable
 
-import structlog
 from aiohttp import web
 
 from execserver.relay.contract import REJECTION_REASON_HEADER, check_environment_id
@@ -18,6 +17,7 @@ from execserver.relay.refusals import Refusal, peer_of
 from execserver.relay.registry import Harness, Registration, Registry, Revoked, TicketRefused
 from execserver.relay.rendezvous import Peer, Rendezvous
 from execserver.relay.sockets import PING_SECONDS, SocketPeer, new_socket
+from execserver.telemetry.logs import Logger
 
 POLICY_VIOLATION = 1008
 """Close code for who may not be here any more."""
@@ -25,7 +25,7 @@ POLICY_VIOLATION = 1008
 REVOKED = "token_revoked"
 """Close reason when a token ended that a socket rested on."""
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class RendezvousHttp:

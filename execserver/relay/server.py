@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-import structlog
 import uvloop
 from aiohttp import web
 
@@ -45,6 +44,7 @@ from execserver.relay.state_dir import StateDir, StateDirError
 from execserver.relay.tokens import TokenError, TokenStore
 from execserver.supervisor.notify import Manager
 from execserver.telemetry import logs
+from execserver.telemetry.logs import Logger
 
 MAX_HEAD_LINE_BYTES, MAX_HEADERS = 4096, 48
 """Of the head of a request: the longest line, and how many there may be."""
@@ -64,7 +64,7 @@ DESCRIPTORS = 16_384
 SWEEP_SECONDS = 60.0
 """How often what expired is forgotten."""
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 def run(settings: RelaySettings) -> int:

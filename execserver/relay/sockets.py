@@ -15,10 +15,10 @@ import asyncio
 import struct
 from collections.abc import Callable
 
-import structlog
 from aiohttp import WebSocketError, WSMsgType, web
 
 from execserver.relay.frames import MAX_FRAME_BYTES
+from execserver.telemetry.logs import Logger
 
 PING_SECONDS = 15.0
 """Half of what the peers' own pings take: whoever is behind a NAT that forgets after a minute stays known."""
@@ -52,7 +52,7 @@ _BINARY, _PING, _PONG = 0x82, 0x89, 0x8A
 _GOING_AWAY = 1001
 _ABNORMAL = 1006
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 def new_socket(max_bytes: int = MAX_FRAME_BYTES) -> web.WebSocketResponse[bool]:

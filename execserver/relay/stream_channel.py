@@ -20,14 +20,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import structlog
-
 from execserver.protocol.limits import MAX_WEBSOCKET_REPLY_BYTES
 from execserver.relay import frames
 from execserver.relay.noise import NoiseError, Transport
 from execserver.relay.records import MessageAssembler, RecordError, RecordQueue, Reorder
 from execserver.rpc.channel import Channel, MessageHandler, MessageStream
 from execserver.sessions.access import PeerProof
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import TransportKind, measures
 
 LOW_WATER_BYTES = 64 << 10
@@ -55,7 +54,7 @@ BLANKS = b" " * LOW_WATER_BYTES
 SHOWN_CHARACTERS = 8
 """Of stream ids and fingerprints in logs: enough to tell them apart."""
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Carrier(Protocol):

@@ -24,11 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from importlib import import_module
 from time import perf_counter
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import structlog
-
-from execserver.loading import LOADER
+from execserver.loading import LOADER, deferred
 from execserver.protocol.errors import (
     InternalError,
     InvalidRequest,
@@ -49,14 +47,19 @@ from execserver.rpc.quick_answers import QuickAnswers
 from execserver.rpc.repeats import repeats
 from execserver.rpc.room import MAX_UNSENT_BYTES, Room
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
-from execserver.rpc.standard import StandardDialect
 from execserver.sessions.feed import OutputFeed
 from execserver.sessions.session import Attachment, Session
 from execserver.telemetry import tracing
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import UNKNOWN_METHOD, measures
 from execserver.telemetry.tracing import RequestTrace
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from execserver.rpc import standard
+else:
+    standard = deferred("execserver.rpc.standard")
+
+log = Logger()
 
 MAX_PENDING_BYTES = 64 << 20
 """Bytes of admitted, unfinished requests above which a connection's messages wait. One message of
@@ -381,7 +384,9 @@ class Connection:
             self._channel.send((encode_standard_error(None, InternalError("internal error")),))
             self._channel.finish()
             return
-        self._dialect = StandardDialect(self._channel, self, dispatcher.dispatch, one_at_a_time=self._strict)
+        self._dialect = standard.StandardDialect(
+            self._channel, self, dispatcher.dispatch, one_at_a_time=self._strict
+        )
         self._receive = self._dialect.receive
         self._choosing = False
         self._update_blocked()

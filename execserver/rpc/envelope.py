@@ -12,8 +12,8 @@ escaped quotation mark, a doubled member) is looked at member by member.
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +29,7 @@ neither built nor copied."""
 
 _PAYLOAD = re.compile(rb'"(?:dataBase64|chunk)"[ \t\r\n]*:[ \t\r\n]*"')
 _ARRAY = re.compile(rb"[ \t\r\n]*\[")
-_PLACEHOLDER = secrets.token_hex(16)
+_PLACEHOLDER = os.urandom(16).hex()
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode

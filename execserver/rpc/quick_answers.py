@@ -63,9 +63,13 @@ class QuickAnswers:
     """
 
     def __init__(self, preparers: Preparers, repeats: Repeats) -> None:
-        self._preparers = preparers
+        self._preparers = dict(preparers)
         self._repeats = repeats
         self._prepared: dict[bytes, tuple[Answerer, RequestCounts]] = {}
+
+    def add(self, preparers: Preparers) -> None:
+        """Answer these methods, too, from now on: their handlers are there."""
+        self._preparers.update(preparers)
 
     def answer(self, messages: Sequence[bytes | bytearray], position: int, asker: Asker, sink: Sink) -> int:
         """Answer messages from `position` on, up to the first one that is none of these.

@@ -21,8 +21,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
-import structlog
-
 from execserver.protocol.errors import InvalidRequest, MethodNotFound, ParseFailure, RpcError
 from execserver.rpc import envelope
 from execserver.rpc.channel import Channel
@@ -30,6 +28,7 @@ from execserver.rpc.dialect import VERSION, Admission, encode_standard_error
 from execserver.rpc.envelope import ParseError
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.rpc.lean import reply_too_large
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 MAX_BATCH = 100
@@ -47,7 +46,7 @@ Response = dict[str, Any]
 
 Outcome = Encoded | StreamedResult | RpcError
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class BatchAdmission(Admission, Protocol):

@@ -13,8 +13,9 @@ from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
 from execserver.sandbox.memory_file import memory_file
 from execserver.sandbox.mount_points import Lease
+from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import Policy
-from execserver.sandbox.view import OwnThings, View
+from execserver.sandbox.view import View
 
 if TYPE_CHECKING:
     from execserver.sandbox import seatbelt

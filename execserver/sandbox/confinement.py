@@ -9,54 +9,16 @@ Sandboxes.prepare ──▶ Confinement ──wrap, on the loop's thread──�
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from execserver.sandbox.command import Command, Wrapped
 from execserver.sandbox.description import VERSION, Backend, Description, written
 from execserver.sandbox.policy import Policy
 
+__all__ = ["Command", "Confinement", "Wrapped"]
+
 if TYPE_CHECKING:
     from execserver.sandbox.mount_points import Lease
-
-
-class Command(msgspec.Struct, frozen=True):
-    """What is to be run, as it would be without a sandbox."""
-
-    program: str
-    """Its path."""
-
-    arguments: Sequence[str]
-    """The first one is the name that the program sees as its own."""
-
-    cwd: str
-    environment: Mapping[str, str]
-    tty: bool
-
-
-class Wrapped(msgspec.Struct, frozen=True):
-    """What is spawned in its place. The descriptors belong to the caller from now on."""
-
-    program: str
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    passed: tuple[int, ...] = ()
-    """Descriptors that the child gets under the same numbers, and that the caller closes afterwards."""
-
-    status: int | None = None
-    """The file into which the launcher writes its report (`processes/inside.py`); to be read by offset."""
-
-    limit: Callable[[str | None], None] | None = None
-    """Takes the limits on, for the thread that spawns (`limited_thread.py`). It is told the path of the
-    command's terminal, if it gets one.
-    """
-
-    null: str | None = None
-    """What to open as an empty standard input, if not `/dev/null`."""
-
-    takes_terminal: bool = False
-    """Whether the command makes its terminal its own by itself, inside."""
 
 
 class Confinement(ABC):

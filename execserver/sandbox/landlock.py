@@ -20,9 +20,10 @@ from types import TracebackType
 from typing import Self
 
 from execserver.sandbox.limited_thread import deny_new_privileges, drop_capabilities, install_filter
+from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.seccomp_numbers import ARCHITECTURES
-from execserver.sandbox.view import Bind, Hollow, Link, Mask, OwnThings, View
+from execserver.sandbox.view import Bind, Hollow, Link, Mask, View
 
 MINIMUM_ABI = 6
 """The first with which no command can signal processes outside (Linux 6.12). Before 3 it could even

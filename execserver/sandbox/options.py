@@ -17,3 +17,12 @@ class SandboxOptions(msgspec.Struct, frozen=True):
     allow_landlock: bool = False
     spool_dir: str | None = None
     """The state folder; None is the default (`state_folder.py`)."""
+
+
+class OwnThings(msgspec.Struct, frozen=True):
+    """What belongs to the daemon and is nobody's business inside."""
+
+    folders: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    home: str | None = None
+    """The home folder of the daemon's user."""

@@ -12,31 +12,51 @@ Rules kept in this file:
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-import structlog
-
+from execserver.loading import deferred
 from execserver.protocol.errors import InvalidRequest
-from execserver.sandbox import bubblewrap, globs, seccomp, state_folder
-from execserver.sandbox.adopted import Adopted, Opaque
-from execserver.sandbox.backends import Bubblewrapped, Limited, Seatbelted, Tools, needs_own_name
-from execserver.sandbox.confinement import Command, Confinement
-from execserver.sandbox.description import understood
-from execserver.sandbox.devices import Devices
-from execserver.sandbox.disk import open_without_links
-from execserver.sandbox.mount_points import MountPoints
-from execserver.sandbox.options import TOOL_PATH, SandboxOptions
-from execserver.sandbox.policy import Policy
-from execserver.sandbox.probe import ProbeResult, probe
-from execserver.sandbox.refusal import refused
-from execserver.sandbox.view import Bind, Needs, OwnThings, View, look
+from execserver.sandbox import state_folder
+from execserver.sandbox.options import TOOL_PATH, OwnThings, SandboxOptions
+from execserver.telemetry.logs import Logger
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from execserver.sandbox import (
+        adopted,
+        backends,
+        bubblewrap,
+        description,
+        devices,
+        disk,
+        globs,
+        mount_points,
+        probe,
+        refusal,
+        seccomp,
+        view,
+    )
+    from execserver.sandbox.confinement import Command, Confinement
+    from execserver.sandbox.policy import Policy
+else:  # what a daemon without sandboxes does not need
+    adopted = deferred("execserver.sandbox.adopted")
+    backends = deferred("execserver.sandbox.backends")
+    bubblewrap = deferred("execserver.sandbox.bubblewrap")
+    description = deferred("execserver.sandbox.description")
+    devices = deferred("execserver.sandbox.devices")
+    disk = deferred("execserver.sandbox.disk")
+    globs = deferred("execserver.sandbox.globs")
+    mount_points = deferred("execserver.sandbox.mount_points")
+    probe = deferred("execserver.sandbox.probe")
+    refusal = deferred("execserver.sandbox.refusal")
+    seccomp = deferred("execserver.sandbox.seccomp")
+    view = deferred("execserver.sandbox.view")
+
+log = Logger()
 
 
 _ASK_AGAIN_SECONDS = 5.0
@@ -57,12 +77,12 @@ class Sandboxes:
         self._environment = environment
         self._own = own
         self._lock = threading.Lock()
-        self._probed: ProbeResult | None = None
+        self._probed: probe.ProbeResult | None = None
         self._ask_again = 0.0
         """When something that did not work is tried anew."""
         self._state: str | None = None
-        self._mount_points: MountPoints | None = None
-        self._devices: Devices | None = None
+        self._mount_points: mount_points.MountPoints | None = None
+        self._devices: devices.Devices | None = None
         self._warned_of_devices = False
         self._open: set[Confinement] = set()
 
@@ -110,30 +130,30 @@ class Sandboxes:
             self._open_state()
             confinement = self._prepare(policy, command, extra)
         except state_folder.StateFolderError as error:
-            raise refused(str(error), "sandbox") from None
+            raise refusal.refused(str(error), "sandbox") from None
         except OSError as error:
-            raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
+            raise refusal.refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
         self._open.add(confinement)
         return confinement
 
-    def adopt(self, description: object, descriptors: Sequence[int]) -> Confinement:
+    def adopt(self, kept: object, descriptors: Sequence[int]) -> Confinement:
         """Go on with a sandbox that a dead server made. To be called before the first `prepare`. Never
         raises: of what cannot be understood the locks are given back at the end.
 
         Args:
-            description: what `Confinement.kept` gave.
+            kept: what `Confinement.kept` gave.
             descriptors: copies of those it gave, in the same order; they belong to the sandbox from now on.
         """
         confinement: Confinement
         try:
             self._open_state()
-            known = understood(description)
+            known = description.understood(kept)
             has_lease = known.mount_points or descriptors
             lease = self._mounts().adopt(known.mount_points, descriptors) if has_lease else None
-            confinement = Adopted(known, lease)
+            confinement = adopted.Adopted(known, lease)
         except (ValueError, OSError, state_folder.StateFolderError) as error:
             log.warning("a sandbox of the server before cannot be understood", reason=str(error))
-            confinement = Opaque(description, descriptors, self._mount_points)
+            confinement = adopted.Opaque(kept, descriptors, self._mount_points)
         self._open.add(confinement)
         return confinement
 
@@ -172,42 +192,42 @@ class Sandboxes:
         result = self._probe()
         if result.works and result.path is not None:
             return self._bubblewrapped(result, result.path, policy, command, extra)
-        view = look(policy, self._own, Needs(command.cwd, command.program, (), extra))
+        seen = view.look(policy, self._own, view.Needs(command.cwd, command.program, (), extra))
         if not policy.limits_files:
-            return self._limited(policy, view, command)
+            return self._limited(policy, seen, command)
         if not self._options.allow_landlock:
             raise _unavailable(result, "")
         from execserver.sandbox import landlock  # few daemons need it
 
-        reason = landlock.unavailable() or landlock.unstatable(view, self._own)
+        reason = landlock.unavailable() or landlock.unstatable(seen, self._own)
         if reason is not None:
             raise _unavailable(result, f"; and {reason}")
-        return self._limited(policy, view, command)
+        return self._limited(policy, seen, command)
 
     def _bubblewrapped(
-        self, result: ProbeResult, path: str, policy: Policy, command: Command, extra: tuple[str, ...]
+        self, result: probe.ProbeResult, path: str, policy: Policy, command: Command, extra: tuple[str, ...]
     ) -> Confinement:
-        tools = Tools(
+        tools = backends.Tools(
             path,
             self._tool("setsid", "util-linux", "tty") if command.tty else None,
-            self._tool("bash", "bash", "arg0") if needs_own_name(command) else None,
+            self._tool("bash", "bash", "arg0") if backends.needs_own_name(command) else None,
         )
         used = tuple(tool for tool in (tools.setsid, tools.bash) if tool is not None)
-        view = look(policy, self._own, Needs(command.cwd, command.program, used, extra))
+        seen = view.look(policy, self._own, view.Needs(command.cwd, command.program, used, extra))
         assert self._state is not None
         sources = bubblewrap.Sources(
             state_folder.empty_file(self._state),
             state_folder.empty_folder(self._state),
             self._device_folder(policy),
         )
-        lease = self._mounts().acquire(view.mount_points) if view.mount_points else None
+        lease = self._mounts().acquire(seen.mount_points) if seen.mount_points else None
         held: dict[str, int] = {}
         try:
             for target in lease.foreign if lease is not None else ():
                 if os.path.islink(target):
-                    raise refused(f"{target} became a symbolic link just now", "sandbox")
-            held = _hold(view) if "bind-fd" in result.features else {}
-            return Bubblewrapped(policy, view, command.cwd, lease, tools, sources, held)
+                    raise refusal.refused(f"{target} became a symbolic link just now", "sandbox")
+            held = _hold(seen) if "bind-fd" in result.features else {}
+            return backends.Bubblewrapped(policy, seen, command.cwd, lease, tools, sources, held)
         except BaseException:
             for fd in held.values():
                 os.close(fd)
@@ -232,34 +252,38 @@ class Sandboxes:
         from execserver.sandbox import seatbelt  # not on Linux
 
         if not os.access(seatbelt.PROGRAM, os.X_OK):
-            raise refused(f"{seatbelt.PROGRAM} is missing", "sandbox")
-        if needs_own_name(command):
-            raise refused("sandbox-exec cannot give a program another name", "arg0")
+            raise refusal.refused(f"{seatbelt.PROGRAM} is missing", "sandbox")
+        if backends.needs_own_name(command):
+            raise refusal.refused("sandbox-exec cannot give a program another name", "arg0")
         budget = globs.Budget()
         denied = [*self._own.folders, *self._own.files]
         for pattern in policy.deny_globs:
             denied += globs.expand(pattern, [command.cwd], policy.glob_depth, budget, unlistable=True)
         granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
-        return Seatbelted(policy, command.cwd, seatbelt.profile(granted))
+        return backends.Seatbelted(policy, command.cwd, seatbelt.profile(granted))
 
-    def _limited(self, policy: Policy, view: View, command: Command) -> Confinement:
+    def _limited(self, policy: Policy, seen: view.View, command: Command) -> Confinement:
         try:
-            return Limited(policy, view, command.cwd, self._own)
+            return backends.Limited(policy, seen, command.cwd, self._own)
         except seccomp.UnknownArchitectureError as error:
-            raise refused(str(error), "sandbox") from None
+            raise refusal.refused(str(error), "sandbox") from None
 
     def _tool(self, name: str, package: str, field: str) -> str:
+        import shutil  # as the modules above, of which some bring it
+
         path = shutil.which(name, path=TOOL_PATH)
         if path is None:
-            raise refused(f"the program {name} is missing: install {package}", field)
+            raise refusal.refused(f"the program {name} is missing: install {package}", field)
         return path
 
-    def _probe(self) -> ProbeResult:
+    def _probe(self) -> probe.ProbeResult:
         with self._lock:
             stale = self._probed is not None and not self._probed.works and time.monotonic() > self._ask_again
             if self._probed is None or stale:
                 assert self._state is not None
-                self._probed = probe(self._options.bubblewrap, self._state, self._environment.get("PATH"))
+                self._probed = probe.probe(
+                    self._options.bubblewrap, self._state, self._environment.get("PATH")
+                )
                 self._ask_again = time.monotonic() + _ASK_AGAIN_SECONDS
             return self._probed
 
@@ -271,32 +295,32 @@ class Sandboxes:
                 self._state = state_folder.open_state_folder(
                     self._options.spool_dir, self._environment, os.geteuid()
                 )
-                self._mount_points = MountPoints(self._state)
-                self._devices = Devices(self._state)
+                self._mount_points = mount_points.MountPoints(self._state)
+                self._devices = devices.Devices(self._state)
                 self._own = OwnThings((*self._own.folders, self._state), self._own.files, self._own.home)
 
-    def _mounts(self) -> MountPoints:
+    def _mounts(self) -> mount_points.MountPoints:
         assert self._mount_points is not None
         return self._mount_points
 
 
-def _hold(view: View) -> dict[str, int]:
+def _hold(seen: view.View) -> dict[str, int]:
     """Descriptors of what the view makes writable. Somebody else may be able to move it, and to put a link in
     its place, before bubblewrap has looked at it too.
     """
     held: dict[str, int] = {}
     try:
-        for mount in view.mounts:
-            if isinstance(mount, Bind) and mount.writable and not mount.device:
-                held[mount.source] = open_without_links(mount.source)
+        for mount in seen.mounts:
+            if isinstance(mount, view.Bind) and mount.writable and not mount.device:
+                held[mount.source] = disk.open_without_links(mount.source)
     except OSError as error:
         for fd in held.values():
             os.close(fd)
-        raise refused(f"{_named(error)} was replaced just now: {error.strerror}", "sandbox") from None
+        raise refusal.refused(f"{_named(error)} was replaced just now: {error.strerror}", "sandbox") from None
     return held
 
 
-def _unavailable(result: ProbeResult, more: str) -> InvalidRequest:
+def _unavailable(result: probe.ProbeResult, more: str) -> InvalidRequest:
     return InvalidRequest(
         f"failed to prepare process sandbox: {result.reason}; {result.fix}{more}", name="sandbox_unavailable"
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -115,6 +114,8 @@ def _remove_folder(path: str, hollows: Sequence[str]) -> None:
                     os.rmdir(name, dir_fd=opened)  # needs no right to look into it, unlike rmtree
         finally:
             os.close(opened)
+    import shutil  # takes longer to load than all the rest here, for what hardly ever happens
+
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from execserver.sandbox.disk import Place, locate, writable_inside
+from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import Access, depth, is_below
 
 
@@ -43,15 +44,6 @@ class Link(msgspec.Struct, frozen=True):
 
 
 Mount = Bind | Mask | Hollow | Link
-
-
-class OwnThings(msgspec.Struct, frozen=True):
-    """What belongs to the daemon and is nobody's business inside."""
-
-    folders: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    home: str | None = None
-    """The home folder of the daemon's user."""
 
 
 class Tree:

@@ -22,18 +22,19 @@ from contextlib import suppress
 from typing import Literal
 
 import msgspec
-import structlog
 
 from execserver.sandbox import globs
 from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
+from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
 from execserver.sandbox.protected import may_be_stand_in, protect
 from execserver.sandbox.refusal import refused
-from execserver.sandbox.tree import Bind, Hollow, Link, Mask, Mount, OwnThings, Tree
+from execserver.sandbox.tree import Bind, Hollow, Link, Mask, Mount, Tree
+from execserver.telemetry.logs import Logger
 
 __all__ = ["Bind", "Hollow", "Link", "Mask", "Mount", "Needs", "OwnThings", "View", "look"]
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 RUNTIME_FOLDERS = ("/run", "/var/run")
 """Where daemons have their sockets; container daemons among them, which run anything for whoever asks."""

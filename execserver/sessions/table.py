@@ -8,8 +8,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-import structlog
-
 from execserver.memory import give_back
 from execserver.processes.executor import Executor
 from execserver.processes.process import ManagedProcess
@@ -17,9 +15,10 @@ from execserver.processes.store import ProcessStore
 from execserver.processes.survival import Legacy
 from execserver.protocol.errors import InvalidRequest, SessionAttached
 from execserver.sessions.session import Session
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 PROBE_SECONDS = 5.0
 """How long the holder of a session has to show a sign of life when another connection asks for

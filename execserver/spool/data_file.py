@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from contextlib import suppress
 
 from execserver.spool.system_calls import punch_hole
@@ -208,7 +207,7 @@ def create_in_memory(capacity: int) -> DataFile:
 
 def _create_and_unlink(folder: int, flags: int) -> int:
     for _ in range(_NAME_ATTEMPTS):
-        name = f"output-{secrets.token_hex(8)}"
+        name = f"output-{os.urandom(8).hex()}"
         with suppress(FileExistsError):
             fd = os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
             os.unlink(name, dir_fd=folder)

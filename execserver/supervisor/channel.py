@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from execserver.supervisor.keeping import KeeperClient
 from execserver.supervisor.packets import (
@@ -48,8 +47,7 @@ class SupervisorGoneError(Exception):
     """The supervisor ended before it could be watched."""
 
 
-@dataclass(frozen=True)
-class PassedListener:
+class PassedListener(NamedTuple):
     """Something to serve on: `socket` is listening, or `stdio` is (stdin, stdout) of the client, or `memory`
     is what servers leave to each other about a registry of remote clients (`remote.py`).
     """
@@ -61,8 +59,7 @@ class PassedListener:
     memory: int | None = None
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """What the supervisor gives the server at its start."""
 
     instance: int

@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 
-import structlog
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -20,11 +19,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from execserver import __version__
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.tracing import TraceParent
 
 _LIBRARIES = ("opentelemetry", "urllib3")
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class RequestSpan:

@@ -15,17 +15,22 @@ A context that does not parse is no error: the specification wants it treated as
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import structlog
+from execserver.loading import deferred
+from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
+    import structlog
+
     from execserver.telemetry.spans import RequestSpan, SpanRecorder
+
+else:
+    structlog = deferred("structlog")
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
@@ -34,7 +39,7 @@ _VERSION = "00"
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class TraceParent(NamedTuple):
@@ -123,7 +128,9 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     global _recorder  # one a process, like the log
     if not spans_wanted(environment):
         return
-    if importlib.util.find_spec("opentelemetry") is None or not _exporter_is_installed():
+    from importlib.util import find_spec
+
+    if find_spec("opentelemetry") is None or not _exporter_is_installed():
         log.warning("OTEL_* variables ask for spans: install execserver[otel] to send them")
         return
     from execserver.telemetry.spans import SpanRecorder
@@ -149,7 +156,9 @@ def spans_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def _exporter_is_installed() -> bool:
+    from importlib.util import find_spec
+
     try:
-        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
     except ModuleNotFoundError:
         return False

@@ -6,15 +6,23 @@ Neither tokens nor their digests are ever logged.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
+import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+
+from execserver.loading import deferred
+
+if TYPE_CHECKING:
+    import hashlib
+    import hmac
+else:
+    hashlib = deferred("hashlib")
+    hmac = deferred("hmac")
 
 CAPABILITY_TOKEN, SIGNED_BEARER_TOKEN = "capability-token", "signed-bearer-token"
 
@@ -31,6 +39,9 @@ EXPIRED = "expired websocket jwt"
 NOT_YET_VALID = "websocket jwt is not valid yet"
 WRONG_ISSUER = "websocket jwt issuer mismatch"
 WRONG_AUDIENCE = "websocket jwt audience mismatch"
+
+
+Folder = str | os.PathLike[str]
 
 
 class ConfigurationError(ValueError):
@@ -58,13 +69,15 @@ class NoAuthentication:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilityToken:
+class CapabilityToken(msgspec.Struct, frozen=True):
     """Who knows the token may pass."""
 
     required: ClassVar[bool] = True
 
-    sha256: bytes = field(repr=False)
+    sha256: bytes
+
+    def __repr__(self) -> str:
+        return "CapabilityToken()"
 
     def refusal(self, authorization: str | None) -> str | None:
         """Why the peer is refused, or None."""
@@ -75,17 +88,19 @@ class CapabilityToken:
         return None if same else WRONG_TOKEN
 
 
-@dataclass(frozen=True, slots=True)
-class SignedBearerToken:
+class SignedBearerToken(msgspec.Struct, frozen=True):
     """Who shows a JSON Web Token signed with the shared secret (HS256) and in force may pass."""
 
     required: ClassVar[bool] = True
 
-    secret: bytes = field(repr=False)
+    secret: bytes
     issuer: str | None = None
     audience: str | None = None
     clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS
     now: Callable[[], float] = time.time
+
+    def __repr__(self) -> str:
+        return f"SignedBearerToken(issuer={self.issuer!r}, audience={self.audience!r})"
 
     def refusal(self, authorization: str | None) -> str | None:
         """Why the peer is refused, or None."""
@@ -141,8 +156,7 @@ def bearer_token(authorization: str | None) -> tuple[str, str | None]:
     return token, None
 
 
-@dataclass(frozen=True, slots=True)
-class AuthenticationOptions:
+class AuthenticationOptions(msgspec.Struct, frozen=True):
     """The `--ws-…` options as given; None is absent."""
 
     ws_auth: str | None = None
@@ -158,7 +172,7 @@ _CAPABILITY_ONLY = ("ws_token_file", "ws_token_sha256")
 _SIGNED_ONLY = ("ws_shared_secret_file", "ws_issuer", "ws_audience", "ws_max_clock_skew_seconds")
 
 
-def authenticator_from(options: AuthenticationOptions, base: Path) -> Authenticator:
+def authenticator_from(options: AuthenticationOptions, base: Folder) -> Authenticator:
     """The authenticator that the options ask for; reads the file they name.
 
     Args:
@@ -187,23 +201,25 @@ def _forbid(options: AuthenticationOptions, names: tuple[str, ...], reason: str)
             raise ConfigurationError(f"{_flag(name)} {reason}")
 
 
-def _capability_token(options: AuthenticationOptions, base: Path) -> Authenticator:
+def _capability_token(options: AuthenticationOptions, base: Folder) -> Authenticator:
     file, digest = options.ws_token_file, options.ws_token_sha256
     if (file is None) == (digest is None):
         raise ConfigurationError(
             f"--ws-auth {CAPABILITY_TOKEN} needs exactly one of --ws-token-file and --ws-token-sha256"
         )
     if file is not None:
-        return CapabilityToken(hashlib.sha256(_secret_in(base / file, "--ws-token-file")).digest())
+        return CapabilityToken(
+            hashlib.sha256(_secret_in(os.path.join(base, file), "--ws-token-file")).digest()
+        )
     if not re.fullmatch(r"[0-9a-fA-F]{64}", (digest or "").strip()):
         raise ConfigurationError("--ws-token-sha256 must be 64 hexadecimal digits")
     return CapabilityToken(bytes.fromhex(digest or ""))
 
 
-def _signed_bearer_token(options: AuthenticationOptions, base: Path) -> Authenticator:
+def _signed_bearer_token(options: AuthenticationOptions, base: Folder) -> Authenticator:
     if options.ws_shared_secret_file is None:
         raise ConfigurationError(f"--ws-auth {SIGNED_BEARER_TOKEN} needs --ws-shared-secret-file")
-    secret = _secret_in(base / options.ws_shared_secret_file, "--ws-shared-secret-file")
+    secret = _secret_in(os.path.join(base, options.ws_shared_secret_file), "--ws-shared-secret-file")
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigurationError(
             f"--ws-shared-secret-file: the secret must have at least {MIN_SECRET_BYTES} bytes"
@@ -226,9 +242,10 @@ def _given(options: AuthenticationOptions, name: str) -> str | None:
     return value
 
 
-def _secret_in(path: Path, flag: str) -> bytes:
+def _secret_in(path: str, flag: str) -> bytes:
     try:
-        secret = path.read_bytes().strip()
+        with open(path, "rb") as file:
+            secret = file.read().strip()
     except OSError as error:
         raise ConfigurationError(f"{flag}: cannot read {path}: {error.strerror}") from error
     if not secret:

@@ -14,8 +14,9 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-import structlog
 from picows import WSFrame, WSListener, WSMsgType, WSTransport
+
+from execserver.telemetry.logs import Logger
 
 TEXT: Final = WSMsgType.TEXT
 BINARY: Final = WSMsgType.BINARY
@@ -35,7 +36,7 @@ _HANDSHAKE = (
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 
-log = structlog.get_logger(__name__)
+log = Logger()
 _protocol: Any = importlib.import_module("picows.picows").__dict__["WSProtocol"]  # not in the type stub
 _strategy: Any = importlib.import_module("picows").WSAutoPingStrategy.PING_PERIODICALLY
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import msgspec
-import structlog
 
 from execserver.rpc.channel import MessageStream
 from execserver.rpc.framing import Framer, FramingError, HeaderFramer, LineFramer, Messages
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 from execserver.transports.outbox import LOW_WATER_BYTES
 from execserver.transports.stream_channel import (
@@ -34,7 +34,7 @@ PADDING = b" " * LOW_WATER_BYTES
 _HEADERS = b"cont"
 """How `Content-Length` and `Content-Type` begin, in whatever case. `CONNECT` does not."""
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Spin(msgspec.Struct, frozen=True):

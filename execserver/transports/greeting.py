@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 
 import msgspec
-import structlog
 
 from execserver.sessions.access import PeerProof
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 from execserver.transports.authentication import Authenticator
 from execserver.transports.framed import FramedChannel, begins_headers
@@ -43,7 +43,7 @@ PING_SECONDS = 30.0
 
 UPPERCASE = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class Terms(msgspec.Struct, frozen=True):

@@ -11,8 +11,7 @@ import struct
 from collections.abc import Callable, Collection
 from typing import Literal
 
-import structlog
-
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 from execserver.transports.authentication import Authenticator
 from execserver.transports.greeting import GREETING_SECONDS, PING_SECONDS, Greeting, Terms
@@ -37,7 +36,7 @@ EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 Kind = Literal["tcp", "unix"]
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 SEND_BUFFER_BYTES = 1 << 20

@@ -8,16 +8,15 @@ import stat
 import threading
 from collections.abc import Callable
 
-import structlog
-
 from execserver.spool.system_calls import enlarge_pipe
+from execserver.telemetry.logs import Logger
 from execserver.transports.framed import FramedChannel, Spin
 from execserver.transports.stream_channel import BULK_READ_BYTES, MakeHandler
 
 PIPE_BYTES = 1 << 20
 """What the pipes are asked to hold: with the default of 64 KiB output is a quarter to a half slower."""
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 def serve_stdio(

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
-import structlog
-
 from execserver.rpc.channel import Channel, MessageHandler, MessageStream
 from execserver.sessions.access import PeerProof
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import TransportKind, measures
 from execserver.transports.attention import Attention
 from execserver.transports.outbox import LOW_WATER_BYTES, Outbox
@@ -29,7 +28,7 @@ READ_BYTES, BULK_READ_BYTES = 64 << 10, 1 << 20
 MakeHandler = Callable[[Channel], MessageHandler]
 Got = TypeVar("Got")
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class StreamChannel:

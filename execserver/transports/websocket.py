@@ -12,8 +12,6 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import structlog
-
 from execserver.protocol.limits import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
@@ -22,6 +20,7 @@ from execserver.protocol.limits import (
 )
 from execserver.rpc.channel import MessageStream
 from execserver.sessions.access import PeerProof
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 from execserver.transports import frame_parser
 from execserver.transports.frame_parser import BINARY, BUFFER_BYTES, CONTINUATION, TEXT, Frame, FrameParser
@@ -36,7 +35,7 @@ at first, and no further copy of one that has grown."""
 
 Buffer = bytes | memoryview
 
-log = structlog.get_logger(__name__)
+log = Logger()
 
 
 class WebSocketChannel(StreamChannel):

@@ -22,10 +22,9 @@ from execserver.fsworker.process import WorkerProcess
 from execserver.membership import children_of
 from execserver.protocol.errors import InvalidRequest, RpcError
 from execserver.sandbox.confinement import Command
-from execserver.sandbox.options import SandboxOptions
+from execserver.sandbox.options import OwnThings, SandboxOptions
 from execserver.sandbox.policy import Access, Policy, Rule
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.tree import OwnThings
 from execserver.worker_launch import WorkerLauncher
 from tests.sandbox.host import Host, Tree
 from tests.sandbox.profiles import READ_ROOT, WRITE_WORKSPACE, restricted

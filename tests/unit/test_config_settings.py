@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from execserver import server
-from execserver.configuration import Effective, Settings, SettingsError, load
 from execserver.configuration.flags import add_flags, given
+from execserver.configuration.loading import Effective, load
+from execserver.configuration.model import Settings, SettingsError
 from execserver.configuration.options import OPTIONS, Option
 from execserver.configuration.reference import main as reference
 from execserver.supervisor import listeners

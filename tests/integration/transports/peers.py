@@ -20,8 +20,11 @@ from typing import Any, TypeVar
 import uvloop
 
 from execserver.rpc.channel import Channel
-from execserver.transports import Listener, NoAuthentication, StreamChannel, serve_socket, serve_stdio
+from execserver.transports.authentication import NoAuthentication
 from execserver.transports.http_head import accept_value
+from execserver.transports.sockets import Listener, serve_socket
+from execserver.transports.stdio import serve_stdio
+from execserver.transports.stream_channel import StreamChannel
 
 PATIENCE = 10.0
 KEY = base64.b64encode(b"sixteen bytes ok").decode()

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from execserver.rpc.channel import Channel
-from execserver.transports import StreamChannel
 from execserver.transports.outbox import LOW_WATER_BYTES
+from execserver.transports.stream_channel import StreamChannel
 from tests.integration.transports.conftest import MakeServer
 from tests.integration.transports.peers import PATIENCE, Recorder, Server, flood
 

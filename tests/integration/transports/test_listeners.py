@@ -157,7 +157,8 @@ def test_a_reset_during_the_greeting_or_the_farewell_is_nothing(make_server: Mak
 FULL_TABLE = """
 import asyncio, os, resource, socket, sys, time
 import structlog, uvloop
-from execserver.transports import NoAuthentication, serve_socket
+from execserver.transports.authentication import NoAuthentication
+from execserver.transports.sockets import serve_socket
 from tests.integration.transports.peers import Recorder
 
 async def main():

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from execserver.protocol.limits import MAX_LINE_BYTES
-from execserver.transports import serve_stdio
-from execserver.transports.stdio import PIPE_BYTES
+from execserver.transports.stdio import PIPE_BYTES, serve_stdio
 from tests.integration.transports.conftest import MakeServer
 from tests.integration.transports.peers import PATIENCE, LoopThread, Recorder, flood
 

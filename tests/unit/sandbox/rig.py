@@ -13,8 +13,9 @@ from execserver.sandbox.backends import Bubblewrapped, Tools
 from execserver.sandbox.confinement import Command
 from execserver.sandbox.devices import Devices
 from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import Access, Glob, Policy, Rule, depth
-from execserver.sandbox.view import Needs, OwnThings, View, look
+from execserver.sandbox.view import Needs, View, look
 
 READ, WRITE, DENY = Access.READ, Access.WRITE, Access.DENY
 

@@ -19,10 +19,9 @@ from execserver.sandbox.adopted import Adopted, Opaque
 from execserver.sandbox.confinement import Command, Confinement
 from execserver.sandbox.denial import evidence
 from execserver.sandbox.mount_points import MountPoints
-from execserver.sandbox.options import SandboxOptions
+from execserver.sandbox.options import OwnThings, SandboxOptions
 from execserver.sandbox.policy import Glob, Policy
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.view import OwnThings
 from tests.unit.sandbox.mount_point_daemons import NAMES, Daemon, descriptors, entries
 from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
 
@@ -32,7 +31,7 @@ import json, socket, subprocess, sys
 from execserver.sandbox.confinement import Command
 from execserver.sandbox.options import SandboxOptions
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.view import OwnThings
+from execserver.sandbox.options import OwnThings
 from tests.unit.sandbox.rig import PATH, workspace
 
 keeper = socket.socket(fileno=int(sys.argv[1]))

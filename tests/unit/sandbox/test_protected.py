@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from execserver.protocol.errors import InvalidRequest
+from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import PROTECTED_NAMES, Rule
-from execserver.sandbox.view import Bind, OwnThings
+from execserver.sandbox.view import Bind
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, policy, workspace
 
 

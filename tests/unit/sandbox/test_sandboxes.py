@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from execserver.protocol.errors import InvalidRequest
-from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder
+from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder, view
 from execserver.sandbox.backends import Bubblewrapped, Limited
 from execserver.sandbox.confinement import Command, Confinement
 from execserver.sandbox.mount_points import MountPoints
-from execserver.sandbox.options import SandboxOptions
+from execserver.sandbox.options import OwnThings, SandboxOptions
 from execserver.sandbox.policy import PROTECTED_NAMES, Policy
 from execserver.sandbox.probe import probe
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.view import Needs, OwnThings, View, look
+from execserver.sandbox.view import Needs, View, look
 from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
 
 OFFLINE = Policy(unrestricted=True, network=False)
@@ -136,11 +136,11 @@ def test_a_link_that_takes_a_protected_place_at_the_last_moment_is_refused(
 ) -> None:
 
     def look_then_plant(limits: Policy, own: OwnThings, needs: Needs) -> View:
-        view = look(limits, own, needs)
+        seen = look(limits, own, needs)
         (ws / ".git").symlink_to("/etc")
-        return view
+        return seen
 
-    monkeypatch.setattr(sandboxes, "look", look_then_plant)
+    monkeypatch.setattr(view, "look", look_then_plant)
     with pytest.raises(InvalidRequest, match="became a symbolic link just now"):
         make().prepare(workspace(ws), command())
     assert os.listdir(ws) == [".git"]
@@ -185,12 +185,12 @@ def test_a_writable_folder_that_is_swapped_during_the_look_is_refused(
     (base / "out").mkdir()
 
     def look_then_swap(limits: Policy, own: OwnThings, needs: Needs) -> View:
-        view = look(limits, own, needs)
+        seen = look(limits, own, needs)
         ws.rename(base / "moved")
         ws.symlink_to("out")
-        return view
+        return seen
 
-    monkeypatch.setattr(sandboxes, "look", look_then_swap)
+    monkeypatch.setattr(view, "look", look_then_swap)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(InvalidRequest, match="was replaced just now"):
         # `.git` is there, so that nothing has to be made in the folder itself.

@@ -12,8 +12,9 @@ import pytest
 
 from execserver.protocol.errors import InvalidRequest
 from execserver.sandbox import view
+from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import Glob, Policy, Rule
-from execserver.sandbox.view import Bind, Hollow, Mask, Needs, OwnThings, View, look
+from execserver.sandbox.view import Bind, Hollow, Mask, Needs, View, look
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, deny, policy, same_things, workspace
 
 GUARDED = (".git", ".agents", ".codex", ".aws")

@@ -34,7 +34,7 @@ def test_the_traceback_of_an_error_shows_no_values_of_variables(
     try:
         fail("xrt_" + "s3cret")
     except ValueError as error:
-        structlog.get_logger("fresh").error("it failed", exc_info=error)
+        logs.Logger().error("it failed", exc_info=error)
     writer.flush(10)
 
     said = stderr.getvalue()
