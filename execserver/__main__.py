@@ -33,7 +33,7 @@ def main() -> None:
     """Run `execserver ARGUMENTS` and exit."""
     argv = sys.argv[1:]
     if argv[:1] == ["serve"] and not _asks_for_help(argv):
-        from execserver.supervisor.program import run
+        from execserver.supervisor.start import run
 
         sys.exit(run(argv[1:]))
 

@@ -48,8 +48,11 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
     leave_out()
     if argv[:1] == ["serve"]:
         load_msgspec_and_uvloop()
+        from execserver import server  # noqa: F401  while the supervisor still works at its hello
         from execserver.configuration.quick import quick_settings
+        from execserver.supervisor.packets import wait_for_hello
 
+        wait_for_hello(os.environ)
         settings = quick_settings(argv[1:], os.environ)
         if settings is not None:
             return _run_server(settings, None)

@@ -11,8 +11,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
-from types import GeneratorType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from execserver.loading import LOADER, put_off
@@ -42,15 +43,21 @@ def leave_out() -> None:
 
 def load_msgspec_and_uvloop() -> None:
     """Load these two without the greater part of what they bring, which is a sixth of a start."""
-    # For the type of a UUID msgspec loads `uuid`, which asks for the system's name and nothing else.
-    with _later("platform", system=lambda: os.uname().sysname), _absent("typing_extensions"):
-        # It describes types to others, and has three more formats.
-        for name in ("inspect", "_json_schema", "msgpack", "toml", "yaml"):
-            _put_off(f"msgspec.{name}")
-        import_module("msgspec")
-    # Of TLS uvloop wants to know the errors, when it is loaded; of `inspect`, two functions.
+    for name in ("msgspec.inspect", "msgspec.msgpack", "msgspec.toml", "msgspec.yaml", "linecache"):
+        _put_off(name)
     with (
-        _later("inspect", isgenerator=_is_generator, iscoroutinefunction=_is_coroutine_function),
+        # For the type of a UUID msgspec loads `uuid`, which asks for the system's name and nothing else.
+        _later("platform", system=lambda: os.uname().sysname),
+        _later("msgspec._json_schema", **_calls("msgspec._json_schema", "schema", "schema_components")),
+        _absent("typing_extensions"),
+    ):
+        import_module("msgspec")
+    # What these two are given here they keep.
+    inspecting = _calls("inspect", "isgenerator", "iscoroutinefunction")
+    tracing = _calls("traceback", "walk_stack", "format_list", "extract_stack")
+    with (
+        _later("inspect", **inspecting),
+        _later("traceback", **tracing, StackSummary=_StackSummary),
         _later("ssl", **_of_ssl()),
     ):
         import_module("uvloop")
@@ -108,27 +115,32 @@ def _absent(name: str) -> Iterator[None]:
     del sys.modules[name]
 
 
-def _is_generator(value: object) -> bool:
-    return isinstance(value, GeneratorType)
+def _calls(module: str, *names: str) -> dict[str, Any]:
+    """Functions of a module, which is loaded when one of them is called."""
+
+    def call(name: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(LOADER.load(lambda: import_module(module)), name)(*arguments, **options)
+
+    return {name: partial(call, name) for name in names}
 
 
-def _is_coroutine_function(value: object) -> bool:
-    return bool(import_module("inspect").iscoroutinefunction(value))
+class _StackSummary:
+    """All that a loop in debug mode uses of it."""
+
+    @staticmethod
+    def extract(*arguments: Any, **options: Any) -> Any:
+        return LOADER.load(lambda: import_module("traceback")).StackSummary.extract(*arguments, **options)
 
 
 def _of_ssl() -> Mapping[str, Any]:
     """What uvloop and asyncio take of `ssl`: what that has from `_ssl`, and one function."""
-    core = import_module("_ssl")
+    core = import_module("_ssl")  # its errors are caught by class, so there is no doing without
     names = ("SSLError", "SSLWantReadError", "SSLSyscallError", "SSLZeroReturnError", "MemoryBIO")
     numbers = ("SSL_ERROR_WANT_READ", "SSL_ERROR_WANT_WRITE", "SSL_ERROR_SYSCALL")
-
-    def create_default_context(*arguments: Any, **options: Any) -> Any:
-        return import_module("ssl").create_default_context(*arguments, **options)
-
     return {
         **{name: getattr(core, name) for name in (*names, *numbers)},
         "CertificateError": core.SSLCertVerificationError,
         # Its subclass, the public one, is asked for by `isinstance` only.
         "SSLContext": core._SSLContext,  # noqa: SLF001
-        "create_default_context": create_default_context,
+        **_calls("ssl", "create_default_context"),
     }

@@ -20,15 +20,18 @@ but the hard limit.
 
 from __future__ import annotations
 
-import contextlib
+# The module above it brings `enum`, for which the first server would have to wait.
+import _signal as signal  # type: ignore[import-not-found]
 import errno
 import itertools
 import os
 import resource
 import select
-import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+
+TYPE_CHECKING = False  # `typing` takes longer, too
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 INSTANCE_BITS = 30
 NUMBER_BITS = 32
@@ -375,8 +378,10 @@ def _stop_all(
         full: OSError | None = None
         try:
             for pid in unopened:
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     handles[pid] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    continue
             if unopened:
                 _require_room()
         except OSError as error:  # kill those we hold, then come back

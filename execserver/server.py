@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -140,7 +141,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
     fault_points.arm(os.environ)
     own = _own_things(config, hello, host, config_file)
     os.chdir("/")
-    writer = logs.configure(config.log_level, config.log_format)
+    writer = logs.configure(config.log_level, config.log_format, hold=True)
     tracing.configure()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # The supervisor says when to stop; a command's `kill $PPID` does not.
@@ -157,6 +158,8 @@ def run(config: Settings, config_file: str | None = None) -> int:
     except SupervisorGoneError:
         code = 1
     tracing.shut_down(LAST_SPANS_SECONDS)
+    with suppress(OSError):
+        logs.begin()
     writer.flush(1.0)
     # A thread that hangs in a dead mount must not keep the process.
     os._exit(code)
@@ -169,6 +172,7 @@ def load_the_rest() -> None:
         OSError: there is no descriptor for it.
         ImportError: the installation is broken.
     """
+    LOADER.load_without_spares(logs.begin)
     load_deferred()
     LOADER.load_without_spares(lambda: import_module("execserver.rpc.validation"))  # pydantic
     LOADER.load_without_spares(load_shapes)
@@ -296,7 +300,6 @@ class Server:
         self._identity = identity
         self._remote: RemoteExecutor | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._ready_is_logged = False
 
     async def serve(self) -> int:
         """The story of a server's life. Returns the exit code."""
@@ -339,8 +342,8 @@ class Server:
         self._channel.send({"type": "ready"})
         if self._hello.beat_seconds is not None:
             self._beat(self._hello.beat_seconds)
+        log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
         await self._stop_requested.wait()
-        self._log_ready()
         if self._upgrading:
             await self._make_room(executor)
         if not self._upgrading or self._told_to_stop:
@@ -535,7 +538,6 @@ class Server:
         its place.
         """
         await asyncio.sleep(LOAD_AFTER_SECONDS)
-        self._log_ready()
         try:
             await executor.with_spares(load_the_rest)
             families.make_all()
@@ -544,12 +546,6 @@ class Server:
         except Exception as error:  # a broken installation
             log.error("what is needed later cannot be loaded", exc_info=error)
         run_in_background(self._sandboxes.sweep)
-
-    def _log_ready(self) -> None:
-        """A moment after it was so: the first request should not wait until the log's library is loaded."""
-        if not self._ready_is_logged:
-            self._ready_is_logged = True
-            log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
 
     # -- life
 

@@ -8,8 +8,8 @@ that has its default is left out, so one that a newer version adds makes no diff
 from __future__ import annotations
 
 import json
+from _blake2 import blake2b  # what `hashlib` has, which loads OpenSSL for the others
 from collections.abc import Mapping
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import select
-import signal
 import sys
 
 from execserver.membership import children_of
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
-# Python ignores these two: a write to a closed stderr must not kill the supervisor.
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 # sd_listen_fds(3), sd_watchdog_enabled(3), sd_notify(3)
 _SERVICE_MANAGER_PREFIXES = (b"LISTEN_", b"WATCHDOG_", b"NOTIFY_SOCKET")
 
@@ -77,6 +74,8 @@ def hangup_means_stop() -> bool:
     With a controlling terminal it is, unless the launcher had SIGHUP ignored (nohup). Otherwise it
     means reload.
     """
+    import signal  # after the first server is spawned
+
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return False
     try:
@@ -88,8 +87,12 @@ def hangup_means_stop() -> bool:
 
 def reset_signals() -> None:
     """Undo what the launcher ignored (background jobs, nohup) and blocked."""
+    import signal
+
+    # Python ignores these two: a write to a closed stderr must not kill the supervisor.
+    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)
     for number in signal.valid_signals():
-        if number not in _IGNORED_BY_PYTHON and signal.getsignal(number) is signal.SIG_IGN:
+        if number not in ignored_by_python and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 

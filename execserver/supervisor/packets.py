@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from execserver.supervisor.spawning import CHANNEL_VARIABLE, channel_descriptors
+
+__all__ = [
+    "CHANNEL_VARIABLE",
+    "MAX_DESCRIPTORS",
+    "VERSION",
+    "ChannelError",
+    "channel_pair",
+    "receive_packet",
+    "send_packet",
+    "socket_of",
+]
 
 VERSION = 3
-CHANNEL_VARIABLE = "EXECSERVER_CHANNEL_FD"
-
 # The kernel passes at most 253 descriptors with one message.
 MAX_DESCRIPTORS = 253
 # A message holds at most the listening URLs; 64 listeners with the longest paths are 10 kB.
 _MAX_PACKET = 65536
-
-
-# Room for ten thousand messages while one side is busy; the kernel caps it by net.core.wmem_max.
-_CHANNEL_BUFFER = 4 << 20
 
 
 class ChannelError(Exception):
@@ -30,11 +38,14 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
     Raises:
         OSError: no descriptors or memory.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHANNEL_BUFFER)
+    ours, theirs = map(socket_of, channel_descriptors())
     ours.setblocking(False)
     return ours, theirs
+
+
+def socket_of(channel: int) -> socket.socket:
+    """The socket with that descriptor."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, channel)
 
 
 def send_packet(channel: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
@@ -86,3 +97,14 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]
             os.close(descriptor)
         raise ChannelError(str(error)) from None
     return message, descriptors
+
+
+def wait_for_hello(environment: Mapping[str, str]) -> None:
+    """Wait until the supervisor has bound what is asked for, and says so, or is gone. Nothing is received
+    here, and without a supervisor nothing is waited for.
+    """
+    value = environment.get(CHANNEL_VARIABLE, "")
+    if value.isascii() and value.isdigit():
+        poll = select.poll()
+        poll.register(int(value), select.POLLIN)
+        poll.poll()

@@ -6,7 +6,8 @@ outlives the service). It knows no request and no command. Standard library only
 
 Rules:
 
-1. It binds, then starts the server with all arguments; only the server knows the options.
+1. It spawns the server with all arguments, which loads itself meanwhile (`start.py`), then binds, and then
+   says hello; only the server knows the options, and it looks at them after the hello.
 2. A server that dies after a first `ready` is followed by another one with the same command, environment,
    folder, sockets and instance, which is handed what the dead one registered (`keeper.py`). Clients
    meanwhile wait in the backlog. The death is told by a pidfd; both channels are read to the end before
@@ -54,13 +55,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 
-from execserver import membership
 from execserver.folders import FolderError
 from execserver.supervisor import children, launch, server_process
-from execserver.supervisor.activation import listener_on, take_descriptors
+from execserver.supervisor.activation import listener_on
 from execserver.supervisor.listeners import Listener, ListenError, bind_all, requested
 from execserver.supervisor.loop import Loop
 from execserver.supervisor.notify import Manager
@@ -68,9 +67,7 @@ from execserver.supervisor.packets import VERSION
 from execserver.supervisor.records import Record, claim, sweep
 from execserver.supervisor.restarts import Restarter
 from execserver.supervisor.server_process import ServerProcess
-
-# -I: neither PYTHON* variables nor the cwd (an agent's workspace!) may give the server its modules.
-SERVER_COMMAND = (sys.executable, "-I", "-X", "utf8", "-m", "execserver.cli")
+from execserver.supervisor.start import Launched
 
 # What a server may need to fail long polls, flush events and close connections.
 STOP_GRACE_S = 10.0
@@ -82,34 +79,28 @@ KILL_TIMEOUT_S = 2.0
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> int:
-    """Run the service to its end.
+def run(argv: Sequence[str], launched: Launched, passed: Sequence[tuple[int, str]] = ()) -> int:
+    """Run the service to its end, as `start.run` has begun it.
 
     Args:
         argv: what follows `serve` on the command line.
-        server_command: program and first arguments of the server; `serve` and `argv` are added.
+        launched: what it was started with.
+        passed: descriptors from the service manager, with their names.
 
     Returns:
         The exit code.
     """
-    try:
-        passed = take_descriptors(os.environ)
-    except ListenError as error:
-        launch.say(str(error))
-        return error.exit_code
-    launch.close_inherited_descriptors()
-    launch.enter_launch_folder()
-    environment = launch.initial_environment()
-    supervisor = Supervisor(os.environ, [*server_command, "serve", *argv], environment)
+    supervisor = Supervisor(os.environ, launched)
     try:
         supervisor.listen(argv, passed)
         launch.become_subreaper()
         supervisor.start()
     except ListenError as error:
         launch.say(str(error))
+        supervisor.dismiss_first()
         return error.exit_code
     except OSError as error:
-        launch.say(f"cannot start the server {server_command[0]}: {error}")
+        launch.say(f"cannot start the server {launched.command[0]}: {error}")
         return supervisor.finish(1)
     return supervisor.finish(supervisor.supervise())
 
@@ -117,18 +108,16 @@ def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> 
 class Supervisor:
     """One service, from binding to the last kill. Takes over the process's signal handling."""
 
-    def __init__(
-        self, settings: Mapping[str, str], command: Sequence[str], environment: Mapping[bytes, bytes]
-    ) -> None:
-        self._command = command
-        self._environment = environment
+    def __init__(self, settings: Mapping[str, str], launched: Launched) -> None:
+        self._command = launched.command
+        self._environment = launched.environment
         self._folder = os.getcwdb()
         self._listeners: list[Listener] = []
         self._record: Record | None = None
-        self._instance = membership.new_instance()
-        # Children that this process had before it became the supervisor (`helper & exec execserver`).
-        self._strangers = launch.present_children()
-        self._nofile_soft = launch.raise_descriptor_limit()
+        self._instance = launched.instance
+        self._strangers = launched.strangers
+        self._nofile_soft = launched.nofile_soft
+        self._first = None if launched.first is None else ServerProcess(*launched.first)
 
         self._loop = Loop()
         self._manager = Manager(settings)
@@ -155,10 +144,12 @@ class Supervisor:
         bind_all(listeners)
         self._listeners = listeners
         try:
-            self._record, stale = claim(self._settings)
+            self._record, stale = claim(self._settings, self._instance)
         except (FolderError, OSError) as error:
             launch.say(f"no record of this instance, a double kill could leave processes: {error}")
             return
+        if self._record.instance != self._instance:  # one in a billion: the tag of the first server is wrong
+            self.dismiss_first()
         self._instance = self._record.instance
         self._name_survivors(sweep(stale))
 
@@ -172,6 +163,12 @@ class Supervisor:
         self._restarter.begin(alone=with_stdio)
         if with_stdio:
             launch.release_stdio()
+
+    def dismiss_first(self) -> None:
+        """End the first server if it has not got its hello yet."""
+        if self._first is not None:
+            self._first.dismiss()
+            self._first = None
 
     def supervise(self) -> int:
         """Do what signals, messages, ends and times ask for; returns the service's exit code at its end."""
@@ -286,9 +283,16 @@ class Supervisor:
         if take_over:
             launch.enter_again(self._folder)
         try:
-            return server_process.start(self._command, self._environment, self._instance, hello, descriptors)
+            server = self._first or server_process.start(self._command, self._environment, self._instance)
         finally:
             os.chdir("/")  # the launch folder may be unmounted while the service runs
+        self._first = None
+        try:
+            server.greet(hello, descriptors)
+        except OSError:
+            server.dismiss()
+            raise
+        return server
 
     def _take(self, server: ServerProcess, message: Mapping[str, object]) -> None:
         kind = message["type"]

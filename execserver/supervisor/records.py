@@ -40,8 +40,12 @@ class Record:
         os.close(self.descriptor)
 
 
-def claim(environment: Mapping[str, str]) -> tuple[Record, list[Record]]:
+def claim(environment: Mapping[str, str], instance: int | None = None) -> tuple[Record, list[Record]]:
     """A record for a new instance, and those of instances that ended without a farewell.
+
+    Args:
+        environment: says where records are.
+        instance: the number to take, if there is no record of it.
 
     Raises:
         FolderError: the folder is not private.
@@ -55,7 +59,7 @@ def claim(environment: Mapping[str, str]) -> tuple[Record, list[Record]]:
     try:
         lock_folder(folder, path)
         stale = [record for name in os.listdir(folder) if (record := _take(path, name)) is not None]
-        return _create(path), stale
+        return _create(path, instance or new_instance()), stale
     finally:
         os.close(folder)
 
@@ -88,13 +92,13 @@ def _take(folder: str, name: str) -> Record | None:
     return Record(int(name), path, descriptor)
 
 
-def _create(folder: str) -> Record:
+def _create(folder: str, instance: int) -> Record:
     while True:
-        instance = new_instance()
         path = f"{folder}/{instance}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
+            instance = new_instance()
             continue
         if not lock(descriptor):
             raise OSError(f"{path} cannot be locked: its filesystem has no locks")

@@ -5,24 +5,25 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 
-from execserver import membership
-from execserver.supervisor import launch
-from execserver.supervisor.packets import CHANNEL_VARIABLE, channel_pair, receive_packet, send_packet
-
-CHANNEL_DESCRIPTOR = 3
+from execserver.supervisor.packets import receive_packet, send_packet, socket_of
+from execserver.supervisor.spawning import spawn
 
 
 class ServerProcess:
-    """A child with its channel. `ready`, `stopping` and `upgrading` are what it has said so far."""
+    """A child with its channel. `ready`, `stopping` and `upgrading` are what it has said so far.
 
-    def __init__(self, pid: int, pidfd: int, channel: socket.socket) -> None:
+    Args:
+        pid: it is not reaped.
+        channel: the descriptor of our end; it belongs to this object from now on.
+    """
+
+    def __init__(self, pid: int, channel: int) -> None:
         self.pid = pid
-        self.pidfd = pidfd
+        self.pidfd = os.pidfd_open(pid)  # a child of ours: it is there until it is reaped
         """Readable when every thread of it has ended."""
-        self.channel = channel
+        self.channel = socket_of(channel)
         self.hung_up = False
         """Its end of the channel is closed: there will be no more messages."""
         self.ready = self.stopping = self.upgrading = False
@@ -31,7 +32,7 @@ class ServerProcess:
         self.faulty = False
         """It broke the protocol, and was killed for it."""
         self._poll = select.poll()  # select(2) takes no descriptor above 1023
-        self._poll.register(pidfd, select.POLLIN)
+        self._poll.register(self.pidfd, select.POLLIN)
 
     def send(self, message: object) -> None:
         """Send a message without waiting.
@@ -40,6 +41,25 @@ class ServerProcess:
             OSError: the channel is full, or the server is gone.
         """
         send_packet(self.channel, message)
+
+    def greet(self, hello: Mapping[str, object], descriptors: Sequence[int]) -> None:
+        """Send the first message, with the descriptors that go with it. A server that ended already is no
+        error here: its end is told like any other.
+
+        Raises:
+            OSError: no descriptors or memory.
+        """
+        try:
+            send_packet(self.channel, hello, descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def dismiss(self) -> None:
+        """End one that is not needed, and has done nothing yet."""
+        self.kill()
+        os.waitpid(self.pid, 0)
+        os.close(self.pidfd)
+        self.channel.close()
 
     def messages(self) -> Iterator[Mapping[str, object]]:
         """The messages that are there.
@@ -90,51 +110,15 @@ def _hexadecimal(status: bytes, name: bytes) -> int:
     return int(status[begin : status.index(b"\n", begin)], 16)
 
 
-def start(
-    command: Sequence[str],
-    environment: Mapping[bytes, bytes],
-    instance: int,
-    hello: Mapping[str, object],
-    descriptors: Sequence[int],
-) -> ServerProcess:
-    """Start a server with its hello waiting on the channel.
+def start(command: Sequence[str], environment: Mapping[bytes, bytes], instance: int) -> ServerProcess:
+    """Start a server, which waits for its hello.
 
     Args:
         command: program and arguments.
         environment: without the channel's variable.
         instance: for its tag.
-        hello: the first message.
-        descriptors: that go with it.
 
     Raises:
         OSError: the program cannot be started.
     """
-    ours, theirs = channel_pair()
-    tagged = membership.own_limit()
-    try:
-        send_packet(ours, hello, descriptors)
-        try:
-            membership.set_own_tag(membership.tag_value(instance))
-        except membership.TagUnavailableError as error:
-            launch.say(f"orphans in their own session may outlive a killed supervisor: {error}")
-        pid = os.posix_spawn(
-            command[0],
-            list(command),
-            {**environment, CHANNEL_VARIABLE.encode(): b"%d" % CHANNEL_DESCRIPTOR},
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, 2, 1),
-                (os.POSIX_SPAWN_DUP2, theirs.fileno(), CHANNEL_DESCRIPTOR),
-            ],
-            setsid=True,  # Ctrl-C is for the supervisor
-            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-            setsigmask=[],
-        )
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        # An outer execserver that we run under must still find *us* by its tag.
-        membership.clear_own_tag(tagged)
-        theirs.close()
-    return ServerProcess(pid, os.pidfd_open(pid), ours)  # a child of ours: it is there until it is reaped
+    return ServerProcess(*spawn(command, environment, instance))

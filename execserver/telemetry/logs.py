@@ -6,8 +6,8 @@ environment values, file contents, command output or arguments.
 stderr may be a pipe that nobody reads. The daemon must not stop for that, so lines go through
 a bounded queue; when it is full they are counted and dropped, and the count is logged.
 
-structlog is loaded with the first line: it takes a tenth of the start of a daemon, which says nothing before
-the first requests are answered unless something is wrong.
+structlog takes a tenth of the start of a daemon to load. So it is loaded a moment after it, or with the first
+line that says that something is wrong; lines before that are held, and carry their own time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, MutableMapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from execserver.loading import LOADER, deferred
@@ -36,6 +38,10 @@ _least = 0
 """The least level of which anything comes; of all, where nothing was set up."""
 _set_up: Callable[[], None] | None = None
 """What is left to do before the first line."""
+_held: list[tuple[Logger, str, str, dict[str, Any]]] | None = None
+"""Lines that wait for it; None when none are to wait."""
+_holding = threading.Lock()
+_HELD_SINCE = "held since"
 
 
 class Logger:
@@ -77,11 +83,26 @@ class Logger:
     def _say(self, method: str, event: str, values: dict[str, Any]) -> None:
         if _LEVELS[method] < _least:
             return
-        try:
-            if _set_up is not None:
-                LOADER.load(_set_up)
-        except OSError:
-            return  # There is not one descriptor: what is to be done matters more than what is said of it.
+        if _set_up is not None:
+            if method in ("debug", "info") and self._is_held(method, event, values):
+                return
+            try:
+                begin()
+            except OSError:
+                return  # There is not one descriptor: what is to be done matters more than what is said.
+        self._write(method, event, values)
+
+    def _is_held(self, method: str, event: str, values: dict[str, Any]) -> bool:
+        # With a trace of a request structlog is there, and knows of what request a line is.
+        if "structlog" in sys.modules:
+            return False
+        with _holding:
+            if _held is None:
+                return False
+            _held.append((self, method, event, {**values, _HELD_SINCE: time.time()}))
+            return True
+
+    def _write(self, method: str, event: str, values: dict[str, Any]) -> None:
         getattr(structlog.get_logger(), method)(event, **self._bound | values)
 
 
@@ -123,17 +144,39 @@ class LineWriter:
                 return  # stderr is gone; there is nobody left to tell
 
 
-def configure(level: str, form: str) -> LineWriter:
-    """Set the log of this process up."""
-    global _least, _set_up
+def configure(level: str, form: str, *, hold: bool = False) -> LineWriter:
+    """Set the log of this process up.
+
+    Args:
+        level: the least that is written, of `LEVELS`.
+        form: of `FORMATS`.
+        hold: whether lines may wait until `begin` is called.
+    """
+    global _least, _set_up, _held
     writer = LineWriter(sys.stderr)
     _least = _LEVELS[level]
     _set_up = lambda: _configure_structlog(level, form, writer)  # noqa: E731
+    _held = [] if hold else None
     return writer
 
 
+def begin() -> None:
+    """Load structlog, and write what was held.
+
+    Raises:
+        OSError: there is no descriptor for it (EMFILE, ENFILE).
+        ImportError: the installation is broken.
+    """
+    global _set_up, _held
+    if _set_up is not None:
+        LOADER.load(_set_up)
+    with _holding:
+        held, _held, _set_up = _held, None, None
+    for logger, level, event, values in held or ():
+        logger._write(level, event, values)  # noqa: SLF001
+
+
 def _configure_structlog(level: str, form: str, writer: LineWriter) -> None:
-    global _set_up
     renderer: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if form == "json"
@@ -150,9 +193,16 @@ def _configure_structlog(level: str, form: str, writer: LineWriter) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _stamp_held,
             *renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=lambda *_args: writer,
     )
-    _set_up = None
+
+
+def _stamp_held(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    since = line.pop(_HELD_SINCE, None)
+    if since is not None:
+        line["timestamp"] = datetime.fromtimestamp(since, UTC).isoformat().replace("+00:00", "Z")
+    return line

@@ -22,10 +22,10 @@ from execserver.supervisor import restarts
 from tests.support import fake_server
 
 SUPERVISOR = (
-    "import sys; from execserver.supervisor import program, restarts; "
+    "import sys; from execserver.supervisor import program, restarts, start; "
     "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restarts.BACKOFF_S = {backoff}; "
     "restarts.STEADY_S = {steady}; "
-    "sys.exit(program.run(sys.argv[2:], ({interpreter!r}, '-I', sys.argv[1])))"
+    "sys.exit(start.run(sys.argv[2:], ({interpreter!r}, '-I', sys.argv[1])))"
 )
 # A command that leaves a daemon: double fork, own session, empty environment; and stays itself.
 DAEMON = """

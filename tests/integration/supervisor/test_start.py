@@ -3,10 +3,12 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -174,7 +176,7 @@ def test_an_unusable_record_folder_is_said_and_the_service_runs(start: Start, fo
 
 def test_a_server_program_that_is_missing_is_said(folder: Path) -> None:
     program = (
-        "import sys; from execserver.supervisor.program import run; "
+        "import sys; from execserver.supervisor.start import run; "
         f"sys.exit(run(['--listen', 'unix://{folder}/a'], ['/no/such/program']))"
     )
     result = subprocess.run(
@@ -186,4 +188,40 @@ def test_a_server_program_that_is_missing_is_said(folder: Path) -> None:
     )
     assert (result.returncode, result.stdout) == (1, "")
     assert "cannot start the server /no/such/program" in result.stderr
+    assert not (folder / "a").exists()
+
+
+def test_a_service_that_cannot_bind_leaves_nothing_of_the_server_that_was_spawned_meanwhile(
+    start: Start, folder: Path
+) -> None:
+    service = start("--listen", "unix:///dev/null/a")
+    code, out, err = service.end()
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1  # the server has not looked at the options
+    journal = os.fsencode(service.journal_path)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        assert journal not in command
+
+
+def test_a_server_that_ends_before_its_hello_is_told_like_any_other(start: Start, folder: Path) -> None:
+    # A claimed record needs the folder's lock: as long as it is held the supervisor has nothing to say.
+    instances = folder / "state/execserver/instances"
+    instances.mkdir(mode=0o700, parents=True)
+    held = os.open(instances, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    service = start("--listen", f"unix://{folder}/a")
+    while not (children := Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()):
+        time.sleep(0.005)
+    pidfd = os.pidfd_open(int(children[0]))
+    os.kill(int(children[0]), signal.SIGKILL)
+    select.select([pidfd], [], [])
+    os.close(pidfd)
+    os.close(held)
+    code, out, err = service.end()
+    assert (code, out) == (1, "")
+    assert "the server was killed by signal 9" in err
     assert not (folder / "a").exists()

@@ -10,7 +10,7 @@ import pytest
 
 import execserver
 from execserver import __main__ as console
-from execserver.supervisor import program
+from execserver.supervisor import start
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_each_command_goes_to_its_own_program(
     client = ModuleType("execclient.commands")
     client.main = lambda arguments: sys.exit(record("client", 5, arguments))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "execclient.commands", client)
-    monkeypatch.setattr(program, "run", lambda arguments: record("supervisor", 3, arguments))
+    monkeypatch.setattr(start, "run", lambda arguments: record("supervisor", 3, arguments))
     monkeypatch.setattr(sys, "argv", ["execserver", *argv])
     with pytest.raises(SystemExit) as exit_:
         console.main()
@@ -83,5 +83,27 @@ def test_the_slow_modules_of_the_standard_library_stay_out() -> None:
         "inspect",
         "tempfile",
         "pathlib",
+    }
+    assert not slow & set(result.stdout.split())
+
+
+def test_until_the_first_server_is_spawned_almost_nothing_is_loaded() -> None:
+    # Without `site`, whose .pth files load what they like.
+    package = str(Path(execserver.__file__).parent.parent)
+    check = (
+        f"import sys; sys.path.append({package!r}); import execserver.supervisor.start; print(*sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", check], capture_output=True, text=True, check=True
+    )
+    slow = {
+        "collections",
+        "enum",
+        "json",
+        "re",
+        "signal",
+        "socket",
+        "typing",
+        "execserver.supervisor.program",
     }
     assert not slow & set(result.stdout.split())

@@ -58,3 +58,11 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     assert stale == []
     record.remove()
     assert os.listdir(tmp_path / "execserver/instances") == ["notes.txt"]
+
+
+def test_a_number_that_is_wanted_is_taken_unless_it_is_taken(tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    first, _ = claim(environment, 7)
+    second, _ = claim(environment, 7)
+    assert first.instance == 7
+    assert second.instance != 7

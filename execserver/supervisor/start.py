@@ -1,0 +1,69 @@
+"""The start of the service: the first server is spawned before anything else, and loads what it needs while
+the supervisor loads itself, binds and claims its record.
+
+That server knows nothing until its hello comes, and does nothing but load until then. If the supervisor finds
+that it cannot serve, it kills it: nobody has seen anything of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from execserver import membership
+from execserver.supervisor import launch, spawning
+
+TYPE_CHECKING = False  # as in `spawning.py`
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# -I: neither PYTHON* variables nor the cwd (an agent's workspace!) may give the server its modules.
+SERVER_COMMAND = (sys.executable, "-I", "-X", "utf8", "-m", "execserver.cli")
+
+
+class Launched:
+    """What the service was started with, taken once and set right, and the first server."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Take it all, and spawn the server: not before, or it would inherit what is none of its business."""
+        launch.close_inherited_descriptors()
+        launch.enter_launch_folder()
+        self.command = command
+        self.environment: Mapping[bytes, bytes] = launch.initial_environment()
+        self.instance = membership.new_instance()
+        self.strangers = launch.present_children()
+        """Children that this process had before it became the supervisor (`helper & exec execserver`)."""
+        self.nofile_soft = launch.raise_descriptor_limit()
+        self.first: tuple[int, int] | None = None
+        """Pid and channel of the first server; None where it could not be spawned, which is tried again when
+        everything else is ready, and said then."""
+        try:
+            self.first = spawning.spawn(command, self.environment, self.instance)
+        except OSError:
+            return
+
+
+def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> int:
+    """Run the service to its end.
+
+    Args:
+        argv: what follows `serve` on the command line.
+        server_command: program and first arguments of the server; `serve` and `argv` are added.
+
+    Returns:
+        The exit code.
+    """
+    passed: list[tuple[int, str]] = []
+    if "LISTEN_PID" in os.environ:
+        from execserver.supervisor.activation import take_descriptors
+        from execserver.supervisor.listeners import ListenError
+
+        try:
+            passed = take_descriptors(os.environ)
+        except ListenError as error:
+            launch.say(str(error))
+            return error.exit_code
+    launched = Launched([*server_command, "serve", *argv])
+    from execserver.supervisor import program
+
+    return program.run(argv, launched, passed)
