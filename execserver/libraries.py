@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from execserver.loading import LOADER, put_off
+
+_CO_COROUTINE = 0x80  # of the flags of code; `inspect` and `dis` have names for them
 
 
 def leave_out() -> None:
@@ -53,7 +55,7 @@ def load_msgspec_and_uvloop() -> None:
     ):
         import_module("msgspec")
     # What these two are given here they keep.
-    inspecting = _calls("inspect", "isgenerator", "iscoroutinefunction")
+    inspecting = _calls("inspect", "isgenerator") | {"iscoroutinefunction": is_coroutine_function}
     tracing = _calls("traceback", "walk_stack", "format_list", "extract_stack")
     with (
         _later("inspect", **inspecting),
@@ -122,6 +124,17 @@ def _calls(module: str, *names: str) -> dict[str, Any]:
         return getattr(LOADER.load(lambda: import_module(module)), name)(*arguments, **options)
 
     return {name: partial(call, name) for name in names}
+
+
+def is_coroutine_function(value: object) -> bool:
+    """As `inspect.iscoroutinefunction`, which uvloop asks of whatever is to run in a thread."""
+    while isinstance(value, MethodType | partial):
+        value = value.__func__ if isinstance(value, MethodType) else value.func
+    if isinstance(value, FunctionType):
+        return bool(value.__code__.co_flags & _CO_COROUTINE)
+    if isinstance(value, BuiltinFunctionType):
+        return False
+    return bool(LOADER.load(lambda: import_module("inspect")).iscoroutinefunction(value))
 
 
 class _StackSummary:

@@ -43,3 +43,41 @@ load_shapes()
 def test_a_full_table_costs_no_request_its_answer() -> None:
     said = subprocess.run([sys.executable, "-I", "-B", "-c", PROGRAM], capture_output=True, text=True)
     assert (said.stdout.split(), said.stderr) == (["p", "[]"], "")
+
+
+# The same for modules that are put off, and for a family of methods.
+DEFERRED = """
+import contextlib, os, resource, sys
+from execserver.api.families import Families
+from execserver.loading import LOADER, deferred, load_deferred
+
+held = []
+
+@contextlib.contextmanager
+def lend():
+    while held:
+        os.close(held.pop())
+    yield
+
+wave = deferred("wave")
+families = Families()
+families.put_off(["a"], lambda: {"a": __import__("tabnanny").check})
+held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(8))
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
+for work in (load_deferred, families.make_all, lambda: wave.open):
+    try:
+        work()
+    except OSError:
+        continue
+    sys.exit("there was room")
+LOADER.lend = lend
+print(families["a"].__name__, wave.open.__name__, held)
+load_deferred()
+print(sys.modules["wave"].open is wave.open)
+"""
+
+
+def test_a_full_table_keeps_nobody_from_what_is_put_off() -> None:
+    said = subprocess.run([sys.executable, "-I", "-B", "-c", DEFERRED], capture_output=True, text=True)
+    assert (said.stdout.split(), said.stderr) == (["check", "open", "[]", "True"], "")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 import structlog
@@ -41,3 +44,41 @@ def test_the_traceback_of_an_error_shows_no_values_of_variables(
     assert "a token of 10 characters" in said
     assert "Traceback" in said
     assert "xrt_s3cret" not in said
+
+
+HOLDING = """
+import json, sys, time
+from execserver.telemetry import logs
+writer = logs.configure("info", "json", hold=True)
+log = logs.Logger(connection=1)
+log.debug("nobody wants to know")
+log.info("first", session="s")
+print("structlog" in sys.modules)
+before = time.time()
+time.sleep(0.01)
+{act}
+log.info("last")
+writer.flush(10)
+print(before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        ("logs.begin()", [("first", "info"), ("last", "info")]),
+        ("log.warning('wrong')", [("first", "info"), ("wrong", "warning"), ("last", "info")]),
+    ],
+)
+def test_lines_are_held_until_the_library_is_loaded_and_keep_their_order_and_time(
+    act: str, expected: list[tuple[str, str]]
+) -> None:
+    command = [sys.executable, "-I", "-c", HOLDING.format(act=act)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded, before = said.stdout.split()
+    assert loaded == "False"
+    lines = [json.loads(line) for line in said.stderr.splitlines()]
+    assert [(line["event"], line["level"]) for line in lines] == expected
+    assert list(lines[0]) == ["connection", "session", "event", "level", "timestamp"]
+    first = datetime.fromisoformat(lines[0]["timestamp"])
+    assert first.timestamp() <= float(before) < datetime.fromisoformat(lines[1]["timestamp"]).timestamp()
