@@ -250,7 +250,5 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    # What is loaded now stays; looking through it again and again takes a fifteenth of a start. The server
-    # lets the collector work again once it is there.
-    gc.disable()
+    gc.disable()  # as `supervisor/start.py`, whose older versions start the server so
     sys.exit(main(sys.argv[1:]))

@@ -330,7 +330,7 @@ class Server:
             return connection
 
         # Before anybody can look: what a dead server has begun is done, or was never begun.
-        await self._replay_edits()
+        await self._replay_edits(handlers)
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, gauges)
         self._freeze_heap()
@@ -464,12 +464,13 @@ class Server:
             self._edits = Edits(self._open_state_folder, self._workers)
         return self._edits
 
-    async def _replay_edits(self) -> None:
+    async def _replay_edits(self, families: Families) -> None:
         try:
             found = os.listdir(f"{self._open_state_folder()}/{RECORDS_FOLDER}")
         except (OSError, InternalError):
             return  # There never was any; or no place for them, as others will say.
         if len(found) > 1:  # the lock is always there
+            families.make("fs/applyEdits")
             await self._make_edits().replay()
 
     def _open_state_folder(self) -> str:

@@ -37,11 +37,20 @@ class Families(dict[str, Handler]):
             ImportError: the installation is broken.
         """
         while self._makers:
-            self.__missing__(next(iter(self._makers)))
+            self.make(next(iter(self._makers)))
+
+    def make(self, method: str) -> None:
+        """Make the family of a method, if it is not there yet.
+
+        Raises:
+            OSError: there is no descriptor for it (EMFILE, ENFILE).
+            ImportError: the installation is broken.
+        """
+        if method in self._makers:
+            for name, handler in LOADER.load(self._makers[method]).items():
+                del self._makers[name]
+                self[name] = handler
 
     def __missing__(self, method: str) -> Handler:
-        made = LOADER.load(self._makers[method])
-        for name, handler in made.items():
-            del self._makers[name]
-            self[name] = handler
+        self.make(method)
         return self[method]

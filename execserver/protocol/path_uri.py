@@ -16,15 +16,16 @@ from functools import lru_cache
 # What nearly every URI looks like; the long way round costs ten times as much.
 _PLAIN = re.compile(r"file://((?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.\-+@,=~ ]+)+)", re.ASCII)
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.\-+@,=~/]+", re.ASCII)
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):", re.ASCII)
-_DRIVE = re.compile(r"[A-Za-z][:|]\Z", re.ASCII)
+# Of the long way; compiled by `re` when somebody goes it.
+_SCHEME = r"([A-Za-z][A-Za-z0-9+.\-]*):"
+_DRIVE = r"[A-Za-z][:|]\Z"
+_ESCAPE = rb"%([0-9A-Fa-f]{2})"
 _SINGLE_DOT = frozenset({".", "%2e"})
 _DOUBLE_DOT = frozenset({"..", ".%2e", "%2e.", "%2e%2e"})
 # Characters a path may hold unescaped in a URI.
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~/!$&'()*+,;=:@[]|")
 # `urllib.parse` would do it, too, but takes longer to load than all of the protocol that a start needs.
 _ESCAPED = [chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in range(256)]
-_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 class PathUriError(ValueError):
@@ -48,7 +49,7 @@ def parse_path_uri(uri: str) -> str:
     if plain is not None:
         return plain[1]
     text = uri.strip("".join(map(chr, range(0x21)))).translate({9: None, 10: None, 13: None})
-    scheme = _SCHEME.match(text)
+    scheme = re.match(_SCHEME, text)
     if scheme is None:
         raise PathUriError("invalid URI: relative URL without a base")
     if scheme[1].lower() != "file":
@@ -66,9 +67,9 @@ def parse_path_uri(uri: str) -> str:
             return ForeignPath(uri)
         rest = slash + path
     segments = _resolve_dots(rest.lstrip("/") if not rest.startswith("/") else rest[1:])
-    if segments and _DRIVE.match(segments[0]):
+    if segments and re.match(_DRIVE, segments[0]):
         return ForeignPath(uri)
-    native = _ESCAPE.sub(_unescaped, ("/" + "/".join(segments)).encode())
+    native = re.sub(_ESCAPE, _unescaped, ("/" + "/".join(segments)).encode())
     if b"\0" in native:
         raise PathUriError(f"'{uri}' is invalid on 'linux'")
     return os.fsdecode(native.rstrip(b"/") or b"/")

@@ -18,8 +18,9 @@ MAX_HEADERS_BYTES = 4096
 """The headers of one message. They are two short lines at most."""
 
 _HEADERS_END = b"\r\n\r\n"
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
-_CHARSET = re.compile(rb";[ \t]*charset[ \t]*=[ \t]*\"?([^\";, \t]*)", re.IGNORECASE)
+# Compiled by `re` when the first peer sends headers.
+_HEADER = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)"
+_CHARSET = rb"(?i);[ \t]*charset[ \t]*=[ \t]*\"?([^\";, \t]*)"
 
 
 class FramingError(ValueError):
@@ -160,7 +161,7 @@ class HeaderFramer:
     def _length(self, headers: bytes, messages: Messages) -> int:
         lengths = []
         for line in headers.split(b"\r\n"):
-            match = _HEADER.fullmatch(line)
+            match = re.fullmatch(_HEADER, line)
             if match is None:
                 raise _header_error("a line before the message is no header", messages)
             name, value = match[1].lower(), match[2].rstrip()
@@ -185,7 +186,7 @@ def _header_error(reason: str, messages: Messages) -> FramingError:
 
 
 def _check_charset(content_type: bytes, messages: Messages) -> None:
-    match = _CHARSET.search(content_type)
+    match = re.search(_CHARSET, content_type)
     # Old clients write `utf8`.
     if match is not None and match[1].lower() not in (b"utf-8", b"utf8"):
         raise _header_error("the charset of Content-Type must be utf-8", messages)
