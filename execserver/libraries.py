@@ -71,7 +71,7 @@ class Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what looks at modules as such asks for these, of all that there are
             raise AttributeError(name)
-        return getattr(LOADER.load(self.load), name)
+        return getattr(LOADER.load_at_once(self.load), name)
 
     def load(self) -> ModuleType:
         """Load the module itself. Whoever has this in its place sees no difference from now on."""
@@ -121,7 +121,7 @@ def _calls(module: str, *names: str) -> dict[str, Any]:
     """Functions of a module, which is loaded when one of them is called."""
 
     def call(name: str, *arguments: Any, **options: Any) -> Any:
-        return getattr(LOADER.load(lambda: import_module(module)), name)(*arguments, **options)
+        return getattr(LOADER.load_at_once(lambda: import_module(module)), name)(*arguments, **options)
 
     return {name: partial(call, name) for name in names}
 
@@ -134,7 +134,7 @@ def is_coroutine_function(value: object) -> bool:
         return bool(value.__code__.co_flags & _CO_COROUTINE)
     if isinstance(value, BuiltinFunctionType):
         return False
-    return bool(LOADER.load(lambda: import_module("inspect")).iscoroutinefunction(value))
+    return bool(LOADER.load_at_once(lambda: import_module("inspect")).iscoroutinefunction(value))
 
 
 class _StackSummary:
@@ -142,7 +142,9 @@ class _StackSummary:
 
     @staticmethod
     def extract(*arguments: Any, **options: Any) -> Any:
-        return LOADER.load(lambda: import_module("traceback")).StackSummary.extract(*arguments, **options)
+        return LOADER.load_at_once(lambda: import_module("traceback")).StackSummary.extract(
+            *arguments, **options
+        )
 
 
 def _of_ssl() -> Mapping[str, Any]:

@@ -42,13 +42,23 @@ class Loader:
             ImportError: the installation is broken.
         """
         with self._lock:
-            try:
-                return self.load_without_spares(work)
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-            with self.lend():
-                return self.load_without_spares(work)
+            return self.load_at_once(work)
+
+    def load_at_once(self, work: Callable[[], T]) -> T:
+        """The same without waiting for other threads, for modules that do not import each other: it may be
+        asked for in the middle of an import, for which such a thread would wait in turn.
+
+        Raises:
+            OSError: there is no descriptor, nor a spare one (EMFILE, ENFILE).
+            ImportError: the installation is broken.
+        """
+        try:
+            return _import(work)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+        with self.lend():
+            return _import(work)
 
     def load_without_spares(self, work: Callable[[], T]) -> T:
         """The same where the caller sees to the descriptors: only it knows who would take them first.
@@ -58,14 +68,18 @@ class Loader:
             ImportError: the installation is broken.
         """
         with self._lock:
-            try:
-                return work()
-            except ImportError as error:
-                # So the dynamic linker says it.
-                for number in _FULL:
-                    if os.strerror(number) in str(error):
-                        raise OSError(number, os.strerror(number)) from error
-                raise
+            return _import(work)
+
+
+def _import(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except ImportError as error:
+        # So the dynamic linker says it.
+        for number in _FULL:
+            if os.strerror(number) in str(error):
+                raise OSError(number, os.strerror(number)) from error
+        raise
 
 
 LOADER = Loader()

@@ -109,3 +109,30 @@ class Something:
 )
 def test_coroutine_functions_are_told_apart_as_inspect_does(value: object) -> None:
     assert is_coroutine_function(value) == inspect.iscoroutinefunction(value)
+
+
+def test_a_module_that_is_put_off_may_be_used_in_the_middle_of_an_import() -> None:
+    # One thread imports a module that uses `platform`, the other has the loader and imports the same module.
+    program = """
+import pathlib, tempfile, threading
+from importlib import import_module
+from execserver.loading import LOADER
+folder = tempfile.mkdtemp()
+pathlib.Path(folder, "circle.py").write_text(
+    "import builtins, platform\\nbuiltins.begun.set()\\nbuiltins.held.wait(10)\\nplatform.system()\\n"
+)
+sys.path.insert(0, folder)
+import builtins
+builtins.begun, builtins.held = threading.Event(), threading.Event()
+
+def with_the_loader():
+    begun.wait(10)
+    LOADER.load(lambda: (held.set(), import_module("circle")))
+
+both = (with_the_loader, lambda: import_module("circle"))
+threads = [threading.Thread(target=work, daemon=True) for work in both]
+[thread.start() for thread in threads]
+[thread.join(10) for thread in threads]
+print(*(thread.is_alive() for thread in threads))
+"""
+    assert output_of(program) == ["False", "False"]
