@@ -61,8 +61,14 @@ def load_msgspec_and_uvloop() -> None:
         _later("inspect", **inspecting),
         _later("traceback", **tracing, StackSummary=_StackSummary),
         _later("ssl", **_of_ssl()),
+        # It never starts a process for us, and has no need of the real exception.
+        _later("subprocess", PIPE=-1, STDOUT=-2, DEVNULL=-3, SubprocessError=_SubprocessError),
     ):
         import_module("uvloop")
+
+
+class _SubprocessError(Exception):
+    """What uvloop would raise where it cannot start a process."""
 
 
 class Later(ModuleType):

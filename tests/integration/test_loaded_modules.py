@@ -10,7 +10,8 @@ from typing import Any
 
 NOT_YET = {
     *("argparse", "dataclasses", "hashlib", "http", "inspect", "linecache", "msgspec.inspect", "pathlib"),
-    *("platform", "pydantic", "shutil", "ssl", "structlog", "tempfile", "traceback", "urllib.parse"),
+    *("platform", "pydantic", "shutil", "ssl", "structlog", "subprocess", "tempfile"),
+    *("traceback", "urllib.parse"),
     *("execserver.api.filesystem", "execserver.api.health", "execserver.api.http"),
     *("execserver.api.observing", "execserver.configuration.options", "execserver.filesystem.files"),
     *("execserver.filesystem.worker_pool", "execserver.fsworker.process", "execserver.http.client"),

@@ -38,6 +38,7 @@ libraries.load_msgspec_and_uvloop()
             "traceback.StackSummary.extract(traceback.walk_stack(None)).format()[0][:6] == '  File'",
         ),
         ("linecache", "linecache.getlines('/no/such/file') == []"),
+        ("subprocess", "subprocess.run(['/bin/true'], stdout=subprocess.DEVNULL).returncode == 0"),
         ("platform", "platform.system() + platform.machine()"),
         ("msgspec.inspect", "msgspec.inspect.type_info(int)"),
         ("msgspec.msgpack", "msgspec.msgpack.decode(msgspec.msgpack.encode(1))"),
