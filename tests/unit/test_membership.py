@@ -360,7 +360,7 @@ def test_those_that_may_not_be_signalled_are_named_at_once(
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    monkeypatch.setattr("execserver.membership.signal.pidfd_send_signal", refuse)
     assert kill_members(instance, timeout=600) == [pid]
     monkeypatch.undo()
     process.kill()
