@@ -41,7 +41,7 @@ def test_a_client_that_stops_reading_costs_nobody_anything_but_itself(
     endless = client.start_params(["/usr/bin/yes"], processId="endless")
     client.pipeline(("process/start", finite), ("process/start", endless))
     until = time.monotonic() + 3
-    taken = latencies(other, SMALL_REQUESTS, lambda: time.monotonic() < until, pause=0.002)
+    taken = latencies(service, other, SMALL_REQUESTS, lambda: time.monotonic() < until, pause=0.002)
     news.line(within=15)  # nobody has read a byte of it, and it is done
     assert service.peak - before <= 2 * KEPT_MIB + MOST_GROWTH_MIB
     assert percentile(taken, 0.99) < 0.05 + noise.allowance
