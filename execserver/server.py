@@ -282,7 +282,6 @@ class Server:
         self._hello = hello
         self._channel = channel
         self._host = host
-        self._http: http.HttpHandlers | None = None
         self._credentials = credentials
         self._sandboxes = Sandboxes(config.sandboxes, own, host.environment)
         self._quick = QuickAnswers({}, repeats)
@@ -452,8 +451,7 @@ class Server:
         return self._workers
 
     def _make_http_handlers(self) -> Handlers:
-        self._http = http.HttpHandlers(self._host)
-        return self._http.table()
+        return http.HttpHandlers(self._host).table()
 
     def _make_edits(self) -> Edits:
         """What carries out `fs/applyEdits`, made when it is first needed: few daemons ever do."""
@@ -668,8 +666,6 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
         await self._leave_relay()
-        if self._http is not None:
-            await self._http.close()
         executor.close()
 
     async def _leave_relay(self) -> None:

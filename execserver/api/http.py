@@ -42,10 +42,6 @@ class HttpHandlers:
         """Method name → handler."""
         return {"http/request": self.request}
 
-    async def close(self) -> None:
-        """Close connections to servers that nobody uses any more."""
-        await self._client.close()
-
     def request(self, caller: Caller, params: HttpRequestParams) -> Awaitable[Result]:
         """Check a request, and carry it out."""
         exchanges = caller.own(Exchanges, lambda: Exchanges(self._client))

@@ -73,11 +73,6 @@ class HttpClient:
             request = subsequent
         raise TransferError("too many redirects")
 
-    async def close(self) -> None:
-        """Close what is idle; requests under way end with their connections."""
-        if self._loading is not None and self._loading.done() and not self._loading.exception():
-            await self._loading.result().close()
-
     async def _transport(self) -> Transport:
         if self._loading is None:
             # 50 ms, of which other connections should not notice anything.

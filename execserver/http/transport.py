@@ -50,13 +50,16 @@ class Response:
 
 
 class Transport:
-    """The connections of the daemon."""
+    """Makes the daemon's connections, one for each request.
+
+    An idle one may be closed by the server just as it gets a request, which then may not be sent twice; and
+    bytes behind a response would be taken for the next one, of another client.
+    """
 
     def __init__(self) -> None:
         # anyio loads the part for asyncio at its first use, which is to be in this thread as well.
         asyncio.run(anyio.lowlevel.checkpoint())
         self._tls = ssl.create_default_context()
-        self._pools: dict[Proxy | None, httpcore.AsyncConnectionPool] = {}
 
     async def send(self, request: HttpRequest, proxy: Proxy | None) -> Response:
         """Send one request and wait for the head of its response.
@@ -64,28 +67,19 @@ class Transport:
         Raises:
             TransferError: there is none.
         """
+        pool = httpcore.AsyncConnectionPool(
+            ssl_context=self._tls,
+            proxy=None if proxy is None else _proxy(proxy, self._tls),
+            max_keepalive_connections=0,
+        )
         with _told(f"{request.target.authority}: "):
-            return Response(await self._pool(proxy).handle_async_request(_encode(request, proxy)))
-
-    async def close(self) -> None:
-        """Let go of the pools."""
-        pools, self._pools = self._pools, {}
-        for pool in pools.values():
-            with contextlib.suppress(RuntimeError):  # requests under way; their tasks close them
+            try:
+                return Response(await pool.handle_async_request(_encode(request, proxy)))
+            except BaseException:
+                # A request that is given up when its connection has just been made leaves it in the pool,
+                # open and unused, for as long as the server likes it.
                 await pool.aclose()
-
-    def _pool(self, proxy: Proxy | None) -> httpcore.AsyncConnectionPool:
-        if proxy not in self._pools:
-            self._pools[proxy] = httpcore.AsyncConnectionPool(
-                ssl_context=self._tls,
-                proxy=None if proxy is None else _proxy(proxy, self._tls),
-                max_connections=None,
-                # Each request has a connection of its own. An idle one may be closed by the server just
-                # as it gets a request, which then may not be sent twice; and bytes behind a response
-                # would be taken for the next one, of another client.
-                max_keepalive_connections=0,
-            )
-        return self._pools[proxy]
+                raise
 
 
 def _proxy(proxy: Proxy, tls: ssl.SSLContext) -> httpcore.Proxy:
