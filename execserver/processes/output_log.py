@@ -28,7 +28,7 @@ from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile
 from execserver.spool.log_files import LogFiles, UnreadableError
 from execserver.spool.process_index import ProcessIndex, Record
-from execserver.spool.spool import CHUNK_BYTES, TAKE_BYTES, Spool, SpoolBudget
+from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, Spool, SpoolBudget
 
 if TYPE_CHECKING:
     from execserver.protocol.process import Stream
@@ -142,7 +142,7 @@ class OutputLog:
     # -- taking
 
     def take(self, stream: Stream, fd: int) -> int:
-        """Move what `fd` (non-blocking) has into the log: 128 KiB at most, in chunks of 64 KiB at most.
+        """Move what `fd` (non-blocking) has into the log, as one chunk of at most 128 KiB.
 
         Returns the number of bytes taken; 0 when there is nothing now or ever again. The
         stream is in `ended` once its end was reached.
@@ -367,7 +367,7 @@ class OutputLog:
             room = file.capacity - CHUNK_BYTES
             if self.memory_held > room:
                 self._evict(self.held, self.held, room)
-        elif self.disk_held > (room := file.capacity - TAKE_BYTES):
+        elif self.disk_held > (room := file.capacity - LARGE_CHUNK_BYTES):
             self._evict(self.held, room, self.held)
 
     def _first_after(self, seq: int) -> Record | None:

@@ -21,7 +21,7 @@ from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile, NotStoredError
 from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Record
 from execserver.spool.small_files import FIRST_PLACE, SmallFile, slot_of
-from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, SHORT_OF_DESCRIPTORS, TAKE_BYTES, Spool
+from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, RETRY_SECONDS, SHORT_OF_DESCRIPTORS, Spool
 from execserver.supervisor.registration import DATA, MEMORY
 
 _NOT_THE_DISK = (errno.ENOMEM, errno.ENOBUFS)
@@ -77,6 +77,7 @@ class LogFiles:
         "_index",
         "_keep",
         "_make_room",
+        "_may_be_large",
         "_retained_bytes",
         "_spool",
         "disk",
@@ -101,14 +102,16 @@ class LogFiles:
         self._index = index
         self._spool = spool
         self._retained_bytes = retained_bytes
+        # Chunks are dropped as a whole: who keeps little keeps it in small ones.
+        self._may_be_large = retained_bytes >= 2 * LARGE_CHUNK_BYTES
         self._keep = keep
         self._make_room = make_room
         self._carried: tuple[Kind, bytes] | None = None
         """Bytes that a file which cannot splice did not take."""
 
     def move(self, kind: Kind, fd: int) -> Moved | None:
-        """Move what `fd` has into a file: 64 KiB at most, or 128 KiB into that on disk if there is room
-        for two records and nobody waits for an answer. None at its end.
+        """Move what `fd` has into a file: 64 KiB at most, or 128 KiB into that on disk if nobody waits for
+        an answer. None at its end.
 
         Raises:
             BlockingIOError: there is nothing now.
@@ -138,8 +141,8 @@ class LogFiles:
                 return Moved(kind, size, position, file.in_memory) if size else None
 
     def _most(self, file: DataFile) -> int:
-        if file is self.disk and self._index.has_room_for_two and not self._spool.hurried():
-            return TAKE_BYTES
+        if file is self.disk and self._may_be_large and not self._spool.hurried():
+            return LARGE_CHUNK_BYTES
         return CHUNK_BYTES
 
     @property
@@ -150,19 +153,12 @@ class LogFiles:
         return self.small is None or self._index.total >= self._spool.limits.small
 
     def record(self, moved: Moved) -> None:
-        """Make chunks of what was moved. At each moment `begin` has said where the rest begins.
+        """Make a chunk of what was moved.
 
         Raises:
             OSError: no memory. Never for what `move` gave.
         """
-        index, size, position = self._index, moved.size, moved.position
-        while size > CHUNK_BYTES:
-            index.append(moved.kind, CHUNK_BYTES, position, moved.in_memory)
-            reach("after-index")
-            position += CHUNK_BYTES
-            size -= CHUNK_BYTES
-            index.begin(moved.kind, position, moved.in_memory)
-        index.append(moved.kind, size, position, moved.in_memory)
+        self._index.append(moved.kind, moved.size, moved.position, moved.in_memory)
         reach("after-index")
 
     @property
@@ -286,8 +282,8 @@ class LogFiles:
             raise ValueError(f"the data file of process {index.number} is not the one of its index")
         if size:
             start %= file.capacity
-            # Of two chunks that were moved as one the first may be recorded: whoever takes over from us must
-            # not find the place where that one began.
+            # What stood there before may be recorded: whoever takes over from us must not find the place
+            # where that began.
             index.begin(pending.kind, start, pending.in_memory)
             self.record(Moved(pending.kind, size, start, pending.in_memory))
 

@@ -175,11 +175,6 @@ class ProcessIndex:
         word = _VALID | _CODES[kind] << _KIND_SHIFT | position
         self._head[self._head_base + _PENDING] = word | _IN_MEMORY if in_memory else word
 
-    @property
-    def has_room_for_two(self) -> bool:
-        """Whether after `begin` and `append` another `begin` never fails, nor its `append`."""
-        return self.next_seq % RECORDS_A_BLOCK != 0
-
     # -- events
 
     def append(self, kind: Kind, length: int = 0, position: int = 0, in_memory: bool = False) -> int:

@@ -32,16 +32,16 @@ from execserver.spool.small_files import SmallFiles
 from execserver.telemetry.measures import measures
 
 CHUNK_BYTES = 64 << 10
-"""Bytes of a chunk at the most: as much as a pipe holds unless it is made larger. Smaller ones cost a third
-of the throughput."""
+"""Bytes of a chunk: as much as a pipe holds unless it is made larger. Smaller ones cost a third of the
+throughput."""
 
-TAKE_BYTES = 2 * CHUNK_BYTES
-"""Bytes moved to the disk at a time, as two chunks: with a pipe that holds more than that, each byte takes a
-quarter less of the processor. Four chunks at a time fill a connection's window at once, and gain nothing."""
+LARGE_CHUNK_BYTES = 2 * CHUNK_BYTES
+"""Bytes of a chunk of a flood that goes to the disk: with a pipe that holds more than that, each byte takes a
+third less of the processor. Twice as much fills a connection's window at once, and gains nothing."""
 
 HURRIED_SECONDS = 0.02
-"""How long after a message of any client one chunk is moved at a time: what is moved is sent, too, before the
-next request is looked at, and a small one should not wait for two chunks."""
+"""How long after a message of any client no large chunk is moved: what is moved is sent, too, before the next
+request is looked at, and a small one should not wait for so much."""
 
 RETRY_SECONDS = 1.0
 """How long a disk that failed is left alone."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.spool.spool import CHUNK_BYTES, SpoolLimits
+from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, SpoolLimits
 from tests.conformance.endpoint import Endpoint
 from tests.support.wire import Client, Json, Process, at_most, decode, path_uri
 
@@ -92,7 +92,7 @@ def test_large_output_is_complete_and_in_order(client: Client) -> None:
 
 
 @pytest.mark.statement("O6")
-def test_no_chunk_of_a_flood_is_larger_than_64_kib(client: Client) -> None:
+def test_no_chunk_of_a_flood_is_larger_than_128_kib(client: Client) -> None:
     code = "from fcntl import fcntl, F_GETPIPE_SZ as S; print(fcntl(2, S), fcntl(1, S), end=' ')"
     sizes = f'{sys.executable} -c "{code}"'
     process = client.shell(f"{sizes}; head -c 3000000 /dev/zero; {sizes}").wait_closed()
@@ -100,7 +100,8 @@ def test_no_chunk_of_a_flood_is_larger_than_64_kib(client: Client) -> None:
     # The pipe that was full is larger from then on, the other one is as it was.
     assert words == [b"65536", b"65536", b"65536", b"262144"]
     chunks = process.read()["chunks"]
-    assert max(len(decode(chunk["chunk"])) for chunk in chunks) == CHUNK_BYTES
+    # In the first moments after a message they are of half that size.
+    assert CHUNK_BYTES <= max(len(decode(chunk["chunk"])) for chunk in chunks) <= LARGE_CHUNK_BYTES
 
 
 @pytest.mark.statement("O7")

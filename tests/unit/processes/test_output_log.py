@@ -46,18 +46,18 @@ def test_taking_from_an_empty_pipe_takes_nothing_and_is_not_the_end(rig: Rig, pi
     assert not log.ended
 
 
-def test_a_large_pipe_gives_two_chunks_at_a_time(rig: Rig, pipe: tuple[int, int]) -> None:
+def test_a_large_pipe_gives_large_chunks(rig: Rig, pipe: tuple[int, int]) -> None:
     log = rig.log(1 << 20)
     enlarge_pipe(pipe[0], 4 * CHUNK_BYTES)
     data = os.urandom(3 * CHUNK_BYTES + 5)
     os.write(pipe[1], data)
     assert [log.take("stdout", pipe[0]) for _ in range(3)] == [2 * CHUNK_BYTES, CHUNK_BYTES + 5, 0]
     chunks = log.read(0, None, 1 << 20).chunks
-    assert [len(chunk.data) for chunk in chunks] == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 5]
+    assert [len(chunk.data) for chunk in chunks] == [2 * CHUNK_BYTES, CHUNK_BYTES + 5]
     assert b"".join(chunk.data for chunk in chunks) == data
 
 
-def test_one_chunk_is_taken_at_a_time_while_clients_speak(
+def test_chunks_are_small_while_clients_speak(
     rig: Rig, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = rig.log(1 << 20)
@@ -71,22 +71,31 @@ def test_one_chunk_is_taken_at_a_time_while_clients_speak(
     assert [log.take("stdout", pipe[0]) for _ in range(2)] == [CHUNK_BYTES, 2 * CHUNK_BYTES]
 
 
-def test_two_chunks_are_taken_only_where_both_can_be_recorded(
+def test_chunks_are_small_where_little_is_kept(rig: Rig, pipe: tuple[int, int]) -> None:
+    log = rig.log(3 * CHUNK_BYTES)
+    enlarge_pipe(pipe[0], 4 * CHUNK_BYTES)
+    os.write(pipe[1], bytes(4 * CHUNK_BYTES))
+    assert [log.take("stdout", pipe[0]) for _ in range(4)] == [CHUNK_BYTES] * 4
+    log.trim()
+    assert log.held == 3 * CHUNK_BYTES
+
+
+def test_a_chunk_that_cannot_be_recorded_stays_in_its_pipe(
     rig: Rig, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = rig.log(64 << 20)
-    enlarge_pipe(pipe[0], 4 * CHUNK_BYTES)
+    enlarge_pipe(pipe[0], 8 * CHUNK_BYTES)
     for _ in range(RECORDS_A_BLOCK - 1):
         take_bytes(log, b"x")
-    os.write(pipe[1], bytes(2 * CHUNK_BYTES))
+    os.write(pipe[1], bytes(4 * CHUNK_BYTES))
     # From now on there is no memory for another block of records.
     monkeypatch.setattr(rig.arena, "hand_out", no_memory)
-    assert log.take("stdout", pipe[0]) == CHUNK_BYTES
+    assert log.take("stdout", pipe[0]) == 2 * CHUNK_BYTES
     with pytest.raises(OSError, match="Cannot allocate"):
         log.take("stdout", pipe[0])
     monkeypatch.undo()
-    assert log.take("stdout", pipe[0]) == CHUNK_BYTES
-    assert (log.total, log.next_seq) == (RECORDS_A_BLOCK - 1 + 2 * CHUNK_BYTES, RECORDS_A_BLOCK + 2)
+    assert log.take("stdout", pipe[0]) == 2 * CHUNK_BYTES
+    assert (log.total, log.next_seq) == (RECORDS_A_BLOCK - 1 + 4 * CHUNK_BYTES, RECORDS_A_BLOCK + 2)
 
 
 def no_memory(_number: int, _ordinal: int) -> int:
