@@ -96,6 +96,7 @@ class Scene:
             flags += ["--spool-dir", str(spool)]
         env = {"EXECSERVER_FAULT_POINT": point} if point else {}
         self._serve, self._flags = serve, flags
+        self._in_state = spool is None
         self.service: Service = serve(transport, *flags, may_fail=True, launcher=launcher, env=env)
         self.session = ResumingClient(self.service, self._dial)
         self._relay: subprocess.Popen[bytes] | None = None
@@ -120,8 +121,11 @@ class Scene:
     # -- making it
 
     def _warm_up(self) -> None:
-        """One process of each life, so that what is made once is made."""
+        """One process of each life, so that what is made once is made; the last of it after ready."""
         self.session.client.start("/bin/echo", "warm").wait_closed()
+        if self._in_state:
+            lock = self.folder / "state" / "execserver" / "mount-points" / "lock"
+            assert eventually(lock.exists, within=10)
         self.session.client.received.clear()
 
     def _open_credit(self) -> int:
@@ -233,7 +237,7 @@ class Scene:
         assert len(marked(self.mark)) == TREE_SIZE
         self.session.call("process/terminate", {"processId": self.tree, "scope": "tree"})
         assert eventually(lambda: not marked(self.mark), GONE_SECONDS), marked(self.mark)
-        assert self._listing() == self.listing
+        assert self._listing() == self.listing, (self._listing(), self.listing)
         supervisor, server = self.service.pid, self.service.server_pid
         for pid, before in zip((supervisor, server), self.held, strict=True):
             assert eventually(lambda: not held(pid) - before, 2), held(pid) - before  # noqa: B023
