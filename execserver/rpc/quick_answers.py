@@ -83,7 +83,10 @@ class QuickAnswers:
         asked = tail = b""
         counts = None
         began = perf_counter()
-        for message in messages[position:] if position else messages:
+        for number in range(
+            position, len(messages)
+        ):  # a slice would be another for each that is none of these
+            message = messages[number]
             if message.__class__ is not bytes or len(message) > MAX_MESSAGE_BYTES:
                 break
             head = begins(message)

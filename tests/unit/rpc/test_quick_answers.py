@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -152,3 +153,24 @@ def test_only_so_many_are_kept_prepared() -> None:
             quick._repeats.find(PATH % (1, number))
         assert quick.ask(PATH % (1, number)) == 1
         assert len(quick._prepared) <= MAX_REMEMBERED
+
+
+def test_each_message_is_looked_at_once_or_twice_however_they_alternate() -> None:
+    looks = 0
+
+    class Counting(list[bytes]):
+        def __getitem__(self, key: Any) -> Any:
+            nonlocal looks
+            found = super().__getitem__(key)
+            looks += len(found) if isinstance(key, slice) else 1
+            return found
+
+    quick, peer = Quick(INFO % 1), Peer()
+    messages = Counting(INFO % number if number % 2 else STATUS % number for number in range(1000))
+
+    position = 0
+    while position < len(messages):
+        position = quick.answer(messages, position, peer, peer) + 1
+
+    assert len(peer.answers) == 500
+    assert looks <= 2000
