@@ -221,6 +221,17 @@ class Service:
             assert time.monotonic() < deadline, "it is never idle"
             time.sleep(0.3)
 
+    def open_everything(self) -> None:
+        """Wait until it has open what it keeps open for good: the table of mounts is the last of that.
+
+        Raises:
+            AssertionError: it has not.
+        """
+        assert eventually(
+            lambda: bool(descriptors(self.server_pid)[f"/proc/{self.server_pid}/mountinfo"]), 10
+        )
+        self.settle()
+
     def reset_peak(self) -> float:
         """Measure `peak` from now on; what is resident now."""
         self.settle()

@@ -26,6 +26,7 @@ def _slow_supervisor(service: Service) -> Iterator[None]:
 def test_the_end_of_an_inherited_session_leaves_no_descriptor(serve: Serve) -> None:
     service = serve("unix", "--session-ttl", "1", may_fail=True)
     session = ResumingClient(service)
+    service.open_everything()
     before = descriptors(service.server_pid)["anon_inode"]
     for _ in range(20):
         session.start("/bin/sleep", "600")

@@ -37,6 +37,7 @@ def sockets() -> Iterator[ExitStack]:
 def test_connections_cut_at_every_byte_of_a_message_leave_nothing(transport: str, serve: Serve) -> None:
     service = serve(transport)
     witness = service.connect()
+    service.open_everything()
     before = service.descriptors
     message = framed(transport, STATUS)
     for length in range(len(message)):
@@ -51,7 +52,7 @@ def test_connections_cut_at_every_byte_of_a_message_leave_nothing(transport: str
 def test_half_of_a_large_message_is_forgotten_with_its_connection(transport: str, serve: Serve) -> None:
     service = serve(transport)
     witness = service.connect()
-    service.settle()
+    service.open_everything()
     descriptors, before = service.descriptors, service.resident
     part = framed(transport, bytes(8 * MIB))[: 8 * MIB - 5]
     for _ in range(24):
@@ -131,6 +132,7 @@ def test_a_browser_is_refused(serve: Serve) -> None:
 def test_slow_http_heads_are_dropped(transport: str, serve: Serve, sockets: ExitStack) -> None:
     service = serve(transport)
     witness = service.connect()
+    service.open_everything()
     before = service.descriptors
     peers = [sockets.enter_context(service.socket()) for _ in range(100)]
     for peer in peers:
@@ -158,6 +160,7 @@ def test_a_thousand_connections_opened_and_dropped_leave_nothing(
 ) -> None:
     service = serve(transport)
     witness = service.connect()
+    service.open_everything()
     before = service.descriptors
     peers = [sockets.enter_context(service.socket()) for _ in range(1000)]
     begin = time.monotonic()
@@ -174,6 +177,7 @@ def test_a_thousand_connections_opened_and_dropped_leave_nothing(
 def test_cuts_while_requests_are_under_way_leave_nothing(transport: str, serve: Serve) -> None:
     service = serve(transport, "--session-ttl", "1")
     witness = service.connect()
+    service.open_everything()
     before = service.descriptors
     for _ in range(20):
         client = service.connect()
