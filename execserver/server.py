@@ -59,6 +59,7 @@ from execserver.supervisor.remote import base_and_environment
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.gauges import Gauges
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import measures
 from execserver.transports.authentication import ConfigurationError
 from execserver.transports.stdio import serve_stdio
 
@@ -100,8 +101,12 @@ WARM_UP_AFTER_SECONDS = 2.0
 processor, which a client that starts a daemon for a single command should not wait for."""
 
 LOAD_AFTER_SECONDS = 0.1
-"""When the models of parameters are loaded, and all that was put off, unless a request needs it earlier: the
-first command of a client that starts a daemon for it has begun by then."""
+"""When the log begins, and then, once no client has said anything for as long again, the models of parameters
+are loaded, and all that was put off, unless a request needs it earlier: the first command of a client that
+starts a daemon for it has begun by then, and who goes on asking is not made to wait."""
+
+LOAD_AT_LAST_SECONDS = 1.0
+"""How long that is waited for: the installed files may be replaced by those of another version."""
 
 OBSERVING = ("process/list", "process/subscribe", "process/unsubscribe")
 """What of `process/*` looks at processes from outside (`api/observing.py`)."""
@@ -263,6 +268,16 @@ def _is_loopback(address: str) -> bool:
     import ipaddress
 
     return ipaddress.ip_address(address).is_loopback
+
+
+async def _quiet_moment() -> None:
+    """Wait until no client says anything for a moment; not for ever."""
+    loop = asyncio.get_running_loop()
+    at_last = loop.time() + LOAD_AT_LAST_SECONDS
+    heard = -1
+    while heard != measures.received_bytes and loop.time() < at_last:
+        heard = measures.received_bytes
+        await asyncio.sleep(LOAD_AFTER_SECONDS)
 
 
 class Server:
@@ -536,8 +551,10 @@ class Server:
         """Now rather than at the first request that needs it, and before somebody installs another version in
         its place.
         """
-        await asyncio.sleep(LOAD_AFTER_SECONDS)
         try:
+            await asyncio.sleep(LOAD_AFTER_SECONDS)
+            await executor.with_spares(lambda: LOADER.load_without_spares(logs.begin))
+            await _quiet_moment()
             await executor.with_spares(load_the_rest)
             families.make_all()
         except OSError as error:  # what a request needs is loaded for it

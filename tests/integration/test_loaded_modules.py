@@ -43,14 +43,18 @@ def spy(channel, message):
     if message["type"] == "ready":
         write("ready")
         from execserver import server
-        load = server.load_the_rest
+        begin, load = server.logs.begin, server.load_the_rest
+
+        def write_and_begin():
+            server.logs.begin = begin
+            write("first")
+            begin()
 
         def load_and_write():
-            write("first")
             load()
             write("later")
 
-        server.load_the_rest = load_and_write
+        server.logs.begin, server.load_the_rest = write_and_begin, load_and_write
     elif message["type"] == "stopping":
         write("end")
     send(channel, message)
