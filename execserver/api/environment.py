@@ -11,7 +11,7 @@ from execserver.host import Host
 from execserver.protocol.path_uri import path_to_uri
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
-from execserver.rpc.quick_answers import Asker, Preparers
+from execserver.rpc.quick_answers import Answerer, Preparers
 
 if TYPE_CHECKING:
     from execserver.protocol.environment import (
@@ -29,19 +29,22 @@ _STATUS = b'{"status":"ready"}'
 
 def preparers(host: Host) -> Preparers:
     """What the daemon is, for those that ask again and again."""
-    plain = encode_json(host.info())
-    extended = encode_json(host.info(extensions=True))
 
-    def info(asker: Asker) -> bytes:
-        return extended if asker.extensions else plain
+    def prepare_info(_: NoParams) -> Answerer:
+        plain, extended = _infos(host)
+        return lambda asker: extended if asker.extensions else plain
 
-    return {"environment/info": lambda _: info, "environment/status": lambda _: lambda _: _STATUS}
+    return {"environment/info": prepare_info, "environment/status": lambda _: lambda _: _STATUS}
+
+
+def _infos(host: Host) -> tuple[bytes, bytes]:
+    """What the daemon is, without and with the extension members."""
+    return encode_json(host.info()), encode_json(host.info(extensions=True))
 
 
 def handlers(host: Host) -> Handlers:
     """The handlers of this family."""
-    info_result = Encoded(encode_json(host.info()))
-    extended_info = Encoded(encode_json(host.info(extensions=True)))
+    info_result, extended_info = map(Encoded, _infos(host))
     status_result = Encoded(_STATUS)
     config_home = host.environment.get("CODEX_HOME") or os.path.join(host.home, ".codex")
 
