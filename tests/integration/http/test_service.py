@@ -1,8 +1,7 @@
-"""`http/request` and the life of the daemon: its start, its descriptors, its end."""
+"""`http/request` and the life of the daemon: its start, its sockets, its end."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartServer
-from tests.faults.service import children
+from tests.faults.service import children, descriptors
 from tests.integration.http.origin import CHUNKED, Exchange, Origin, chunk, response
 from tests.support.wire import Client, Server, at_most
 
@@ -72,11 +71,12 @@ def test_the_end_of_the_service_closes_everything(server: Server) -> None:
             assert gone.acquire(timeout=5)
 
 
-def descriptors(server: Server) -> int:
+def sockets(server: Server) -> int:
+    """How many the server has open: all that a request needs, and nothing that it opens later for itself."""
     [pid] = [
         pid for pid in children(server.pid) if b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    return descriptors(pid)["socket"]
 
 
 def one_of_each(client: Client, good: str, endless: str, dead: str) -> None:
@@ -90,7 +90,7 @@ def one_of_each(client: Client, good: str, endless: str, dead: str) -> None:
     assert outcomes == [True] * 5 + [False] * 15 + [True] * 5
 
 
-def test_no_descriptor_is_left_behind(server: Server, endless: Origin) -> None:
+def test_no_socket_is_left_behind(server: Server, endless: Origin) -> None:
     def answer(exchange: Exchange) -> None:
         if not exchange.path.endswith("/close"):
             exchange.send(response(b"hi"))
@@ -101,16 +101,16 @@ def test_no_descriptor_is_left_behind(server: Server, endless: Origin) -> None:
         with server.connect() as client:
             one_of_each(client, origin.url, endless.url, dead.url)
         wait_idle(bystander, origin, endless)
-        before = descriptors(server)
+        before = sockets(server)
         for _ in range(5):
             with server.connect() as client:
                 one_of_each(client, origin.url, endless.url, dead.url)
         wait_idle(bystander, origin, endless)
         for _ in range(200):  # turns of the daemon's loop, in which it closes its side
-            if descriptors(server) <= before:
+            if sockets(server) <= before:
                 return
             bystander.call("environment/status")
-    assert descriptors(server) <= before
+    assert sockets(server) <= before
 
 
 def wait_idle(bystander: Client, *origins: Origin) -> None:
