@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from execserver import __version__
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
 
     from execserver.configuration.loading import Effective
-    from execserver.configuration.model import Settings
+    from execserver.first_answer import FirstAnswer
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
 _SHOW_DESCRIPTION = """\
@@ -45,21 +45,11 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
         argv: the command and its arguments.
         elsewhere: commands of the same program that do not come here, for `--help`: name and description.
     """
-    leave_out()
     if argv[:1] == ["serve"]:
-        load_msgspec_and_uvloop()
-        from execserver import server  # noqa: F401  while the supervisor still works at its hello
-        from execserver.configuration.quick import quick_settings
-        from execserver.supervisor.packets import wait_for_hello
-
-        wait_for_hello(os.environ)
-        settings = quick_settings(argv[1:], os.environ)
-        if settings is not None:
-            return _run_server(settings, None)
+        return serve(argv[1:])
+    leave_out()
     parser = _parser(argv[:1], elsewhere or {})
     options = parser.parse_args(argv)
-    if options.command == "serve":
-        return _serve(options)
     if options.command == "config":
         return _config_check(options) if options.action == "check" else _config_show(options)
     if options.command == "doctor":
@@ -68,15 +58,26 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
     return 2
 
 
-def _serve(options: argparse.Namespace) -> int:
-    effective = _effective(options)
-    return 1 if effective is None else _run_server(effective.settings, effective.file)
+def serve(argv: Sequence[str], first: FirstAnswer | None = None) -> int:
+    """Be the server; returns its exit code.
 
+    Args:
+        argv: what follows `serve`.
+        first: what a client on standard input was told already.
+    """
+    leave_out()
+    load_msgspec_and_uvloop()
+    from execserver import server  # while the supervisor still works at its hello
+    from execserver.configuration.quick import quick_settings
+    from execserver.supervisor.packets import wait_for_hello
 
-def _run_server(settings: Settings, file: str | None) -> int:
-    from execserver import server
-
-    return server.run(settings, file)
+    wait_for_hello(os.environ)
+    settings = quick_settings(argv, os.environ)
+    if settings is not None:
+        return server.run(settings, None, first)
+    command = ["serve", *argv]
+    effective = _effective(_parser(command[:1], {}).parse_args(command))
+    return 1 if effective is None else server.run(effective.settings, effective.file, first)
 
 
 def _config_show(options: argparse.Namespace) -> int:

@@ -1,21 +1,20 @@
-"""Facts about this host and this daemon, taken once at launch."""
+"""Facts about this host and this daemon, taken once at launch.
+
+With nothing that takes long to load: they are a part of the first answer (`first_answer.py`).
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
-import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-import msgspec
-from msgspec.structs import replace
 
 from execserver import __version__
-from execserver.protocol.methods import extension_names
-from execserver.protocol.path_uri import path_to_uri
+from execserver.protocol.path_text import escaped_uri
 
+TYPE_CHECKING = False  # `typing` takes longer than all of this
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from execserver.protocol.environment import Capabilities, EnvironmentInfo
 
 
@@ -39,46 +38,41 @@ CAPABILITIES: Capabilities = {
 }
 
 
-class Host(msgspec.Struct, frozen=True):
-    """What the daemon was started with, and on what."""
+class Host:
+    """What the daemon was started with, and on what. It does not change."""
 
     cwd: str
     environment: Mapping[str, str]
+    """The one the daemon was started with: the interpreter may have added to its own copy since."""
     shell: str
     home: str
     temp: str
     hostname: str
     provider_id: str
 
-    @classmethod
-    def take(cls) -> Host:
-        """Read the facts. The environment is the one the daemon was exec'd with: the interpreter
-        may have added to its own copy since.
-        """
+    def __init__(self) -> None:
+        """Read the facts."""
         try:
-            cwd = os.getcwd()
+            self.cwd = os.getcwd()
         except FileNotFoundError:
-            cwd = "/"
-        environment = _initial_environment()
+            self.cwd = "/"
+        self.environment = environment = _initial_environment()
         try:
             account = pwd.getpwuid(os.getuid())
-            shell, home = account.pw_shell or "/bin/sh", account.pw_dir
+            self.shell, home = account.pw_shell or "/bin/sh", account.pw_dir
         except KeyError:
-            shell, home = environment.get("SHELL", "/bin/sh"), "/"
+            self.shell, home = environment.get("SHELL", "/bin/sh"), "/"
         temp = environment.get("TMPDIR", "")
-        return cls(
-            cwd=cwd,
-            environment=environment,
-            shell=shell,
-            home=environment.get("HOME") or home,
-            temp=temp if temp.startswith("/") else "/tmp",  # noqa: S108 - the system's own default
-            hostname=socket.gethostname(),
-            provider_id=f"execserver:{os.urandom(16).hex()}",
-        )
+        self.home = environment.get("HOME") or home
+        self.temp = temp if temp.startswith("/") else "/tmp"  # noqa: S108 - the system's own default
+        self.hostname = os.uname().nodename
+        self.provider_id = f"execserver:{os.urandom(16).hex()}"
 
     def continued(self, cwd: str, provider_id: str) -> Host:
         """The same host, as a server before this one has described it."""
-        return replace(self, cwd=cwd, provider_id=provider_id)
+        host = object.__new__(Host)
+        vars(host).update(vars(self), cwd=cwd, provider_id=provider_id)
+        return host
 
     def info(self, *, extensions: bool = False) -> EnvironmentInfo:
         """The answer to `environment/info`.
@@ -88,17 +82,19 @@ class Host(msgspec.Struct, frozen=True):
         """
         capabilities = CAPABILITIES.copy()
         if extensions:
+            from execserver.protocol.methods import extension_names
+
             capabilities["execserver"] = extension_names()
         return {
             "shell": {"name": os.path.basename(self.shell), "path": self.shell},
             "executorVersion": __version__,
             "providerId": self.provider_id,
-            "cwd": path_to_uri(self.cwd),
-            "userHomeDir": path_to_uri(self.home),
+            "cwd": escaped_uri(self.cwd),
+            "userHomeDir": escaped_uri(self.home),
             "platformOs": "linux",
             "prependPathDirs": [],
-            "temporaryDirectories": [path_to_uri(self.temp)],
-            "tempDir": path_to_uri(self.temp),
+            "temporaryDirectories": [escaped_uri(self.temp)],
+            "tempDir": escaped_uri(self.temp),
             "capabilities": capabilities,
         }
 

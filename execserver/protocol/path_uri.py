@@ -13,6 +13,8 @@ import os
 import re
 from functools import lru_cache
 
+from execserver.protocol.path_text import escaped_uri
+
 # What nearly every URI looks like; the long way round costs ten times as much.
 _PLAIN = re.compile(r"file://((?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.\-+@,=~ ]+)+)", re.ASCII)
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.\-+@,=~/]+", re.ASCII)
@@ -22,10 +24,6 @@ _DRIVE = r"[A-Za-z][:|]\Z"
 _ESCAPE = rb"%([0-9A-Fa-f]{2})"
 _SINGLE_DOT = frozenset({".", "%2e"})
 _DOUBLE_DOT = frozenset({"..", ".%2e", "%2e.", "%2e%2e"})
-# Characters a path may hold unescaped in a URI.
-_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~/!$&'()*+,;=:@[]|")
-# `urllib.parse` would do it, too, but takes longer to load than all of the protocol that a start needs.
-_ESCAPED = [chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in range(256)]
 
 
 class PathUriError(ValueError):
@@ -107,6 +105,4 @@ def _resolve_dots(path: str) -> list[str]:
 
 def path_to_uri(path: str) -> str:
     """Encode an absolute native path as a path URI, byte for byte."""
-    if _PLAIN_PATH.fullmatch(path):
-        return "file://" + path
-    return "file://" + "".join(_ESCAPED[byte] for byte in os.fsencode(path))
+    return "file://" + path if _PLAIN_PATH.fullmatch(path) else escaped_uri(path)

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+
+TYPE_CHECKING = False  # as in `spawning.py`
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 FLAG = "--config"
 CONFIG_VARIABLE = "EXECSERVER_CONFIG"

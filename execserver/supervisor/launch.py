@@ -8,10 +8,9 @@ import select
 import sys
 
 from execserver.membership import children_of
+from execserver.supervisor.copying import SERVICE_MANAGER_PREFIXES
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
-# sd_listen_fds(3), sd_watchdog_enabled(3), sd_notify(3)
-_SERVICE_MANAGER_PREFIXES = (b"LISTEN_", b"WATCHDOG_", b"NOTIFY_SOCKET")
 
 
 def close_inherited_descriptors() -> None:
@@ -46,7 +45,7 @@ def initial_environment() -> dict[bytes, bytes]:
     environment: dict[bytes, bytes] = {}
     for entry in entries:
         name, equals, value = entry.partition(b"=")
-        if name and equals and not name.startswith(_SERVICE_MANAGER_PREFIXES):
+        if name and equals and not name.startswith(SERVICE_MANAGER_PREFIXES):
             environment.setdefault(name, value)  # of duplicates getenv(3) takes the first
     return environment
 

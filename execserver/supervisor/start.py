@@ -1,5 +1,6 @@
-"""The start of the service: the first server is spawned before anything else, and loads what it needs while
-the supervisor loads itself, binds and claims its record.
+"""The start of the service: the first server is there before anything else, and loads what it needs while
+the supervisor loads itself, binds and claims its record. It is a copy of this process where that is the same
+as a new interpreter.
 
 That server knows nothing until its hello comes, and does nothing but load until then. If the supervisor finds
 that it cannot serve, it kills it: nobody has seen anything of it.
@@ -15,7 +16,7 @@ from execserver.supervisor import launch, spawning
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # -I: neither PYTHON* variables nor the cwd (an agent's workspace!) may give the server its modules.
 # Not -m, which takes 2 ms longer. What is loaded now stays: to have the collector look through it again and
@@ -25,10 +26,18 @@ SERVER_COMMAND = (sys.executable, "-I", "-X", "utf8", "-c", _PROGRAM)
 
 
 class Launched:
-    """What the service was started with, taken once and set right, and the first server."""
+    """What the service was started with, taken once and set right, and the first server.
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """Take it all, and spawn the server: not before, or it would inherit what is none of its business."""
+    Args:
+        command: what a server is spawned by.
+        copy: whether the first server is to be a copy of this process. The copy finds `is_server` true.
+
+    Raises:
+        OSError: there is no room for a copy.
+    """
+
+    def __init__(self, command: Sequence[str], copy: bool) -> None:
+        """Take it all, and then begin the server, or it would inherit what is none of its business."""
         launch.close_inherited_descriptors()
         launch.enter_launch_folder()
         self.command = command
@@ -40,21 +49,34 @@ class Launched:
         self.first: tuple[int, int] | None = None
         """Pid and channel of the first server; None where it could not be spawned, which is tried again when
         everything else is ready, and said then."""
+        if copy:
+            self.first = spawning.fork(self.instance)
+            return
         try:
             self.first = spawning.spawn(command, self.environment, self.instance)
         except OSError:
             return
 
+    @property
+    def is_server(self) -> bool:
+        """Whether this process is the first server."""
+        return self.first is not None and self.first[0] == 0
 
-def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> int:
+
+def run(
+    argv: Sequence[str],
+    server_command: Sequence[str] = SERVER_COMMAND,
+    serve: Callable[[], int] | None = None,
+) -> int:
     """Run the service to its end.
 
     Args:
         argv: what follows `serve` on the command line.
-        server_command: program and first arguments of the server; `serve` and `argv` are added.
+        server_command: program and first arguments of a server; `serve` and `argv` are added.
+        serve: what a server does, if the first one is to be a copy of this process.
 
     Returns:
-        The exit code.
+        The exit code, of the service or of the copy.
     """
     passed: list[tuple[int, str]] = []
     if "LISTEN_PID" in os.environ:
@@ -66,7 +88,13 @@ def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> 
         except ListenError as error:
             launch.say(str(error))
             return error.exit_code
-    launched = Launched([*server_command, "serve", *argv])
+    try:
+        launched = Launched([*server_command, "serve", *argv], serve is not None)
+    except OSError as error:
+        launch.say(f"cannot start the server: {error}")
+        return 1
+    if serve is not None and launched.is_server:
+        return serve()
     from execserver.supervisor import program
 
     return program.run(argv, launched, passed)

@@ -94,6 +94,22 @@ class FramedChannel(StreamChannel):
         measures.received(len(first))
         self._serve(self._deliver, first)
 
+    def go_on_after(self, answered: bytes, received: bytes) -> None:
+        """Serve what was read before there was a loop.
+
+        Args:
+            answered: a message with its framing that has its answer; the one that is made here goes nowhere.
+            received: what was read behind it.
+        """
+        if answered:
+            measures.received(len(answered))
+            self._outbox.cork()
+            self._deliver(answered)
+            self._outbox.withdraw()
+            self._outbox.uncork()
+        if received:
+            self.greet(received)
+
     def _release(self) -> None:
         # Half of a message may be 64 MiB, and this object lives on in cycles for a while.
         self._framer = None

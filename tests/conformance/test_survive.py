@@ -15,6 +15,7 @@ import pytest
 
 from tests.conformance.endpoint import Endpoint
 from tests.conformance.test_sessions import resume
+from tests.support.servers import is_server
 from tests.support.wire import PATIENCE, Json, Process, decode, path_uri, wait_gone, wait_state
 
 MIB = 1 << 20
@@ -27,7 +28,7 @@ def server_pid(endpoint: Endpoint) -> int:
     while time.monotonic() < deadline:
         for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
             with contextlib.suppress(OSError):
-                if b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if is_server(int(pid), supervisor):
                     return int(pid)
         threading.Event().wait(0.01)
     raise AssertionError("the supervisor has no server")

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.support.servers import is_server
 from tests.support.wire import (
     PATIENCE,
     Client,
@@ -27,6 +27,7 @@ from tests.support.wire import (
     Transport,
     WebSocketTransport,
     _upgrade,
+    server_command,
 )
 
 MIB = 1 << 20
@@ -86,7 +87,7 @@ class Service:
         self.path = folder / f"s{len(os.listdir(folder))}"
         listen = {"stdio": "stdio", "unix": f"unix://{self.path}", "ws": "ws://127.0.0.1:0"}[transport]
         self.process = subprocess.Popen(
-            [*launcher, sys.executable, "-m", "execserver", "serve", "--listen", listen, *flags],
+            [*launcher, *server_command(), "--listen", listen, *flags],
             stdin=subprocess.PIPE if transport == "stdio" else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log if stderr is None else stderr,
@@ -120,7 +121,7 @@ class Service:
 
     def _find_server(self) -> int:
         for pid in children(self.pid):
-            if b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if is_server(pid, self.pid):
                 return pid
         raise AssertionError(f"no server below {self.pid}: {self.log}")
 
@@ -135,10 +136,7 @@ class Service:
         while True:
             for pid in children(self.pid):
                 with contextlib.suppress(OSError):
-                    if (
-                        pid != self.server_pid
-                        and b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
-                    ):
+                    if pid != self.server_pid and is_server(pid, self.pid):
                         descriptor = os.pidfd_open(pid)
                         os.close(self._server)
                         self._server, self.server_pid = descriptor, pid

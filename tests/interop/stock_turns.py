@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.servers import is_server
+
 SAID = "hello over http"
 TICKS = 14
 
@@ -117,7 +119,7 @@ def server_below(supervisor: int) -> int:
     while time.monotonic() < deadline:
         for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
             try:
-                if b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if is_server(int(pid), supervisor):
                     return int(pid)
             except OSError:
                 continue

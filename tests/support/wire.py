@@ -788,7 +788,8 @@ def server_command() -> list[str]:
     `EXECSERVER_TEST_COMMAND` replaces it, which is how the suite is held against another executor.
     """
     other = os.environ.get("EXECSERVER_TEST_COMMAND")
-    return other.split() if other else [sys.executable, "-m", "execserver", "serve"]
+    # The console script: then the first server is a copy of the supervisor.
+    return other.split() if other else [str(Path(sys.executable).with_name("execserver")), "serve"]
 
 
 def spawn_stdio(

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.faults.service import children, descriptors
 from tests.integration.http.origin import CHUNKED, Exchange, Origin, chunk, response
+from tests.support.servers import is_server
 from tests.support.wire import Client, Server, at_most
 
 
@@ -73,9 +74,7 @@ def test_the_end_of_the_service_closes_everything(server: Server) -> None:
 
 def sockets(server: Server) -> int:
     """How many the server has open: all that a request needs, and nothing that it opens later for itself."""
-    [pid] = [
-        pid for pid in children(server.pid) if b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    [pid] = [pid for pid in children(server.pid) if is_server(pid, server.pid)]
     return descriptors(pid)["socket"]
 
 

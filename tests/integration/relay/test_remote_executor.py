@@ -17,6 +17,7 @@ import pytest
 from execserver.relay.keys import KeyPair
 from execserver.relay.noise import REJECTION
 from tests.support.fake_relay import PATIENCE, FakeRelay, StreamEnded, refusal
+from tests.support.servers import is_server
 from tests.support.wire import server_command
 
 TOKEN = "xrt_" + "t" * 43
@@ -65,9 +66,7 @@ class Daemon:
         """The process id of the server."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         (server,) = [
-            int(child)
-            for child in children.read_text().split()
-            if b"execserver.cli" in Path(f"/proc/{child}/cmdline").read_bytes()
+            int(child) for child in children.read_text().split() if is_server(int(child), self.process.pid)
         ]
         return server
 

@@ -107,7 +107,7 @@ def test_no_sandbox_shows_the_files_that_make_an_executor() -> None:
         remote_key_file=Path("/etc/x/key"),
         remote_allowed_clients=Path("/etc/x/clients"),
     )
-    own = server._own_things(settings, Mock(listeners=()), Host.take(), None)
+    own = server._own_things(settings, Mock(listeners=()), Host(), None)
     assert set(own.files) == {"/etc/x/token", "/etc/x/key", "/etc/x/clients"}
 
 
@@ -116,7 +116,7 @@ def test_the_folder_of_the_token_is_hidden_when_nobody_else_and_no_work_is_in_it
     closed.mkdir(mode=0o700)
     shared.mkdir()
     shared.chmod(0o755)
-    host = Host.take()
+    host = Host()
 
     def hidden(folder: Path, cwd: Path) -> tuple[str, ...]:
         settings = Settings(remote_token_file=folder / "token")
