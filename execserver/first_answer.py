@@ -44,8 +44,10 @@ class FirstAnswer:
         self.host = host
         self.session_id: str | None = None
         """The session that it was promised; None when nothing was answered."""
-        self.answered = b""
+        self.request = b""
         """The request that was answered, with its newline."""
+        self.answer = b""
+        """The answer, with its newline."""
         self.rest = received
         """What was read behind it."""
 
@@ -63,22 +65,21 @@ def answer_first(environment: Mapping[str, str]) -> FirstAnswer | None:
     try:
         if not _has_no_settings(environment) or not _readable_pipe(0):
             return None
+        host = Host()
         received = os.read(0, _MOST_READ)
-        if not received:
-            return None  # the server will see the end of the input, too
-        first = FirstAnswer(Host(), received)
-        _answer(first)
-        return first
     except OSError:
-        return None  # what is wrong, the server finds again; nothing was read
+        return None  # what is wrong, the server finds again
+    if not received:
+        return None  # the server will see the end of the input, too
+    first = FirstAnswer(host, received)
+    _answer(first)
+    return first
 
 
 def _has_no_settings(environment: Mapping[str, str]) -> bool:
-    return not any(map(_is_setting, environment)) and config_file.find(None, environment) is None
-
-
-def _is_setting(name: str) -> bool:
-    return name.startswith("EXECSERVER_")
+    if any(name.startswith("EXECSERVER_") for name in environment):
+        return False
+    return config_file.find(None, environment) is None
 
 
 def _readable_pipe(descriptor: int) -> bool:
@@ -92,7 +93,7 @@ def _readable_pipe(descriptor: int) -> bool:
 def _answer(first: FirstAnswer) -> None:
     line, newline, rest = first.rest.partition(b"\n")
     request_id = _plain_initialize(line) if newline else None
-    if request_id is None or not select.select([], [1], [], 0)[1]:
+    if request_id is None or not _has_room(1):
         return
     session_id = _uuid4()
     result = {"sessionId": session_id, "environmentInfo": first.host.info()}
@@ -102,11 +103,18 @@ def _answer(first: FirstAnswer) -> None:
         return
     if len(answer) > select.PIPE_BUF:  # so much whoever takes anything takes at once
         return
-    first.session_id, first.answered, first.rest = session_id, line + newline, rest
+    first.session_id, first.request, first.answer, first.rest = session_id, line + newline, answer, rest
     try:
         os.write(1, answer)
     except OSError:
         return  # nobody reads, as the server will find, too
+
+
+def _has_room(descriptor: int) -> bool:
+    try:
+        return bool(select.select([], [descriptor], [], 0)[1])
+    except OSError:
+        return False
 
 
 def _plain_initialize(line: bytes) -> int | str | None:
@@ -115,8 +123,8 @@ def _plain_initialize(line: bytes) -> int | str | None:
         return None
     try:
         message = _object(line.decode().strip(" \t\r"))
-    except (ValueError, StopIteration, RecursionError):
-        return None
+    except (ValueError, StopIteration, RecursionError, AttributeError):
+        return None  # the last one is a scanner of another version, that asks for more
     if message.keys() != {"id", "method", "params"} or message["method"] != "initialize":
         return None
     request_id, params = message["id"], message["params"]
@@ -133,7 +141,7 @@ class _Scanning:
     """How JSON is scanned: as `json.JSONDecoder` does, but for members that stand twice."""
 
     strict = True
-    object_hook = None
+    object_hook = array_hook = None
     parse_float = float
     parse_int = int
 

@@ -102,5 +102,9 @@ class Host:
 def _initial_environment() -> dict[str, str]:
     with open("/proc/self/environ", "rb") as file:
         entries = file.read().split(b"\0")
-    variables = (entry.partition(b"=") for entry in entries)
-    return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in variables if equals}
+    environment: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition(b"=")
+        if name and equals:  # as `supervisor/launch.py`, which makes the environment of all other servers
+            environment.setdefault(os.fsdecode(name), os.fsdecode(value))
+    return environment

@@ -510,7 +510,7 @@ class Server:
                 *passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live
             )
             if self._first is not None:
-                channel.go_on_after(self._first.answered, self._first.rest)
+                channel.go_on_after(self._first.request, self._first.answer, self._first.rest)
             return
         if passed.kind == "remote":
             self._remote = self._make_remote(connect, executor)

@@ -11,25 +11,32 @@ SERVICE_MANAGER_PREFIXES = (b"LISTEN_", b"WATCHDOG_", b"NOTIFY_SOCKET")
 """sd_listen_fds(3), sd_watchdog_enabled(3), sd_notify(3): what only the supervisor answers."""
 
 
+_OF_IMAGES = (b"PYTHON_VERSION", b"PYTHON_SHA256", b"PYTHON_PIP_", b"PYTHON_GET_PIP_", b"PYTHON_SETUPTOOLS_")
+"""What images of containers have, and what tells an interpreter nothing."""
+
+
 def may_copy() -> bool:
-    """Whether a copy of this process is what a new interpreter would be, started as `start.SERVER_COMMAND`:
-    one that neither variables nor the cwd (an agent's workspace!) give its modules, and with nothing in its
-    environment that is for the supervisor.
+    """Whether a copy of this process works as a new interpreter would, started as `start.SERVER_COMMAND`: one
+    with standard descriptors, without threads, that neither flags nor variables nor folders of the user's
+    change, and with nothing in its environment that is for the supervisor.
     """
     names = list(os.environb)
     if any(name.startswith(SERVICE_MANAGER_PREFIXES) for name in names):
         return False
-    if sys.getfilesystemencoding() != "utf-8":
+    if None in (sys.stdin, sys.stdout, sys.stderr) or len(os.listdir("/proc/self/task")) > 1:
         return False
-    if sys.flags.isolated:
+    flags = sys.flags
+    if flags.optimize or flags.dev_mode or sys.warnoptions or sys.getfilesystemencoding() != "utf-8":
+        return False
+    if flags.isolated:
         return True
-    # PYTHON_VERSION and its like, which images of containers have, tell an interpreter nothing.
-    if any(name.startswith(b"PYTHON") and name[6:7] != b"_" for name in names):
+    if any(name.startswith(b"PYTHON") and not name.startswith(_OF_IMAGES) for name in names):
         return False
     site = sys.modules.get("site")
     if site is None or site.ENABLE_USER_SITE:
         return False
-    return sys.path[0] == os.path.dirname(os.path.realpath(sys.argv[0])) != os.getcwd()
+    # What comes first there goes, and nothing else. Not so for `python -m`: that is the cwd, an agent's.
+    return sys.path[0] == os.path.dirname(os.path.realpath(sys.argv[0]))
 
 
 def forget_the_script(arguments: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` brings `enum`
 import os
 import resource
 import select
@@ -86,14 +87,11 @@ def hangup_means_stop() -> bool:
 
 def reset_signals() -> None:
     """Undo what the launcher ignored (background jobs, nohup) and blocked."""
-    import signal
-
     # Python ignores these two: a write to a closed stderr must not kill the supervisor.
-    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)
-    for number in signal.valid_signals():
-        if number not in ignored_by_python and signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in _signal.valid_signals() - {_signal.SIGPIPE, _signal.SIGXFSZ}:
+        if _signal.getsignal(number) == _signal.SIG_IGN:
+            _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
 
 
 def become_subreaper() -> None:

@@ -87,7 +87,7 @@ def fork(instance: int) -> tuple[int, int]:
         if pid == 0:
             os.setsid()
             launch.release_stdio()
-            _forget_signals()
+            launch.reset_signals()
             os.environ[CHANNEL_VARIABLE] = str(theirs)
         return pid
 
@@ -113,11 +113,3 @@ def _start(begin: Callable[[int], int], instance: int) -> tuple[int, int]:
         if pid <= 0:
             os.close(ours)
     return pid, ours
-
-
-def _forget_signals() -> None:
-    """As `launch.reset_signals`, and without its module."""
-    for number in _signal.valid_signals() - {_signal.SIGPIPE, _signal.SIGXFSZ}:
-        if _signal.getsignal(number) == _signal.SIG_IGN:
-            _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])

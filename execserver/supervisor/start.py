@@ -3,7 +3,8 @@ the supervisor loads itself, binds and claims its record. It is a copy of this p
 as a new interpreter.
 
 That server knows nothing until its hello comes, and does nothing but load until then. If the supervisor finds
-that it cannot serve, it kills it: nobody has seen anything of it.
+that it cannot serve, it kills it: nobody has seen anything of it. A client may have seen the answer to its
+first `initialize` (`first_answer.py`).
 """
 
 from __future__ import annotations

@@ -94,19 +94,22 @@ class FramedChannel(StreamChannel):
         measures.received(len(first))
         self._serve(self._deliver, first)
 
-    def go_on_after(self, answered: bytes, received: bytes) -> None:
+    def go_on_after(self, request: bytes, answer: bytes, received: bytes) -> None:
         """Serve what was read before there was a loop.
 
         Args:
-            answered: a message with its framing that has its answer; the one that is made here goes nowhere.
+            request: a message with its framing that was answered already; empty when none was.
+            answer: what the peer was told. The same must come of the request here, and goes nowhere.
             received: what was read behind it.
         """
-        if answered:
-            measures.received(len(answered))
-            self._outbox.cork()
-            self._deliver(answered)
-            self._outbox.withdraw()
-            self._outbox.uncork()
+        if request:
+            measures.received(len(request))
+            self._deliver(request)
+            if self._outbox.withdraw() != answer:
+                log.error("the first request has another answer now", peer=self.peer)
+                self.abort()
+                return
+            measures.sent(len(answer))
         if received:
             self.greet(received)
 

@@ -119,7 +119,7 @@ class Outbox:
         self.flush()
 
     def withdraw(self) -> bytes:
-        """Take back what was put since `cork`, less than `EARLY_BYTES`; returns it."""
+        """Take back what was put in this turn, before anything else ever was; returns it."""
         taken = b"".join(self._queue)
         self._queue = []
         self._ahead -= len(taken)

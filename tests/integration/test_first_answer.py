@@ -18,7 +18,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.faults.service import Service
+from tests.faults.service import Service, eventually
 from tests.support.servers import is_server
 from tests.support.wire import PATIENCE, alive, wait_gone
 
@@ -227,6 +227,52 @@ def test_a_folder_whose_name_fills_the_answer_is_the_servers_affair(tmp_path: Pa
     assert answered_at_once(INITIALIZE, folder) == (b"", INITIALIZE)
 
 
+def test_an_answer_of_any_size_is_sent_once(start: Start) -> None:
+    size = len(json.dumps(start(INITIALIZE).message(), separators=(",", ":"))) + 1
+    for wanted in (4095, 4096, 4097):
+        request_id = "x" * (wanted - size - 1)  # in quotes, instead of one digit
+        daemon = start(INITIALIZE.replace(b'"id":1', b'"id":"%b"' % request_id.encode()) + INITIALIZED)
+        assert daemon.message()["id"] == request_id
+        daemon.write(START)
+        assert [message["id"] for message in daemon.messages_until_closed() if "id" in message] == [2]
+
+
+TOUCH = START.replace(b'["/bin/echo","hello"]', b'["/usr/bin/touch","%b"]')
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_what_was_sent_to_a_daemon_without_output_is_done(closed: str, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", EXECSERVER, "serve", "--listen", "stdio"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(INITIALIZE + INITIALIZED + TOUCH % os.fsencode(mark))
+        process.stdin.flush()
+        assert eventually(mark.exists, PATIENCE)
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_daemon_in_a_folder_that_is_gone_serves(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with subprocess.Popen(
+        ["/bin/sh", "-c", 'rmdir "$0"; exec "$@"', str(gone), EXECSERVER, "serve", "--listen", "stdio"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        cwd=gone,
+    ) as process:
+        answer, _ = process.communicate(INITIALIZE, PATIENCE)
+    assert json.loads(answer)["result"]["environmentInfo"]["cwd"] == "file:///"
+    assert process.returncode == 0
+
+
 def test_a_client_that_is_gone_already_ends_the_daemon(start: Start) -> None:
     daemon = start(INITIALIZE + INITIALIZED)
     server = daemon.server
@@ -268,7 +314,10 @@ def test_a_server_is_a_copy_only_where_that_is_the_same(serve: Callable[..., Ser
     assert is_copy(serve())
     assert is_copy(serve(PYTHON_VERSION="3"))
     assert is_copy(serve(sys.executable, "-I"))
+    assert not is_copy(serve(sys.executable, "-O"))
+    assert not is_copy(serve(sys.executable, "-W", "error"))
     assert not is_copy(serve(PYTHONPATH="/nowhere"))
+    assert not is_copy(serve(PYTHON_GIL="1"))
     assert not is_copy(serve(PYTHONDONTWRITEBYTECODE="1"))
     assert not is_copy(serve(NOTIFY_SOCKET="@nobody"))
     assert not is_copy(
@@ -308,6 +357,29 @@ def test_a_copy_is_like_a_server_of_its_own_program(serve: Callable[..., Service
     mine, spawned = looks(serve()), looks(serve(PYTHONDONTWRITEBYTECODE="1"))
     spawned["command"].remove("PYTHONDONTWRITEBYTECODE=1")
     assert mine == spawned
+
+
+def test_a_copy_takes_a_strange_environment_as_its_successor_does(tmp_path_factory: Any) -> None:
+    """Names that stand twice, and none: only a program of its own can hand them on."""
+    program = (
+        "import ctypes, sys; names = [b'DUP=first', b'DUP=second', b'=nameless', b'PATH=/usr/bin:/bin', "
+        "b'HOME=' + sys.argv[1].encode()]; argv = [a.encode() for a in sys.argv[2:]]; "
+        "array = lambda items: (ctypes.c_char_p * (len(items) + 1))(*items, None); "
+        "ctypes.CDLL(None).execve(argv[0], array(argv), array(names))"
+    )
+    folder = tmp_path_factory.mktemp("s")
+    service = Service("unix", folder, launcher=(sys.executable, "-I", "-c", program, str(folder)))
+    try:
+        assert b"execserver.cli" not in command_line(service)
+        for kill in (True, False):
+            client = service.connect()
+            seen = client.start("/usr/bin/env", envPolicy=INHERIT).wait_closed().output.splitlines()
+            assert [line for line in seen if line.startswith((b"DUP", b"="))] == [b"DUP=first"]
+            if kill:
+                service.signal_server(signal.SIGKILL)
+                service.successor()
+    finally:
+        service.end()
 
 
 def test_what_was_ignored_when_the_service_began_is_not_in_the_server(serve: Callable[..., Service]) -> None:
