@@ -120,9 +120,13 @@ class Service:
             assert self.url, self.log
 
     def _find_server(self) -> int:
-        for pid in children(self.pid):
-            if is_server(pid, self.pid):
-                return pid
+        """Over stdio the first request may be answered before there is a server."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            for pid in children(self.pid):
+                if is_server(pid, self.pid):
+                    return pid
+            time.sleep(0.002)
         raise AssertionError(f"no server below {self.pid}: {self.log}")
 
     def successor(self, within: float = PATIENCE) -> int:

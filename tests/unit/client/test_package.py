@@ -38,6 +38,7 @@ def test_importing_the_client_pulls_in_nothing_of_the_server_but_its_protocol(mo
         "execserver.protocol",
         "execserver.protocol.errors",
         "execserver.protocol.limits",
+        "execserver.protocol.path_text",
         "execserver.protocol.path_uri",
     }
 
