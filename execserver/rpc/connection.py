@@ -44,7 +44,7 @@ from execserver.rpc.lean import LeanDialect
 from execserver.rpc.next_poll import NextPoll
 from execserver.rpc.params import decode_params
 from execserver.rpc.quick_answers import QuickAnswers
-from execserver.rpc.repeats import repeats
+from execserver.rpc.repeats import HEAD, repeats
 from execserver.rpc.room import MAX_UNSENT_BYTES, Room
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
 from execserver.sessions.feed import OutputFeed
@@ -227,12 +227,13 @@ class Connection:
     def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
         """Messages, in the order of arrival."""
         position, count = 0, len(messages)
-        while not (self._lost or self._channel.ended):
-            if self._answers_quickly and self._nothing_waits():
-                position = self._quick.answer(messages, position, self, self._channel)
-            if position == count:
-                return
+        while position < count and not (self._lost or self._channel.ended):
             message = messages[position]
+            if self._answers_quickly and HEAD.match(message) and self._nothing_waits():
+                answered = self._quick.answer(messages, position, self, self._channel)
+                if answered > position:
+                    position = answered
+                    continue
             position += 1
             if self._backlog or self._must_wait():
                 self._backlog.append(message)

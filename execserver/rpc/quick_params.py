@@ -15,8 +15,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from execserver.protocol.base64_text import decode_base64
 from execserver.protocol.limits import MAX_TIMEOUT_MS
-from execserver.protocol.path_uri import PathUriError, remembered_path
+from execserver.protocol.path_uri import remembered_path
 
 _I64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """What is larger is for the models."""
@@ -71,10 +72,20 @@ class QuickRead(msgspec.Struct, rename="camel"):
     session_id: str | None = None
 
 
+class QuickWrite(msgspec.Struct, rename="camel"):
+    """`process.WriteParams`."""
+
+    process_id: str
+    chunk: Any
+    write_id: Annotated[str, msgspec.Meta(min_length=1)]
+    session_id: str | None = None
+
+
 QUICK: Final[dict[str, type[msgspec.Struct]]] = {
     "initialize": QuickInitialize,
     "process/start": QuickStart,
     "process/read": QuickRead,
+    "process/write": QuickWrite,
 }
 
 
@@ -87,6 +98,10 @@ def decode_quickly(method: str, params: dict[str, Any]) -> Any:
         decoded = msgspec.convert(params, kind)
         if decoded.__class__ is QuickStart:
             decoded.cwd = remembered_path(decoded.cwd)
-    except (msgspec.ValidationError, PathUriError):
+        elif decoded.__class__ is QuickWrite:
+            if decoded.chunk.__class__ is not str:  # a large one is a view of its message
+                return None
+            decoded.chunk = decode_base64(decoded.chunk.encode())
+    except (msgspec.ValidationError, ValueError):  # a PathUriError is one, too
         return None
     return decoded

@@ -31,6 +31,9 @@ ODD = st.one_of(
     st.integers(),
     st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, 1.0, 0.5, 1e300]),
     st.sampled_from(["", "1", "fail", "attach"]),
+    st.sampled_from(
+        ["aGk=", "aGl=", "aGk", "aG k=", "aGkx", "aGkxaA==", "aGkxaB==", "a-_=", "aGk=\n", "é", "\ud800"]
+    ),
     st.text(max_size=5),
     st.lists(st.text(max_size=3) | st.integers(), max_size=3),
     st.dictionaries(st.text(max_size=3), st.text(max_size=3) | st.none(), max_size=2),
@@ -52,6 +55,7 @@ def usual(method: str) -> dict[str, Any]:
         "initialize": {"clientName": "c"},
         "process/start": START,
         "process/read": {"processId": "p"},
+        "process/write": {"processId": "p", "chunk": "aGk=", "writeId": "w"},
     }[method]
 
 
