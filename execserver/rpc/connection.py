@@ -13,6 +13,7 @@ Rules kept in this file:
 3. Nothing grows without bound for a peer that does not read: above `MAX_UNSENT_BYTES` of unsent
    replies, or `MAX_PENDING_BYTES` of unfinished requests, nothing more is admitted.
 4. A waiting `process/read` holds nothing up: it has no ticket.
+5. Who sends a thousand messages at once gets `TURN_SECONDS` at a time: then others have their turn.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ last of its batch, in memory."""
 MAX_UNFINISHED = 1024
 """Requests of a connection in the order of requests; each new one is compared with them."""
 
+TURN_SECONDS = 0.005
+"""How long the messages of one connection are worked on before the others have their turn. A read may bring
+ten thousand."""
+
 T = TypeVar("T", bound=Closable)
 
 _RAW = frozenset({dict, list, str, int, float, bool, type(None)})
@@ -128,6 +133,10 @@ class Connection:
         """Messages that are not admitted yet."""
         self._reads = 0
         """Reads of the transport that brought messages."""
+        self._turn_until = 0.0
+        """When the turn ends that began with the first message of this read; 0 before it."""
+        self._resting = False
+        """Whether the rest of what was read waits for the next turn."""
         self._next_poll: NextPoll | None = None
         self._streaming = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
@@ -227,7 +236,13 @@ class Connection:
     def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
         """Messages, in the order of arrival."""
         position, count = 0, len(messages)
+        if not self._turn_until:
+            self._turn_until = perf_counter() + TURN_SECONDS
         while position < count and not (self._lost or self._channel.ended):
+            if self._resting or (position and perf_counter() > self._turn_until):
+                self._rest()
+                self._backlog.extend(messages[position:])
+                return
             message = messages[position]
             if self._answers_quickly and HEAD.match(message) and self._nothing_waits():
                 answered = self._quick.answer(messages, position, self, self._channel)
@@ -250,6 +265,7 @@ class Connection:
     def batch_ended(self) -> None:
         """What one read brought has been delivered."""
         self._reads += 1
+        self._turn_until = 0.0
         if not self._paused and (self._backlog or self._must_wait()):
             self._paused = True
             self._channel.pause_reading()
@@ -398,6 +414,7 @@ class Connection:
     def _must_wait(self) -> bool:
         return (
             self._blocked
+            or self._resting
             or (self._strict and bool(self._schedule.unfinished))
             or self._schedule.held_bytes > MAX_PENDING_BYTES
             or self._channel.unsent > MAX_UNSENT_BYTES
@@ -408,6 +425,16 @@ class Connection:
         """Whether a request that comes now would run now, whatever it is."""
         return self._schedule.is_free and not self._backlog and not self._must_wait()
 
+    def _rest(self) -> None:
+        """Admit nothing more in this turn of the loop."""
+        if not self._resting:
+            self._resting = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._resting = False
+        self._settle()
+
     def _settle(self) -> None:
         """Do everything that something just finished has made possible. One loop, however long
         the chain: a request that is answered at once finishes inside it.
@@ -415,14 +442,18 @@ class Connection:
         if self._settling or self._lost:
             return
         self._settling = True
+        until = 0.0
         try:
             while not self._lost:
                 if self._schedule.step():
                     continue
-                if self._backlog and not self._must_wait():
-                    self._receive(self._backlog.popleft())
-                else:
+                if not self._backlog or self._must_wait():
                     break
+                self._receive(self._backlog.popleft())
+                now = perf_counter()
+                until = until or now + TURN_SECONDS
+                if now > until:
+                    self._rest()
         finally:
             self._settling = False
         if self._backlog or self._lost:

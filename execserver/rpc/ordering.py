@@ -10,6 +10,11 @@ conflicts with is finished. What conflicts is said by `Access`es:
   earlier writes, and nothing waits for it.
 
 Reads conflict with nothing but writes. `docs/protocol.md`, "Request scheduling".
+
+Of those that use one thing, a request waits for the last exclusive one and what came after it: that one waits
+for all before it. So a thousand writes to one process are a chain, and none is compared with all others. One
+that is finished before its turn (a start that is cancelled) leaves its place in the chain to what it waited
+for.
 """
 
 from __future__ import annotations
@@ -45,6 +50,7 @@ class Ticket(msgspec.Struct, eq=False):
     """An unfinished request's place in the order."""
 
     accesses: tuple[Access, ...]
+    number: int
     blockers: int = 0
     blocked: list[Ticket] = msgspec.field(default_factory=list)
 
@@ -59,6 +65,7 @@ class RequestOrder:
 
     def __init__(self) -> None:
         self._unfinished = 0
+        self._admitted = 0
         self._by_key: dict[Hashable, _Users] = {}
         self._by_path: dict[str, _Users] = {}
         self._below: dict[str, _Users] = {}
@@ -75,29 +82,19 @@ class RequestOrder:
         """Whether no request is unfinished, so that nothing can conflict."""
         return not self._unfinished
 
-    def conflicts(self, accesses: Iterable[Access]) -> set[Ticket]:
-        """The unfinished requests that one with these accesses would have to wait for."""
-        found: set[Ticket] = set()
-        for access in accesses:
-            if access.mode is Mode.SNAPSHOT:
-                found |= self._writers
-            elif access.mode in (Mode.SHARED, Mode.EXCLUSIVE):
-                users = self._by_key.get(access.target)
-                if users is not None:
-                    found |= users.all() if access.mode is Mode.EXCLUSIVE else users.exclusive
-            else:
-                found |= self._path_conflicts(_shortened(str(access.target)), write=access.mode is Mode.WRITE)
-        return found
+    def must_wait(self, accesses: Iterable[Access]) -> bool:
+        """Whether a request with these accesses would have to wait for an unfinished one."""
+        return bool(self._conflicts(accesses))
 
     def add(self, accesses: tuple[Access, ...]) -> Ticket:
         """Admit a request. It may run when its ticket is `ready`."""
-        ticket = Ticket(accesses)
-        for blocker in self.conflicts(accesses):
-            blocker.blocked.append(ticket)
-            ticket.blockers += 1
+        self._admitted += 1
+        ticket = Ticket(accesses, self._admitted)
+        for blocker in self._conflicts(accesses):
+            _block(ticket, blocker)
         self._unfinished += 1
         for users, exclusive in self._places(accesses, create=True):
-            (users.exclusive if exclusive else users.shared).add(ticket)
+            users.add(ticket, exclusive)
         if any(access.mode is Mode.WRITE for access in accesses):
             self._writers.add(ticket)
         return ticket
@@ -106,25 +103,56 @@ class RequestOrder:
         """A request is finished. Returns those that may run now, in the order of their arrival."""
         self._unfinished -= 1
         for users, exclusive in self._places(ticket.accesses, create=False):
-            (users.exclusive if exclusive else users.shared).discard(ticket)
+            users.discard(ticket, exclusive)
         self._writers.discard(ticket)
         self._forget_unused(ticket.accesses)
+        if not ticket.ready:
+            self._hand_over(ticket)
         ready = []
         for waiting in ticket.blocked:
             waiting.blockers -= 1
             if waiting.ready:
                 ready.append(waiting)
+        ready.sort(key=lambda each: each.number)  # what was handed over came out of turn
         return ready
 
-    def _path_conflicts(self, path: str, *, write: bool) -> set[Ticket]:
+    def _hand_over(self, ticket: Ticket) -> None:
+        """Let those that wait for one that never ran wait for what it waited for, if that concerns them."""
+        # Nobody waits for a snapshot, so what it waited for concerns nobody.
+        lasting = [access for access in ticket.accesses if access.mode is not Mode.SNAPSHOT]
+        if not any(each.number < ticket.number for each in self._conflicts(lasting, chained=False)):
+            return
+        for waiting in dict.fromkeys(ticket.blocked):
+            for blocker in self._conflicts(waiting.accesses, chained=False):
+                if blocker.number < waiting.number:
+                    _block(waiting, blocker)
+
+    def _conflicts(self, accesses: Iterable[Access], *, chained: bool = True) -> set[Ticket]:
+        """The unfinished requests that one with these accesses would have to wait for; if `chained`, without
+        those that these wait for.
+        """
         found: set[Ticket] = set()
-        for users in (
-            self._by_path.get(path),
-            self._below.get(path),
-            *(self._by_path.get(parent) for parent in _parents(path)),
-        ):
-            if users is not None:
-                found |= users.all() if write else users.exclusive
+        for access in accesses:
+            if access.mode is Mode.SNAPSHOT:
+                found |= self._writers
+            elif access.mode in (Mode.SHARED, Mode.EXCLUSIVE):
+                users = self._by_key.get(access.target)
+                if users is not None:
+                    found |= users.conflicts(access.mode is Mode.EXCLUSIVE, chained)
+            else:
+                found |= self._path_conflicts(
+                    _shortened(str(access.target)), access.mode is Mode.WRITE, chained
+                )
+        return found
+
+    def _path_conflicts(self, path: str, write: bool, chained: bool) -> set[Ticket]:
+        found: set[Ticket] = set()
+        # What lies below does not wait for each other.
+        if (users := self._below.get(path)) is not None:
+            found |= users.conflicts(write, chained=False)
+        for place in (path, *_parents(path)):
+            if (users := self._by_path.get(place)) is not None:
+                found |= users.conflicts(write, chained)
         return found
 
     def _places(self, accesses: Iterable[Access], *, create: bool) -> Iterable[tuple[_Users, bool]]:
@@ -155,14 +183,45 @@ class RequestOrder:
 class _Users:
     """The unfinished requests that use one thing."""
 
-    __slots__ = ("exclusive", "shared")
+    __slots__ = ("_last", "_since", "exclusive", "shared")
 
     def __init__(self) -> None:
         self.shared: set[Ticket] = set()
         self.exclusive: set[Ticket] = set()
+        self._last: Ticket | None = None
+        """The last exclusive one; None when it is finished."""
+        self._since: set[Ticket] = set()
+        """Shared ones that came after it."""
 
-    def all(self) -> set[Ticket]:
-        return self.shared | self.exclusive
+    def add(self, ticket: Ticket, exclusive: bool) -> None:
+        """One more, which waits for those before it."""
+        if exclusive:
+            self.exclusive.add(ticket)
+            self._last, self._since = ticket, set()
+        else:
+            self.shared.add(ticket)
+            self._since.add(ticket)
+
+    def discard(self, ticket: Ticket, exclusive: bool) -> None:
+        """It is finished."""
+        if not exclusive:
+            self.shared.discard(ticket)
+            self._since.discard(ticket)
+            return
+        self.exclusive.discard(ticket)
+        if ticket is self._last:
+            self._last = None
+
+    def conflicts(self, exclusive: bool, chained: bool) -> set[Ticket]:
+        """Those that another one conflicts with; if `chained`, without those that these wait for."""
+        if chained and self._last is not None:
+            return {self._last, *self._since} if exclusive else {self._last}
+        return self.shared | self.exclusive if exclusive else self.exclusive
+
+
+def _block(waiting: Ticket, blocker: Ticket) -> None:
+    blocker.blocked.append(waiting)
+    waiting.blockers += 1
 
 
 def _parents(path: str) -> Iterable[str]:

@@ -26,6 +26,9 @@ from typing import Any, Protocol
 from execserver.rpc.repeats import HEAD, MAX_MESSAGE_BYTES, MAX_REMEMBERED, Repeats
 from execserver.telemetry.measures import RequestCounts, measures
 
+MOST_AT_ONCE = 512
+"""Messages that are answered before the connection looks whether its turn is over."""
+
 FLUSH_BYTES = 4096
 """Answers that are handed to the channel together: what an outbox lets leave early at first."""
 
@@ -75,7 +78,7 @@ class QuickAnswers:
         """Answer messages from `position` on, up to the first one that is none of these.
 
         Returns:
-            The position of that one; `len(messages)` if there is none.
+            The position behind the last one that was answered, of at most `MOST_AT_ONCE`.
         """
         begins, prepared = HEAD.match, self._prepared
         answers: list[bytes] = []
@@ -83,9 +86,8 @@ class QuickAnswers:
         asked = tail = b""
         counts = None
         began = perf_counter()
-        for number in range(
-            position, len(messages)
-        ):  # a slice would be another for each that is none of these
+        # A slice would be another one for each message that is none of these.
+        for number in range(position, min(len(messages), position + MOST_AT_ONCE)):
             message = messages[number]
             if message.__class__ is not bytes or len(message) > MAX_MESSAGE_BYTES:
                 break

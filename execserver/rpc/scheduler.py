@@ -128,7 +128,7 @@ class Scheduler:
         """Whether a request that has just come may not run at once."""
         if self._free_slots is not None:
             return True
-        return not self.order.empty and bool(self.order.conflicts(self._accesses.of(name, params)))
+        return not self.order.empty and self.order.must_wait(self._accesses.of(name, params))
 
     def enqueue(self, pending: Pending) -> None:
         """Let a request wait for its turn, which may be now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,10 +61,12 @@ def test_a_request_runs_exactly_when_no_earlier_unfinished_one_conflicts(
     while unfinished:
         runnable = [ticket for ticket in unfinished if ticket.ready]
         assert runnable, "something can always run"
-        done = data.draw(st.sampled_from(runnable))
+        # Now and then one is finished before its turn: a start that is cancelled.
+        done = data.draw(st.sampled_from(runnable) | st.sampled_from(unfinished))
         before = {id(ticket) for ticket in unfinished if ticket.ready}
-        freed = order.finish(done)
         unfinished.remove(done)
+        # One that was finished before its turn may be among those that are freed later: nobody knows it then.
+        freed = [ticket for ticket in order.finish(done) if ticket in unfinished]
         for ticket in unfinished:
             assert ticket.ready == should_run(ticket)
         now = {id(ticket) for ticket in unfinished if ticket.ready}
@@ -76,7 +80,7 @@ def test_nothing_is_remembered_of_finished_requests() -> None:
     order = RequestOrder()
     for path in PATHS:
         order.finish(order.add((Access(Mode.WRITE, path), Access(Mode.EXCLUSIVE, path))))
-    assert vars(order) == vars(RequestOrder())
+    assert vars(order) | {"_admitted": 0} == vars(RequestOrder())
 
 
 def test_ten_thousand_reads_of_one_path_are_not_compared_with_each_other() -> None:
@@ -88,3 +92,13 @@ def test_ten_thousand_reads_of_one_path_are_not_compared_with_each_other() -> No
     for ticket in tickets[:-1]:
         assert not order.finish(ticket)
     assert order.finish(tickets[-1]) == [write]
+
+
+def test_ten_thousand_writes_of_one_thing_are_a_chain() -> None:
+    order = RequestOrder()
+    accesses = (Access(Mode.SHARED, "p"), Access(Mode.EXCLUSIVE, "stdin"))
+    tickets = [order.add(accesses) for _ in range(10_000)]
+    assert [ticket.blockers for ticket in tickets] == [0] + [1] * 9_999
+    for ticket, following in itertools.pairwise(tickets):
+        assert order.must_wait(accesses)
+        assert order.finish(ticket) == [following]
