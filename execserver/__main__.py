@@ -80,7 +80,7 @@ def _serve(argv: list[str]) -> int:
 
         return serve(argv, first)
 
-    return run(argv, serve=serve)
+    return run(argv, serve=serve, answered=first is not None)
 
 
 def _asks_for_help(argv: list[str]) -> bool:

@@ -239,7 +239,7 @@ class Connection:
         if not self._turn_until:
             self._turn_until = perf_counter() + TURN_SECONDS
         while position < count and not (self._lost or self._channel.ended):
-            if self._resting or (position and perf_counter() > self._turn_until):
+            if self._resting or perf_counter() > self._turn_until:
                 self._rest()
                 self._backlog.extend(messages[position:])
                 return

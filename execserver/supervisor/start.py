@@ -32,12 +32,13 @@ class Launched:
     Args:
         command: what a server is spawned by.
         copy: whether the first server is to be a copy of this process. The copy finds `is_server` true.
+        needed: whether nothing but a copy will do.
 
     Raises:
-        OSError: there is no room for a copy.
+        OSError: there is no room for one that is needed.
     """
 
-    def __init__(self, command: Sequence[str], copy: bool) -> None:
+    def __init__(self, command: Sequence[str], copy: bool, needed: bool) -> None:
         """Take it all, and then begin the server, or it would inherit what is none of its business."""
         launch.close_inherited_descriptors()
         launch.enter_launch_folder()
@@ -48,15 +49,16 @@ class Launched:
         """Children that this process had before it became the supervisor (`helper & exec execserver`)."""
         self.nofile_soft = launch.raise_descriptor_limit()
         self.first: tuple[int, int] | None = None
-        """Pid and channel of the first server; None where it could not be spawned, which is tried again when
+        """Pid and channel of the first server; None where it could not be begun, which is tried again when
         everything else is ready, and said then."""
-        if copy:
-            self.first = spawning.fork(self.instance)
-            return
         try:
-            self.first = spawning.spawn(command, self.environment, self.instance)
+            if copy:
+                self.first = spawning.fork(self.instance)
+            else:
+                self.first = spawning.spawn(command, self.environment, self.instance)
         except OSError:
-            return
+            if needed:
+                raise
 
     @property
     def is_server(self) -> bool:
@@ -68,6 +70,7 @@ def run(
     argv: Sequence[str],
     server_command: Sequence[str] = SERVER_COMMAND,
     serve: Callable[[], int] | None = None,
+    answered: bool = False,
 ) -> int:
     """Run the service to its end.
 
@@ -75,6 +78,7 @@ def run(
         argv: what follows `serve` on the command line.
         server_command: program and first arguments of a server; `serve` and `argv` are added.
         serve: what a server does, if the first one is to be a copy of this process.
+        answered: whether a client was heard that only the copy knows of.
 
     Returns:
         The exit code, of the service or of the copy.
@@ -90,7 +94,7 @@ def run(
             launch.say(str(error))
             return error.exit_code
     try:
-        launched = Launched([*server_command, "serve", *argv], serve is not None)
+        launched = Launched([*server_command, "serve", *argv], serve is not None, answered)
     except OSError as error:
         launch.say(f"cannot start the server: {error}")
         return 1

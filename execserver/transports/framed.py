@@ -109,6 +109,7 @@ class FramedChannel(StreamChannel):
                 log.error("the first request has another answer now", peer=self.peer)
                 self.abort()
                 return
+            self._handler.batch_ended()
             measures.sent(len(answer))
         if received:
             self.greet(received)

@@ -118,7 +118,7 @@ def answered_at_once(waiting: bytes, folder: Path, *arguments: str, **env: str) 
         "    first = answer(environment)\n"
         "    os.write(2, first.rest if first else b'')\n"
         "first_answer.answer_first = answer_first\n"
-        "start.run = lambda argv, serve: 0\n"
+        "start.run = lambda argv, serve, answered: 0\n"
         "__main__.main()"
     )
     done = subprocess.run(
