@@ -1,0 +1,110 @@
+"""Who sends thousands of requests at once is served in turns, in order, and each once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from execserver.rpc import connection as connections
+from execserver.rpc.connection import Connection
+from execserver.rpc.handlers import Caller
+
+CALL = b'{"id":%d,"method":"environment/status","params":{}}'
+
+
+class Channel:
+    """A peer that takes everything at once, and says how reading was paused."""
+
+    peer = "test"
+    kind = "unix"
+    peer_proof = None
+    parse_error_prefix = ""
+    max_reply_bytes = None
+    utf8_is_fatal = False
+    presumed_standard = False
+    unsent = progress = 0
+    ended = False
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.paused = False
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        self.ids.append(json.loads(b"".join(parts))["id"])
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+def connect(channel: Channel) -> Connection:
+    def status(caller: Caller, params: Any) -> dict[str, str]:
+        return {"status": "ready"}
+
+    made = Connection(channel, {"environment/status": status}, None, lambda _: None)  # type: ignore[arg-type]
+    made._check_handshake = lambda method: None  # type: ignore[method-assign]  # of no interest here
+    return made
+
+
+@pytest.fixture
+def turns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is over with its first message."""
+    monkeypatch.setattr(connections, "TURN_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("turns_of_nothing")
+@pytest.mark.parametrize("by_one", [False, True])
+async def test_what_is_left_of_a_read_is_served_in_later_turns(by_one: bool) -> None:
+    channel = Channel()
+    connection = connect(channel)
+    messages = [CALL % number for number in range(50)]
+    for piece in [[message] for message in messages] if by_one else [messages]:
+        connection.messages_received(piece)
+    connection.batch_ended()
+    assert len(channel.ids) < 5
+    assert channel.paused, "what comes now would only be kept"
+
+    for _ in range(100):
+        before = len(channel.ids)
+        await asyncio.sleep(0)
+        assert len(channel.ids) - before < 5
+    assert channel.ids == list(range(50))
+    assert [channel.paused] == [False]
+
+
+async def test_a_turn_that_is_long_enough_serves_all() -> None:
+    channel = Channel()
+    connection = connect(channel)
+    connection.messages_received([CALL % number for number in range(5)])
+    connection.batch_ended()
+    assert (channel.ids, channel.paused) == (list(range(5)), False)
+
+
+@pytest.mark.usefixtures("turns_of_nothing")
+async def test_a_connection_that_ends_between_its_turns_is_served_no_more() -> None:
+    channel = Channel()
+    connection = connect(channel)
+    connection.messages_received([CALL % number for number in range(50)])
+    served = len(channel.ids)
+    connection.connection_lost()
+    await asyncio.sleep(0.01)
+    assert len(channel.ids) == served
+
+
+@pytest.mark.usefixtures("turns_of_nothing")
+async def test_a_connection_has_not_answered_while_a_turn_is_to_come() -> None:
+    channel = Channel()
+    connection = connect(channel)
+    connection.messages_received([CALL % number for number in range(10)])
+    connection.drain()
+    assert not connection.has_answered
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert channel.ids == list(range(10))
+    assert [connection.has_answered] == [True]
