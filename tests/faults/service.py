@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.support.servers import is_server
+from tests.support.servers import is_server, is_spawned
 from tests.support.wire import (
     PATIENCE,
     Client,
@@ -140,7 +140,8 @@ class Service:
         while True:
             for pid in children(self.pid):
                 with contextlib.suppress(OSError):
-                    if pid != self.server_pid and is_server(pid, self.pid):
+                    # Not before it is a program of its own: until then it looks like its supervisor.
+                    if pid != self.server_pid and is_spawned(pid):
                         descriptor = os.pidfd_open(pid)
                         os.close(self._server)
                         self._server, self.server_pid = descriptor, pid

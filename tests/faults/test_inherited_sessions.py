@@ -35,7 +35,7 @@ def test_the_end_of_an_inherited_session_leaves_no_descriptor(serve: Serve) -> N
     service.successor()
     assert eventually(lambda: descriptors(service.server_pid)["anon_inode"] > before + 10, 5)
     with _slow_supervisor(service):
-        assert eventually(lambda: "session ended" in service.log, 5)
+        assert eventually(lambda: "session ended" in service.log, 5), service.log
     assert eventually(lambda: descriptors(service.server_pid)["anon_inode"] <= before, 5), (
         before,
         descriptors(service.server_pid),
@@ -56,7 +56,7 @@ def test_the_end_of_an_inherited_session_leaves_no_mount_point(serve: Serve, fol
     service.successor()
     assert eventually(lambda: service.log.count("ready") >= 2, 5)
     with _slow_supervisor(service):
-        assert eventually(lambda: "session ended" in service.log, 5)
+        assert eventually(lambda: "session ended" in service.log, 5), service.log
     assert eventually(lambda: not any(list(space.iterdir()) for space in spaces), 8), [
         list(space.iterdir()) for space in spaces
     ]

@@ -12,5 +12,14 @@ def is_server(pid: int, supervisor: int) -> bool:
     Raises:
         OSError: there is no such process (any more).
     """
-    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b"execserver.cli" in command or command == Path(f"/proc/{supervisor}/cmdline").read_bytes()
+    same = Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{supervisor}/cmdline").read_bytes()
+    return same or is_spawned(pid)
+
+
+def is_spawned(pid: int) -> bool:
+    """Whether it is a server that is a program of its own.
+
+    Raises:
+        OSError: there is no such process (any more).
+    """
+    return b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()

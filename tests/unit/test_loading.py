@@ -21,7 +21,7 @@ def lend():
     yield
 
 def decode():
-    return decode_params(METHODS["process/write"], {"processId": "p", "chunk": "aGk=", "writeId": "1"})
+    return decode_params(METHODS["process/terminate"], {"processId": "p"})
 
 held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(8))
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
