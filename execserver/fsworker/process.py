@@ -53,10 +53,21 @@ class WorkerProcess:
         self._released = False
 
     def kill(self) -> None:
-        """SIGKILL it; no error if it has ended."""
+        """SIGKILL it and what it has started; no error if it has ended."""
         if not self._released:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        """Kill what the process has started, if it is not reaped: until then the group's number is ours.
+
+        Bubblewrap's inner process waits for the outer one before it has itself end with it: if the outer one
+        is killed just then, it would wait for ever.
+        """
+        with suppress(ChildProcessError, ProcessLookupError, PermissionError):
+            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is
+            os.killpg(self.pid, signal.SIGKILL)
 
     def complaint(self) -> str:
         """What the process wrote to its standard error, the end of it; empty when nothing."""
@@ -71,6 +82,7 @@ class WorkerProcess:
         if self._released:
             return
         self._released = True
+        self._kill_group()
         with suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         self.socket.close()

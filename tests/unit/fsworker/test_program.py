@@ -3,6 +3,7 @@ from __future__ import annotations
 import marshal
 import os
 import select
+import signal
 import socket
 import sys
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 from execserver.fsworker import bundle
 from execserver.fsworker.interpreter import command, interpreter_paths
 from execserver.fsworker.process import WorkerProcess, spawn
+from tests.faults.service import eventually
 
 _REPOSITORY = Path(__file__).parents[3]
 
@@ -94,6 +96,24 @@ def test_what_a_launcher_says_is_kept_for_the_error() -> None:
     process.release()
     process.kill()
     assert process.complaint() == ""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_a_launcher_leaves_in_its_group_ends_with_it(killed: bool) -> None:
+    """As bubblewrap's inner process, which waits for ever for an outer one that was killed too early."""
+    process = spawn(["/bin/sh", "-c", "sleep 600 & echo $! >&2; read line; exit 0"])
+    try:
+        assert eventually(lambda: process.complaint() != "", 30)
+        inner = os.pidfd_open(int(process.complaint()))
+        if killed:
+            process.kill()
+        else:  # by somebody else
+            os.kill(process.pid, signal.SIGKILL)
+        assert _ended(process)
+    finally:
+        process.release()
+    assert select.select([inner], [], [], 30)[0]
+    os.close(inner)
 
 
 def test_a_program_that_is_missing_is_an_error_and_leaves_no_descriptor() -> None:
