@@ -10,6 +10,7 @@ import pwd
 
 from execserver import __version__
 from execserver.protocol.path_text import escaped_uri
+from execserver.supervisor.environment import initial_environment
 
 TYPE_CHECKING = False  # `typing` takes longer than all of this
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class Host:
             self.cwd = os.getcwd()
         except FileNotFoundError:
             self.cwd = "/"
-        self.environment = environment = _initial_environment()
+        self.environment = environment = {
+            os.fsdecode(name): os.fsdecode(value) for name, value in initial_environment().items()
+        }
         try:
             account = pwd.getpwuid(os.getuid())
             self.shell, home = account.pw_shell or "/bin/sh", account.pw_dir
@@ -97,14 +100,3 @@ class Host:
             "tempDir": escaped_uri(self.temp),
             "capabilities": capabilities,
         }
-
-
-def _initial_environment() -> dict[str, str]:
-    with open("/proc/self/environ", "rb") as file:
-        entries = file.read().split(b"\0")
-    environment: dict[str, str] = {}
-    for entry in entries:
-        name, equals, value = entry.partition(b"=")
-        if name and equals:  # as `supervisor/launch.py`, which makes the environment of all other servers
-            environment.setdefault(os.fsdecode(name), os.fsdecode(value))
-    return environment

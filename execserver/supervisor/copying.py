@@ -7,9 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-SERVICE_MANAGER_PREFIXES = (b"LISTEN_", b"WATCHDOG_", b"NOTIFY_SOCKET")
-"""sd_listen_fds(3), sd_watchdog_enabled(3), sd_notify(3): what only the supervisor answers."""
-
+from execserver.supervisor.environment import SERVICE_MANAGER_PREFIXES
 
 _OF_IMAGES = (b"PYTHON_VERSION", b"PYTHON_SHA256", b"PYTHON_PIP_", b"PYTHON_GET_PIP_", b"PYTHON_SETUPTOOLS_")
 """What images of containers have, and what tells an interpreter nothing."""

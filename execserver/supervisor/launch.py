@@ -9,7 +9,6 @@ import select
 import sys
 
 from execserver.membership import children_of
-from execserver.supervisor.copying import SERVICE_MANAGER_PREFIXES
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 
@@ -31,24 +30,6 @@ def close_inherited_descriptors() -> None:
                 os.close(descriptor)
         except OSError:
             continue  # the listing's own descriptor, closed by now
-
-
-def initial_environment() -> dict[bytes, bytes]:
-    """The environment as the launcher gave it: Python itself may have added LC_CTYPE since.
-
-    Without what a service manager told this process: only we answer it.
-    """
-    try:
-        with open("/proc/self/environ", "rb") as file:
-            entries = file.read().split(b"\0")
-    except OSError:  # hidden, for instance after a change of user
-        entries = [name + b"=" + value for name, value in os.environb.items()]
-    environment: dict[bytes, bytes] = {}
-    for entry in entries:
-        name, equals, value = entry.partition(b"=")
-        if name and equals and not name.startswith(SERVICE_MANAGER_PREFIXES):
-            environment.setdefault(name, value)  # of duplicates getenv(3) takes the first
-    return environment
 
 
 def enter_launch_folder() -> None:

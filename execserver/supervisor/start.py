@@ -14,6 +14,7 @@ import sys
 
 from execserver import membership
 from execserver.supervisor import launch, spawning
+from execserver.supervisor.environment import initial_environment
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Launched:
         launch.close_inherited_descriptors()
         launch.enter_launch_folder()
         self.command = command
-        self.environment: Mapping[bytes, bytes] = launch.initial_environment()
+        self.environment: Mapping[bytes, bytes] = initial_environment()
         self.instance = membership.new_instance()
         self.strangers = launch.present_children()
         """Children that this process had before it became the supervisor (`helper & exec execserver`)."""

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conformance.endpoint import Endpoint
 from tests.conformance.test_sessions import resume
-from tests.support.servers import is_server
+from tests.support.servers import server_of
 from tests.support.wire import PATIENCE, Json, Process, decode, path_uri, wait_gone, wait_state
 
 MIB = 1 << 20
@@ -23,15 +23,7 @@ MIB = 1 << 20
 
 def server_pid(endpoint: Endpoint) -> int:
     """The server below the supervisor, which has commands for children too once a server died."""
-    supervisor = endpoint.server.pid
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
-            with contextlib.suppress(OSError):
-                if is_server(int(pid), supervisor):
-                    return int(pid)
-        threading.Event().wait(0.01)
-    raise AssertionError("the supervisor has no server")
+    return server_of(endpoint.server.pid, PATIENCE)
 
 
 def kill_server(endpoint: Endpoint) -> None:

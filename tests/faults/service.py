@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.support.servers import is_server, is_spawned
+from tests.support.servers import is_spawned, server_of
 from tests.support.wire import (
     PATIENCE,
     Client,
@@ -104,7 +104,7 @@ class Service:
         self._clients: list[Client] = []
         try:
             self._wait_until_ready()
-            self.server_pid = self._find_server()
+            self.server_pid = server_of(self.pid, PATIENCE)
         except BaseException:
             self.process.kill()
             self.process.communicate()
@@ -118,16 +118,6 @@ class Service:
             assert self.process.stdout is not None
             self.url = self.process.stdout.readline().decode().strip()
             assert self.url, self.log
-
-    def _find_server(self) -> int:
-        """Over stdio the first request may be answered before there is a server."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            for pid in children(self.pid):
-                if is_server(pid, self.pid):
-                    return pid
-            time.sleep(0.002)
-        raise AssertionError(f"no server below {self.pid}: {self.log}")
 
     def successor(self, within: float = PATIENCE) -> int:
         """Wait until another server than the last known one is there, and mean that one from now on; its pid.

@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from uuid import UUID
 import pytest
 
 from tests.faults.service import Service, eventually
-from tests.support.servers import is_server
+from tests.support.servers import server_of
 from tests.support.wire import PATIENCE, alive, wait_gone
 
 EXECSERVER = str(Path(sys.executable).with_name("execserver"))
@@ -73,13 +72,7 @@ class Daemon:
     @property
     def server(self) -> int:
         """The process id of the server."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            for pid in map(int, children.read_text().split()):
-                if is_server(pid, self.pid):
-                    return pid
-        raise AssertionError("no server")
+        return server_of(self.pid, PATIENCE)
 
     def end(self) -> int:
         """The end of the input; the exit status."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.interop.stock_turns import server_below
+from tests.support.servers import server_of
 
 TICKS = 10
 LEGIBLE = (b"process/start", b'"argv"', b"sessionId", b"resumeSessionId", b"processId")
@@ -203,12 +203,12 @@ def interrupted_scenarios(scenarios: Any, passed: list[Passed], supervisor: int)
             self.killed = 0
 
         def interrupt(self, ctx: Any) -> None:
-            self.killed = server_below(supervisor)
+            self.killed = server_of(supervisor, 10)
             os.kill(self.killed, signal.SIGKILL)
 
         def check(self, ctx: Any, c: Any) -> None:
             super().check(ctx, c)
-            c("another server runs now", self.killed not in (0, server_below(supervisor)), str(self.killed))
+            c("another server runs now", self.killed not in (0, server_of(supervisor, 10)), str(self.killed))
 
     return {"relay_cut": RelayCut, "relay_kill": RelayKill}
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.servers import is_server
+from tests.support.servers import server_of
 
 SAID = "hello over http"
 TICKS = 14
@@ -91,7 +91,7 @@ def _kill_server(scenarios: Any) -> Any:
                 return
             for _ in range(2):
                 time.sleep(1.2)
-                pid = server_below(ctx.server.pid)
+                pid = server_of(ctx.server.pid, 10)
                 os.kill(pid, signal.SIGKILL)
                 self.killed.append(pid)
                 time.sleep(1)
@@ -111,20 +111,6 @@ def _kill_server(scenarios: Any) -> Any:
             c("the session was resumed", len(sessions) >= 3 and all(sessions[1:]), str(sessions))
 
     return KillServer
-
-
-def server_below(supervisor: int) -> int:
-    """The server, which has commands beside it once another one died."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
-            try:
-                if is_server(int(pid), supervisor):
-                    return int(pid)
-            except OSError:
-                continue
-        time.sleep(0.01)
-    raise AssertionError("the supervisor has no server")
 
 
 def _messages(ctx: Any) -> list[dict[str, Any]]:

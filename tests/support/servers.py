@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
+
+
+def server_of(supervisor: int, within: float) -> int:
+    """The server below a supervisor, which has commands beside it once another server died. Over stdio the
+    first request may be answered before there is one.
+
+    Raises:
+        AssertionError: there is none in time.
+    """
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        for pid in map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()):
+            with contextlib.suppress(OSError):
+                if is_server(pid, supervisor):
+                    return pid
+        time.sleep(0.002)
+    raise AssertionError(f"no server below {supervisor}")
 
 
 def is_server(pid: int, supervisor: int) -> bool:
