@@ -303,7 +303,7 @@ class Server:
         self._host = host
         self._credentials = credentials
         self._sandboxes = Sandboxes(config.sandboxes, own, host.environment)
-        self._quick = QuickAnswers({}, repeats)
+        self._quick = QuickAnswers(repeats)
         self._reloads: set[asyncio.Task[None]] = set()
         self._stop_requested = asyncio.Event()
         self._stopping = False

@@ -60,6 +60,9 @@ class Channel(Protocol):
     def send_all(self, messages: Sequence[bytes]) -> None:
         """Queue several small messages, as `send` would one after the other."""
 
+    def hasten(self) -> None:
+        """Let what was sent since the read leave now, if it can, not with the answers to the rest of it."""
+
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later; other messages wait until it is closed.
         Only one stream is open at a time: the caller keeps to that.

@@ -12,7 +12,7 @@ Rules kept in this file:
    no future, no bookkeeping. Only what has to wait gets a ticket in the `RequestOrder`.
 3. Nothing grows without bound for a peer that does not read: above `MAX_UNSENT_BYTES` of unsent
    replies, or `MAX_PENDING_BYTES` of unfinished requests, nothing more is admitted.
-4. A waiting `process/read` holds nothing up: it has no ticket.
+4. A waiting `process/read` holds nothing up: it has no ticket, and what needs but a look overtakes it.
 5. Who sends a thousand messages at once gets `TURN_SECONDS` at a time: then others have their turn.
 """
 
@@ -85,7 +85,7 @@ T = TypeVar("T", bound=Closable)
 _RAW = frozenset({dict, list, str, int, float, bool, type(None)})
 """What JSON is decoded to. Anything else is what a message meant that came before."""
 
-NO_QUICK_ANSWERS = QuickAnswers({}, repeats)
+NO_QUICK_ANSWERS = QuickAnswers(repeats)
 
 _connection_numbers = itertools.count(1)
 
@@ -248,6 +248,11 @@ class Connection:
                 answered = self._quick.answer(messages, position, self, self._channel)
                 if answered > position:
                     position = answered
+                    continue
+                if position + 1 < count and not self._strict and self._quick.may_be_overtaken(message):
+                    position = self._quick.answer(messages, position + 1, self, self._channel)
+                    self._channel.hasten()
+                    self._receive(message)
                     continue
             position += 1
             if self._backlog or self._must_wait():
@@ -436,7 +441,7 @@ class Connection:
         self._settle()
 
     def _settle(self) -> None:
-        """Do everything that something just finished has made possible. One loop, however long
+        """Do everything that something just finished has made possible, in turns. One loop, however long
         the chain: a request that is answered at once finishes inside it.
         """
         if self._settling or self._lost:
@@ -444,19 +449,18 @@ class Connection:
         self._settling = True
         until = 0.0
         try:
-            while not self._lost:
-                if self._schedule.step():
-                    continue
-                if not self._backlog or self._must_wait():
-                    break
-                self._receive(self._backlog.popleft())
+            while not (self._lost or self._resting):
+                if not self._schedule.step():
+                    if not self._backlog or self._must_wait():
+                        break
+                    self._receive(self._backlog.popleft())
                 now = perf_counter()
                 until = until or now + TURN_SECONDS
                 if now > until:
                     self._rest()
         finally:
             self._settling = False
-        if self._backlog or self._lost:
+        if self._backlog or self._lost or self._resting:
             return
         if self._framing_fault is not None:
             self._dialect.refuse_framing(self._framing_fault)

@@ -61,17 +61,16 @@ class QuickAnswers:
     """The prepared answers of a daemon.
 
     Args:
-        preparers: for the methods that can be answered so.
         repeats: what has come before.
     """
 
-    def __init__(self, preparers: Preparers, repeats: Repeats) -> None:
-        self._preparers = dict(preparers)
+    def __init__(self, repeats: Repeats) -> None:
+        self._preparers: dict[str, Prepare] = {}
         self._repeats = repeats
         self._prepared: dict[bytes, tuple[Answerer, RequestCounts]] = {}
 
     def add(self, preparers: Preparers) -> None:
-        """Answer these methods, too, from now on: their handlers are there."""
+        """Answer these methods from now on: their handlers are there."""
         self._preparers.update(preparers)
 
     def answer(self, messages: Sequence[bytes | bytearray], position: int, asker: Asker, sink: Sink) -> int:
@@ -116,6 +115,16 @@ class QuickAnswers:
         if answers:
             sink.send_all(answers)
         return position + len(answers)
+
+    def may_be_overtaken(self, message: bytes | bytearray) -> bool:
+        """Whether a message is a `process/read` that may wait, and valid: it came before. Who asks something
+        small behind one gets that first. To let a request wait takes long, to answer that does not.
+        """
+        if message.__class__ is not bytes or len(message) > MAX_MESSAGE_BYTES:
+            return False
+        head = HEAD.match(message)
+        known = head and self._repeats.known(message[head.end(1) :])
+        return bool(known and getattr(known[1], "wait_ms", None))
 
     def _prepare(self, rest: bytes) -> tuple[Answerer, RequestCounts] | None:
         known = self._repeats.known(rest)

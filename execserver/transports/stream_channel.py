@@ -91,6 +91,10 @@ class StreamChannel:
         """Queue several small messages."""
         raise NotImplementedError
 
+    def hasten(self) -> None:
+        """Let what is queued leave now."""
+        self._outbox.hasten()
+
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         raise NotImplementedError

@@ -42,6 +42,28 @@ def test_long_poll_delays_nothing(client: Client) -> None:
 
 @pytest.mark.everywhere
 @pytest.mark.statement("S4")
+def test_what_is_sent_together_with_a_long_poll_is_answered_at_once(client: Client) -> None:
+    process = client.start("/bin/cat", pipeStdin=True)
+    poll: tuple[str, Json] = ("process/read", {"processId": process.id, "waitMs": 60_000})
+    polls, others = [], []
+    for _ in range(6):  # what comes again goes another way
+        numbers = client.pipeline(poll, STATUS, ("fs/getMetadata", {"path": "file:///"}), poll, STATUS)
+        with at_most(5):
+            assert client.result(numbers[2])["isDirectory"]
+            for number in (numbers[1], numbers[4]):
+                assert client.result(number)["status"] == "ready"
+        others += [numbers[1], numbers[2], numbers[4]]
+        polls += [numbers[0], numbers[3]]
+    assert not any(client.answered(number) for number in polls)
+    assert process.write("news", "1") == "accepted"
+    for number in polls:
+        assert decode(client.result(number)["chunks"][0]["chunk"]) == b"news"
+    ids = [message["id"] for message in client.received if "id" in message]
+    assert [ids.count(number) for number in (*polls, *others)] == [1] * 30
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("S4")
 def test_terminate_and_signal_pass_a_long_poll(client: Client) -> None:
     process = client.shell("trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done")
     process.wait_output(b"ready\n")

@@ -15,6 +15,8 @@ INFO = b'{"id":%d,"method":"environment/info"}'
 STATUS = b'{"id":%d,"method":"environment/status"}'
 PATH = b'{"id":%d,"method":"fs/getMetadata","params":{"path":"file:///%d"}}'
 
+READ = b'{"id":%d,"method":"process/read","params":{"processId":"p"%b}}'
+
 
 class Peer:
     """Asks, and keeps what it is sent."""
@@ -40,7 +42,8 @@ class Quick(QuickAnswers):
         repeats = Repeats()
         for message in known * 2:
             repeats.find(message)
-        super().__init__({"environment/info": lambda _: self.look, "fs/getMetadata": self.prepare}, repeats)
+        super().__init__(repeats)
+        self.add({"environment/info": lambda _: self.look, "fs/getMetadata": self.prepare})
         self.prepares: Answerer | None = self.look
 
     def look(self, _: object) -> bytes | None:
@@ -109,6 +112,29 @@ def test_what_a_look_does_not_want_to_say_is_left_to_the_long_way() -> None:
 
     quick.gives = b"%d"
     assert quick.ask(INFO % 1, INFO % 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "waits"),
+    [
+        (READ % (3, b',"waitMs":5'), True),
+        (READ % (3, b',"waitMs":0'), False),
+        (READ % (3, b""), False),
+        (READ % (3, b',"waitMs":6'), False),  # never seen
+        (READ % (3, b',"waitMs":-1'), False),  # not valid
+        (INFO % 3, False),
+        (bytearray(READ % (3, b',"waitMs":5')), False),
+        (b" " + READ % (3, b',"waitMs":5'), False),
+        (b"", False),
+    ],
+)
+def test_what_needs_but_a_look_may_overtake_a_read_that_waits_and_nothing_else(
+    message: bytes | bytearray, waits: bool
+) -> None:
+    waiting = [READ % (1, b',"waitMs":%d' % wait) for wait in (5, 0, -1)]
+    quick = Quick(INFO % 1, READ % (1, b""), *waiting)
+
+    assert quick.may_be_overtaken(message) == waits
 
 
 def test_parameters_that_nothing_can_be_prepared_for_are_left_to_the_long_way() -> None:

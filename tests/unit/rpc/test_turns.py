@@ -15,6 +15,8 @@ from execserver.rpc.handlers import Caller
 
 CALL = b'{"id":%d,"method":"environment/status","params":{}}'
 
+WRITE = b'{"id":%d,"method":"process/write","params":{"processId":"p","chunk":"","writeId":"%d"}}'
+
 
 class Channel:
     """A peer that takes everything at once, and says how reading was paused."""
@@ -84,6 +86,34 @@ async def test_a_turn_that_is_long_enough_serves_all() -> None:
     connection.messages_received([CALL % number for number in range(5)])
     connection.batch_ended()
     assert (channel.ids, channel.paused) == (list(range(5)), False)
+
+
+@pytest.mark.usefixtures("turns_of_nothing")
+async def test_what_waited_for_one_request_is_served_in_turns_when_that_is_answered() -> None:
+    channel = Channel()
+    connection = connect(channel)
+    gate = asyncio.Event()
+
+    async def first() -> dict[str, str]:
+        await gate.wait()
+        return {}
+
+    connection._handlers = {
+        "process/write": lambda _, params: first() if params.write_id == "0" else {},
+    }
+    for number in range(50):
+        connection.messages_received([WRITE % (number, number)])
+        connection.batch_ended()
+        await asyncio.sleep(0)
+    assert (channel.ids, channel.paused) == ([], False)
+
+    gate.set()
+    for _ in range(100):
+        before = len(channel.ids)
+        await asyncio.sleep(0)
+        assert len(channel.ids) - before < 5
+    assert channel.ids == list(range(50))
+    assert [channel.paused] == [False]
 
 
 @pytest.mark.usefixtures("turns_of_nothing")
