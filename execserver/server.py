@@ -179,10 +179,16 @@ def load_the_rest() -> None:
         OSError: there is no descriptor for it.
         ImportError: the installation is broken.
     """
-    LOADER.load_without_spares(logs.begin)
-    load_deferred()
-    LOADER.load_without_spares(lambda: import_module("execserver.rpc.validation"))  # pydantic
-    LOADER.load_without_spares(load_shapes)
+    # The loop waits for the interpreter as long as this says, after each of its system calls.
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(100e-6)
+    try:
+        LOADER.load_without_spares(logs.begin)
+        load_deferred()
+        LOADER.load_without_spares(lambda: import_module("execserver.rpc.validation"))  # pydantic
+        LOADER.load_without_spares(load_shapes)
+    finally:
+        sys.setswitchinterval(usual)
     gc.freeze()  # as `Server._freeze_heap`
 
 

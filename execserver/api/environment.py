@@ -29,9 +29,9 @@ _STATUS = b'{"status":"ready"}'
 
 def preparers(host: Host) -> Preparers:
     """What the daemon is, for those that ask again and again."""
+    plain, extended = _infos(host)
 
     def prepare_info(_: NoParams) -> Answerer:
-        plain, extended = _infos(host)
         return lambda asker: extended if asker.extensions else plain
 
     return {"environment/info": prepare_info, "environment/status": lambda _: lambda _: _STATUS}

@@ -166,6 +166,9 @@ class RelayChannel:
     def hasten(self) -> None:
         """A no-op: the socket belongs to all clients of the relay."""
 
+    def look(self) -> None:
+        """A no-op: the socket belongs to all clients of the relay."""
+
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         assert not self._streaming, "one stream at a time"

@@ -63,6 +63,9 @@ class Channel(Protocol):
     def hasten(self) -> None:
         """Let what was sent since the read leave now, if it can, not with the answers to the rest of it."""
 
+    def look(self) -> None:
+        """Send what is queued and read what has come, without waiting for the loop, if that can be."""
+
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later; other messages wait until it is closed.
         Only one stream is open at a time: the caller keeps to that.

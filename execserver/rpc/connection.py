@@ -44,7 +44,7 @@ from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.lean import LeanDialect
 from execserver.rpc.next_poll import NextPoll
 from execserver.rpc.params import decode_params
-from execserver.rpc.quick_answers import QuickAnswers
+from execserver.rpc.quick_answers import QuickAnswers, may_be_overtaken
 from execserver.rpc.repeats import HEAD, repeats
 from execserver.rpc.room import MAX_UNSENT_BYTES, Room
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
@@ -132,7 +132,7 @@ class Connection:
         self._backlog: deque[bytes | bytearray] = deque()
         """Messages that are not admitted yet."""
         self._reads = 0
-        """Reads of the transport that brought messages."""
+        """How often messages came."""
         self._turn_until = 0.0
         """When the turn ends that began with the first message of this read; 0 before it."""
         self._resting = False
@@ -205,7 +205,7 @@ class Connection:
     def expect_next_poll(self) -> None:
         """A long poll is about to be answered."""
         if self._next_poll is None:
-            self._next_poll = NextPoll(lambda: self._reads)
+            self._next_poll = NextPoll(self._channel.look, lambda: self._reads)
         self._next_poll.answered()
 
     def probe(self, timeout: float) -> None:
@@ -235,6 +235,7 @@ class Connection:
 
     def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
         """Messages, in the order of arrival."""
+        self._reads += 1
         position, count = 0, len(messages)
         if not self._turn_until:
             self._turn_until = perf_counter() + TURN_SECONDS
@@ -245,14 +246,14 @@ class Connection:
                 return
             message = messages[position]
             if self._answers_quickly and HEAD.match(message) and self._nothing_waits():
-                answered = self._quick.answer(messages, position, self, self._channel)
-                if answered > position:
-                    position = answered
-                    continue
-                if position + 1 < count and not self._strict and self._quick.may_be_overtaken(message):
+                if position + 1 < count and not self._strict and may_be_overtaken(message):
                     position = self._quick.answer(messages, position + 1, self, self._channel)
                     self._channel.hasten()
                     self._receive(message)
+                    continue
+                answered = self._quick.answer(messages, position, self, self._channel)
+                if answered > position:
+                    position = answered
                     continue
             position += 1
             if self._backlog or self._must_wait():
@@ -269,7 +270,6 @@ class Connection:
 
     def batch_ended(self) -> None:
         """What one read brought has been delivered."""
-        self._reads += 1
         self._turn_until = 0.0
         if not self._paused and (self._backlog or self._must_wait()):
             self._paused = True
@@ -427,8 +427,15 @@ class Connection:
         )
 
     def _nothing_waits(self) -> bool:
-        """Whether a request that comes now would run now, whatever it is."""
-        return self._schedule.is_free and not self._backlog and not self._must_wait()
+        """Whether a request that comes now would run now, whatever it is. In one piece: every call costs."""
+        schedule = self._schedule
+        return (
+            schedule.is_free
+            and schedule.held_bytes <= MAX_PENDING_BYTES
+            and self._channel.unsent <= MAX_UNSENT_BYTES
+            and not (self._backlog or self._blocked or self._resting)
+            and not (self._strict and schedule.unfinished)
+        )
 
     def _rest(self) -> None:
         """Admit nothing more in this turn of the loop."""

@@ -19,6 +19,7 @@ Rules kept in this file:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Protocol
@@ -31,6 +32,15 @@ MOST_AT_ONCE = 512
 
 FLUSH_BYTES = 4096
 """Answers that are handed to the channel together: what an outbox lets leave early at first."""
+
+_NUMBER = rb"(?:0|[1-9][0-9]{0,17})"
+
+POLL = re.compile(
+    rb'\{"id":%(n)b,"method":"process/read","params":\{"processId":"[ !#-\[\]-~]{1,128}"'
+    rb'(?:,"afterSeq":(?:null|%(n)b))?(?:,"maxBytes":(?:null|%(n)b))?,"waitMs":[1-9][0-9]{0,17}\}\}'
+    % {b"n": _NUMBER}
+)
+"""How agents write a `process/read` that waits; the handler has nothing to refuse in it but its process."""
 
 
 class Asker(Protocol):
@@ -116,16 +126,6 @@ class QuickAnswers:
             sink.send_all(answers)
         return position + len(answers)
 
-    def may_be_overtaken(self, message: bytes | bytearray) -> bool:
-        """Whether a message is a `process/read` that may wait, and valid: it came before. Who asks something
-        small behind one gets that first. To let a request wait takes long, to answer that does not.
-        """
-        if message.__class__ is not bytes or len(message) > MAX_MESSAGE_BYTES:
-            return False
-        head = HEAD.match(message)
-        known = head and self._repeats.known(message[head.end(1) :])
-        return bool(known and getattr(known[1], "wait_ms", None))
-
     def _prepare(self, rest: bytes) -> tuple[Answerer, RequestCounts] | None:
         known = self._repeats.known(rest)
         if known is None:
@@ -146,3 +146,10 @@ def _count(counts: RequestCounts, alike: int, began: float) -> float:
     now = perf_counter()
     counts.add_alike(alike, now - began)
     return now
+
+
+def may_be_overtaken(message: bytes | bytearray) -> bool:
+    """Whether a message is a `process/read` that may wait, and valid. Who asks something small behind one
+    gets that first: to let a request wait takes long, to answer that does not.
+    """
+    return POLL.fullmatch(message) is not None

@@ -17,7 +17,7 @@ from execserver.protocol.errors import InvalidParams
 from execserver.protocol.methods import METHODS
 from execserver.rpc import envelope
 from execserver.rpc.envelope import ParseError, Request
-from execserver.rpc.params import decode_params
+from execserver.rpc.params import NOTHING, decode_params
 
 if TYPE_CHECKING:
     from execserver.protocol.model import Params
@@ -48,12 +48,19 @@ HEAD = re.compile(
 )
 """How a message begins that may be remembered; the first group is its id, written as an answer has it."""
 
+_ASKED_ALIKE = {
+    b',"method":"%b"%b}' % (name.encode(), params): (name, NOTHING)
+    for name in ("environment/info", "environment/status")
+    for params in (b"", b',"params":null', b',"params":{}')
+}
+"""What everybody asks in the same words is remembered before it comes."""
+
 
 class Repeats:
     """What is remembered. All is decided by the text: one for the whole daemon will do."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[str, Params]] = {}
+        self._known: dict[bytes, tuple[str, Params]] = dict(_ASKED_ALIKE)
         self._once: set[bytes] = set()
 
     def find(self, message: bytes) -> tuple[int, str, Params] | None:
@@ -95,7 +102,7 @@ class Repeats:
         except (ParseError, InvalidParams):
             return  # whoever decodes it again says so
         if len(self._known) >= MAX_REMEMBERED:
-            self._known.clear()
+            self._known = dict(_ASKED_ALIKE)
         self._known[rest] = request.method, params
 
 

@@ -95,6 +95,12 @@ class StreamChannel:
         """Let what is queued leave now."""
         self._outbox.hasten()
 
+    def look(self) -> None:
+        """Send what is queued and read what has come, without waiting for the loop."""
+        self._outbox.flush()
+        if self._watched:
+            self._readable()
+
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         raise NotImplementedError

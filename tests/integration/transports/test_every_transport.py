@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 
 import pytest
 
@@ -112,6 +113,41 @@ def test_nothing_is_delivered_while_reading_is_paused(server: Server) -> None:
 
     server.thread.call(server.handler().channel.resume_reading)
     assert peer.receive() == b"{3}"
+
+
+def test_a_look_sends_what_is_queued_and_reads_what_has_come(server: Server) -> None:
+    peer = server.connect()
+    peer.send(b"{0}")
+    assert peer.receive() == b"{0}"
+    handler = server.handler()
+    channel = handler.channel
+    handler.came.clear()
+
+    def look_around() -> tuple[int, int]:
+        """On the loop, which does nothing else meanwhile."""
+        channel.look()  # nothing has come
+        assert handler.messages == [b"{0}"]
+        channel.send([b"{answer}"])
+        assert channel.unsent
+        channel.look()
+        unsent = channel.unsent
+        assert peer.receive() == b"{answer}"
+        peer.send(b"{1}")
+        until = time.monotonic() + PATIENCE
+        while not handler.came.is_set() and time.monotonic() < until:
+            channel.look()
+        return unsent, len(handler.messages)
+
+    assert server.thread.call(look_around) == (0, 2)
+    assert peer.receive() == b"{1}"
+
+    server.thread.call(channel.pause_reading)
+    peer.send(b"{2}")
+    for _ in range(50):
+        server.thread.call(channel.look)
+    assert handler.messages == [b"{0}", b"{1}"]
+    server.thread.call(channel.resume_reading)
+    assert peer.receive() == b"{2}"
 
 
 def test_unsent_bytes_are_counted_until_the_peer_takes_them(server: Server) -> None:

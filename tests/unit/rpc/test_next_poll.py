@@ -31,19 +31,19 @@ class Client:
         self.heard = 0
         self.turns = 0
         self.asks_after = 0
-        """Looks after which its next poll comes; 0 for never."""
-        self.next_poll = NextPoll(self._look)
+        """Which look finds its next poll; 0 for none."""
+        self.next_poll = NextPoll(self._look, lambda: self.heard)
 
-    def _look(self) -> int:
+    def _look(self) -> None:
         self.turns += 1
         if self.turns == self.asks_after:
             self.heard += 1
-        return self.heard
 
     async def answer(self) -> bool:
         """Answer a poll; whether the loop stayed awake for the next one."""
         self.turns = 0
         self.next_poll.answered()
+        await asyncio.sleep(0)
         awake = self.turns > 0
         before = -1
         while before != self.turns:

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from execserver.rpc.quick_answers import FLUSH_BYTES, Answerer, QuickAnswers
+from execserver.protocol.methods import METHODS
+from execserver.rpc import envelope
+from execserver.rpc.params import decode_params
+from execserver.rpc.quick_answers import FLUSH_BYTES, POLL, Answerer, QuickAnswers, may_be_overtaken
 from execserver.rpc.repeats import MAX_MESSAGE_BYTES, MAX_REMEMBERED, Repeats
 from execserver.telemetry import measures as counting
 
@@ -120,10 +125,15 @@ def test_what_a_look_does_not_want_to_say_is_left_to_the_long_way() -> None:
         (READ % (3, b',"waitMs":5'), True),
         (READ % (3, b',"waitMs":0'), False),
         (READ % (3, b""), False),
-        (READ % (3, b',"waitMs":6'), False),  # never seen
-        (READ % (3, b',"waitMs":-1'), False),  # not valid
+        (READ % (3, b',"afterSeq":7,"maxBytes":null,"waitMs":60000'), True),
+        (READ % (3, b',"afterSeq":07,"waitMs":5'), False),
+        (READ % (3, b',"waitMs":-1'), False),
+        (READ % (3, b',"waitMs":5,"sessionId":"x"'), False),
+        (READ % (3, b',"waitMs":5') + b"x", False),
+        ((READ % (3, b',"waitMs":5')).replace(b'"p"', b'""'), False),
+        ((READ % (3, b',"waitMs":5')).replace(b'"p"', b'"\xff"'), False),
+        ((READ % (3, b',"waitMs":5')).replace(b'"p"', b'"\\q"'), False),
         (INFO % 3, False),
-        (bytearray(READ % (3, b',"waitMs":5')), False),
         (b" " + READ % (3, b',"waitMs":5'), False),
         (b"", False),
     ],
@@ -131,10 +141,15 @@ def test_what_a_look_does_not_want_to_say_is_left_to_the_long_way() -> None:
 def test_what_needs_but_a_look_may_overtake_a_read_that_waits_and_nothing_else(
     message: bytes | bytearray, waits: bool
 ) -> None:
-    waiting = [READ % (1, b',"waitMs":%d' % wait) for wait in (5, 0, -1)]
-    quick = Quick(INFO % 1, READ % (1, b""), *waiting)
+    assert may_be_overtaken(message) == waits
 
-    assert quick.may_be_overtaken(message) == waits
+
+@given(st.from_regex(POLL, fullmatch=True))
+def test_a_read_that_may_be_overtaken_has_nothing_wrong_in_it(message: bytes) -> None:
+    request = envelope.decode(message)
+    assert isinstance(request, envelope.Request)
+    params: Any = decode_params(METHODS[request.method], request.params)
+    assert params.wait_ms > 0
 
 
 def test_parameters_that_nothing_can_be_prepared_for_are_left_to_the_long_way() -> None:

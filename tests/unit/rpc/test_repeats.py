@@ -60,10 +60,20 @@ def test_a_poll_that_comes_again_is_known_and_one_from_further_on_is_not() -> No
     assert repeats.find(poll(3, 8)) is None
 
 
-def test_requests_without_parameters_are_known_too() -> None:
-    repeats = taught(b'{"id":1,"method":"environment/info"}')
+@pytest.mark.parametrize("method", ["environment/info", "environment/status"])
+@pytest.mark.parametrize("params", ["", ',"params":null', ',"params":{}'])
+def test_requests_without_parameters_are_always_known(method: str, params: str) -> None:
+    message = f'{{"id":2,"method":"{method}"{params}}}'.encode()
+    decoded = envelope.decode(message)
+    assert isinstance(decoded, envelope.Request)
+    assert decode_params(METHODS[method], decoded.params) is NOTHING
 
-    assert repeats.find(b'{"id":2,"method":"environment/info"}') == (2, "environment/info", NOTHING)
+    repeats = Repeats()
+    assert repeats.find(message) == (2, method, NOTHING)
+    for number in range(2 * MAX_REMEMBERED):
+        for _ in range(2):
+            repeats.find(request(1, f"/file/{number}"))
+    assert repeats.find(message) == (2, method, NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,7 @@ def test_requests_without_parameters_are_known_too() -> None:
     ],
 )
 def test_what_is_unusual_or_wrong_is_never_known(message: bytes) -> None:
-    repeats = taught(request(), b'{"id":1,"method":"environment/info"}')
+    repeats = taught(request())
 
     for _ in range(4):
         assert repeats.find(message) is None
