@@ -135,16 +135,30 @@ class Inbox:
 
     # -- in
 
-    def push(self, method: str, params: Json) -> None:
-        """A notification came."""
+    def push(self, method: str, params: Json) -> bool:
+        """A notification came.
+
+        Returns:
+            Whether what comes before it did not come, and nobody says that it was lost: nothing is delivered
+            until `fill` and `release`. A stock executor sends the end of a process before its last output now
+            and then.
+        """
         seq = params["seq"]
         if seq <= self.last_seq:
-            return
+            return False
+        missing = not self._held and seq > self.last_seq + 1 and not params.get("lostBytes")
+        if missing:
+            self.hold()
         if self._held:
             self._ahead[seq] = (method, params)
-            return
+        else:
+            self._deliver(method, params)
+        return missing
+
+    def _deliver(self, method: str, params: Json) -> None:
         if self.clock is not None:
             self.active_at = self.clock()
+        seq = params["seq"]
         lost = params.get("lostBytes")
         if lost or seq != self.last_seq + 1:
             self._add(OutputGap(lost))
@@ -163,14 +177,18 @@ class Inbox:
             self._wake()
 
     def hold(self) -> None:
-        """The connection was lost: deliver nothing until `fill` and `release`."""
+        """Something is missing: deliver nothing until `fill` and `release`."""
         self._held = True
 
     def fill(self, result: Mapping[str, Json]) -> Page:
         """What `process/read` gave for everything after `last_seq`."""
-        page = page_from(result)
-        if page.lost_bytes:
-            self._add(OutputGap(page.lost_bytes))
+        chunks = [chunk for chunk in result["chunks"] if chunk["seq"] > self.last_seq]
+        page = page_from({**result, "chunks": chunks})
+        # Another server than execserver says nothing of what it does not have any more.
+        unseen_exit = result["exited"] and self.exit_code is None
+        unexplained = chunks and chunks[0]["seq"] - self.last_seq - 1 > unseen_exit
+        if page.lost_bytes or unexplained:
+            self._add(OutputGap(page.lost_bytes or None))
         for chunk in page.chunks:
             self._add(chunk)
         self.last_seq = max(self.last_seq, page.next_seq - 1)
@@ -189,9 +207,10 @@ class Inbox:
     def release(self) -> None:
         """Deliver what was pushed meanwhile, and from now on at once."""
         self._held = False
-        for seq in sorted(self._ahead):
-            self.push(*self._ahead[seq])
-        self._ahead.clear()
+        ahead, self._ahead = self._ahead, {}
+        for seq in sorted(ahead):
+            if seq > self.last_seq:
+                self._deliver(*ahead[seq])
 
     def fail(self, error: ExecServerError) -> None:
         """Nothing more will come."""

@@ -319,11 +319,29 @@ class Session:
         inboxes = self._inboxes.get((params.get("sessionId"), params["processId"]))
         if inboxes is not None:
             for inbox in inboxes:
-                inbox.push(method, params)
+                if inbox.push(method, params):
+                    self._soon(partial(self._read_missing, inbox))
             if method == "process/closed":
                 for inbox in inboxes.copy():
                     if inbox.closed:
                         self.forget(inbox)
+
+    async def _read_missing(self, inbox: Inbox) -> None:
+        """Get what should have come before an event. It may only be late."""
+        connection = self._connection
+        if connection is None:
+            return  # the recovery sees to it
+        try:
+            async with asyncio.timeout(self.call_timeout):
+                await read_rest(connection, inbox)
+        except ConnectionLost:
+            return
+        except (CallFailed, TimeoutError):
+            inbox.release()  # and says that something is missing
+        except NOT_OF_THE_PROTOCOL as error:
+            inbox.fail(_fault("the answer to a process/read", error))
+        if inbox.closed:
+            self.forget(inbox)
 
     def _connection_lost(self, connection: Connection, reason: ExecServerError) -> None:
         if connection is not self._connection:

@@ -57,6 +57,53 @@ async def test_events_that_overtake_the_answer_to_that_read_wait_for_it(scripted
         assert [data async for _, data in process] == [b"a", b"b", b"c", b"d"]
 
 
+async def test_events_that_come_in_another_order_lose_nothing(scripted: ScriptedDaemon) -> None:
+    async with scripted.client() as (_, process, peer):
+        peer.send(output(1, b"a"), closed(4))
+        read = await peer.expect("process/read")
+        assert read["params"]["afterSeq"] == 1
+        result = page((2, b"b"), next_seq=5, exited=True, exitCode=7, closed=True)
+        peer.send(exited(3, 7), {"id": read["id"], "result": result}, output(2, b"b"))
+
+        assert [data async for _, data in process] == [b"a", b"b"]
+        assert await process.wait() == 7
+
+
+async def test_an_event_that_never_came_is_asked_for(scripted: ScriptedDaemon) -> None:
+    async with scripted.client() as (_, process, peer):
+        peer.send(output(1, b"a"), output(3, b"c"))
+        await peer.answer("process/read", page((2, b"b"), (3, b"c"), next_seq=4))
+        peer.send(output(4, b"d"), exited(5), closed(6))
+        assert [data async for _, data in process] == [b"a", b"b", b"c", b"d"]
+
+
+async def test_an_event_that_nobody_has_any_more_is_a_gap(scripted: ScriptedDaemon) -> None:
+    async with scripted.client() as (_, process, peer):
+        peer.send(output(3, b"c"))
+        await peer.refuse("process/read", -32600, "unknown process id p1")
+        with pytest.raises(OutputGap) as raised:
+            await anext(process)
+        assert raised.value.lost_bytes is None
+        assert await anext(process) == Chunk("stdout", b"c")
+        peer.send(output(4, b"d"))
+        assert await anext(process) == Chunk("stdout", b"d")
+
+
+async def test_a_connection_that_is_cut_while_that_is_asked_for_loses_nothing(
+    scripted: ScriptedDaemon,
+) -> None:
+    async with scripted.client() as (_, process, peer):
+        peer.send(output(1, b"a"), output(3, b"c"))
+        await peer.expect("process/read")
+        await peer.close()
+
+        peer = await scripted.session()
+        read = await peer.answer("process/read", page((2, b"b"), (3, b"c"), next_seq=4))
+        assert read["params"]["afterSeq"] == 1
+        peer.send(output(4, b"d"), exited(5), closed(6))
+        assert [data async for _, data in process] == [b"a", b"b", b"c", b"d"]
+
+
 async def test_a_page_that_may_have_been_cut_is_read_on(scripted: ScriptedDaemon) -> None:
     megabytes = [(seq, b"x" * (1 << 20)) for seq in range(1, 9)]
     async with scripted.client() as (_, process, peer):

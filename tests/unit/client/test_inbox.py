@@ -130,12 +130,66 @@ def test_a_large_gap_is_a_jump_of_the_numbers_and_stated_once() -> None:
     assert data(box) == [b"a", 9, b"z"]
 
 
-def test_a_jump_that_nobody_explains_is_a_gap_of_unknown_size() -> None:
+def test_what_a_jump_of_the_numbers_left_out_is_asked_for_once() -> None:
+    box = inbox()
+    asked = [box.push(*event) for event in (output(1, b"a"), output(3, b"c"), output(5, b"e"))]
+    assert asked == [False, True, False]
+    assert not box.push(*output(2, b"b"))  # it was only late
+    assert data(box) == [b"a"]
+
+    box.fill(page((2, b"b"), (3, b"c"), next_seq=4))
+    box.release()
+    assert data(box) == [b"b", b"c", None, b"e"]
+    assert not box.push(*output(4, b"d"))
+    assert not box.push(*output(6, b"f"))
+    assert data(box) == [b"f"]
+
+
+def test_a_jump_that_is_explained_is_not_asked_about() -> None:
+    box = inbox()
+    assert not box.push(*output(9, b"z", lostBytes=70, firstSeq=9))
+    assert data(box) == [70, b"z"]
+
+
+def test_an_end_that_comes_before_the_last_output_is_told_behind_it() -> None:
     box = inbox()
     box.push(*output(1, b"a"))
-    box.push(*output(3, b"c"))
+    assert box.push(*closed(4))
+    assert not box.push(*exited(3, 7))
+    assert not box.push(*output(2, b"b"))
+    assert (data(box), box.exit_code, box.closed) == ([b"a"], None, False)
 
-    assert data(box) == [b"a", None, b"c"]
+    box.fill(page((2, b"b"), next_seq=5, code=7, closed=True))
+    box.release()
+    assert (data(box), box.exit_code, box.closed) == ([b"b"], 7, True)
+
+
+def test_what_a_page_begins_behind_is_a_gap_though_it_does_not_say_so() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.hold()
+    box.fill(page((5, b"e"), next_seq=6))
+    box.release()
+    assert data(box) == [b"a", None, b"e"]
+
+
+def test_the_number_of_the_exit_in_front_of_a_page_is_no_gap() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.hold()
+    box.fill(page((3, b"c"), next_seq=4, code=0))
+    box.release()
+    assert data(box) == [b"a", b"c"]
+    box.hold()
+    box.fill(page((5, b"e"), next_seq=6, code=0))
+    assert data(box) == [None, b"e"]
+
+
+def test_a_page_that_comes_late_brings_nothing_twice() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    box.fill(page((1, b"a"), (2, b"b"), next_seq=3))
+    assert data(box) == [b"a", b"b"]
 
 
 def test_beyond_its_limit_an_inbox_drops_the_oldest_and_says_how_much() -> None:
