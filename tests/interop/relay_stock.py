@@ -35,7 +35,7 @@ from tests.support.relay_service import RelayService, wait_until
 REPOSITORY = Path(__file__).parents[2]
 STREAMED_BYTES = 8 << 20
 STREAMED_BY_STOCK_BYTES = 3 << 20
-"""More than a stock server keeps of a process: it pushes all, but sometimes the exit before the last of it."""
+"""More than a stock server keeps of a process: it pushes all, sometimes the exit before the last of it."""
 
 TAKE_OVER_SECONDS = 2.0
 """From the end of an executor to the first command on its standby."""
