@@ -57,10 +57,14 @@ class NextPoll:
         self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._look()
-        in_vain = self._heard() == self._seen
-        if in_vain and perf_counter() < self._until:
+        goes_on = False
+        try:
+            self._look()
+            in_vain = self._heard() == self._seen
+            goes_on = in_vain and perf_counter() < self._until
+        finally:
+            self._awake = goes_on
+        if goes_on:
             self._loop.call_soon(self._turn)
         else:
-            self._awake = False
             self._backoff.tried(in_vain=in_vain)

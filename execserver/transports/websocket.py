@@ -185,10 +185,11 @@ class WebSocketChannel(StreamChannel):
         self._pass_on()
 
     def _read(self, fd: int) -> None:
-        self._parser_empty = False
+        was_empty, self._parser_empty = self._parser_empty, False
         try:
             count = self._open_parser.read(fd)
         except (BlockingIOError, InterruptedError):
+            self._parser_empty = was_empty
             return
         except OSError as error:
             self._failed(error)

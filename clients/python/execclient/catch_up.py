@@ -33,9 +33,12 @@ async def read_rest(connection: Connection, inbox: Inbox) -> None:
     """
     params = {**reference(inbox.key), "maxBytes": None, "waitMs": 0}
     while not inbox.closed:
-        page = inbox.fill(await connection.request("process/read", {**params, "afterSeq": inbox.last_seq}))
+        before = inbox.last_seq
+        page = inbox.fill(await connection.request("process/read", {**params, "afterSeq": before}))
         # A page ends before the chunk that would make it too large.
-        if sum(len(chunk.data) for chunk in page.chunks) + MAX_CHUNK_BYTES <= MAX_PAGE_BYTES:
+        is_last = sum(len(chunk.data) for chunk in page.chunks) + MAX_CHUNK_BYTES <= MAX_PAGE_BYTES
+        # What came meanwhile may have overtaken something, too.
+        if is_last and not (inbox.lacks_some() and inbox.last_seq > before):
             break
     inbox.release()
 

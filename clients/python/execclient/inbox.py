@@ -109,6 +109,8 @@ class Inbox:
         """Whether the process is known to be there."""
         self.attaching = False
         """Whether somebody else than the recovery sees to it that it is filled."""
+        self.states_losses = False
+        """Whether the server says what it lost; of another than execserver only the numbers do."""
         self.interactive = False
         """Whether it was asked for the right to resize."""
         self.last_seq = after_seq
@@ -129,6 +131,8 @@ class Inbox:
         self._waiting: deque[Piece] = deque()
         self._size = 0
         self._add = self._keep if sink is None else sink
+        self._exit_passed = False
+        """Whether the number of the exit is known to be one of those up to `last_seq`."""
         self._held = False
         self._ahead: dict[int, tuple[str, Json]] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -146,7 +150,7 @@ class Inbox:
         seq = params["seq"]
         if seq <= self.last_seq:
             return False
-        missing = not self._held and seq > self.last_seq + 1 and not params.get("lostBytes")
+        missing = not self._held and self._leaves_out(seq) and not params.get("lostBytes")
         if missing:
             self.hold()
         if self._held:
@@ -160,8 +164,10 @@ class Inbox:
             self.active_at = self.clock()
         seq = params["seq"]
         lost = params.get("lostBytes")
-        if lost or seq != self.last_seq + 1:
+        if lost or self._leaves_out(seq):
             self._add(OutputGap(lost))
+        if self.exit_code is not None and seq > self.last_seq + 1:
+            self._exit_passed = True
         self.last_seq = seq
         if method == "process/output":
             data = b64decode(params["chunk"], validate=True)
@@ -171,6 +177,7 @@ class Inbox:
                 return  # stands for a number that was lost
         elif method == "process/exited":
             self._exited(params)
+            self._exit_passed = True
         elif method == "process/closed":
             self.closed = True
         if self._waiters:
@@ -184,14 +191,17 @@ class Inbox:
         """What `process/read` gave for everything after `last_seq`."""
         chunks = [chunk for chunk in result["chunks"] if chunk["seq"] > self.last_seq]
         page = page_from({**result, "chunks": chunks})
-        # Another server than execserver says nothing of what it does not have any more.
-        unseen_exit = result["exited"] and self.exit_code is None
-        unexplained = chunks and chunks[0]["seq"] - self.last_seq - 1 > unseen_exit
-        if page.lost_bytes or unexplained:
-            self._add(OutputGap(page.lost_bytes or None))
+        exit_is_new = result["exited"] and not self._exit_passed
+        if page.lost_bytes:
+            self._add(OutputGap(page.lost_bytes))
+        elif chunks and not self.states_losses and chunks[0]["seq"] - self.last_seq - 1 > exit_is_new:
+            self._add(OutputGap(None))
         for chunk in page.chunks:
             self._add(chunk)
-        self.last_seq = max(self.last_seq, page.next_seq - 1)
+        last_seq = max(self.last_seq, page.next_seq - 1)
+        if exit_is_new and last_seq - self.last_seq > len(chunks):
+            self._exit_passed = True
+        self.last_seq = last_seq
         self.state(result)
         return page
 
@@ -204,12 +214,30 @@ class Inbox:
             self.closed = True
         self._wake()
 
+    @property
+    def held(self) -> bool:
+        """Whether nothing is delivered now."""
+        return self._held
+
+    def lacks_some(self) -> bool:
+        """Whether something is missing before, or among, what was pushed meanwhile."""
+        methods = [method for method, _ in self._ahead.values()]
+        spare = self.exit_code is not None and not self._exit_passed and "process/exited" not in methods
+        last = self.last_seq
+        for seq in sorted(self._ahead):
+            missing = seq - last - 1
+            if missing > spare and not self._ahead[seq][1].get("lostBytes"):
+                return True
+            if missing >= 0:
+                spare, last = spare and not missing, seq
+        return False
+
     def release(self) -> None:
         """Deliver what was pushed meanwhile, and from now on at once."""
         self._held = False
         ahead, self._ahead = self._ahead, {}
         for seq in sorted(ahead):
-            if seq > self.last_seq:
+            if seq > self.last_seq and not self.closed:
                 self._deliver(*ahead[seq])
 
     def fail(self, error: ExecServerError) -> None:
@@ -283,6 +311,12 @@ class Inbox:
                 waiter.set_result(None)
 
     # -- delivery
+
+    def _leaves_out(self, seq: int) -> bool:
+        """Whether output is missing before the event of this number: one number may be that of an exit of
+        which a page has told.
+        """
+        return seq - self.last_seq - 1 > (self.exit_code is not None and not self._exit_passed)
 
     def _exited(self, params: Mapping[str, Json]) -> None:
         self.exit_code = params["exitCode"]

@@ -103,6 +103,8 @@ class Session:
         self._recovery: asyncio.Task[None] | None = None
         self._last_calls: set[asyncio.Task[None]] = set()
         """Those that end something; closing waits for them."""
+        self._readings: set[asyncio.Task[None]] = set()
+        """Those that get what events left out."""
 
     async def open(self) -> Json:
         """Connect, and open a new session, or resume the one that was named; the result of `initialize`."""
@@ -148,7 +150,7 @@ class Session:
         connection, self._connection = self._connection, None
         for inbox in self._all_inboxes():
             inbox.fail(ExecutorClosed("the executor was closed"))
-        await cancel({*self._last_calls, *({self._recovery} if self._recovery else ())})
+        await cancel({*self._last_calls, *self._readings, *({self._recovery} if self._recovery else ())})
         if connection is not None:
             try:
                 async with asyncio.timeout(KILL_SECONDS):
@@ -226,6 +228,7 @@ class Session:
 
     def add(self, inbox: Inbox) -> None:
         """Bring it the events of its process from now on, until that is closed."""
+        inbox.states_losses = bool(self.capabilities)
         self._inboxes.setdefault(inbox.key, []).append(inbox)
 
     def forget(self, inbox: Inbox) -> None:
@@ -299,16 +302,21 @@ class Session:
         params = {"processId": process_id, "scope": scope}
         return self._soon(partial(self.call, "process/terminate", params))
 
-    def _soon(self, call: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[None]:
+    def _soon(
+        self,
+        call: Callable[[], Coroutine[Any, Any, object]],
+        among: set[asyncio.Task[None]] | None = None,
+    ) -> asyncio.Task[None]:
         """Make a call in the background; whether it succeeds is nobody's concern."""
+        tasks = self._last_calls if among is None else among
 
         async def made() -> None:
             with suppress(ExecServerError):
                 await call()
 
         task = asyncio.create_task(made())
-        self._last_calls.add(task)
-        task.add_done_callback(self._last_calls.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         return task
 
     # -- what connections tell
@@ -320,7 +328,7 @@ class Session:
         if inboxes is not None:
             for inbox in inboxes:
                 if inbox.push(method, params):
-                    self._soon(partial(self._read_missing, inbox))
+                    self._soon(partial(self._read_missing, inbox), self._readings)
             if method == "process/closed":
                 for inbox in inboxes.copy():
                     if inbox.closed:
@@ -328,16 +336,17 @@ class Session:
 
     async def _read_missing(self, inbox: Inbox) -> None:
         """Get what should have come before an event. It may only be late."""
-        connection = self._connection
-        if connection is None:
-            return  # the recovery sees to it
         try:
             async with asyncio.timeout(self.call_timeout):
-                await read_rest(connection, inbox)
-        except ConnectionLost:
-            return
-        except (CallFailed, TimeoutError):
+                while inbox.held:
+                    connection = await self.connected()
+                    with suppress(ConnectionLost):  # unless the recovery reads it, too
+                        await read_rest(connection, inbox)
+        except CallFailed:
             inbox.release()  # and says that something is missing
+        except TimeoutError:
+            if self._connection is not None:  # else the recovery reads it
+                inbox.release()
         except NOT_OF_THE_PROTOCOL as error:
             inbox.fail(_fault("the answer to a process/read", error))
         if inbox.closed:

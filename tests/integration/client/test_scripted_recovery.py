@@ -104,6 +104,46 @@ async def test_a_connection_that_is_cut_while_that_is_asked_for_loses_nothing(
         assert [data async for _, data in process] == [b"a", b"b", b"c", b"d"]
 
 
+async def test_an_event_that_overtakes_another_while_others_are_still_recovered_is_waited_for(
+    scripted: ScriptedDaemon,
+) -> None:
+    async with scripted.client() as (executor, process, peer):
+        starting = asyncio.create_task(executor.start(["y"], id="p2", stdin=True))
+        await peer.answer("process/start", {"processId": "p2"})
+        await starting
+        await peer.close()
+
+        peer = await scripted.session()
+        reads = [await peer.expect("process/read") for _ in range(2)]
+        first, other = sorted(reads, key=lambda read: str(read["params"]["processId"]))
+        peer.send({"id": first["id"], "result": page((1, b"a"), next_seq=2)})
+        peer.send(output(2, b"b"))
+        assert [await anext(process), await anext(process)] == [Chunk("stdout", b"a"), Chunk("stdout", b"b")]
+        peer.send(exited(4, 7), closed(5), output(3, b"c"))
+        await asyncio.sleep(0.05)
+        peer.send({"id": other["id"], "result": page(next_seq=1)})
+        again = await peer.answer(
+            "process/read", page((3, b"c"), next_seq=4, exited=True, exitCode=7, closed=False)
+        )
+        assert again["params"]["afterSeq"] == 2
+        assert [data async for _, data in process] == [b"c"]
+        assert await process.wait() == 7
+
+
+async def test_what_is_overtaken_by_what_comes_with_the_answer_is_asked_for_too(
+    scripted: ScriptedDaemon,
+) -> None:
+    async with scripted.client() as (_, process, peer):
+        peer.send(output(1, b"a"), output(3, b"c"))
+        read = await peer.expect("process/read")
+        answer = {"id": read["id"], "result": page((2, b"b"), (3, b"c"), next_seq=4)}
+        peer.send(answer, output(5, b"e"))
+        read = await peer.answer("process/read", page((4, b"d"), (5, b"e"), next_seq=6))
+        assert read["params"]["afterSeq"] == 3
+        peer.send(output(4, b"d"), exited(6), closed(7))
+        assert [data async for _, data in process] == [b"a", b"b", b"c", b"d", b"e"]
+
+
 async def test_a_page_that_may_have_been_cut_is_read_on(scripted: ScriptedDaemon) -> None:
     megabytes = [(seq, b"x" * (1 << 20)) for seq in range(1, 9)]
     async with scripted.client() as (_, process, peer):

@@ -173,16 +173,66 @@ def test_what_a_page_begins_behind_is_a_gap_though_it_does_not_say_so() -> None:
     assert data(box) == [b"a", None, b"e"]
 
 
-def test_the_number_of_the_exit_in_front_of_a_page_is_no_gap() -> None:
+@pytest.mark.parametrize("told_by", ["the page", "an earlier page", "nobody yet"])
+def test_the_number_of_the_exit_is_no_gap(told_by: str) -> None:
+    box = inbox()
+    box.states_losses = told_by == "nobody yet"  # a long page of ours does not tell it
+    box.push(*output(1, b"a"))
+    box.hold()
+    if told_by == "an earlier page":
+        box.fill(page(next_seq=2, code=0))
+    box.fill(page((3, b"c"), next_seq=4, code=None if told_by == "nobody yet" else 0))
+    box.release()
+    assert data(box) == [b"a", b"c"]
+
+
+def test_the_exit_has_one_number_and_no_more() -> None:
     box = inbox()
     box.push(*output(1, b"a"))
     box.hold()
     box.fill(page((3, b"c"), next_seq=4, code=0))
-    box.release()
-    assert data(box) == [b"a", b"c"]
-    box.hold()
     box.fill(page((5, b"e"), next_seq=6, code=0))
-    assert data(box) == [None, b"e"]
+    assert data(box) == [b"a", b"c", None, b"e"]
+
+
+def test_an_exit_that_only_a_page_told_of_is_no_gap_in_front_of_an_event() -> None:
+    box = inbox()
+    box.hold()
+    box.fill(page((1, b"a"), next_seq=2, code=0))
+    box.release()
+    assert not box.push(*output(3, b"c"))  # 2 was the exit, sent to a connection that was lost
+    assert data(box) == [b"a", b"c"]
+    assert box.push(*output(5, b"e"))
+
+
+def test_what_was_pushed_out_of_order_meanwhile_is_known_to_lack_something() -> None:
+    box = inbox()
+    box.hold()
+    box.push(*output(2, b"b"))
+    assert box.lacks_some()
+    box.fill(page((1, b"a"), next_seq=2))
+    assert not box.lacks_some()
+    box.push(*output(4, b"d"))
+    assert box.lacks_some()
+    box.push(*output(3, b"c"))
+    assert not box.lacks_some()
+    box.push(*output(9, b"i", lostBytes=5, firstSeq=9))
+    assert not box.lacks_some()
+    box.push(*exited(11))
+    assert box.lacks_some()
+    box.push(*output(10, b"j"))
+    assert not box.lacks_some()
+    box.release()
+    assert data(box) == [b"a", b"b", b"c", b"d", 5, b"i", b"j"]
+
+
+def test_nothing_comes_behind_the_end() -> None:
+    box = inbox()
+    box.hold()
+    box.push(*closed(9))
+    box.fill(page((6, b"f"), (7, b"g"), next_seq=8, code=0, closed=True))
+    box.release()
+    assert (data(box), box.closed) == ([None, b"f", b"g"], True)
 
 
 def test_a_page_that_comes_late_brings_nothing_twice() -> None:
