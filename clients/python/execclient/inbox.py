@@ -189,6 +189,9 @@ class Inbox:
 
     def fill(self, result: Mapping[str, Json]) -> Page:
         """What `process/read` gave for everything after `last_seq`."""
+        # What was only late is here by now, and the server may have no room for it any more.
+        while (following := self._ahead.pop(self.last_seq + 1, None)) is not None:
+            self._deliver(*following)
         chunks = [chunk for chunk in result["chunks"] if chunk["seq"] > self.last_seq]
         page = page_from({**result, "chunks": chunks})
         exit_is_new = result["exited"] and not self._exit_passed

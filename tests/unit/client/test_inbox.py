@@ -226,6 +226,23 @@ def test_what_was_pushed_out_of_order_meanwhile_is_known_to_lack_something() -> 
     assert data(box) == [b"a", b"b", b"c", b"d", 5, b"i", b"j"]
 
 
+def test_what_was_only_late_is_not_taken_for_lost_where_the_server_has_dropped_it() -> None:
+    box = inbox()
+    box.push(*output(1, b"a"))
+    for event in (exited(3), output(2, b"b"), output(4, b"d"), output(5, b"e")):
+        box.push(*event)
+    box.fill(page((5, b"e"), (6, b"f"), next_seq=7, code=0))
+    box.release()
+    assert data(box) == [b"a", b"b", b"d", b"e", b"f"]
+
+    box = inbox()
+    for event in (output(2, b"b"), output(1, b"a"), output(3, b"c")):
+        box.push(*event)
+    box.fill(page((3, b"c"), next_seq=4))
+    box.release()
+    assert data(box) == [b"a", b"b", b"c"]
+
+
 def test_nothing_comes_behind_the_end() -> None:
     box = inbox()
     box.hold()
