@@ -102,12 +102,13 @@ WARM_UP_AFTER_SECONDS = 2.0
 processor, which a client that starts a daemon for a single command should not wait for."""
 
 LOAD_AFTER_SECONDS = 0.1
-"""When the log begins, and then, once no client has said anything for as long again, the models of parameters
-are loaded, and all that was put off, unless a request needs it earlier: the first command of a client that
-starts a daemon for it has begun by then, and who goes on asking is not made to wait."""
+"""When the log begins, and then, once nothing has passed between us and clients for as long again, the models
+of parameters are loaded, and all that was put off, unless a request needs it earlier: the first command of a
+client that starts a daemon for it has begun by then, and nobody is made to wait who goes on asking, or whose
+command goes on writing."""
 
-LOAD_AT_LAST_SECONDS = 1.0
-"""How long that is waited for: the installed files may be replaced by those of another version."""
+LOAD_AT_LAST_SECONDS = 5.0
+"""How long that is waited for at most: the installed files may be replaced by those of another version."""
 
 OBSERVING = ("process/list", "process/subscribe", "process/unsubscribe")
 """What of `process/*` looks at processes from outside (`api/observing.py`)."""
@@ -279,12 +280,12 @@ def _is_loopback(address: str) -> bool:
 
 
 async def _quiet_moment() -> None:
-    """Wait until no client says anything for a moment; not for ever."""
+    """Wait until for a moment no client says anything, nor is told anything; not for ever."""
     loop = asyncio.get_running_loop()
     at_last = loop.time() + LOAD_AT_LAST_SECONDS
-    heard = -1
-    while heard != measures.received_bytes and loop.time() < at_last:
-        heard = measures.received_bytes
+    before = -1
+    while (passed := measures.received_bytes + measures.sent_bytes) != before and loop.time() < at_last:
+        before = passed
         await asyncio.sleep(LOAD_AFTER_SECONDS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_a_moment_after_ready_everything_is_loaded_that_requests_need(tmp_path: 
     daemon = Daemon(tmp_path)
     daemon.begin()
     while not (tmp_path / "later").exists():
-        daemon.call("environment/status")
+        time.sleep(0.02)
     (tmp_path / "file").write_bytes(b"text")
     path = f"file://{tmp_path}/file"
     assert daemon.call("fs/readFile", path=path)["result"] == {"dataBase64": "dGV4dA=="}
