@@ -305,7 +305,7 @@ async def test_large_messages_go_both_ways_while_others_talk(
         await quick.call("environment/info", {})
         asked += 1
     assert hashlib.sha256(await moved).digest() == hashlib.sha256(content).digest()
-    assert asked > 10
+    assert asked > 3
 
 
 async def test_the_end_of_the_service_reaches_clients_and_relay(relay: FakeRelay, serve: Serve) -> None:
