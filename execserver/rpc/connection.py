@@ -427,15 +427,8 @@ class Connection:
         )
 
     def _nothing_waits(self) -> bool:
-        """Whether a request that comes now would run now, whatever it is. In one piece: every call costs."""
-        schedule = self._schedule
-        return (
-            schedule.is_free
-            and schedule.held_bytes <= MAX_PENDING_BYTES
-            and self._channel.unsent <= MAX_UNSENT_BYTES
-            and not (self._backlog or self._blocked or self._resting)
-            and not (self._strict and schedule.unfinished)
-        )
+        """Whether a request that comes now would run now, whatever it is."""
+        return self._schedule.is_free and not self._backlog and not self._must_wait()
 
     def _rest(self) -> None:
         """Admit nothing more in this turn of the loop."""

@@ -166,7 +166,7 @@ class Inbox:
         lost = params.get("lostBytes")
         if lost or self._leaves_out(seq):
             self._add(OutputGap(lost))
-        if self.exit_code is not None and seq > self.last_seq + 1:
+        if self._exit_unplaced and seq > self.last_seq + 1:
             self._exit_passed = True
         self.last_seq = seq
         if method == "process/output":
@@ -225,7 +225,7 @@ class Inbox:
     def lacks_some(self) -> bool:
         """Whether something is missing before, or among, what was pushed meanwhile."""
         methods = [method for method, _ in self._ahead.values()]
-        spare = self.exit_code is not None and not self._exit_passed and "process/exited" not in methods
+        spare = self._exit_unplaced and "process/exited" not in methods
         last = self.last_seq
         for seq in sorted(self._ahead):
             missing = seq - last - 1
@@ -316,10 +316,13 @@ class Inbox:
     # -- delivery
 
     def _leaves_out(self, seq: int) -> bool:
-        """Whether output is missing before the event of this number: one number may be that of an exit of
-        which a page has told.
-        """
-        return seq - self.last_seq - 1 > (self.exit_code is not None and not self._exit_passed)
+        """Whether output is missing before the event of this number."""
+        return seq - self.last_seq - 1 > self._exit_unplaced
+
+    @property
+    def _exit_unplaced(self) -> bool:
+        """Whether a page told of the exit, and one number that is left out may be its."""
+        return self.exit_code is not None and not self._exit_passed
 
     def _exited(self, params: Mapping[str, Json]) -> None:
         self.exit_code = params["exitCode"]

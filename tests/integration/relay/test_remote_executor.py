@@ -299,13 +299,14 @@ async def test_large_messages_go_both_ways_while_others_talk(
         await busy.call("fs/writeFile", {"path": path, "dataBase64": base64.b64encode(content).decode()})
         return base64.b64decode((await busy.call("fs/readFile", {"path": path}))["dataBase64"])
 
-    moved = asyncio.create_task(transfer())
     asked = 0
-    while not moved.done():
-        await quick.call("environment/info", {})
-        asked += 1
-    assert hashlib.sha256(await moved).digest() == hashlib.sha256(content).digest()
-    assert asked > 3
+    for _ in range(3):  # one alone may be over before the other has asked that often
+        moved = asyncio.create_task(transfer())
+        while not moved.done():
+            await quick.call("environment/info", {})
+            asked += 1
+        assert hashlib.sha256(await moved).digest() == hashlib.sha256(content).digest()
+    assert asked > 10
 
 
 async def test_the_end_of_the_service_reaches_clients_and_relay(relay: FakeRelay, serve: Serve) -> None:

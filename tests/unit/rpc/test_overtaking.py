@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Caller
 from execserver.rpc.quick_answers import QuickAnswers
 from execserver.rpc.repeats import Repeats
+from tests.support.channels import OpenChannel, id_of
 
 POLL = b'{"id":%d,"method":"process/read","params":{"processId":"p","waitMs":9}}'
 READ = b'{"id":%d,"method":"process/read","params":{"processId":"p"}}'
@@ -19,24 +19,14 @@ INFO = b'{"id":%d,"method":"environment/info"}'
 OTHER = b'{"id":%d,"method":"environment/status"}'
 
 
-class Channel:
+class Channel(OpenChannel):
     """A peer that takes everything at once; keeps what it was sent, and what left early."""
-
-    peer = "test"
-    kind = "unix"
-    peer_proof = None
-    parse_error_prefix = ""
-    max_reply_bytes = None
-    utf8_is_fatal = False
-    presumed_standard = False
-    unsent = progress = 0
-    ended = False
 
     def __init__(self) -> None:
         self.order: list[int | str] = []
 
     def send(self, parts: Sequence[bytes]) -> None:
-        self.order.append(json.loads(b"".join(parts))["id"])
+        self.order.append(id_of(parts))
 
     def send_all(self, messages: Sequence[bytes]) -> None:
         for message in messages:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,31 +11,22 @@ import pytest
 from execserver.rpc import connection as connections
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Caller
+from tests.support.channels import OpenChannel, id_of
 
 CALL = b'{"id":%d,"method":"environment/status","params":{}}'
 
 WRITE = b'{"id":%d,"method":"process/write","params":{"processId":"p","chunk":"","writeId":"%d"}}'
 
 
-class Channel:
+class Channel(OpenChannel):
     """A peer that takes everything at once, and says how reading was paused."""
-
-    peer = "test"
-    kind = "unix"
-    peer_proof = None
-    parse_error_prefix = ""
-    max_reply_bytes = None
-    utf8_is_fatal = False
-    presumed_standard = False
-    unsent = progress = 0
-    ended = False
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.paused = False
 
     def send(self, parts: Sequence[bytes]) -> None:
-        self.ids.append(json.loads(b"".join(parts))["id"])
+        self.ids.append(id_of(parts))
 
     def pause_reading(self) -> None:
         self.paused = True
@@ -52,6 +42,15 @@ def connect(channel: Channel) -> Connection:
     made = Connection(channel, {"environment/status": status}, None, lambda _: None)  # type: ignore[arg-type]
     made._check_handshake = lambda method: None  # type: ignore[method-assign]  # of no interest here
     return made
+
+
+async def assert_fifty_come_a_few_at_a_time(channel: Channel) -> None:
+    for _ in range(100):
+        before = len(channel.ids)
+        await asyncio.sleep(0)
+        assert len(channel.ids) - before < 5
+    assert channel.ids == list(range(50))
+    assert [channel.paused] == [False]
 
 
 @pytest.fixture
@@ -72,12 +71,7 @@ async def test_what_is_left_of_a_read_is_served_in_later_turns(by_one: bool) -> 
     assert len(channel.ids) < 5
     assert channel.paused, "what comes now would only be kept"
 
-    for _ in range(100):
-        before = len(channel.ids)
-        await asyncio.sleep(0)
-        assert len(channel.ids) - before < 5
-    assert channel.ids == list(range(50))
-    assert [channel.paused] == [False]
+    await assert_fifty_come_a_few_at_a_time(channel)
 
 
 async def test_a_turn_that_is_long_enough_serves_all() -> None:
@@ -108,12 +102,7 @@ async def test_what_waited_for_one_request_is_served_in_turns_when_that_is_answe
     assert (channel.ids, channel.paused) == ([], False)
 
     gate.set()
-    for _ in range(100):
-        before = len(channel.ids)
-        await asyncio.sleep(0)
-        assert len(channel.ids) - before < 5
-    assert channel.ids == list(range(50))
-    assert [channel.paused] == [False]
+    await assert_fifty_come_a_few_at_a_time(channel)
 
 
 @pytest.mark.usefixtures("turns_of_nothing")
