@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -144,7 +144,7 @@ class Executor:
         """Numbers of processes of a dead server that were not inherited, and may run."""
         self._unfinished_locks: list[int] = []
         """What holds the mount points of their sandboxes."""
-        self._overdue: set[asyncio.Task[list[int]]] = set()
+        self._overdue: set[asyncio.Task[Any]] = set()
         self._tagged = _may_tag(instance)
         self.spares_are_out = 0
         """Kills that need the spare descriptors right now: nothing else should take a descriptor."""
@@ -492,7 +492,9 @@ class Executor:
         self._kill_later(numbers, [process.pid for process in processes if process.running])
 
     def _kill_later(self, numbers: Collection[int], leaders: Collection[int]) -> None:
-        task = self._loop.create_task(self.kill(numbers, leaders))
+        self._keep(self._loop.create_task(self.kill(numbers, leaders)))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         self._overdue.add(task)
         task.add_done_callback(self._overdue.discard)
 
@@ -629,19 +631,24 @@ class Executor:
             # The exit itself has perhaps not been numbered yet.
             self._loop.call_soon(process.sandbox_ended)
         else:
-            self._loop.run_in_executor(None, self._end_sandbox, process, unknown)
+            self._keep(self._loop.create_task(self._end_sandbox(process, unknown)))
 
-    def _end_sandbox(self, process: ManagedProcess, unknown: bool) -> None:
-        """In a thread: nothing of a sandbox is left, neither a process nor a mount point."""
-        if unknown:
-            with contextlib.suppress(OSError):
-                self._kill([process.number], [])
+    async def _end_sandbox(self, process: ManagedProcess, unknown: bool) -> None:
+        """Nothing of a sandbox is left, neither a process nor a mount point."""
+        try:
+            if unknown:
+                await self._kill_with_patience([process.number], [])
+        finally:
+            # Also when the server ends meanwhile: mount points would stay.
+            await self._loop.run_in_executor(None, self._give_back, process)
+        process.sandbox_ended()
+
+    def _give_back(self, process: ManagedProcess) -> None:
+        """In a thread: what the sandbox of a process was made of."""
         if process.failure is not None:
             self._sandboxes.launch_failed()
         if process.confinement is not None:
             self._sandboxes.release(process.confinement)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the server is ending
-            self._loop.call_soon_threadsafe(process.sandbox_ended)
 
     def _kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
         roots = () if self._tagged else leaders

@@ -46,9 +46,9 @@ class Inside:
     def __init__(
         self, launcher: int, report: int, namespaces: bool, tag: int | None, poller: DescriptorPoller
     ) -> None:
+        self.namespaces = namespaces
         self._tag = tag
         self._launcher = launcher
-        self._namespaces = namespaces
         self._poller = poller
         self._report: int | None = report
         self._first: int | None = None
@@ -57,6 +57,7 @@ class Inside:
         """Whether the first process is known to have ended."""
         self._stranger = False
         """Whether the number of the first process is somebody else's by now."""
+        self._killed = False
         self._waiting: deque[tuple[int, bool]] = deque()
         """Signals for a command that is not there yet, oldest first, each with whether it is for the command
         alone."""
@@ -94,16 +95,22 @@ class Inside:
         """
         if self._command() is None or self._first is None:
             return None
-        return {self._launcher, self._first} if self._namespaces else {self._launcher}
+        return {self._launcher, self._first} if self.namespaces else {self._launcher}
 
     def kill(self) -> None:
-        """SIGKILL everything inside that can be told from here. The launcher is the caller's affair."""
+        """SIGKILL everything inside that can be told from here. The launcher is the caller's affair; when it
+        has ended, `launcher_ended` tells whether others have to look for what is left.
+        """
         self._waiting.clear()
+        self._killed = True
         pidfd = self._find_first()
-        if pidfd is not None:
-            _send(pidfd, signal.SIGKILL)
-            if not self._namespaces and self._first is not None:
-                _signal_group(self._first, signal.SIGKILL, but_not=self._launcher)
+        if pidfd is None:
+            return
+        command = None if self.namespaces else self._command()
+        if command is not None:
+            # Before its first process is: who is reaped has no group any more.
+            self._signal_group(command, signal.SIGKILL)
+        _send(pidfd, signal.SIGKILL)
 
     def launcher_ended(self, on_end: Callable[[], None]) -> bool:
         """The launcher was reaped: nobody inside has a reason to go on.
@@ -112,17 +119,23 @@ class Inside:
             on_end: called, but not before the return, when nothing runs inside any more.
 
         Returns:
-            Whether that will be told; if not, the first process is not known, and others have to look.
+            Whether that will be told; if not, others have to look: the first process is not known, or
+            everything was to be killed and no namespace does that.
         """
         pidfd = self._find_first()
         self._close_report()
+        if self._killed and not self.namespaces:
+            if pidfd is not None:
+                os.close(pidfd)
+                self._pidfd = None
+            return False
         if pidfd is None:
             if not self._gone:
                 return False
             # The others of a pid namespace are reaped before its first process is.
             asyncio.get_running_loop().call_soon(on_end)
             return True
-        if self._namespaces:
+        if self.namespaces:
             _send(pidfd, signal.SIGKILL)
 
         def ended(_events: int) -> None:
@@ -199,11 +212,23 @@ class Inside:
         if leader:
             self._signal_command(command, number)
             return True
-        sent = _signal_group(command, number, but_not=self._launcher)
-        if sent and number == signal.SIGSTOP and self._namespaces and self._pidfd is not None:
+        sent = self._signal_group(command, number)
+        if sent and number == signal.SIGSTOP and self.namespaces and self._pidfd is not None:
             # The first process is of the command's group, and has to be there when the command ends.
             _send(self._pidfd, signal.SIGCONT)
         return sent
+
+    def _signal_group(self, command: int, number: int) -> bool:
+        """Signal the group of the command; False when it has ended."""
+        try:
+            group = os.getpgid(command)
+            # Only now the number is certainly its own.
+            if self._command() != command:
+                return False
+            os.killpg(group, number)
+        except OSError:
+            return False
+        return True
 
     def _signal_command(self, command: int, number: int) -> None:
         try:
@@ -219,31 +244,22 @@ class Inside:
 
     def _command(self) -> int | None:
         """The pid of the command; None: there is none yet, or none any more."""
-        if self._find_first() is None or self._first is None:
+        pidfd = self._find_first()
+        if pidfd is None or self._first is None:
             return None
         found: int | None = self._first
         try:
-            if self._namespaces:
+            if self.namespaces:
                 with open(f"/proc/{self._first}/task/{self._first}/children", "rb") as file:
                     found = next(map(int, file.read().split()), None)
             # Before it has a group of its own it is still being set up.
             if found is None or os.getpgid(found) == self._launcher:
                 return None
+            # Fails when it is reaped: then what was read was perhaps another's.
+            signal.pidfd_send_signal(pidfd, 0)
         except OSError:
             return None
         return found
-
-
-def _signal_group(pid: int, number: int, *, but_not: int) -> bool:
-    """Signal the group of a process. The launcher's group is not the command's yet."""
-    try:
-        group = os.getpgid(pid)
-        if group == but_not:
-            return False
-        os.killpg(group, number)
-    except OSError:
-        return False
-    return True
 
 
 def _send(pidfd: int, number: int) -> None:

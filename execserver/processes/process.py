@@ -602,6 +602,9 @@ class ManagedProcess:
             if number != signal.SIGKILL:
                 self.inside.signal(number)
                 return True
+            if not self.inside.namespaces:
+                # A successor finishes it: no kernel kills what has left the group.
+                self.end_for("signal", tree=True)
             self.inside.kill()
         try:
             os.killpg(self.pid, number)

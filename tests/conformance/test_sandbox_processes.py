@@ -293,15 +293,28 @@ def test_stopped_command_goes_on_and_its_end_is_noticed(
     assert process.wait_closed().exit_code == 9
 
 
+WITH_DESCENDANTS = "sleep 300 & setsid sh -c 'echo ready; exec sleep 300' & exec sleep 300"
+"""One in the command's group, and one in a session of its own."""
+
+
 @pytest.mark.statement("C30")
 @pytest.mark.parametrize("permissions", [WORKSPACE, NETWORK_ONLY])
 @pytest.mark.parametrize("scope", ["group", "leader", "tree"])
 def test_sigkill_leaves_nothing_of_a_sandbox(client: Client, ws: Path, permissions: Json, scope: str) -> None:
-    process = start(client, ws, ["/bin/sh", "-c", "sleep 300 & echo ready; exec sleep 300"], permissions)
+    process = start(client, ws, ["/bin/sh", "-c", WITH_DESCENDANTS], permissions)
     process.wait_output(b"ready")
     send(process, "SIGKILL", scope)
     assert process.wait_closed().exit_code == 137
     assert process.output == b"ready\n"
+
+
+@pytest.mark.statement("C30", "P30")
+@pytest.mark.parametrize("permissions", [WORKSPACE, NETWORK_ONLY])
+def test_terminate_leaves_nothing_of_a_sandbox(client: Client, ws: Path, permissions: Json) -> None:
+    process = start(client, ws, ["/bin/sh", "-c", WITH_DESCENDANTS], permissions)
+    process.wait_output(b"ready")
+    assert process.terminate() == {"running": True}
+    assert process.wait_closed().exit_code == 137
 
 
 @pytest.mark.statement("C29")

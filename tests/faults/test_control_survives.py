@@ -13,6 +13,7 @@ import pytest
 from tests.faults.matrix.scene import marked
 from tests.faults.resuming_client import ResumingClient
 from tests.faults.service import Serve, Service, a_child_is_stopped, children, eventually
+from tests.sandbox.profiles import context, unrestricted
 from tests.support.wire import Json, decode, encode
 
 KILLED = 128 + signal.SIGKILL
@@ -167,6 +168,28 @@ def test_a_tree_is_killed_when_the_server_dies_over_it(
     assert eventually(lambda: bool(handle.read()["closed"]), 10)
     assert handle.read()["exitCode"] == (KILLED if lives else 5)
     assert session.call("process/terminate", {"processId": process, "scope": "tree"}) == {"running": False}
+    session.cut()
+
+
+@pytest.mark.parametrize(
+    ("method", "members"), [("process/terminate", {}), ("process/signal", {"signal": "SIGKILL"})]
+)
+def test_a_sandbox_without_a_pid_namespace_is_killed_when_the_server_dies_over_it(
+    serve: Serve, method: str, members: Json
+) -> None:
+    mark = _mark()
+    service = serve("unix", may_fail=True, env={"EXECSERVER_FAULT_POINT": "after-reap"})
+    session = ResumingClient(service)
+    script = TREE.format(mark=mark) + "exec sleep 300"
+    process = session.start("/bin/sh", "-c", script, sandbox=context(unrestricted("restricted"), cwd="/"))
+    assert eventually(lambda: len(marked(mark)) == 2, 10)
+    session.client.request(method, {"processId": process, **members})
+    # The group is dead and reaped, and nobody has looked for what left it.
+    _die_at_the_point(service, session)
+    assert eventually(lambda: not marked(mark), 10), marked(mark)
+    handle = session.client.process(process)
+    assert eventually(lambda: bool(handle.read()["closed"]), 10)
+    assert handle.read()["exitCode"] == KILLED
     session.cut()
 
 

@@ -51,6 +51,8 @@ def test_the_end_of_an_inherited_session_leaves_no_mount_point(serve: Serve, fol
         permissions = restricted(special("root", "read"), at(space, "write"))
         session.start("/bin/sleep", "600", cwd=f"file://{space}", sandbox=context(permissions, cwd=space))
     assert eventually(lambda: all((space / ".git").exists() for space in spaces), 5)
+    # The log lags behind: the next server's is to be told from this one's.
+    assert eventually(lambda: "ready" in service.log, 5)
     service.signal_server(signal.SIGKILL)
     session.cut()
     service.successor()

@@ -167,6 +167,43 @@ async def test_a_kill_without_namespaces_ends_the_commands_group_and_not_the_lau
     assert await launcher.over() == 128 + signal.SIGKILL
 
 
+async def test_a_kill_without_namespaces_leaves_the_search_for_the_rest_to_others(
+    launch: Launch, tmp_path: Path
+) -> None:
+    # Whatever left the group lives on, and no namespace ends it.
+    launcher = launch(f"mkfifo {tmp_path}/gone; setsid cat {tmp_path}/gone & echo ready; sleep 60")
+    await launcher.says("ready")
+    launcher.inside.kill()
+    assert await launcher.over() == 128 + signal.SIGKILL
+    assert not launcher.told
+    (tmp_path / "gone").write_text("go")
+
+
+async def test_a_kill_that_comes_when_the_command_is_reaped_already_leaves_its_group_to_others(
+    poller: DescriptorPoller,
+) -> None:
+    child = subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 60 & echo $!; exec sleep 60"],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    background = os.pidfd_open(int(child.stdout.readline()))
+    inside = Inside(0, memory_file(b'{"child-pid": %d}\n' % child.pid), False, None, poller)
+    try:
+        assert inside.apparatus() == {0}, "there is a command"
+        child.kill()
+        child.wait()
+        inside.kill()
+        assert not inside.launcher_ended(lambda: None)
+    finally:
+        signal.pidfd_send_signal(background, signal.SIGKILL)
+        os.close(background)
+        child.stdout.close()
+        poller.close()
+
+
 async def test_nothing_goes_on_inside_when_the_launcher_is_killed(launch: Launch) -> None:
     launcher = launch("echo ready; exec sleep 60", *NAMESPACES)
     await launcher.says("ready")
