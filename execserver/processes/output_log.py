@@ -217,6 +217,11 @@ class OutputLog:
         return self._files.carries
 
     @property
+    def hurried(self) -> bool:
+        """Whether a client was heard a moment ago, whose next request should not wait for much output."""
+        return self._spool.hurried()
+
+    @property
     def held(self) -> int:
         """Bytes kept."""
         return self.disk_held + self.memory_held

@@ -5,18 +5,29 @@ event loop costs more than reading it; registering with an epoll costs one syste
 loop watches the epoll itself, which is a pollable descriptor.
 
 One owner a descriptor: whoever watches it stops before closing it.
+
+A watch can rest for a moment shorter than the timers of the loop know (`gathering.py`): it is out of the
+epoll until one timer for all that rest is over. What its owner wants meanwhile holds from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
+
+from execserver.processes.gathering import REST_SECONDS
+from execserver.spool.system_calls import DescriptorTimer
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
 HANGUP = select.EPOLLHUP
 """Reported whether it is wanted or not; of a pipe without `READABLE` when everything was read."""
+
+_TIMER_BYTES = 8
+"""A timer is read as how often it ended."""
 
 _EVENTS_A_TURN = 64
 """Events handled before the loop serves its connections again."""
@@ -29,6 +40,8 @@ class DescriptorPoller:
         self._loop = loop
         self._epoll = select.epoll()
         self._watches: dict[int, Watch] = {}
+        self._resting: list[Watch] = []
+        self._timer: DescriptorTimer | None = None
         loop.add_reader(self._epoll.fileno(), self._run)
 
     def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> Watch:
@@ -41,11 +54,39 @@ class DescriptorPoller:
         watch.set(events)
         return watch
 
+    def rest(self, watch: Watch) -> None:
+        """Leave a descriptor alone for `REST_SECONDS`, or less when others rest already. Not at all when no
+        timer is to be had.
+        """
+        if watch.resting or not watch.events:
+            return
+        if not self._resting:
+            if self._timer is None:
+                with suppress(OSError):
+                    self._timer = DescriptorTimer(REST_SECONDS)
+                if self._timer is None:
+                    return
+                self.watch(self._timer.fd, READABLE, self._on_rested)
+            self._timer.start()
+        watch.rest()
+        self._resting.append(watch)
+
     def close(self) -> None:
         """Stop."""
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         self._watches.clear()
+        self._resting.clear()
+        if self._timer is not None:
+            os.close(self._timer.fd)
+            self._timer = None
+
+    def _on_rested(self, _events: int) -> None:
+        assert self._timer is not None
+        os.read(self._timer.fd, _TIMER_BYTES)
+        resting, self._resting = self._resting, []
+        for watch in resting:
+            watch.go_on()
 
     def _run(self) -> None:
         watches = self._watches
@@ -61,7 +102,7 @@ class Watch:
     would go on reporting an end of file to whoever does not want to read.
     """
 
-    __slots__ = ("_epoll", "_watches", "callback", "events", "fd")
+    __slots__ = ("_epoll", "_watches", "callback", "events", "fd", "resting")
 
     def __init__(
         self, epoll: select.epoll, watches: dict[int, Watch], fd: int, callback: Callable[[int], None]
@@ -71,21 +112,42 @@ class Watch:
         self.fd = fd
         self.callback = callback
         self.events = 0
+        self.resting = False
 
     def set(self, events: int) -> None:
         """Be interested in exactly these events."""
         if events == self.events:
             return
-        if not self.events:
-            self._epoll.register(self.fd, events)
-            self._watches[self.fd] = self
-        elif events:
-            self._epoll.modify(self.fd, events)
-        else:
-            del self._watches[self.fd]
-            self._epoll.unregister(self.fd)
+        if not self.resting:
+            if not self.events:
+                self._add(events)
+            elif events:
+                self._epoll.modify(self.fd, events)
+            else:
+                self._remove()
         self.events = events
 
     def want(self, events: int, wanted: bool) -> None:
         """Add or take away an interest."""
         self.set(self.events | events if wanted else self.events & ~events)
+
+    # -- for the poller
+
+    def rest(self) -> None:
+        """Report nothing until `go_on`."""
+        self.resting = True
+        self._remove()
+
+    def go_on(self) -> None:
+        """Report what is wanted now; of a descriptor that is closed by now, nothing."""
+        self.resting = False
+        if self.events:
+            self._add(self.events)
+
+    def _add(self, events: int) -> None:
+        self._epoll.register(self.fd, events)
+        self._watches[self.fd] = self
+
+    def _remove(self) -> None:
+        del self._watches[self.fd]
+        self._epoll.unregister(self.fd)

@@ -23,6 +23,7 @@ import errno
 import os
 import signal
 import termios
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -36,6 +37,7 @@ from execserver.loading import deferred
 from execserver.processes.answers import look
 from execserver.processes.cause import OomCounter, exit_cause, may_be_out_of_memory
 from execserver.processes.deadlines import Deadline, Deadlines
+from execserver.processes.gathering import LEAST_BYTES, Gathering
 from execserver.processes.large_pipes import LargePipes
 from execserver.processes.output_log import OutputLog, Page
 from execserver.processes.poller import HANGUP, READABLE, WRITABLE, DescriptorPoller, Watch
@@ -150,6 +152,7 @@ class ManagedProcess:
         "_enlarged",
         "_evidence",
         "_exiting",
+        "_gathering",
         "_hung",
         "_hurried",
         "_inherited",
@@ -233,6 +236,8 @@ class ManagedProcess:
         self._deadline: Deadline | None = None
         self._enlarged: tuple[Stream, ...] = ()
         """The streams whose pipes were found full, and made larger."""
+        self._gathering: dict[Stream, Gathering] = {}
+        """Of streams that brought a page at a time."""
         self._paused = False
         self._released = False
         self._hurried = False
@@ -742,11 +747,21 @@ class ManagedProcess:
                 self._deadline.touch(self._around.deadlines.clock())
             self._notify()
             self.log.trim()
+            if size >= LEAST_BYTES and not self.tty and not self.log.hurried:
+                self._let_gather(stream, size)
         elif stream in self.log.ended:
             if self.tty and self.running:
                 self._look_again_later()
             else:
                 self._end(stream)
+
+    def _let_gather(self, stream: Stream, size: int) -> None:
+        gathering = self._gathering.get(stream)
+        if gathering is None:
+            gathering = self._gathering[stream] = Gathering()
+        watch = self._outputs.get(stream)
+        if gathering.rests_after(size, time.monotonic()) and watch is not None:
+            self._around.poller.rest(watch)
 
     def _enlarge(self, stream: Stream, fd: int) -> None:
         """Its pipe was full."""

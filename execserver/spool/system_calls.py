@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import os
 import struct
 import termios
 
@@ -12,7 +13,11 @@ _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02  # linux/falloc.h
 _INT = struct.Struct("i")
 _NO_BYTES = bytes(_INT.size)
 
-_fallocate = ctypes.CDLL(None).fallocate
+_ONCE = struct.Struct("@4l")  # struct itimerspec: an interval of none, seconds, nanoseconds
+_CLOCK_MONOTONIC = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_fallocate = _libc.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -40,3 +45,27 @@ def unread_bytes(pipe: int) -> int:
         OSError: it is neither.
     """
     return int(_INT.unpack(fcntl.ioctl(pipe, termios.FIONREAD, _NO_BYTES))[0])
+
+
+class DescriptorTimer:
+    """A timer that is a descriptor, for less than the millisecond that an event loop counts in. The
+    descriptor is readable when the time is over.
+
+    Args:
+        seconds: from `start` on, less than one.
+
+    Raises:
+        OSError: no descriptor is to be had.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._time = _ONCE.pack(0, 0, 0, round(seconds * 1e9))
+        # Its flags are those of a file (sys/timerfd.h).
+        self.fd = int(_libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
+        if self.fd < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def start(self) -> None:
+        """Begin, or begin anew. What was not read of an earlier end is forgotten."""
+        _libc.timerfd_settime(self.fd, 0, self._time, None)

@@ -1,0 +1,173 @@
+"""Descriptors are reported when they are ready, and not while they rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from execserver.processes.gathering import REST_SECONDS
+from execserver.processes.poller import READABLE, DescriptorPoller, Watch
+
+SECONDS = 10.0
+"""More than anything here takes on the slowest machine."""
+
+
+class Pipe:
+    """A pipe that is watched, and what was reported of it."""
+
+    def __init__(self, poller: DescriptorPoller) -> None:
+        self.read, self.write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.reported: list[float] = []
+        self.watch: Watch = poller.watch(self.read, READABLE, self._on_ready)
+
+    def _on_ready(self, _events: int) -> None:
+        self.reported.append(time.monotonic())
+        os.read(self.read, 1 << 16)
+
+    async def next(self) -> float:
+        """When it is reported once more."""
+        before = len(self.reported)
+        deadline = time.monotonic() + SECONDS
+        while len(self.reported) == before:
+            assert time.monotonic() < deadline, "nothing is reported"
+            await asyncio.sleep(0)
+        return self.reported[-1]
+
+    def close(self) -> None:
+        """As an owner does it."""
+        if self.read >= 0:
+            self.watch.set(0)
+            os.close(self.read)
+            os.close(self.write)
+            self.read = -1
+
+
+@pytest.fixture
+async def poller() -> AsyncIterator[DescriptorPoller]:
+    poller = DescriptorPoller(asyncio.get_running_loop())
+    yield poller
+    poller.close()
+
+
+@pytest.fixture
+def pipe(poller: DescriptorPoller) -> Iterator[Pipe]:
+    pipe = Pipe(poller)
+    yield pipe
+    pipe.close()
+
+
+async def rested() -> None:
+    """Long after the end of any rest."""
+    await asyncio.sleep(20 * REST_SECONDS)
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_during_a_rest_is_reported_when_it_is_over(
+    poller: DescriptorPoller, pipe: Pipe
+) -> None:
+    for _ in range(100):
+        began = time.monotonic()
+        poller.rest(pipe.watch)
+        os.write(pipe.write, b"x")
+        assert await pipe.next() - began >= REST_SECONDS
+
+
+async def test_who_rests_already_is_reported_once_after_it(poller: DescriptorPoller, pipe: Pipe) -> None:
+    os.write(pipe.write, b"x")
+    for _ in range(3):
+        poller.rest(pipe.watch)
+    await rested()
+    assert len(pipe.reported) == 1
+
+
+async def test_the_others_are_reported_meanwhile(poller: DescriptorPoller, pipe: Pipe) -> None:
+    other = Pipe(poller)
+    try:
+        poller.rest(pipe.watch)
+        os.write(pipe.write, b"x")
+        os.write(other.write, b"x")
+        await other.next()
+        assert len(pipe.reported) <= 1
+        if not pipe.reported:
+            await pipe.next()
+    finally:
+        other.close()
+
+
+async def test_what_is_not_wanted_any_more_after_a_rest_is_not_reported(
+    poller: DescriptorPoller, pipe: Pipe
+) -> None:
+    poller.rest(pipe.watch)
+    os.write(pipe.write, b"x")
+    pipe.watch.want(READABLE, False)
+    await rested()
+    assert not pipe.reported
+    pipe.watch.want(READABLE, True)
+    await pipe.next()
+
+
+async def test_what_is_wanted_again_during_a_rest_is_reported_after_it(
+    poller: DescriptorPoller, pipe: Pipe
+) -> None:
+    poller.rest(pipe.watch)
+    pipe.watch.want(READABLE, False)
+    pipe.watch.want(READABLE, True)
+    os.write(pipe.write, b"x")
+    await pipe.next()
+
+
+async def test_a_descriptor_that_is_closed_during_its_rest_is_forgotten(poller: DescriptorPoller) -> None:
+    pipe = Pipe(poller)
+    poller.rest(pipe.watch)
+    number = pipe.read
+    pipe.close()
+    other = Pipe(poller)
+    try:
+        assert number in (other.read, other.write)
+        os.write(other.write, b"x")
+        await rested()
+        assert len(other.reported) == 1
+        assert not pipe.reported
+    finally:
+        other.close()
+
+
+async def test_what_is_not_watched_does_not_rest(poller: DescriptorPoller, pipe: Pipe) -> None:
+    pipe.watch.set(0)
+    poller.rest(pipe.watch)
+    os.write(pipe.write, b"x")
+    await rested()
+    assert not pipe.reported
+
+
+async def test_without_a_descriptor_for_the_timer_there_is_no_rest(
+    poller: DescriptorPoller, pipe: Pipe
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(pipe.read)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        poller.rest(pipe.watch)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not pipe.watch.resting
+    os.write(pipe.write, b"x")
+    await pipe.next()
+
+
+async def test_a_poller_that_ends_leaves_no_descriptor(poller: DescriptorPoller) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    other = DescriptorPoller(asyncio.get_running_loop())
+    pipe = Pipe(other)
+    other.rest(pipe.watch)
+    other.close()
+    os.close(pipe.read)
+    os.close(pipe.write)
+    assert len(os.listdir("/proc/self/fd")) == before
