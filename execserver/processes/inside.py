@@ -57,7 +57,6 @@ class Inside:
         """Whether the first process is known to have ended."""
         self._stranger = False
         """Whether the number of the first process is somebody else's by now."""
-        self._killed = False
         self._waiting: deque[tuple[int, bool]] = deque()
         """Signals for a command that is not there yet, oldest first, each with whether it is for the command
         alone."""
@@ -98,11 +97,10 @@ class Inside:
         return {self._launcher, self._first} if self.namespaces else {self._launcher}
 
     def kill(self) -> None:
-        """SIGKILL everything inside that can be told from here. The launcher is the caller's affair; when it
-        has ended, `launcher_ended` tells whether others have to look for what is left.
+        """SIGKILL everything inside that can be told from here. The launcher is the caller's affair, and so
+        is what has left the command's group where no namespace ends it (`launcher_ended`).
         """
         self._waiting.clear()
-        self._killed = True
         pidfd = self._find_first()
         if pidfd is None:
             return
@@ -112,22 +110,24 @@ class Inside:
             self._signal_group(command, signal.SIGKILL)
         _send(pidfd, signal.SIGKILL)
 
-    def launcher_ended(self, on_end: Callable[[], None]) -> bool:
+    def launcher_ended(self, on_end: Callable[[], None], *, whole: bool = False) -> bool:
         """The launcher was reaped: nobody inside has a reason to go on.
 
         Args:
             on_end: called, but not before the return, when nothing runs inside any more.
+            whole: whether all that ever came of the command is to end.
 
         Returns:
-            Whether that will be told; if not, others have to look: the first process is not known, or
-            everything was to be killed and no namespace does that.
+            Whether that will be told; if not, others have to look by the tag: the first process is not known,
+            or all is to end and no namespace sees to that.
         """
         pidfd = self._find_first()
         self._close_report()
-        if self._killed and not self.namespaces:
+        if whole and not self.namespaces and self._tag is not None:
             if pidfd is not None:
                 os.close(pidfd)
-                self._pidfd = None
+            self._gone, self._pidfd = True, None
+            self._waiting.clear()
             return False
         if pidfd is None:
             if not self._gone:

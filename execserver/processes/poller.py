@@ -6,8 +6,9 @@ loop watches the epoll itself, which is a pollable descriptor.
 
 One owner a descriptor: whoever watches it stops before closing it.
 
-A watch can rest for a moment shorter than the timers of the loop know (`gathering.py`): it is out of the
-epoll until one timer for all that rest is over. What its owner wants meanwhile holds from then on.
+A watch can rest for a moment shorter than the timers of the loop know (`gathering.py`): the epoll is told
+that nothing is wanted, until one timer for all that rest is over or its owner wants something else. It stays
+registered: to register it again could fail, and leave a stream at which nobody looks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import asyncio
 import os
 import select
 from collections.abc import Callable
-from contextlib import suppress
 
 from execserver.processes.gathering import REST_SECONDS
 from execserver.spool.system_calls import DescriptorTimer
@@ -62,11 +62,9 @@ class DescriptorPoller:
             return
         if not self._resting:
             if self._timer is None:
-                with suppress(OSError):
-                    self._timer = DescriptorTimer(REST_SECONDS)
-                if self._timer is None:
-                    return
-                self.watch(self._timer.fd, READABLE, self._on_rested)
+                self._timer = self._new_timer()
+            if self._timer is None:
+                return
             self._timer.start()
         watch.rest()
         self._resting.append(watch)
@@ -81,6 +79,18 @@ class DescriptorPoller:
             os.close(self._timer.fd)
             self._timer = None
 
+    def _new_timer(self) -> DescriptorTimer | None:
+        try:
+            timer = DescriptorTimer(REST_SECONDS)
+        except OSError:
+            return None
+        try:
+            self.watch(timer.fd, READABLE, self._on_rested)
+        except OSError:
+            os.close(timer.fd)
+            return None
+        return timer
+
     def _on_rested(self, _events: int) -> None:
         assert self._timer is not None
         os.read(self._timer.fd, _TIMER_BYTES)
@@ -90,10 +100,13 @@ class DescriptorPoller:
 
     def _run(self) -> None:
         watches = self._watches
+        # An end is reported whatever is wanted, and of one that rests it tells nothing: there may be output
+        # before it. Also not when the rest ends in this very turn.
+        resting = {watch.fd for watch in self._resting if watch.resting} if self._resting else ()
         for fd, events in self._epoll.poll(0, _EVENTS_A_TURN):
             # An earlier callback of this turn may have stopped this one.
             watch = watches.get(fd)
-            if watch is not None:
+            if watch is not None and fd not in resting:
                 watch.callback(events)
 
 
@@ -118,13 +131,15 @@ class Watch:
         """Be interested in exactly these events."""
         if events == self.events:
             return
-        if not self.resting:
-            if not self.events:
-                self._add(events)
-            elif events:
-                self._epoll.modify(self.fd, events)
-            else:
-                self._remove()
+        self.resting = False
+        if not self.events:
+            self._epoll.register(self.fd, events)
+            self._watches[self.fd] = self
+        elif events:
+            self._epoll.modify(self.fd, events)
+        else:
+            del self._watches[self.fd]
+            self._epoll.unregister(self.fd)
         self.events = events
 
     def want(self, events: int, wanted: bool) -> None:
@@ -134,20 +149,12 @@ class Watch:
     # -- for the poller
 
     def rest(self) -> None:
-        """Report nothing until `go_on`."""
+        """Report nothing until `go_on`, or until something else is wanted."""
         self.resting = True
-        self._remove()
+        self._epoll.modify(self.fd, 0)
 
     def go_on(self) -> None:
-        """Report what is wanted now; of a descriptor that is closed by now, nothing."""
-        self.resting = False
-        if self.events:
-            self._add(self.events)
-
-    def _add(self, events: int) -> None:
-        self._epoll.register(self.fd, events)
-        self._watches[self.fd] = self
-
-    def _remove(self) -> None:
-        del self._watches[self.fd]
-        self._epoll.unregister(self.fd)
+        """End a rest, if it is not over yet."""
+        if self.resting:
+            self.resting = False
+            self._epoll.modify(self.fd, self.events)

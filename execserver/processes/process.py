@@ -608,7 +608,7 @@ class ManagedProcess:
                 self.inside.signal(number)
                 return True
             if not self.inside.namespaces:
-                # A successor finishes it: no kernel kills what has left the group.
+                # No kernel kills what has left the group: it is looked for when the launcher has ended.
                 self.end_for("signal", tree=True)
             self.inside.kill()
         try:
@@ -676,7 +676,7 @@ class ManagedProcess:
             # What has no namespace of its own for its processes ends like what has one.
             self._on_ended(self, self.confinement.backend in ("landlock", "seatbelt"))
             return
-        told = self.inside.launcher_ended(lambda: self._on_ended(self, False))
+        told = self.inside.launcher_ended(lambda: self._on_ended(self, False), whole=self._tree_ending)
         if not self.inside.set_up and not by_signal:
             self.failure = f"failed to prepare process sandbox: {_last_words(self.log)}"
         if not told:
@@ -747,7 +747,7 @@ class ManagedProcess:
                 self._deadline.touch(self._around.deadlines.clock())
             self._notify()
             self.log.trim()
-            if size >= LEAST_BYTES and not self.tty and not self.log.hurried:
+            if (size >= LEAST_BYTES or self._gathering) and not self.tty:
                 self._let_gather(stream, size)
         elif stream in self.log.ended:
             if self.tty and self.running:
@@ -759,8 +759,9 @@ class ManagedProcess:
         gathering = self._gathering.get(stream)
         if gathering is None:
             gathering = self._gathering[stream] = Gathering()
+        rests = gathering.rests_after(size, time.monotonic())
         watch = self._outputs.get(stream)
-        if gathering.rests_after(size, time.monotonic()) and watch is not None:
+        if rests and watch is not None and not self.log.hurried:
             self._around.poller.rest(watch)
 
     def _enlarge(self, stream: Stream, fd: int) -> None:

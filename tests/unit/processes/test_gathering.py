@@ -55,6 +55,12 @@ def test_lines_do_not_rest() -> None:
     assert not any(Stream().take(LEAST_BYTES - 1, 1000))
 
 
+def test_a_line_in_between_ends_a_flood() -> None:
+    stream = flooding()
+    assert stream.take(100) == [False]
+    assert not any(stream.take(PIECE, 15))
+
+
 def test_large_pieces_do_not_rest() -> None:
     assert not any(Stream().take(CHUNK_BYTES - PIECE, 1000))
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,19 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def begin_as_a_child(tag: int | None) -> None:
+    """The same for a launcher, which may bear a tag."""
+    hear_interrupts()
+    if tag is not None:
+        membership.set_own_tag(tag)
+
+
 class Launcher:
     """A bubblewrap with a command in it, and what we know of its inside."""
 
-    def __init__(self, poller: DescriptorPoller, command: Sequence[str], options: Sequence[str]) -> None:
+    def __init__(
+        self, poller: DescriptorPoller, command: Sequence[str], options: Sequence[str], tag: int | None = None
+    ) -> None:
         report = memory_file(b"")
         write = os.dup(report)
         self.kept = os.dup(report)
@@ -48,13 +58,13 @@ class Launcher:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=hear_interrupts,
+            preexec_fn=partial(begin_as_a_child, tag),
         )
         os.close(write)
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._said = b""
-        self.inside = Inside(self.process.pid, report, self._namespaces, None, poller)
+        self.inside = Inside(self.process.pid, report, self._namespaces, tag, poller)
         self.ended = False
 
     def hand_over(self) -> None:
@@ -71,10 +81,10 @@ class Launcher:
 
         await until(said)
 
-    async def over(self) -> int:
+    async def over(self, *, whole: bool = False) -> int:
         """Wait for the launcher, and tell what it left inside that it is gone."""
         await until(lambda: self.process.poll() is not None)
-        self.told = self.inside.launcher_ended(self._on_ended)
+        self.told = self.inside.launcher_ended(self._on_ended, whole=whole)
         return self.process.returncode
 
     def _on_ended(self) -> None:
@@ -100,9 +110,9 @@ async def poller() -> DescriptorPoller:
 def launch(poller: DescriptorPoller) -> Iterator[Launch]:
     launched: list[Launcher] = []
 
-    def start(script: str | Sequence[str], *options: str) -> Launcher:
+    def start(script: str | Sequence[str], *options: str, tag: int | None = None) -> Launcher:
         command = ["/bin/sh", "-c", script] if isinstance(script, str) else script
-        launched.append(Launcher(poller, command, options))
+        launched.append(Launcher(poller, command, options, tag))
         return launched[-1]
 
     yield start
@@ -167,41 +177,51 @@ async def test_a_kill_without_namespaces_ends_the_commands_group_and_not_the_lau
     assert await launcher.over() == 128 + signal.SIGKILL
 
 
-async def test_a_kill_without_namespaces_leaves_the_search_for_the_rest_to_others(
-    launch: Launch, tmp_path: Path
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("tagged", [True, False])
+async def test_who_left_the_group_is_left_to_others_where_there_is_a_tag_to_find_him_by(
+    launch: Launch, tagged: bool, whole: bool
 ) -> None:
-    # Whatever left the group lives on, and no namespace ends it.
-    launcher = launch(f"mkfifo {tmp_path}/gone; setsid cat {tmp_path}/gone & echo ready; sleep 60")
+    tag = membership.tag_value(membership.new_instance(), 7) if tagged else None
+    launcher = launch("setsid sh -c 'echo ready; exec sleep 5' & sleep 60", tag=tag)
     await launcher.says("ready")
     launcher.inside.kill()
-    assert await launcher.over() == 128 + signal.SIGKILL
-    assert not launcher.told
-    (tmp_path / "gone").write_text("go")
+    before = len(os.listdir("/proc/self/fd"))
+    assert await launcher.over(whole=whole) == 128 + signal.SIGKILL
+    assert launcher.told == (not (tagged and whole))
+    if launcher.told:
+        await until(lambda: launcher.ended)
+    # Nor is it looked for any more.
+    launcher.inside.signal(signal.SIGTERM)
+    await asyncio.sleep(0.01)
+    assert not launcher.inside.waiting
+    assert len(os.listdir("/proc/self/fd")) == before - 2, "the report and the first process"
+    if tagged:
+        instance, _ = membership.split_tag(tag or 0) or (0, 0)
+        assert len(membership.members(instance)) == 1
+        assert membership.kill_members(instance) == []
 
 
-async def test_a_kill_that_comes_when_the_command_is_reaped_already_leaves_its_group_to_others(
-    poller: DescriptorPoller,
+async def test_a_kill_without_namespaces_reaches_the_group_before_the_command_can_be_reaped(
+    launch: Launch,
 ) -> None:
-    child = subprocess.Popen(
-        ["/bin/sh", "-c", "sleep 60 & echo $!; exec sleep 60"],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    background = os.pidfd_open(int(child.stdout.readline()))
-    inside = Inside(0, memory_file(b'{"child-pid": %d}\n' % child.pid), False, None, poller)
+    for _ in range(20):
+        launcher = launch("sleep 61 & echo ready; exec sleep 60")
+        await launcher.says("ready")
+        assert launcher.inside.apparatus() is not None
+        group = int(Path(f"/proc/{launcher.process.pid}/task/{launcher.process.pid}/children").read_text())
+        launcher.inside.kill()
+        await launcher.over()
+        await until(partial(group_is_gone, group))
+
+
+def group_is_gone(group: int) -> bool:
+    """Whether a process group has no living member."""
     try:
-        assert inside.apparatus() == {0}, "there is a command"
-        child.kill()
-        child.wait()
-        inside.kill()
-        assert not inside.launcher_ended(lambda: None)
-    finally:
-        signal.pidfd_send_signal(background, signal.SIGKILL)
-        os.close(background)
-        child.stdout.close()
-        poller.close()
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 async def test_nothing_goes_on_inside_when_the_launcher_is_killed(launch: Launch) -> None:
