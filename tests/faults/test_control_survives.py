@@ -182,7 +182,7 @@ def test_a_sandbox_without_a_pid_namespace_is_killed_when_the_server_dies_over_i
     mark = _mark()
     service = serve("unix", may_fail=True, env={"EXECSERVER_FAULT_POINT": "after-reap"})
     session = ResumingClient(service)
-    # So many that to kill them takes a moment. They do not hold the output: `closed` does not wait for its end.
+    # So many that to kill them takes a moment. They do not hold the output, for whose end `closed` waits.
     many = "n=0; while [ $n -lt {count} ]; do setsid sleep {mark} & n=$((n+1)); done; exec sleep 300"
     script = "exec >/dev/null 2>&1; " + many.format(count=STRAGGLERS, mark=mark)
     process = session.start("/bin/sh", "-c", script, sandbox=context(unrestricted("restricted"), cwd="/"))
