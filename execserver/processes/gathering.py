@@ -7,11 +7,11 @@ pipe, and all of it is one chunk.
 Rules kept in this file:
 
 1. Only a flood is left alone: many takes in a row, each of a page at least, each just after the last.
-2. A rest has to pay. When several in a row bring no more than a take brought before, the child was held up
-   by nothing but an answer (somebody who waits for what it says asks it): it is taken from at once for a good
-   while.
+2. A rest has to pay. When several in a row bring less than half as much again as a take brought before,
+   the child was held up by nothing but an answer (somebody who waits for what it says asks it): it is taken
+   from at once for a good while.
 3. Not while clients ask for something: what is gathered is sent in one go, and a small request waits for
-   that. (The caller knows that.)
+   that. The caller knows it, and does not ask then: a rest that is not taken would count as one in vain.
 4. Where a chunk was filled there is more: no rest after that.
 """
 
@@ -46,7 +46,7 @@ class Gathering:
         self._takes = 0
         """Small ones in a row."""
         self._before = 0
-        """Bytes of the last take before the first rest."""
+        """Bytes of the last take that came without a rest."""
         self._rested = False
         self._vain = 0
         """Rests in a row that brought no more."""
@@ -60,7 +60,7 @@ class Gathering:
         """
         quick = now - self._taken_at < _QUICK_SECONDS
         self._taken_at = now
-        if not quick or size < LEAST_BYTES:
+        if not quick or size < LEAST_BYTES or (size >= _SMALL_BYTES and not self._rested):
             self._takes, self._rested = min(self._takes, 0), False
             return False
         if self._rested:
@@ -70,9 +70,6 @@ class Gathering:
             else:
                 self._rested = size % CHUNK_BYTES != 0
             return self._rested
-        if size >= _SMALL_BYTES:
-            self._takes = min(self._takes, 0)
-            return False
         self._takes += 1
         self._before = size
         self._rested = self._takes >= _TAKES_OF_A_FLOOD

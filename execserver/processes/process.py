@@ -756,12 +756,13 @@ class ManagedProcess:
                 self._end(stream)
 
     def _let_gather(self, stream: Stream, size: int) -> None:
+        watch = self._outputs.get(stream)
+        if watch is None or self.log.hurried:
+            return
         gathering = self._gathering.get(stream)
         if gathering is None:
             gathering = self._gathering[stream] = Gathering()
-        rests = gathering.rests_after(size, time.monotonic())
-        watch = self._outputs.get(stream)
-        if rests and watch is not None and not self.log.hurried:
+        if gathering.rests_after(size, time.monotonic()):
             self._around.poller.rest(watch)
 
     def _enlarge(self, stream: Stream, fd: int) -> None:

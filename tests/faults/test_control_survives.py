@@ -191,6 +191,7 @@ def test_a_sandbox_without_a_pid_namespace_is_killed_when_the_server_dies_over_i
     # The group is dead and reaped, and nobody has looked for what left it.
     _die_at_the_point(service, session)
     handle = session.client.process(process)
+    # Without a pause, in which the last of them could end.
     deadline = time.monotonic() + 10
     while not handle.read()["closed"]:
         assert time.monotonic() < deadline
