@@ -384,9 +384,11 @@ def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> E
     next_seq = process.log.next_seq
     if page.chunks and (not unlimited or not page.complete):
         next_seq = page.chunks[-1].seq + 1
-    # A page that was cut does not cover the end, and the stock client must not learn of an end
-    # before it has all that came earlier.
-    covers_end = page.complete or not unlimited
+    # The stock client must not learn of an end before it has all that came earlier; but that an exit is
+    # what the number between two chunks stands for, it learns from nothing but this page.
+    ends = page.complete or not unlimited
+    exited_seq = process.exited_seq
+    exited = process.exit_code is not None and (ends or (exited_seq is not None and exited_seq < next_seq))
     if unlimited:
         after = partial(caller.attachment.answered, process, page, next_seq)
     first, *rest = _encode_page(
@@ -395,7 +397,8 @@ def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> E
         after_seq,
         next_seq,
         unlimited=unlimited,
-        covers_end=covers_end,
+        exited=exited,
+        closed=process.closed and ends,
         extensions=caller.extensions,
     )
     return Encoded(first, after, rest=tuple(rest))
@@ -408,7 +411,8 @@ def _encode_page(
     next_seq: int,
     *,
     unlimited: bool,
-    covers_end: bool,
+    exited: bool,
+    closed: bool,
     extensions: bool,
 ) -> list[bytes]:
     """A large page in pieces: the base64 text of its chunks is copied nowhere on its way to the peer."""
@@ -421,7 +425,6 @@ def _encode_page(
             pybase64.b64encode(chunk.data),
             b'"},',
         )
-    exited = process.exit_code is not None and covers_end
     texts[-1] = texts[-1].removesuffix(b",")
     texts.append(
         b'],"nextSeq":%d,"exited":%b,"exitCode":%b,"closed":%b,"failure":%b,"sandboxDenied":%b%b%b}'
@@ -429,7 +432,7 @@ def _encode_page(
             next_seq,
             _boolean(exited),
             b"%d" % (process.exit_code or 0) if exited else b"null",
-            _boolean(process.closed and covers_end),
+            _boolean(closed),
             b"null" if process.failure is None else encode_json(process.failure),
             _boolean(exited and process.sandbox_denied),
             end_members(process) if extensions and exited else b"",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -381,6 +382,23 @@ def test_rest_of_a_cut_page_is_notified_after_a_resume(endpoint: Endpoint) -> No
     assert begin + resumed.output == whole
     numbers = [chunk["seq"] for chunk in page["chunks"]] + resumed.log.seqs
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.statement("O27")
+def test_cut_page_tells_of_an_exit_that_it_covers(endpoint: Endpoint, here: Path) -> None:
+    client = endpoint.private("--retained-output-bytes", "40000000").connect()
+    os.mkfifo(here / "go")
+    # The leader goes; what it leaves behind writes more than a page into its output.
+    process = client.shell(f"{{ read -r go <{here}/go; seq 1 2500000; }} & echo begun; exit 3").wait_exited()
+    (here / "go").write_text("go\n")
+    process.wait_closed(timeout=50)
+
+    page = process.read()
+    assert len(read_bytes(page)) <= 8 * MIB < len(process.output)
+    missing = set(range(1, page["nextSeq"])) - {chunk["seq"] for chunk in page["chunks"]}
+    # Nobody else could tell whoever resumes with this page what that number was.
+    assert missing == {2}
+    assert (page["exited"], page["exitCode"], page["closed"]) == (True, 3, False)
 
 
 # -- readers that are slow

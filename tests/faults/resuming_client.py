@@ -52,11 +52,20 @@ class EventRow:
     def add_page(self, page: Json, after_seq: int) -> None:
         """File the answer to a `process/read` that asked for what is behind `after_seq`."""
         lost, first = int(page.get("lostBytes", 0)), page.get("firstSeq")
+        # That of an exit is the one number that no page gives: it may lie between two chunks.
+        unplaced = bool(page["exited"]) and not self.exited
         for chunk in page["chunks"]:
-            assert chunk["seq"] > after_seq, page
+            seq = chunk["seq"]
+            assert seq > after_seq, _outline(page)
             # Pushed before the answer: the server holds events back for a moment only.
-            if chunk["seq"] > self.last_seq:
-                self._output(chunk, lost if chunk["seq"] == first else 0)
+            if seq > self.last_seq:
+                if unplaced and seq == self.last_seq + 2:
+                    self.last_seq, unplaced = seq - 1, False
+                assert seq == self.last_seq + 1 or lost, f"{self.last_seq} is followed by {_outline(page)}"
+                self._output(chunk, lost if seq == first else 0)
+        following = page["nextSeq"] - 1 - self.last_seq
+        ends = unplaced + (bool(page["closed"]) and not self.closed)
+        assert lost or following <= 0 or following == ends, f"{self.last_seq} is followed by {_outline(page)}"
         if page["exited"]:
             self._exit(page["exitCode"])
         self.closed = self.closed or page["closed"]
@@ -80,6 +89,12 @@ class EventRow:
     def _exit(self, code: int) -> None:
         assert self.exit_code in (None, code), f"exit code {self.exit_code}, later {code}"
         self.exited, self.exit_code = True, code
+
+
+def _outline(page: Json) -> Json:
+    """A page with the sizes of its chunks for their bytes."""
+    sizes = [(chunk["seq"], len(decode(chunk["chunk"]))) for chunk in page["chunks"]]
+    return {**page, "chunks": sizes}
 
 
 class ResumingClient:

@@ -1,4 +1,4 @@
-"""A client that loses its connection again and again."""
+"""A client that loses its connection, once or again and again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from tests.faults.counters import LINE_BYTES, CounterCheck
+from tests.faults.resuming_client import ResumingClient
 from tests.faults.service import Serve, Service
 from tests.support.wire import Client, ReplyError, decode
 
@@ -52,6 +54,32 @@ def test_two_hundred_cuts_lose_and_double_nothing(transport: str, serve: Serve) 
     output = b"".join(decode(chunks[seq]) for seq in sorted(chunks))
     assert output == b"".join(b"%d\n" % number for number in range(1, COUNT + 1))
     assert process.read(0)["exitCode"] == 7
+
+
+@pytest.mark.over("unix", "ws")
+def test_an_exit_before_the_last_output_is_where_it_was_for_who_resumes(transport: str, serve: Serve) -> None:
+    session = ResumingClient(serve(transport))
+    count, lines = 5, 3000
+    # Nobody reads what is sent, so that nothing is taken for a while: what ends now has ended before that.
+    session.client.pause()
+    flood = session.start_params(["/usr/bin/yes"])
+    session.client.request("process/start", flood)
+    time.sleep(0.5)
+    checks = [CounterCheck() for _ in range(count)]
+    rows = []
+    for check in checks:
+        params = session.start_params(["/bin/sh", "-c", f"seq -f %015.0f 0 {lines - 1}; exit 3"])
+        rows.append(session.follow(params["processId"], check.take))
+        session.client.request("process/start", params)
+    time.sleep(1)
+    session.reconnect()
+    session.call("process/terminate", {"processId": flood["processId"]})
+
+    session.finish(*rows)
+    assert [check.position for check in checks] == [lines * LINE_BYTES] * count
+    assert [row.exit_code for row in rows] == [3] * count
+    pages = [session.call("process/read", {"processId": row.process_id}) for row in rows]
+    assert [2] in [[chunk["seq"] for chunk in page["chunks"]] for page in pages], "no exit came first"
 
 
 def _resume(service: Service, session: str) -> Client:

@@ -236,10 +236,12 @@ class Peer:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.aborted = False
+        self.finished = False
 
-    def abort(self) -> None:
-        self.aborted = True
+    def abort(self) -> None: ...
+
+    def finish(self) -> None:
+        self.finished = True
 
     def pause_reading(self) -> None: ...
 
@@ -308,19 +310,20 @@ def test_a_dialect_that_cannot_be_loaded_is_no_silence(monkeypatch: pytest.Monke
     # As when the table of descriptors is full.
     monkeypatch.setitem(sys.modules, "execserver.rpc.dispatcher", None)
 
-    async def scenario() -> tuple[list[bytes], bool]:
+    async def scenario() -> Peer:
         peer = Peer()
         connection = Connection(peer, {}, None, lambda _: None)  # type: ignore[arg-type]
         connection.messages_received([b'{"jsonrpc":"2.0","id":1,"method":"environment/status"}'])
         connection.batch_ended()
-        for _ in range(50):
+        for _ in range(500):
             await asyncio.sleep(0.01)
-            if peer.sent or peer.aborted:
+            if peer.finished:
                 break
-        return peer.sent, peer.aborted
+        return peer
 
-    sent, aborted = asyncio.run(scenario())
-    assert sent or aborted
+    peer = asyncio.run(scenario())
+    assert b"internal error" in peer.sent[0]
+    assert peer.finished
 
 
 def test_a_message_before_unusable_headers_is_served_even_if_it_is_the_first(
