@@ -51,21 +51,27 @@ class EventRow:
 
     def add_page(self, page: Json, after_seq: int) -> None:
         """File the answer to a `process/read` that asked for what is behind `after_seq`."""
+        try:
+            self._page(page, after_seq)
+        except AssertionError as error:
+            error.add_note(f"in {_outline(page)}")
+            raise
+
+    def _page(self, page: Json, after_seq: int) -> None:
         lost, first = int(page.get("lostBytes", 0)), page.get("firstSeq")
         # That of an exit is the one number that no page gives: it may lie between two chunks.
         unplaced = bool(page["exited"]) and not self.exited
         for chunk in page["chunks"]:
             seq = chunk["seq"]
-            assert seq > after_seq, _outline(page)
+            assert seq > after_seq, f"{self.process_id}: number {seq} was not asked for"
             # Pushed before the answer: the server holds events back for a moment only.
             if seq > self.last_seq:
                 if unplaced and seq == self.last_seq + 2:
                     self.last_seq, unplaced = seq - 1, False
-                assert seq == self.last_seq + 1 or lost, f"{self.last_seq} is followed by {_outline(page)}"
                 self._output(chunk, lost if seq == first else 0)
         following = page["nextSeq"] - 1 - self.last_seq
         ends = unplaced + (bool(page["closed"]) and not self.closed)
-        assert lost or following <= 0 or following == ends, f"{self.last_seq} is followed by {_outline(page)}"
+        assert lost or following <= 0 or following == ends, f"{self.process_id}: {self.last_seq} is the last"
         if page["exited"]:
             self._exit(page["exitCode"])
         self.closed = self.closed or page["closed"]
