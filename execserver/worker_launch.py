@@ -55,7 +55,8 @@ class WorkerLauncher:
         wrapped = confinement.wrap(_command(), dies_with_parent=True)
         try:
             return spawn(
-                (wrapped.program, *wrapped.arguments[1:]),
+                wrapped.arguments,
+                program=wrapped.program,
                 inherit=wrapped.passed,
                 tag=self._tag,
                 limit=None if wrapped.limit is None else _without_terminal(wrapped.limit),

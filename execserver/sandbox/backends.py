@@ -11,7 +11,7 @@ import msgspec
 from execserver.sandbox import bubblewrap, seccomp
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
-from execserver.sandbox.memory_file import memory_file
+from execserver.sandbox.memory_file import SealedProgram, memory_file
 from execserver.sandbox.mount_points import Lease
 from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import Policy
@@ -29,6 +29,8 @@ class Tools(msgspec.Struct, frozen=True):
     bubblewrap: str
     setsid: str | None
     bash: str | None
+    sealed: SealedProgram | None = None
+    """The copy of bubblewrap that is run in its place."""
 
 
 class Bubblewrapped(Confinement):
@@ -51,7 +53,12 @@ class Bubblewrapped(Confinement):
         self.namespaces = view.namespaces
         self._tools = tools
         self._null = None if sources.devices is None else f"{sources.devices}/null"
-        self._filter = seccomp.program(network=policy.network, files_limited=policy.limits_files)
+        self._filter = seccomp.program(
+            network=policy.network,
+            files_limited=policy.limits_files,
+            # Without a copy the first process inside leads to the host's program: nothing is traced then.
+            tracing=tools.sealed is not None,
+        )
         self._options = bubblewrap.options(view, sources, root_user=os.geteuid() == 0, held=self._held)
 
     def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
@@ -73,8 +80,9 @@ class Bubblewrapped(Confinement):
             for fd in opened:
                 os.close(fd)
             raise
+        sealed = self._tools.sealed
         return Wrapped(
-            self._tools.bubblewrap,
+            self._tools.bubblewrap if sealed is None else sealed.path,
             ("bwrap", "--args", str(handed_over), "--", *self._command_line(command)),
             {},
             (program, status_inside, handed_over, *self._take_held()),

@@ -7,12 +7,15 @@ A program of its own, standard library only: it is started by its path and impor
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import socket
 import sys
 from collections.abc import Callable
+
+_PTRACE_SEIZE = 0x4206
 
 
 def main(arguments: list[str]) -> None:
@@ -25,6 +28,8 @@ def main(arguments: list[str]) -> None:
         "closed": _tried(lambda: _write(closed_file)),
         "masked": _tried(lambda: os.listdir(masked)),
         "launcher": _tried(lambda: os.stat("/proc/1/exe")),
+        "traced": _tried(lambda: _trace(1)),
+        "held": _tried(lambda: os.pidfd_open(1)),
         "socket": _tried(lambda: socket.socket(socket.AF_INET).close()),
         "seccomp": status.get("Seccomp", ""),
         "no_new_privs": status.get("NoNewPrivs", ""),
@@ -38,6 +43,12 @@ def main(arguments: list[str]) -> None:
 def _write(path: str) -> None:
     with open(path, "w", encoding="ascii") as file:
         file.write("written inside\n")
+
+
+def _trace(pid: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(_PTRACE_SEIZE, pid, None, None) < 0:
+        raise OSError(ctypes.get_errno(), "ptrace")
 
 
 def _tried(attempt: Callable[[], object]) -> str:

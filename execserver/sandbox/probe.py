@@ -25,7 +25,7 @@ from execserver import membership
 from execserver.sandbox import bubblewrap as builder
 from execserver.sandbox import inside_probe, seccomp
 from execserver.sandbox.launch_failures import INSTALL, MINIMUM_VERSION, explain
-from execserver.sandbox.memory_file import memory_file
+from execserver.sandbox.memory_file import SealedProgram, memory_file
 from execserver.sandbox.state_folder import remove_old_folders
 from execserver.sandbox.view import Bind, Mask, View
 
@@ -95,6 +95,17 @@ class ProbeResult(msgspec.Struct, frozen=True):
     path: str | None = None
     """The program; None when there is none."""
 
+    sealed: SealedProgram | None = None
+    """The copy of it that works and is to be run; None where the program itself has to be."""
+
+    identity: tuple[int, ...] = ()
+    """Tells the program from another that is installed in its place."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the program at the path is still the one that was tried."""
+        return self.path is not None and _identity(self.path) == self.identity
+
 
 def probe(
     bubblewrap: str | None, state_folder: str, search_path: str | None = None, *, timeout: float = TIMEOUT
@@ -115,12 +126,20 @@ def probe(
     known = _ask(found, timeout)
     if known.reason:
         return known
+    identity = _identity(found)  # before it is read: what is replaced meanwhile is tried again
+    sealed = _sealed(found)
     try:
-        reason, fix = _try(found, state_folder, timeout)
+        reason, fix = _try(found, sealed, state_folder, timeout)
+        if reason and sealed is not None:
+            # AppArmor grants namespaces by the program's path, which a copy has not.
+            sealed = None
+            reason, fix = _try(found, None, state_folder, timeout)
     except OSError as error:
         reason = f"the sandbox could not be tried: {error}"
         fix = f"make room and descriptors, and see that {state_folder} can be written"
-    return ProbeResult(not reason, reason, fix, known.version, known.features, found)
+    return ProbeResult(
+        not reason, reason, fix, known.version, known.features, found, None if reason else sealed, identity
+    )
 
 
 def find(bubblewrap: str | None, search_path: str) -> str | ProbeResult:
@@ -168,10 +187,28 @@ def _ask(path: str, timeout: float) -> ProbeResult:
     return ProbeResult(False, reason, INSTALL if reason else "", version, features, path)
 
 
-def _try(path: str, state_folder: str, timeout: float) -> tuple[str, str]:
-    """Run a sandbox; reason and fix when it does not work or does not confine."""
+def _identity(path: str) -> tuple[int, ...]:
     try:
-        program = seccomp.program(network=False, files_limited=True)
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _sealed(path: str) -> SealedProgram | None:
+    try:
+        return SealedProgram(path)
+    except OSError:
+        return None
+
+
+def _try(path: str, sealed: SealedProgram | None, state_folder: str, timeout: float) -> tuple[str, str]:
+    """Run sandboxes, without and with the network; reason and fix when they do not work or do not confine."""
+    try:
+        programs = {
+            network: seccomp.program(network=network, files_limited=True, tracing=sealed is not None)
+            for network in (False, True)
+        }
     except seccomp.UnknownArchitectureError as error:
         return str(error), "run the daemon on another architecture"
     remove_old_folders(state_folder, _PREFIX, _ABANDONED, [_HOLLOW])
@@ -182,8 +219,12 @@ def _try(path: str, state_folder: str, timeout: float) -> tuple[str, str]:
         (folder / "masked" / "secret").touch()
         (folder / _HOLLOW).chmod(0)
         (folder / "empty-file").touch(0)
-        done = _confined(path, folder, program, timeout)
-        return _judged(done, folder, path)
+        for network, program in programs.items():
+            done = _confined(path, sealed, folder, program, network, timeout)
+            reason, fix = _judged(done, folder, path, network)
+            if reason:
+                return reason, fix
+        return "", ""
     except subprocess.TimeoutExpired:
         return (
             f"a sandbox made by {path} did not end within {timeout:g} s; it was killed",
@@ -195,11 +236,14 @@ def _try(path: str, state_folder: str, timeout: float) -> tuple[str, str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _confined(path: str, folder: Path, program: bytes, timeout: float) -> subprocess.CompletedProcess[str]:
-    view = View(
-        "read",
-        (Bind(f"{folder}/open", f"{folder}/open", writable=True), Mask(f"{folder}/masked", directory=True)),
+def _confined(
+    path: str, sealed: SealedProgram | None, folder: Path, program: bytes, network: bool, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    mounts = (
+        Bind(f"{folder}/open", f"{folder}/open", writable=True),
+        Mask(f"{folder}/masked", directory=True),
     )
+    view = View("read", mounts, network=network)
     sources = builder.Sources(f"{folder}/empty-file", f"{folder}/{_HOLLOW}")
     targets = [f"{folder}/{name}" for name in ("open/file", "closed/file", "masked")]
     command = [sys.executable, "-I", "-S", inside_probe.__file__, *targets]
@@ -210,14 +254,16 @@ def _confined(path: str, folder: Path, program: bytes, timeout: float) -> subpro
         descriptors.append(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC))  # the status is told anyway
         made = builder.options(view, sources, root_user=os.geteuid() == 0)
         descriptors.append(memory_file(builder.arguments(made, inside, descriptors[0], descriptors[1])))
-        launch = [path, "--args", str(descriptors[2]), "--", *command]
-        return _run(launch, timeout, descriptors)
+        launch = [path if sealed is None else sealed.path, "--args", str(descriptors[2]), "--", *command]
+        return _run(launch, timeout, descriptors if sealed is None else [*descriptors, sealed.fileno()])
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _judged(done: subprocess.CompletedProcess[str], folder: Path, path: str) -> tuple[str, str]:
+def _judged(
+    done: subprocess.CompletedProcess[str], folder: Path, path: str, network: bool
+) -> tuple[str, str]:
     # First what does not depend on anybody's words.
     if (folder / "closed" / "file").exists():
         return _not_confining(path, "a file could be written where only reading was allowed")
@@ -226,12 +272,12 @@ def _judged(done: subprocess.CompletedProcess[str], folder: Path, path: str) -> 
         return failure.cause, failure.fix
     try:
         seen: dict[str, Any] = json.loads(done.stdout)
-        return _judged_by(seen, folder, path)
+        return _judged_by(seen, folder, path, network)
     except (ValueError, KeyError, TypeError, AttributeError):
         return _not_confining(path, "what was run in it gave no account of what it found")
 
 
-def _judged_by(seen: Mapping[str, Any], folder: Path, path: str) -> tuple[str, str]:
+def _judged_by(seen: Mapping[str, Any], folder: Path, path: str, network: bool) -> tuple[str, str]:
     if seen["open"] or not (folder / "open" / "file").exists():
         why = seen["open"] or "the file is not there"
         return (
@@ -239,18 +285,24 @@ def _judged_by(seen: Mapping[str, Any], folder: Path, path: str) -> tuple[str, s
             f"see that the file system of {folder.parent} can be written, or name another with --spool-dir",
         )
     own = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in seen["namespaces"]}
+    expected = {"net"} if network else set()
     shared = sorted(kind for kind, name in seen["namespaces"].items() if name == own[kind])
+    shared = [kind for kind in shared if kind not in expected]
     # Bubblewrap's own first process, and ours; each is told by the namespace in which it has that number.
     strangers = len(seen["processes"]) - 2
     for wrong, what in (
         (shared, f"it shares the host's namespaces: {', '.join(shared)}"),
         (strangers > 0, "processes of the host can be seen"),
         (seen["seccomp"] != "2", "no seccomp filter is on"),
-        (not seen["socket"], "a network socket could be made"),
+        (not network and not seen["socket"], "a network socket could be made"),
         (seen["no_new_privs"] != "1", "set-user-id programs keep their power"),
         (int(seen["capabilities"], 16), "it has capabilities"),
         (not seen["masked"], "a folder that is hidden could be listed"),
         (not seen["launcher"], "the program of bubblewrap itself can be reached, past every read-only mount"),
+        (
+            not seen["traced"] or not seen["held"],
+            "the first process inside, which has no filter, can be traced",
+        ),
     ):
         if wrong:
             return _not_confining(path, what)

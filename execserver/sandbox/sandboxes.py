@@ -211,6 +211,7 @@ class Sandboxes:
             path,
             self._tool("setsid", "util-linux", "tty") if command.tty else None,
             self._tool("bash", "bash", "arg0") if backends.needs_own_name(command) else None,
+            result.sealed,
         )
         used = tuple(tool for tool in (tools.setsid, tools.bash) if tool is not None)
         seen = view.look(policy, self._own, view.Needs(command.cwd, command.program, used, extra))
@@ -278,14 +279,19 @@ class Sandboxes:
 
     def _probe(self) -> probe.ProbeResult:
         with self._lock:
-            stale = self._probed is not None and not self._probed.works and time.monotonic() > self._ask_again
-            if self._probed is None or stale:
+            known = self._probed
+            if known is not None and known.works:
+                stale = not known.is_current
+            else:
+                stale = known is None or time.monotonic() > self._ask_again
+            if known is None or stale:
                 assert self._state is not None
                 self._probed = probe.probe(
                     self._options.bubblewrap, self._state, self._environment.get("PATH")
                 )
                 self._ask_again = time.monotonic() + _ASK_AGAIN_SECONDS
-            return self._probed
+                return self._probed
+            return known
 
     # -- state
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import functools
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from execserver.sandbox.seccomp_bpf import Assembler
 from execserver.sandbox.seccomp_numbers import ARCHITECTURES, Architecture
@@ -44,6 +44,9 @@ _SOCK_STREAM = 1
 _SOCK_SEQPACKET = 5
 _SOCK_TYPE_MASK = 0xF
 """The rest of `type` are SOCK_CLOEXEC and SOCK_NONBLOCK."""
+
+_PRIO_PROCESS = 0
+_IOPRIO_WHO_PROCESS = 1
 
 _TIOCSTI = 0x5412
 _TIOCLINUX = 0x541C
@@ -71,15 +74,19 @@ ALWAYS_REFUSED = (
     "keyctl",
     "add_key",
     "request_key",
+    # It takes descriptors out of other processes, the first one among them.
+    "pidfd_getfd",
 )
-"""And `ioctl` with TIOCSTI or TIOCLINUX: they type into the terminal that the caller reads."""
+"""And `ioctl` with TIOCSTI or TIOCLINUX: they type into the terminal that the caller reads. And `TRACING` and
+`pidfd_open` of process 1: in a pid namespace that is bubblewrap, which has no filter and was opened on the
+host."""
+
+TRACING = ("ptrace", "process_vm_readv", "process_vm_writev")
+"""What debuggers do to other processes."""
 
 REFUSED_WITHOUT_NETWORK = (
-    # Other processes, which may have the network.
-    "ptrace",
-    "process_vm_readv",
-    "process_vm_writev",
-    "pidfd_getfd",
+    # Other processes may have the network.
+    *TRACING,
     "connect",
     "accept",
     "accept4",
@@ -114,7 +121,11 @@ REFUSED_WITHOUT_NAMESPACES = (
     "chroot",
 )
 """And `unshare` and `clone` of namespaces. `clone3`, whose flags lie in memory, is not implemented: C
-libraries then use `clone`."""
+libraries then use `clone`.
+
+And limits, priorities and processors of processes that the caller names: the user's own outside have numbers
+here. So a thread can be given none of these by another thread. And, with the network on, Unix sockets but for
+pairs: nothing else covers those of the host."""
 
 
 def program(
@@ -122,6 +133,7 @@ def program(
     network: bool,
     files_limited: bool,
     namespaces_denied: bool = False,
+    tracing: bool = True,
     architecture: str = platform.machine(),
 ) -> bytes:
     """The filter for a policy, as an array of `struct sock_filter`.
@@ -131,6 +143,7 @@ def program(
         files_limited: whether the policy limits files.
         namespaces_denied: refuse the making and entering of namespaces, mounts and `chroot` too, where
             nothing else does.
+        tracing: with the network, whether a command may trace its own processes (`TRACING`).
         architecture: as `platform.machine()` has it.
 
     Raises:
@@ -151,35 +164,62 @@ def program(
             f"{' and '.join(ARCHITECTURES)}; use a policy of type 'disabled' or 'external' with the network "
             "enabled, or run the daemon on one of these"
         ) from None
-    return _built(machine, network, namespaces_denied)
+    return _built(machine, network, namespaces_denied, tracing and network)
+
+
+_Examined = list[tuple[tuple[str, ...], Callable[[Assembler], None]]]
+"""Calls whose arguments decide, and the instructions that do."""
 
 
 @functools.lru_cache(maxsize=8)
-def _built(machine: Architecture, network: bool, namespaces_denied: bool) -> bytes:
+def _built(machine: Architecture, network: bool, namespaces_denied: bool, tracing: bool) -> bytes:
     refused = list(ALWAYS_REFUSED)
-    examined: list[tuple[tuple[str, ...], Callable[[Assembler], None]]] = [(("ioctl",), _examine_ioctl)]
-    if network:
-        examined.append((("socket", "socketpair"), _examine_vsock))
-    else:
+    examined: _Examined = [
+        (("ioctl",), _examine_ioctl),
+        (("pidfd_open",), functools.partial(_examine_first_process, index=0)),
+    ]
+    if not network:
         refused += REFUSED_WITHOUT_NETWORK
         examined += [
             (("socket", "socketpair"), _examine_socket),
             (("getpeername",), lambda code: code.leave(NO_SOCKET)),
         ]
+    elif namespaces_denied:
+        examined += [(("socketpair",), _examine_pair), (("socket",), _examine_no_unix)]
+    else:
+        examined.append((("socket", "socketpair"), _examine_vsock))
+    if tracing:
+        examined += [
+            (("ptrace",), functools.partial(_examine_first_process, index=1)),
+            (TRACING[1:], functools.partial(_examine_first_process, index=0)),
+        ]
+    elif network:
+        refused += TRACING
     if namespaces_denied:
         refused += REFUSED_WITHOUT_NAMESPACES
-        examined += [
-            (("clone",), functools.partial(_examine_flags, forbidden=_CLONE_NEW)),
-            (("unshare",), functools.partial(_examine_flags, forbidden=~_UNSHARE_HARMLESS & 0xFFFF_FFFF)),
-            (("clone3",), lambda code: code.leave(NOT_IMPLEMENTED)),
-        ]
+        examined += _examined_without_namespaces()
     return _assemble(machine, refused, examined)
+
+
+def _examined_without_namespaces() -> _Examined:
+    return [
+        (("clone",), functools.partial(_examine_flags, forbidden=_CLONE_NEW)),
+        (("unshare",), functools.partial(_examine_flags, forbidden=~_UNSHARE_HARMLESS & 0xFFFF_FFFF)),
+        (("clone3",), lambda code: code.leave(NOT_IMPLEMENTED)),
+        (("prlimit64",), _examine_limits),
+        (
+            ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"),
+            functools.partial(_examine_arguments, values=(0,)),
+        ),
+        (("setpriority",), functools.partial(_examine_arguments, values=(_PRIO_PROCESS, 0))),
+        (("ioprio_set",), functools.partial(_examine_arguments, values=(_IOPRIO_WHO_PROCESS, 0))),
+    ]
 
 
 def _assemble(
     machine: Architecture,
     refused: list[str],
-    examined: list[tuple[tuple[str, ...], Callable[[Assembler], None]]],
+    examined: _Examined,
 ) -> bytes:
     code = Assembler()
     code.load(_ARCHITECTURE)
@@ -205,9 +245,35 @@ def _assemble(
     return code.assemble()
 
 
-def _load_argument(code: Assembler, index: int) -> None:
-    """The lower 32 bits: both machines are little-endian."""
-    code.load(_ARGUMENTS + 8 * index)
+def _load_argument(code: Assembler, index: int, *, upper: bool = False) -> None:
+    """32 bits of an argument, the lower ones unless told otherwise: both machines are little-endian."""
+    code.load(_ARGUMENTS + 8 * index + 4 * upper)
+
+
+def _examine_first_process(code: Assembler, *, index: int) -> None:
+    """Refuse what is done to process 1."""
+    _load_argument(code, index)
+    code.if_equal(1, then="refuse")
+    code.leave(ALLOW)
+
+
+def _examine_arguments(code: Assembler, *, values: Sequence[int]) -> None:
+    """Allow only these first arguments."""
+    for index, value in enumerate(values):
+        _load_argument(code, index)
+        code.if_equal(value, otherwise="refuse")
+    code.leave(ALLOW)
+
+
+def _examine_limits(code: Assembler) -> None:
+    """Of `prlimit64`: the caller's own, and reading those of others."""
+    _load_argument(code, 0)
+    code.if_equal(0, then="own limits")
+    for upper in (False, True):
+        _load_argument(code, 2, upper=upper)  # the new limit, a pointer
+        code.if_equal(0, otherwise="refuse")
+    code.label("own limits")
+    code.leave(ALLOW)
 
 
 def _examine_ioctl(code: Assembler) -> None:
@@ -220,6 +286,25 @@ def _examine_ioctl(code: Assembler) -> None:
 def _examine_socket(code: Assembler) -> None:
     _load_argument(code, 0)
     code.if_equal(_AF_UNIX, otherwise="refuse")
+    _examine_type(code)
+
+
+def _examine_pair(code: Assembler) -> None:
+    """Of `socketpair` with the network: one of Unix datagrams could send to any socket of the host."""
+    _load_argument(code, 0)
+    code.if_equal(_AF_VSOCK, then="refuse")
+    code.if_equal(_AF_UNIX, otherwise="allow stream")
+    _examine_type(code)
+
+
+def _examine_no_unix(code: Assembler) -> None:
+    _load_argument(code, 0)
+    code.if_equal(_AF_UNIX, then="refuse")
+    code.if_equal(_AF_VSOCK, then="refuse")
+    code.leave(ALLOW)
+
+
+def _examine_type(code: Assembler) -> None:
     _load_argument(code, 1)
     code.mask(_SOCK_TYPE_MASK)
     code.if_equal(_SOCK_STREAM, then="allow stream")

@@ -488,13 +488,12 @@ def test_a_sandbox_that_breaks_after_the_start_is_told_apart(
 def test_a_command_that_cannot_be_confined_any_more_is_refused(
     endpoint: Endpoint, here: Path, ws: Path
 ) -> None:
-    program = here / "bwrap"
-    working = '#!/bin/sh\nPATH=/usr/bin:/bin exec bwrap "$@"\n'
-    program.write_text(working)
+    program, broken = here / "bwrap", here / "broken"
+    program.write_text(f'#!/bin/sh\n[ -e "{broken}" ] && exit 1\nPATH=/usr/bin:/bin exec bwrap "$@"\n')
     program.chmod(0o755)
     client = endpoint.private("--bubblewrap", str(program)).connect()
     assert run(client, ws, "true").exit_code == 0
-    program.write_text("#!/bin/sh\nexit 1\n")
+    broken.touch()
     assert run(client, ws, "true").read()["failure"]
     params = client.start_params(["/bin/true"], sandbox=context(READ_ONLY))
     deadline = time.monotonic() + 2 * PATIENCE
@@ -503,7 +502,7 @@ def test_a_command_that_cannot_be_confined_any_more_is_refused(
         params["processId"] += "+"
     assert reply["error"]["code"] == -32600
     assert reply["error"]["message"].startswith("failed to prepare process sandbox: ")
-    program.write_text(working)
+    broken.unlink()
     while "error" in (reply := client.reply(client.request("process/start", params))):
         assert time.monotonic() < deadline
         time.sleep(0.2)

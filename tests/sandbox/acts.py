@@ -205,6 +205,13 @@ FORBIDDEN = (
         "open(f'/proc/{os.environ[\"VICTIM\"]}/mem', 'rb').close()",
         needs_root=True,
     ),
+    # Inside the parent is bubblewrap, without any filter.
+    _py(
+        "tracing its parent",
+        FILES,
+        "raise SystemExit(ctypes.CDLL(None).ptrace(0x4206, os.getppid(), None, None) < 0)",
+    ),
+    _py("a descriptor of its parent", FILES, "os.pidfd_open(os.getppid())"),
     _py("shared memory outside", FILES, "raise SystemExit(ctypes.CDLL(None).shmget(0x6775, 0, 0) < 0)"),
     # -- sockets
     _py(
@@ -287,6 +294,13 @@ PERMITTED = (
         "ending its own child",
         FILES,
         "import subprocess as s\np = s.Popen(['sleep', '60']); p.kill(); p.wait()",
+    ),
+    _py(
+        "tracing its own child",
+        ("network",),
+        "import subprocess as s\np = s.Popen(['sleep', '60'])\n"
+        "failed = ctypes.CDLL(None).ptrace(0x4206, p.pid, None, None) < 0\n"
+        "p.kill(); raise SystemExit(failed)",
     ),
     _py(
         "the network, where it is allowed",

@@ -31,6 +31,12 @@ ALWAYS: dict[str, tuple[int, ...]] = {
     "keyctl": (0, -3, 0),
     "add_key": (),
     "request_key": (),
+    "pidfd_getfd": (-1,),
+    "pidfd_open 1": (1, 1 << 30),
+    "ptrace 1": (0x7777, 1),
+    "ptrace 1 with upper bits": (0x7777, 1 | HIGH),
+    "process_vm_readv 1": (1, 0, 0, 0, 0, 1),
+    "process_vm_writev 1": (1, 0, 0, 0, 0, 1),
     "ioctl TIOCSTI": (-1, TIOCSTI),
     "ioctl TIOCLINUX": (-1, TIOCLINUX),
     "ioctl TIOCSTI with upper bits": (-1, TIOCSTI | HIGH),
@@ -39,7 +45,6 @@ OTHER_PROCESSES: dict[str, tuple[int, ...]] = {
     "ptrace": (0x7777, 0x7FFFFFFF),
     "process_vm_readv": (0x7FFFFFFF,),
     "process_vm_writev": (0x7FFFFFFF,),
-    "pidfd_getfd": (-1,),
 }
 WITHOUT_NETWORK: dict[str, tuple[int, ...]] = {
     "connect": (-1,),
@@ -60,10 +65,7 @@ WITHOUT_NETWORK: dict[str, tuple[int, ...]] = {
     "socket INET6": (INET6, STREAM),
     "socket NETLINK": (NETLINK, DGRAM),
     "socket ALG": (ALG, SEQPACKET),
-    "socket UNIX datagram": (UNIX, DGRAM),
-    "socket UNIX raw": (UNIX, RAW),
     "socketpair INET": (INET, STREAM),
-    "socketpair UNIX datagram": (UNIX, DGRAM),
 }
 PACKETS: dict[str, tuple[int, ...]] = {"socket PACKET": (PACKET, RAW)}  # of root only, filter or not
 VSOCKETS: dict[str, tuple[int, ...]] = {"socket VSOCK": (VSOCK, STREAM), "socketpair VSOCK": (VSOCK, STREAM)}
@@ -85,17 +87,37 @@ WITHOUT_NAMESPACES: dict[str, tuple[int, ...]] = {
     "unshare NEWUSER with upper bits": (CLONE_NEWUSER | HIGH,),
     "clone NEWUSER": (CLONE_NEWUSER | CLONE_FS,),
 }
+OF_OTHERS: dict[str, tuple[int, ...]] = {
+    "prlimit64": (0x7FFFFFFF, 0, 0x1000),
+    "setpriority": (0, 0x7FFFFFFF),
+    "setpriority of a group": (1, 0x7FFFFFFF),
+    "setpriority of a user": (2, 0x7FFFFFFF),
+    "ioprio_set": (1, 0x7FFFFFFF, 0),
+    "sched_setaffinity": (0x7FFFFFFF,),
+    "sched_setattr": (0x7FFFFFFF,),
+    "sched_setparam": (0x7FFFFFFF,),
+    "sched_setscheduler": (0x7FFFFFFF,),
+}
+UNIX_SOCKETS: dict[str, tuple[int, ...]] = {
+    "socket UNIX stream": (UNIX, STREAM),
+    "socket UNIX packets": (UNIX, SEQPACKET),
+}
+UNIX_DATAGRAMS: dict[str, tuple[int, ...]] = {
+    "socket UNIX datagram": (UNIX, DGRAM),
+    "socket UNIX raw": (UNIX, RAW),
+    "socketpair UNIX datagram": (UNIX, DGRAM),
+}
 NOT_THERE: dict[str, tuple[int, ...]] = {"clone3": ()}
 NO_SOCKETS: dict[str, tuple[int, ...]] = {"getpeername": (-1,)}
 HARMLESS: dict[str, tuple[int, ...]] = {
     "ioctl FIONREAD": (-1, FIONREAD),
-    "socket UNIX stream": (UNIX, STREAM),
-    "socket UNIX packets": (UNIX, SEQPACKET),
+    "pidfd_open 2": (0x7FFFFFFF, 1 << 30),
+    "prlimit64 to read": (0x7FFFFFFF, 0, 0, 0),
     "unshare FS": (CLONE_FS,),
 }
 CALLS = (
-    *(ALWAYS, OTHER_PROCESSES, WITHOUT_NETWORK, PACKETS, VSOCKETS),
-    *(WITHOUT_NAMESPACES, NOT_THERE, NO_SOCKETS, HARMLESS),
+    *(ALWAYS, OTHER_PROCESSES, WITHOUT_NETWORK, UNIX_DATAGRAMS, PACKETS, VSOCKETS),
+    *(WITHOUT_NAMESPACES, OF_OTHERS, NOT_THERE, NO_SOCKETS, UNIX_SOCKETS, HARMLESS),
 )
 
 

@@ -27,7 +27,7 @@ from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
 
 # A server that makes the sandboxes it is told to on its standard input, and hands over what is to be kept.
 _SERVER = """
-import json, socket, subprocess, sys
+import json, os, socket, subprocess, sys
 from execserver.sandbox.confinement import Command
 from execserver.sandbox.options import SandboxOptions
 from execserver.sandbox.sandboxes import Sandboxes
@@ -52,7 +52,7 @@ for line in sys.stdin:
             wrapped = made[-1].wrap(command)
             subprocess.Popen(
                 wrapped.arguments,
-                executable=wrapped.program,
+                executable=wrapped.program.replace("/proc/self/", f"/proc/{os.getpid()}/"),
                 env={},
                 pass_fds=wrapped.passed,
                 stdin=subprocess.DEVNULL,

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from execserver.sandbox.confinement import Command, Confinement
 from execserver.sandbox.mount_points import MountPoints
 from execserver.sandbox.options import OwnThings, SandboxOptions
 from execserver.sandbox.policy import PROTECTED_NAMES, Policy
-from execserver.sandbox.probe import probe
+from execserver.sandbox.probe import ProbeResult, probe
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.view import Needs, View, look
 from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
@@ -60,7 +62,8 @@ def run(confinement: Confinement, script: str) -> subprocess.CompletedProcess[st
     try:
         return subprocess.run(
             wrapped.arguments,
-            executable=wrapped.program,
+            # `subprocess` closes the descriptor of a copy in the child, before its exec.
+            executable=wrapped.program.replace("/proc/self/", f"/proc/{os.getpid()}/"),
             env=dict(wrapped.environment),
             pass_fds=wrapped.passed,
             capture_output=True,
@@ -268,18 +271,31 @@ def test_a_tool_that_is_missing_is_named_with_its_package(
 # -- what was found out
 
 
-def test_what_works_is_found_out_once_and_again_after_a_failed_launch(make: Make, base: Path) -> None:
+def test_what_works_is_found_out_once_and_again_for_another_program_or_after_a_failed_launch(
+    make: Make, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def counting(*arguments: Any) -> ProbeResult:
+        tried.append(arguments)
+        return probe(*arguments)
+
+    monkeypatch.setattr("execserver.sandbox.sandboxes.probe", SimpleNamespace(probe=counting))
     program = base / "bwrap"
     program.symlink_to("/usr/bin/bwrap")
     boxes = make(str(program))
-    boxes.prepare(policy(("/", READ)), command())
+    for _ in range(2):
+        assert boxes.prepare(policy(("/", READ)), command()).backend == "bubblewrap"
+    assert len(tried) == 1
+    boxes.launch_failed()
+    assert boxes.prepare(policy(("/", READ)), command()).backend == "bubblewrap"
+    assert len(tried) == 2
     program.unlink()
     program.symlink_to("/bin/false")
-    assert boxes.prepare(policy(("/", READ)), command()).backend == "bubblewrap"
-    boxes.launch_failed()
     with pytest.raises(InvalidRequest) as caught:
         boxes.prepare(policy(("/", READ)), command())
     assert caught.value.name == "sandbox_unavailable"
+    assert len(tried) == 3
     program.unlink()
     program.symlink_to("/usr/bin/bwrap")
     boxes.launch_failed()

@@ -28,7 +28,9 @@ NUMBERS = {
         getsockname=51 getpeername=52 socketpair=53 setsockopt=54 getsockopt=55 clone=56 ptrace=101
         pivot_root=155 chroot=161 mount=165 umount2=166 add_key=248 request_key=249 keyctl=250
         unshare=272 accept4=288 recvmmsg=299 sendmmsg=307 setns=308 process_vm_readv=310
-        process_vm_writev=311 bpf=321 read=0 write=1 recvfrom=45 sendmsg=46 recvmsg=47 fork=57
+        process_vm_writev=311 bpf=321 setpriority=141 sched_setparam=142 sched_setscheduler=144
+        sched_setaffinity=203 ioprio_set=251 prlimit64=302 sched_setattr=314
+        read=0 write=1 recvfrom=45 sendmsg=46 recvmsg=47 fork=57
         vfork=58 execve=59 kill=62
     """),
     "aarch64": _table("""
@@ -36,19 +38,31 @@ NUMBERS = {
         socketpair=199 bind=200 listen=201 accept=202 connect=203 getsockname=204 getpeername=205
         sendto=206 setsockopt=208 getsockopt=209 shutdown=210 add_key=217 request_key=218 keyctl=219
         clone=220 accept4=242 recvmmsg=243 setns=268 sendmmsg=269 process_vm_readv=270
-        process_vm_writev=271 bpf=280 read=63 write=64 recvfrom=207 sendmsg=211 recvmsg=212
+        process_vm_writev=271 bpf=280 ioprio_set=30 sched_setparam=118 sched_setscheduler=119
+        sched_setaffinity=122 setpriority=140 prlimit64=261 sched_setattr=274
+        read=63 write=64 recvfrom=207 sendmsg=211 recvmsg=212
         execve=221 kill=129
     """),
 }
 SINCE_5_1 = _table("""
     io_uring_setup=425 io_uring_enter=426 io_uring_register=427 open_tree=428 move_mount=429
-    fsopen=430 fsconfig=431 fsmount=432 fspick=433 clone3=435 pidfd_getfd=438 mount_setattr=442
+    fsopen=430 fsconfig=431 fsmount=432 fspick=433 pidfd_open=434 clone3=435 pidfd_getfd=438 mount_setattr=442
     open_tree_attr=467
 """)
 
 IO_URING = ("io_uring_setup", "io_uring_enter", "io_uring_register")
 KEYS_AND_BPF = ("bpf", "keyctl", "add_key", "request_key")
-OTHER_PROCESSES = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
+TRACING = {"ptrace": 1, "process_vm_readv": 0, "process_vm_writev": 0}
+"""And which argument is the pid."""
+PRIORITIES = {
+    "sched_setaffinity": (0,),
+    "sched_setattr": (0,),
+    "sched_setparam": (0,),
+    "sched_setscheduler": (0,),
+    "setpriority": (0, 0),
+    "ioprio_set": (1, 0),
+}
+"""And the arguments by which a thread names itself."""
 SOCKETS = (
     "connect", "accept", "accept4", "bind", "listen", "getsockname", "shutdown", "sendto",
     "sendmmsg", "recvmmsg", "getsockopt", "setsockopt",
@@ -113,8 +127,10 @@ def test_both_machines_name_the_same_calls() -> None:
 
 
 @pytest.mark.parametrize("which", FILTERS)
-@pytest.mark.parametrize("name", IO_URING + KEYS_AND_BPF)
-def test_rings_bpf_and_keyrings_are_always_refused(machine: str, which: Filter, name: str) -> None:
+@pytest.mark.parametrize("name", [*IO_URING, *KEYS_AND_BPF, "pidfd_getfd"])
+def test_rings_bpf_keyrings_and_descriptors_of_others_are_always_refused(
+    machine: str, which: Filter, name: str
+) -> None:
     assert verdict(machine, which, name) == REFUSED
 
 
@@ -136,7 +152,51 @@ def test_other_terminal_controls_are_allowed(machine: str, which: Filter) -> Non
     assert verdict(machine, which, "ioctl", TIOCSTI, TIOCGWINSZ, TIOCSTI) == ALLOWED
 
 
-@pytest.mark.parametrize("name", OTHER_PROCESSES + SOCKETS)
+@pytest.mark.parametrize("which", FILTERS)
+@pytest.mark.parametrize(("name", "index"), [*TRACING.items(), ("pidfd_open", 0)])
+@pytest.mark.parametrize("pid", [1, 1 | HIGH, 1 | 1 << 32])
+def test_the_first_process_is_out_of_reach_under_every_policy(
+    machine: str, which: Filter, name: str, index: int, pid: int
+) -> None:
+    assert verdict(machine, which, name, *[0x4206] * index, pid) == REFUSED
+
+
+@pytest.mark.parametrize(("name", "index"), TRACING.items())
+@pytest.mark.parametrize("pid", [0, 2, 12345, 1 << 32])
+def test_with_the_network_own_processes_are_traced_unless_nothing_may_be(
+    machine: str, name: str, index: int, pid: int
+) -> None:
+    arguments = (*[0x4206] * index, pid)
+    for which in ONLINES:
+        assert verdict(machine, which, name, *arguments) == ALLOWED
+        program = seccomp.program(**which._asdict(), tracing=False, architecture=machine)
+        assert bpf.run(program, number(machine, name), AUDIT[machine], arguments) == REFUSED
+
+
+@pytest.mark.parametrize(("name", "own"), PRIORITIES.items())
+def test_where_others_can_be_named_a_thread_changes_its_own_priority_only(
+    machine: str, name: str, own: tuple[int, ...]
+) -> None:
+    for which in (OFFLINE_ALONE, ONLINE_ALONE):
+        assert verdict(machine, which, name, *own) == ALLOWED
+        for index in range(len(own)):
+            for other in (own[index] + 1, own[index] + 12345, 0xFFFFFFFF):
+                arguments = (*own[:index], other, *own[index + 1 :])
+                assert verdict(machine, which, name, *arguments) == REFUSED
+    assert verdict(machine, OFFLINE, name, *own[:-1], 12345) == ALLOWED
+
+
+@pytest.mark.parametrize("pointer", [0x1000, 1 << 32, 0x7FFF_0000_1000])
+def test_where_others_can_be_named_their_limits_are_read_and_not_set(machine: str, pointer: int) -> None:
+    for which in (OFFLINE_ALONE, ONLINE_ALONE):
+        for pid in (1, 12345, 0xFFFFFFFF):
+            assert verdict(machine, which, "prlimit64", pid, 0, pointer) == REFUSED
+            assert verdict(machine, which, "prlimit64", pid, 0, 0, pointer) == ALLOWED
+        assert verdict(machine, which, "prlimit64", 0, 0, pointer) == ALLOWED
+    assert verdict(machine, OFFLINE, "prlimit64", 12345, 0, pointer) == ALLOWED
+
+
+@pytest.mark.parametrize("name", [*TRACING, *SOCKETS])
 def test_without_the_network_no_connections_and_no_other_processes(machine: str, name: str) -> None:
     for which in OFFLINES:
         assert verdict(machine, which, name) == REFUSED
@@ -170,14 +230,23 @@ def test_the_upper_half_of_a_socket_family_hides_nothing_and_means_nothing(machi
 
 
 @pytest.mark.parametrize("call", ["socket", "socketpair"])
-@pytest.mark.parametrize("which", ONLINES)
-def test_with_the_network_only_sockets_of_the_hypervisor_are_refused(
-    machine: str, which: Filter, call: str
+def test_with_the_network_only_sockets_of_the_hypervisor_are_refused(machine: str, call: str) -> None:
+    for which in ONLINES:
+        assert verdict(machine, which, call, AF_VSOCK, STREAM) == REFUSED
+        assert verdict(machine, which, call, AF_VSOCK | HIGH, STREAM) == REFUSED
+        for family in (AF_INET, AF_INET6, AF_NETLINK):
+            assert verdict(machine, which, call, family, DGRAM) == ALLOWED
+    assert verdict(machine, ONLINE, call, AF_UNIX, DGRAM) == ALLOWED
+
+
+@pytest.mark.parametrize("kind", [STREAM, SEQPACKET, DGRAM, RAW])
+def test_where_nothing_covers_the_hosts_unix_sockets_there_are_only_pairs_of_them(
+    machine: str, kind: int
 ) -> None:
-    assert verdict(machine, which, call, AF_VSOCK, STREAM) == REFUSED
-    assert verdict(machine, which, call, AF_VSOCK | HIGH, STREAM) == REFUSED
-    for family in (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK):
-        assert verdict(machine, which, call, family, DGRAM) == ALLOWED
+    for family in (AF_UNIX, AF_UNIX | HIGH):
+        assert verdict(machine, ONLINE_ALONE, "socket", family, kind | CLOEXEC) == REFUSED
+        pair = ALLOWED if kind in (STREAM, SEQPACKET) else REFUSED
+        assert verdict(machine, ONLINE_ALONE, "socketpair", family, kind | CLOEXEC) == pair
 
 
 @pytest.mark.parametrize("name", MOUNTS)

@@ -29,6 +29,7 @@ OFFLINE = seccomp.program(network=False, files_limited=True)
 OFFLINE_ALONE = seccomp.program(network=False, files_limited=True, namespaces_denied=True)
 ONLINE = seccomp.program(network=True, files_limited=True)
 ONLINE_ALONE = seccomp.program(network=True, files_limited=True, namespaces_denied=True)
+UNTRACED = seccomp.program(network=True, files_limited=True, tracing=False)
 
 MARK = 118
 """An errno that none of these calls has by itself: in the place of EPERM it shows that the filter answered,
@@ -36,8 +37,10 @@ also to users to whom the kernel would answer EPERM anyway."""
 
 REFUSED = (
     *(calls_probe.ALWAYS, calls_probe.OTHER_PROCESSES, calls_probe.WITHOUT_NETWORK),
-    *(calls_probe.PACKETS, calls_probe.VSOCKETS),
+    *(calls_probe.UNIX_DATAGRAMS, calls_probe.PACKETS, calls_probe.VSOCKETS),
 )
+ALONE = (calls_probe.WITHOUT_NAMESPACES, calls_probe.OF_OTHERS)
+"""Where there are no namespaces."""
 
 Runner = Callable[[bytes | None, list[str]], "subprocess.CompletedProcess[str]"]
 
@@ -134,11 +137,18 @@ def marked(program: bytes) -> bytes:
     ("program", "refused"),
     [
         (OFFLINE, names(*REFUSED)),
-        (OFFLINE_ALONE, names(*REFUSED, calls_probe.WITHOUT_NAMESPACES)),
+        (OFFLINE_ALONE, names(*REFUSED, *ALONE)),
         (ONLINE, names(calls_probe.ALWAYS, calls_probe.VSOCKETS)),
-        (ONLINE_ALONE, names(calls_probe.ALWAYS, calls_probe.VSOCKETS, calls_probe.WITHOUT_NAMESPACES)),
+        (UNTRACED, names(calls_probe.ALWAYS, calls_probe.OTHER_PROCESSES, calls_probe.VSOCKETS)),
+        (
+            ONLINE_ALONE,
+            names(
+                *(calls_probe.ALWAYS, calls_probe.VSOCKETS, *ALONE),
+                *(calls_probe.UNIX_SOCKETS, calls_probe.UNIX_DATAGRAMS),
+            ),
+        ),
     ],
-    ids=["offline", "offline alone", "online", "online alone"],
+    ids=["offline", "offline alone", "online", "untraced", "online alone"],
 )
 def test_exactly_the_named_calls_are_answered_by_the_filter(
     run: Runner, program: bytes, refused: set[str]
@@ -163,7 +173,7 @@ def test_bash_does_not_take_the_filter_for_a_remote_shell(run: Runner, tmp_path:
 def test_what_the_kernel_would_do_fails_with_eperm_inside(run: Runner) -> None:
     outside = probe(run, None)
     inside = probe(run, OFFLINE_ALONE)
-    refused = names(*REFUSED, calls_probe.WITHOUT_NAMESPACES)
+    refused = names(*REFUSED, *ALONE)
     assert {name for name in refused if inside[name] != (-1, errno.EPERM)} == set()
     # Of these the kernel refuses some to ordinary users by itself, and containers some more; sockets nobody.
     get_further = {name for name in refused if outside[name][1] != errno.EPERM}
