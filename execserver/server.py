@@ -55,6 +55,7 @@ from execserver.supervisor.channel import (
     SupervisorGoneError,
     open_supervisor_pidfd,
 )
+from execserver.supervisor.config_file import usual_places
 from execserver.supervisor.remote import base_and_environment
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.gauges import Gauges
@@ -204,6 +205,7 @@ def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | N
         config.remote_allowed_clients,
     )
     files = [os.path.join(host.cwd, name) for name in named if name is not None]
+    files += [place for place in usual_places(os.environ) if place not in files]
     for listener in hello.listeners:
         if listener.kind == "unix" and listener.socket is not None:
             name = listener.socket.getsockname()

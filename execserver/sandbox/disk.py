@@ -58,14 +58,14 @@ def locate(path: str, replaceable: Callable[[str], bool] = lambda _: False) -> P
     """Follow a path, name by name.
 
     Args:
-        path: absolute and normal.
+        path: absolute.
         replaceable: whether a confined command could have put the link with this path where it is.
 
     Returns:
         None when the path leads through such a link, or through too many.
     """
     resolved = ""
-    names = [name for name in reversed(path.split("/")) if name]
+    names = [name for name in reversed(path.split("/")) if name not in ("", ".")]
     links: list[tuple[str, str]] = []
     status = os.lstat("/")
     while names:

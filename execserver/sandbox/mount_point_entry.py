@@ -112,7 +112,7 @@ class Entry:
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 # What has something in it is its owner's from now on, also when it is emptied one day.
-                _unmark(target)
+                unmark(target)
                 outcome = Outcome.NOT_OURS
             elif error.errno in _GONE:
                 outcome = Outcome.NOT_OURS
@@ -225,7 +225,8 @@ def is_marked(folder: int) -> bool:
         raise
 
 
-def _unmark(target: int | None) -> None:
+def unmark(target: int | None) -> None:
+    """Take the mark from an open folder, if it bears one."""
     if target is not None:
         with suppress(OSError):
             os.removexattr(target, _MARK)

@@ -25,6 +25,7 @@ from execserver.sandbox.mount_point_entry import (
     mark,
     open_file,
     read,
+    unmark,
 )
 
 # What a user's own mkdir makes: whoever runs `git init` meanwhile gets a normal folder. Read-only would
@@ -32,6 +33,9 @@ from execserver.sandbox.mount_point_entry import (
 _MODE = 0o755
 # A folder that another registry's daemon is about to remove is gone within a moment, or it stays.
 _GUEST_TIMEOUT_S = 2.0
+# Such a daemon has the folder locked for less than a millisecond. What has it locked for longer is another
+# program: every confined command that may read the folder can lock it.
+_STRANGER_S = 0.1
 
 
 class Parents:
@@ -68,24 +72,27 @@ def take(folder: int, parent: int, path: str) -> Held:
         OSError: it cannot be made; then nothing is left.
     """
     name = os.path.basename(path)
-    deadline = time.monotonic() + _GUEST_TIMEOUT_S
+    begin = time.monotonic()
+    insist = False
     while True:
         status = _lstat(parent, name)
         if status is None:
-            held = _make_own(folder, parent, path)
+            held = _make_own(folder, parent, path, insist)
         else:
             try:
-                held = _find_own(folder, parent, path, status) or _take_guest(parent, path, status)
+                held = _find_own(folder, parent, path, status, insist)
+                held = held or _take_guest(parent, path, status, insist)
             except BlockingIOError:
                 held = None
         if held is not None:
             return held
-        if time.monotonic() >= deadline:
-            raise OSError(errno.EBUSY, "locked, or made and removed again and again, by another program")
+        insist = time.monotonic() >= begin + _STRANGER_S
+        if time.monotonic() >= begin + _GUEST_TIMEOUT_S:
+            raise OSError(errno.EBUSY, "made and removed again and again by another program")
         time.sleep(0.001)
 
 
-def _make_own(folder: int, parent: int, path: str) -> Held | None:
+def _make_own(folder: int, parent: int, path: str, insist: bool) -> Held | None:
     """Make the folder; None: somebody made something there just now, or took ours away."""
     descriptor = open_file(folder, key(path), os.O_CREAT)
     entry = target = None
@@ -95,7 +102,7 @@ def _make_own(folder: int, parent: int, path: str) -> Held | None:
         entry = begin(descriptor, path)
         status = _make(parent, name)
         entry.identity = identity(status)
-        target = _hold(parent, name, status)
+        target = _hold(parent, name, status, insist)
         complete(descriptor, entry, status, marked=target is not None and mark(target))
     except FileExistsError:
         discard(folder, path, descriptor)
@@ -113,7 +120,7 @@ def _make_own(folder: int, parent: int, path: str) -> Held | None:
     return Held(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
 
 
-def _find_own(folder: int, parent: int, path: str, status: os.stat_result) -> Held | None:
+def _find_own(folder: int, parent: int, path: str, status: os.stat_result, insist: bool) -> Held | None:
     """Share what another daemon made, or take over what a dead one left; None: there is no such folder.
 
     Raises:
@@ -128,10 +135,10 @@ def _find_own(folder: int, parent: int, path: str, status: os.stat_result) -> He
         entry = read(descriptor)
         if entry is not None and entry.path == path and entry.describes(status):
             share_lock(descriptor)
-            target = _hold(parent, os.path.basename(path), status)
+            target = _hold(parent, os.path.basename(path), status, insist)
             marked = target is not None and _bears_mark(target)
             if target is None or marked or not entry.marked:
-                if entry.identity is None:
+                if entry.identity is None or (target is None and insist and entry.marked):
                     complete(descriptor, entry, status, marked=marked)
                 held = Held(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
                 held.filled = not is_empty(path)
@@ -147,7 +154,7 @@ def _find_own(folder: int, parent: int, path: str, status: os.stat_result) -> He
     return None
 
 
-def _take_guest(parent: int, path: str, status: os.stat_result) -> Held:
+def _take_guest(parent: int, path: str, status: os.stat_result, insist: bool) -> Held:
     """Hold what somebody else put there.
 
     Raises:
@@ -155,15 +162,22 @@ def _take_guest(parent: int, path: str, status: os.stat_result) -> Held:
     """
     if not stat.S_ISDIR(status.st_mode):
         return Held(path, identity(status), None)
-    target = _hold(parent, os.path.basename(path), status)
+    target = _hold(parent, os.path.basename(path), status, insist)
     if target is not None and not is_empty(target):
         os.close(target)
         target = None
     return Held(path, identity(status), target)
 
 
-def _hold(parent: int, name: str, status: os.stat_result) -> int | None:
+def _hold(parent: int, name: str, status: os.stat_result, insist: bool) -> int | None:
     """Open a folder and lock it against removal; None: no daemon like us can remove it, or none can lock it.
+
+    Args:
+        parent: the folder that it lies in.
+        name: its own.
+        status: what it was when it was looked at.
+        insist: do without the lock where another program has it. Then the folder loses its mark: daemons with
+            another registry do not remove what bears none.
 
     Raises:
         BlockingIOError: it is being removed, or is not there any more.
@@ -184,8 +198,11 @@ def _hold(parent: int, name: str, status: os.stat_result) -> int | None:
         held = True
     except BlockingIOError:
         # When something is in it, it is a program of its user's that locks it: rmdir does nothing to it.
-        if is_empty(target) or not leads_to(name, target, parent):
+        stays = leads_to(name, target, parent)
+        if not stays or (is_empty(target) and not insist):
             raise
+        if insist:
+            unmark(target)
     except OSError:
         pass  # a file system without locks
     finally:

@@ -24,5 +24,7 @@ class OwnThings(msgspec.Struct, frozen=True):
 
     folders: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    """Those that are missing are not to be made, either."""
+
     home: str | None = None
     """The home folder of the daemon's user."""

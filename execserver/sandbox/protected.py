@@ -1,8 +1,13 @@
-"""Names in a writable root that stay read-only, because others act on what is in them.
+"""What stays read-only in a writable root because programs outside the sandbox act on it.
 
-A hook in `.git`, a setting in `.codex`: programs outside the sandbox run or trust these. So each direct
-child of a writable root that has such a name is narrowed, also when it is missing: then its place is
-taken, or a command could make it.
+A hook in `.git`, a setting in `.codex`: programs outside run or trust these. So each direct child of a
+writable root that has such a name is narrowed, also when it is missing: then its place is taken, or a command
+could make it. Of git that is more than `.git` (`git_files.py`):
+
+1. The folders that a file `.git` names, and the files that the settings include.
+2. `HEAD` of a root without a usable `.git`: with `HEAD`, `objects` and `refs` the root itself is a repository
+   to git, with settings of its own. A root that has a valid `HEAD` is read-only.
+3. `.git` of submodules and of linked worktrees: `git status` in the root looks into submodules.
 """
 
 from __future__ import annotations
@@ -10,102 +15,186 @@ from __future__ import annotations
 import os
 import stat
 
+from execserver.sandbox import git_files
 from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, is_below
 from execserver.sandbox.refusal import refused
 from execserver.sandbox.tree import Tree
+from execserver.telemetry.logs import Logger
 
-_MOST_POINTER_BYTES = 64 << 10
-"""Of a file that names another repository folder; more is no such file."""
+log = Logger()
+
+_MOST_REPOSITORIES = 256
+"""Of one root, submodules in submodules among them."""
+
+_ENTRIES = "sandbox.permissions.file_system.entries"
 
 
 def protect(tree: Tree) -> None:
-    """Narrow the protected names of all writable folders of a tree.
+    """Narrow what programs outside trust in all writable folders of a tree.
 
     Raises:
-        InvalidRequest: one is a symbolic link that a command could replace.
+        InvalidRequest: a symbolic link that a command could replace leads to it.
     """
     roots = tree.writable_folders()
     for root in roots:
-        paths = [f"{root.rstrip('/')}/{name}" for name in PROTECTED_NAMES]
-        paths = [path for path in paths if not (tree.has_rule(path) and tree.at(path) is not Access.READ)]
-        missing = [path for path in paths if not _protect(tree, path, roots)]
-        if missing and writable_inside(root):
+        _Root(tree, root.rstrip("/"), roots).protect()
+
+
+class _Root:
+    """One writable folder, `path` without a slash at its end."""
+
+    def __init__(self, tree: Tree, path: str, roots: list[str]) -> None:
+        self._tree = tree
+        self._path = path
+        self._roots = roots
+        self._seen: set[str] = set()
+        """Repositories that were looked at."""
+
+    def protect(self) -> None:
+        paths = [f"{self._path}/{name}" for name in PROTECTED_NAMES]
+        paths = [path for path in paths if not self._tree.opens(path)]
+        repository = f"{self._path}/.git"
+        looked_past = repository in paths and not git_files.is_found(repository)
+        if looked_past and not self._is_repository_of_a_root() and self._protect_head():
+            return
+        missing = [path for path in paths if not self._protect(path)]
+        if missing and writable_inside(self._path or "/"):
             for path in missing:
-                tree.guard(path)
+                self._tree.guard(path)
 
+    def _is_repository_of_a_root(self) -> bool:
+        """Whether this is what a `.git` leads to, so that an entry that makes it writable is meant."""
+        if os.path.basename(self._path) == ".git":
+            return True
+        files = (f"{root.rstrip('/')}/.git" for root in self._roots if root.rstrip("/") != self._path)
+        found = (each for file in files for each in git_files.repository(file))
+        return any(os.path.realpath(each) == self._path for each in found)
 
-def _protect(tree: Tree, path: str, roots: list[str]) -> bool:
-    """Narrow one name; False: it is missing."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    if stat.S_ISLNK(status.st_mode):
-        _protect_link(tree, path, roots)
+    def _protect_head(self) -> bool:
+        """Keep the root from being taken for a repository; True: it is one, and read-only now."""
+        path, folder = f"{self._path}/HEAD", self._path or "/"
+        try:
+            status, root = os.lstat(path), os.stat(folder)
+        except OSError:
+            if writable_inside(folder):
+                self._tree.guard(path)
+            return False
+        if not git_files.is_head(path):
+            self._protect(path)
+            return False
+        # In a folder like /tmp another user's file is that user's affair: git asks for the owner.
+        if root.st_mode & stat.S_ISVTX and status.st_uid != os.geteuid():
+            return False
+        log.warning("a writable root is a bare git repository, and read-only")
+        self._tree.narrow(Place(folder, root, None, ()))
         return True
-    tree.narrow(Place(path, status, None, ()))
-    if stat.S_ISDIR(status.st_mode):
-        if may_be_stand_in(path):
-            tree.guard(path)
-    elif stat.S_ISREG(status.st_mode) and path.endswith("/.git"):
-        _protect_repository(tree, path)
-    return True
 
+    def _protect(self, path: str) -> bool:
+        """Narrow one name; False: it is missing."""
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return False
+        if stat.S_ISLNK(status.st_mode):
+            self._protect_link(path)
+            return True
+        self._narrow(Place(path, status, None, ()))
+        if path.endswith("/.git"):
+            self._protect_repository(path)
+        return True
 
-def _protect_link(tree: Tree, path: str, roots: list[str]) -> None:
-    if replaceable_inside(path):
-        raise refused(
-            f"{path} is a symbolic link, and nothing can keep a command from replacing it: put what it "
-            "leads to in its place, or add an entry with access `write` for it if that is meant",
-            "sandbox.permissions.file_system.entries",
-        )
-    place = locate(path)
-    if place is not None and place.exists and any(is_below(place.path, root) for root in roots):
-        tree.narrow(place)
+    def _narrow(self, place: Place) -> None:
+        self._tree.narrow(place)
+        if place.is_folder and may_be_stand_in(place.path):
+            self._tree.guard(place.path)
 
+    def _protect_link(self, path: str) -> None:
+        if replaceable_inside(path):
+            raise refused(
+                f"{path} is a symbolic link, and nothing can keep a command from replacing it: put what it "
+                "leads to in its place, or add an entry with access `write` for it if that is meant",
+                _ENTRIES,
+            )
+        place = locate(path)
+        if place is not None and place.exists and any(is_below(place.path, root) for root in self._roots):
+            self._tree.narrow(place)
 
-def _protect_repository(tree: Tree, path: str) -> None:
-    """`.git` is a file that says where the repository is: in a worktree or a submodule."""
-    folder = _pointed_at(path, "gitdir:")
-    if folder is None:
-        return
-    _narrow_pointed_at(tree, folder)
-    common = _pointed_at(f"{folder}/commondir", "")
-    if common is not None:
-        _narrow_pointed_at(tree, common)
+    # -- repositories
 
+    def _protect_repository(self, path: str) -> None:
+        """What belongs to the repository of a `.git`."""
+        found = git_files.repository(path)
+        folder = next(iter(found), None)
+        if folder is None or folder in self._seen:
+            return
+        if len(self._seen) == _MOST_REPOSITORIES:
+            raise refused(
+                f"{self._path} has more than {_MOST_REPOSITORIES} submodules and worktrees, and each of them "
+                "has to be protected: make folders below it writable",
+                _ENTRIES,
+            )
+        self._seen.add(folder)
+        common = found[-1]
+        for pointed in found:
+            if pointed != path:
+                self._protect_pointed_at(pointed, path, common)
+        for included in git_files.included(folder, common):
+            self._protect_pointed_at(included, f"an include of {path}", common)
+        worktree = os.path.dirname(path)
+        for checkout in git_files.submodules(worktree, folder, common):
+            self._protect_checkout(checkout, path)
+        for checkout in git_files.linked_worktrees(common):
+            if os.path.lexists(f"{checkout}/.git"):
+                self._protect_checkout(checkout, path)
 
-def _narrow_pointed_at(tree: Tree, path: str) -> None:
-    place = locate(path)
-    if place is None:
-        return
-    if place.exists:
-        if tree.at(place.path) is Access.WRITE:
-            tree.narrow(place)
-            if place.is_folder and may_be_stand_in(place.path):
-                tree.guard(place.path)
-        return
-    # Git would take what a command makes there for the repository.
-    missing = place.missing or place.path
-    parent = os.path.dirname(missing)
-    if tree.at(parent) is Access.WRITE and writable_inside(parent):
-        tree.guard(missing)
+    def _protect_checkout(self, folder: str, source: str) -> None:
+        """The `.git` of a folder that git looks into; where it is missing, the folder: an empty `.git` in a
+        submodule is an error to git.
+        """
+        place = self._located(folder, source)
+        if place is None:
+            return
+        if not place.exists:
+            self._guard_missing(place)
+        elif place.is_folder and self._tree.at(place.path) is Access.WRITE:
+            path = f"{place.path}/.git"
+            if not self._tree.opens(path) and not self._protect(path):
+                self._narrow(place)
 
+    def _protect_pointed_at(self, path: str, source: str, common: str) -> None:
+        """What a repository names, unless an entry opens it: a commit in a linked worktree needs that."""
+        place = self._located(path, source)
+        if place is None:
+            return
+        rule = self._tree.rule_for(place.path)
+        if not place.exists:
+            # Git would take what a command makes there.
+            self._guard_missing(place)
+        elif self._tree.at(rule) is Access.WRITE and not is_below(rule, os.path.realpath(common)):
+            self._narrow(place)
 
-def _pointed_at(path: str, keyword: str) -> str | None:
-    """The folder that a file of git's names, absolute."""
-    try:
-        # A fifo, which a command may have made, would let an ordinary `open` wait for ever.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            line = os.fsdecode(file.read(_MOST_POINTER_BYTES)).strip()
-    except OSError:
-        return None
-    if not line.startswith(keyword) or "\0" in line:
-        return None
-    return os.path.normpath(os.path.join(os.path.dirname(path), line[len(keyword) :].strip()))
+    def _guard_missing(self, place: Place) -> None:
+        missing = place.missing or place.path
+        parent = os.path.dirname(missing)
+        if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
+            self._tree.guard(missing)
+
+    def _located(self, path: str, source: str) -> Place | None:
+        """Where a path of git's leads; None: nowhere.
+
+        Raises:
+            InvalidRequest: through a link that a command could replace.
+        """
+        place = locate(path)
+        for link, _ in place.links if place is not None else ():
+            if self._tree.at(os.path.dirname(link)) is Access.WRITE and replaceable_inside(link):
+                raise refused(
+                    f"{source} leads through the symbolic link {link}, and nothing can keep a command from "
+                    "replacing it: put what it leads to in its place",
+                    _ENTRIES,
+                )
+        return place
 
 
 def may_be_stand_in(path: str) -> bool:
@@ -116,5 +205,5 @@ def may_be_stand_in(path: str) -> bool:
         with os.scandir(path) as scan:
             return next(scan, None) is None
     except OSError:
-        # Gone just now: it was somebody's stand-in. What may not be listed is told apart when it is taken.
+        # Removed just now: it was a mount point. What may not be listed is told apart when it is taken.
         return True

@@ -54,6 +54,7 @@ class Tree:
         self._access: dict[str, Access] = {"/": root}
         self._places: dict[str, Place] = {}
         self._hollow: set[str] = set()
+        self._opened: set[str] = set()
         self.guards: list[str] = []
         """Missing folders that have to be made so that something can be put over them."""
 
@@ -76,11 +77,23 @@ class Tree:
         """Read-only, although it is missing: its place is taken by an empty folder."""
         self.guards.append(path)
 
+    def open(self, path: str) -> None:
+        """A rule names this path, links in its last name not followed, as writable."""
+        self._opened.add(path)
+
+    def opens(self, path: str) -> bool:
+        """Whether a rule says of exactly this path, or link, more or less than that it may be read."""
+        return path in self._opened or (path in self._places and self._access[path] is not Access.READ)
+
     def at(self, path: str) -> Access:
         """The access to a real path."""
+        return self._access[self.rule_for(path)]
+
+    def rule_for(self, path: str) -> str:
+        """The path of the rule that holds for a real path."""
         while path not in self._access:
             path = os.path.dirname(path)
-        return self._access[path]
+        return path
 
     def has_rule(self, path: str) -> bool:
         """Whether a rule names exactly this path."""

@@ -8,9 +8,10 @@
 The disk is looked at and not changed; the mount points that are missing are named for somebody else
 to make (`mount_points.py`). All functions here may block and are called in a thread.
 
-A command can plant links and move folders for the commands after it. So no grant follows a link that
-a command could have put there, no limit is accepted that depends on one, and a folder with something
-limited in it is held in place: it is mounted over itself, and a mount point cannot be moved.
+A command can plant links and move folders for the commands after it, under this policy or another one. So a
+grant through a link that a command could have put there is refused, no limit is accepted that depends on one,
+and a folder with something limited in it is held in place: it is mounted over itself, and a mount point
+cannot be moved.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ _BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
     Access.READ: "read",
     Access.WRITE: "write",
 }
+
+_SYSTEM_FOLDERS = frozenset({"/", "/home", "/mnt", "/opt", "/srv", "/usr", "/var"})
+"""Links in these are the machine's (`/home` to `/var/home`), also where a daemon that is root could change
+them: no policy but one that makes everything writable lets a command do it.
+"""
 
 _ENTRIES = "sandbox.permissions.file_system.entries"
 
@@ -133,7 +139,7 @@ class _Looker:
             self._add_runtime_folders()
         else:
             self._cover_pipes()
-        self._tree.add_masks(self._own)
+        self._add_own()
         self._add_platform()
         for path in self._needs.extra:
             place = locate(path)
@@ -160,10 +166,18 @@ class _Looker:
                 continue
             if place.exists:
                 self._tree.set(place, rule.access)
+        self._open_links(found)
         for rule, place in found:
             limits = rule.access is not Access.WRITE and not rule.skip_missing
             if limits and place is not None:
                 self._guard(place)
+
+    def _open_links(self, found: Sequence[tuple[Rule, Place | None]]) -> None:
+        """A rule that makes a protected name writable holds for a link with that name, too."""
+        for rule, _ in found:
+            folder = locate(os.path.dirname(rule.path))
+            if rule.access is Access.WRITE and folder is not None:
+                self._tree.open(f"{folder.path.rstrip('/')}/{os.path.basename(rule.path)}")
 
     def _place(self, rule: Rule) -> Place | None:
         """Where a rule applies; None when it changes nothing."""
@@ -185,6 +199,7 @@ class _Looker:
     def _is_reliable(self, rule: Rule, place: Place, everything: Tree) -> bool:
         link = next((link for link, _ in place.links if _is_replaceable(link, everything)), None)
         if link is None:
+            self._refuse_planted(rule, place)
             return True
         if rule.access is Access.WRITE:
             log.warning("a sandbox entry leads through a link that commands may replace; it grants nothing")
@@ -195,6 +210,19 @@ class _Looker:
             _ENTRIES,
         )
 
+    def _refuse_planted(self, rule: Rule, place: Place) -> None:
+        """A link on the way of a grant may be the work of a command under another policy."""
+        root = max((each.access for each in self._policy.rules if each.path == "/"), default=Access.DENY)
+        if rule.access is Access.DENY or (rule.access is Access.READ and root is not Access.DENY):
+            return
+        link = next((link for link, _ in place.links if _may_be_planted(link)), None)
+        if link is not None:
+            raise refused(
+                f"{rule.path} leads through the symbolic link {link}, which a command may have put there: "
+                f"name what it leads to, {place.path}",
+                _ENTRIES,
+            )
+
     def _guard(self, place: Place) -> None:
         """If something that must not be written is not there: nobody inside may make it."""
         if place.exists and not (place.is_folder and may_be_stand_in(place.path)):
@@ -204,8 +232,11 @@ class _Looker:
         if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
             self._tree.guard(missing)
 
-    def _replaceable(self, link: str) -> bool:
+    def _replaceable_here(self, link: str) -> bool:
         return _is_replaceable(link, self._tree)
+
+    def _replaceable(self, link: str) -> bool:
+        return self._replaceable_here(link) or _may_be_planted(link)
 
     def _add_globs(self) -> None:
         if not self._policy.globs:
@@ -271,6 +302,23 @@ class _Looker:
     def _is_only_readable(self, path: str) -> bool:
         return self._tree.at(path) is Access.READ and not self._tree.has_rule(path)
 
+    def _add_own(self) -> None:
+        """Cover what is the daemon's, and keep commands from making what it would read at its next start."""
+        self._tree.add_masks(self._own)
+        for path in self._own.files:
+            place = locate(path)
+            if place is None:
+                continue
+            link = next((link for link, _ in place.links if self._replaceable_here(link)), None)
+            if link is not None:
+                raise refused(
+                    f"the daemon's own {path} leads through the symbolic link {link}, and nothing can keep a "
+                    "command from replacing it: put what it leads to in its place",
+                    _ENTRIES,
+                )
+            if not place.exists:
+                self._guard(place)
+
     def _add_platform(self) -> None:
         if not self._policy.minimal or self._root is not Access.DENY:
             return
@@ -315,6 +363,11 @@ def _is_pipe(entry: os.DirEntry[str]) -> bool:
 def _is_replaceable(link: str, tree: Tree) -> bool:
     """Whether a command under these rules could put another link in the place of this one."""
     return tree.at(os.path.dirname(link)) is Access.WRITE and replaceable_inside(link)
+
+
+def _may_be_planted(link: str) -> bool:
+    """Whether a command under any policy of this user's could have made a link."""
+    return os.path.dirname(link) not in _SYSTEM_FOLDERS and replaceable_inside(link)
 
 
 def _without_repeats(mounts: Sequence[Mount]) -> tuple[Mount, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -30,10 +32,44 @@ def test_missing_names_exist_as_empty_folders_until_the_release(
     assert lease.made == tuple(paths)
     assert lease.foreign == ()
     assert sorted(os.listdir(workspace)) == sorted(["a.txt", *NAMES])
-    assert [os.listdir(path) for path in paths] == [[]] * 4
-    assert len(entries(state)) == 4
+    assert [os.listdir(path) for path in paths] == [[]] * len(NAMES)
+    assert len(entries(state)) == len(NAMES)
     lease.release()
     assert os.listdir(workspace) == ["a.txt"]
+    assert entries(state) == []
+
+
+@pytest.mark.parametrize("whose", ["another registry's", "ours", "the user's"])
+@pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH], ids=["exclusive", "shared"])
+def test_a_command_that_locks_a_folder_holds_up_no_other_sandbox(
+    points: MountPoints, workspace: Path, state: Path, tmp_path: Path, whose: str, kind: int
+) -> None:
+    path = f"{workspace}/.agents"
+    registry = state if whose == "ours" else tmp_path / "other"
+    registry.mkdir(mode=0o700, exist_ok=True)
+    if whose == "the user's":
+        os.mkdir(path)
+    else:
+        maker = Daemon(registry)
+        maker("acquire", path)
+        maker.kill()
+    locked = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(locked, kind | fcntl.LOCK_NB)
+        begin = time.monotonic()
+        lease = points.acquire([path, f"{workspace}/.codex"])
+        assert time.monotonic() - begin < 1
+        again = points.acquire([path])
+        again.release()
+        lease.release()
+    finally:
+        os.close(locked)
+    points.sweep()
+    MountPoints(str(registry)).sweep()
+    # That of another registry, of which nothing but its mark was known, has become the user's.
+    stays = whose == "the user's" or (whose == "another registry's" and kind == fcntl.LOCK_EX)
+    assert os.path.isdir(path) == stays
+    assert not os.path.lexists(f"{workspace}/.codex")
     assert entries(state) == []
 
 

@@ -136,12 +136,18 @@ def test_one_that_is_a_link_is_refused_because_a_command_could_replace_it(
     assert "put what it leads to in its place" in str(caught.value)
 
 
-def test_one_that_is_a_link_is_no_matter_where_an_entry_grants_writing(rig: Rig, ws: Path) -> None:
-    (ws / "real").mkdir()
-    (ws / ".git").symlink_to("real")
-    # The entry names a link that can be replaced: it grants nothing, and the name stays protected.
-    with pytest.raises(InvalidRequest):
-        rig.look(workspace(ws, (ws / ".git", WRITE)))
+@pytest.mark.parametrize("name", PROTECTED_NAMES)
+def test_an_entry_for_one_that_is_a_link_lifts_its_protection_as_the_refusal_says(
+    rig: Rig, ws: Path, base: Path, name: str
+) -> None:
+    (base / "dotfiles").mkdir()
+    (ws / name).symlink_to(base / "dotfiles")
+    with pytest.raises(InvalidRequest, match="or add an entry with access `write` for it"):
+        rig.look(workspace(ws))
+    # What a link leads to that can be replaced is not granted with it.
+    rig.run(workspace(ws, (ws / name, WRITE)), f"echo 1 > {ws}/n; echo 1 > {ws}/{name}/n")
+    assert (ws / "n").exists()
+    assert not (base / "dotfiles" / "n").exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
@@ -230,7 +236,7 @@ def test_a_fifo_where_a_repository_has_a_file_does_not_hold_anybody_up(rig: Rig,
 
 def test_names_are_guarded_in_a_workspace_that_is_also_the_home_folder(rig: Rig, ws: Path) -> None:
     view = rig.look(workspace(ws, network=True), own=OwnThings((rig.state,), (), str(ws)))
-    assert set(view.mount_points) == {f"{ws}/{name}" for name in PROTECTED_NAMES}
+    assert set(view.mount_points) == {f"{ws}/{name}" for name in (*PROTECTED_NAMES, "HEAD")}
 
 
 def test_the_root_has_protected_names_too_when_it_is_writable(rig: Rig, ws: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -191,11 +193,107 @@ def test_a_file_can_be_a_writable_root(rig: Rig, ws: Path, out: Path) -> None:
     assert not (out / "n").exists()
 
 
-def test_links_of_the_host_on_the_way_are_there_too(rig: Rig, base: Path, ws: Path) -> None:
-    (base / "alias").symlink_to("ws")
-    limits = policy((base / "alias", WRITE), minimal=True)
-    ran = rig.run(limits, f"cat {base}/alias/a.txt; pwd -P", cwd=base / "alias")
+@pytest.fixture
+def links(base: Path) -> Iterator[Path]:
+    """A folder for links that no command of ours could have made."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a folder of another user")
+    folder = base / "links"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def link(folder: Path, name: str, target: str | Path) -> Path:
+    """Make a link there, and let it be another user's."""
+    (folder / name).symlink_to(target)
+    os.chown(folder, 65534, 65534)
+    return folder / name
+
+
+def test_links_of_the_host_on_the_way_are_there_too(rig: Rig, links: Path, ws: Path) -> None:
+    alias = link(links, "alias", "../ws")
+    limits = policy((alias, WRITE), minimal=True)
+    ran = rig.run(limits, f"cat {alias}/a.txt; pwd -P", cwd=alias)
     assert ran.output == f"content of a\n{ws}\n"
+
+
+Grant = Callable[[Path], Policy]
+
+
+@pytest.mark.parametrize(
+    "grant",
+    [
+        lambda planted: workspace(planted),
+        lambda planted: workspace(planted.parent, (planted / "deeper", WRITE)),
+        lambda planted: workspace(planted / "deeper"),
+        lambda planted: policy(("/", DENY), (planted, WRITE), minimal=True),
+        lambda planted: policy((planted / "deeper", READ), minimal=True),
+    ],
+    ids=["as the root", "below a root", "on the way", "restricted", "to read"],
+)
+def test_a_link_that_one_command_plants_is_no_grant_for_the_next(
+    rig: Rig, ws: Path, out: Path, grant: Grant
+) -> None:
+    (out / "deeper").mkdir()
+    planted = ws / "planted"
+    script = f"echo 1 > {planted}/n; echo 1 > {planted}/deeper/n; cat {planted}/deeper/../secret"
+    rig.run(workspace(ws), f"ln -s {out} {planted}")
+    assert planted.is_symlink()
+    before = sorted(os.walk(out))
+    try:
+        ran = rig.run(grant(planted), script)
+    except InvalidRequest as error:
+        assert f"leads through the symbolic link {planted}" in str(error)  # noqa: PT017  or grants nothing
+        assert f"name what it leads to, {out}" in str(error)  # noqa: PT017
+    else:
+        assert "nobody" not in ran.output or grant(planted).access("/") is READ
+    assert sorted(os.walk(out)) == before
+    # The folder itself may be named, by those who mean it.
+    rig.run(workspace(out), f"echo 1 > {out}/n")
+    assert (out / "n").exists()
+
+
+SETTINGS = ".config/execserver/config.toml"
+
+
+@pytest.mark.parametrize("there", ["", ".config", ".config/execserver", SETTINGS])
+def test_settings_that_the_next_daemon_would_read_are_not_made_in_a_writable_home(
+    rig: Rig, ws: Path, there: str
+) -> None:
+    if there == SETTINGS:
+        (ws / SETTINGS).parent.mkdir(parents=True)
+        (ws / SETTINGS).write_text("")
+    else:
+        (ws / there).mkdir(parents=True, exist_ok=True)
+    before = same_things(ws)
+    script = (
+        f"cd {ws}; mkdir -p .config/execserver; echo forged > {SETTINGS}; mv .config away; "
+        f"mkdir -p .config/execserver && echo forged > {SETTINGS}"
+    )
+    rig.run(workspace(ws), script, own=OwnThings((rig.state,), (f"{ws}/{SETTINGS}",), str(ws)))
+    assert same_things(ws) == before
+    assert not (ws / SETTINGS).exists() or (ws / SETTINGS).read_text() == ""
+    subprocess.run(["/bin/sh", "-c", script], check=False, capture_output=True)
+    assert (ws / SETTINGS).read_text() == "forged\n"
+
+
+def test_settings_behind_a_link_that_a_command_could_replace_are_refused(rig: Rig, ws: Path) -> None:
+    (ws / "dotfiles").mkdir()
+    (ws / ".config").symlink_to("dotfiles")
+    own = OwnThings((rig.state,), (f"{ws}/{SETTINGS}",), str(ws))
+    with pytest.raises(InvalidRequest, match=r"daemon's own .* leads through the symbolic link .*/\.config"):
+        rig.look(workspace(ws), own=own)
+    rig.look(workspace(ws / "dotfiles"), own=own)
+
+
+def test_a_pattern_grants_nothing_through_a_link_that_a_command_planted(
+    rig: Rig, ws: Path, out: Path
+) -> None:
+    rig.run(workspace(ws), f"ln -s {out} {ws}/planted.d")
+    limits = policy(("/", READ), globs=[Glob(f"{ws}/*.d", WRITE)])
+    rig.run(limits, f"echo 1 > {ws}/planted.d/n; echo 1 > {out}/n")
+    assert not (out / "n").exists()
 
 
 def test_a_working_directory_may_be_reached_by_a_link_that_no_rule_names(
@@ -207,24 +305,22 @@ def test_a_working_directory_may_be_reached_by_a_link_that_no_rule_names(
 
 
 def test_a_rule_that_leads_to_the_root_through_a_link_is_one_for_the_root(
-    rig: Rig, base: Path, ws: Path, out: Path
+    rig: Rig, links: Path, ws: Path, out: Path
 ) -> None:
-    (base / "all").symlink_to("/")
-    ran = rig.run(
-        policy((base / "all", READ), (ws, WRITE), (out, DENY)), f"cat {out}/secret; echo 1 > {ws}/n"
-    )
+    everything = link(links, "all", "/")
+    ran = rig.run(policy((everything, READ), (ws, WRITE), (out, DENY)), f"cat {out}/secret; echo 1 > {ws}/n")
     assert (ws / "n").exists()
     assert "nobody" not in ran.output
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        rig.look(policy(("/", DENY), (base / "all", READ)))
+        rig.look(policy(("/", DENY), (everything, READ)))
 
 
 def test_two_names_of_one_folder_are_one_and_the_denial_wins(
-    rig: Rig, base: Path, ws: Path, out: Path
+    rig: Rig, links: Path, ws: Path, out: Path
 ) -> None:
-    (base / "alias").symlink_to("out")
-    for rules in ([(base / "alias", DENY), (out, WRITE)], [(base / "alias", WRITE), (out, DENY)]):
-        ran = rig.run(workspace(ws, *rules), f"cat {out}/secret; cat {base}/alias/secret; echo 1 > {out}/n")
+    alias = link(links, "alias", out)
+    for rules in ([(alias, DENY), (out, WRITE)], [(alias, WRITE), (out, DENY)]):
+        ran = rig.run(workspace(ws, *rules), f"cat {out}/secret; cat {alias}/secret; echo 1 > {out}/n")
         assert "nobody" not in ran.output
         assert not (out / "n").exists()
 
