@@ -345,10 +345,18 @@ def test_forbidding_something_behind_such_a_link_is_refused(client: Client, ws: 
 
 
 @pytest.mark.statement("C15")
-def test_other_links_are_followed(client: Client, ws: Path) -> None:
+@pytest.mark.parametrize("beyond", ["", "/deeper"])
+def test_a_grant_through_a_link_of_the_users_own_is_refused_by_what_it_leads_to(
+    client: Client, ws: Path, beyond: str
+) -> None:
+    out = ws.parent / "out"
+    (out / "deeper").mkdir()
     (ws.parent / "link").symlink_to("out")
-    confined(client, ws, "echo x > ../out/made", at(ws.parent / "link", "write"))
-    assert (ws.parent / "out/made").exists()
+    code, message = refusal(client, ws, at(f"{ws.parent}/link{beyond}", "write"))
+    assert code == -32600
+    assert message.endswith(f"a command may have put there: name what it leads to, {out}{beyond}")
+    confined(client, ws, f"echo x > {out}{beyond}/made", at(f"{out}{beyond}", "write"))
+    assert (ws.parent / f"out{beyond}/made").exists()
 
 
 @pytest.mark.statement("C16")

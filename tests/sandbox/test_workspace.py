@@ -14,7 +14,7 @@ import pytest
 from tests.sandbox.host import Host, Tree
 from tests.sandbox.outside import DEADLINE, bearers, wait_for
 from tests.sandbox.profiles import READ_ROOT, WORKSPACE, at, restricted
-from tests.support.wire import Json, path_uri
+from tests.support.wire import Json, ReplyError, path_uri
 
 PROTECTED = (".git", ".agents", ".codex", ".aws", "HEAD")
 RUNS = 100
@@ -140,9 +140,13 @@ def test_workspace_may_have_any_name(host: Host, tree: Tree, name: str) -> None:
     assert (place / "new").exists()
 
 
-def test_workspace_reached_by_a_link_is_writable(host: Host, tree: Tree) -> None:
+def test_workspace_may_be_reached_by_a_link_when_the_root_names_what_it_leads_to(
+    host: Host, tree: Tree
+) -> None:
     tree.add({}, {"alias": "ws"})
     alias = tree.base / "alias"
-    sandbox: Json = tree.context(WORKSPACE) | {"cwd": path_uri(alias), "workspaceRoots": [path_uri(alias)]}
+    sandbox: Json = tree.context(WORKSPACE) | {"cwd": path_uri(alias)}
+    with pytest.raises(ReplyError, match=f"name what it leads to, {tree.ws}"):
+        host.shell(tree, "true", sandbox | {"workspaceRoots": [path_uri(alias)]}, cwd=path_uri(alias))
     script = f"echo x > {alias}/new && echo y > {tree.ws}/other && ! echo z 2>/dev/null > {alias}/.git/config"
     assert host.shell(tree, script, sandbox, cwd=path_uri(alias)).exit_code == 0
