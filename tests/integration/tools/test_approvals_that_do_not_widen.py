@@ -285,7 +285,10 @@ async def test_typing_into_a_session_that_may_more_than_the_turn_is_asked_about(
     assert request.command == "touch typed\n"
     assert request.reason is not None
     assert "sh -c sh" in request.reason
-    assert request.permits == DangerFullAccess().describe()
+    assert request.permits == (
+        *DangerFullAccess().describe(),
+        "if for the whole session: whatever is typed into this process from now on",
+    )
     assert not (workspace / "typed").exists()
 
 
