@@ -3,8 +3,9 @@
 Rules kept in this file:
 
 1. A worker has one request at a time. Whoever asks sees to that.
-2. When `SILENT_SECONDS` pass in which a request is not answered the worker is killed. It may be stuck in
-   the kernel and never die: nobody waits for it.
+2. When `SILENT_SECONDS` pass in which a request is not answered the worker is killed. An answer that has
+   begun has as long again, however it comes: a worker that was taken over could else keep its place for
+   ever, byte by byte. It may be stuck in the kernel and never die: nobody waits for it.
 3. A reply's descriptor has an owner from the moment it is here, or is closed.
 """
 
@@ -28,6 +29,9 @@ SILENT_SECONDS = 30.0
 
 _PIECE_BYTES = 256 << 10
 """Taken from the socket at a time: more would hold the loop for longer than a piece of output does."""
+
+_MOST_ERROR_BYTES = 64 << 10
+"""Of an error that is told: it may name two paths."""
 
 _ROOM = socket.CMSG_SPACE(struct.calcsize("i"))
 
@@ -207,8 +211,8 @@ class WorkerLink:
                 self._fail(f"has an answer of {body_bytes} bytes; at most {frames.MAX_BODY_BYTES} are taken")
                 return
             self._reply_bytes = frames.REPLY_HEAD_BYTES + body_bytes
-        if len(received) < self._reply_bytes:
             self._restart_timer()
+        if len(received) < self._reply_bytes:
             return
         status, body = received[0], bytes(received[frames.REPLY_HEAD_BYTES : self._reply_bytes])
         more = len(received) > self._reply_bytes
@@ -245,7 +249,7 @@ class WorkerLink:
         self._opened = -1
 
     def _restart_timer(self) -> None:
-        """It answers, at length."""
+        """It answers. All of an answer is there before any of it is sent."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(self._silent_seconds, self._silent)
@@ -301,7 +305,7 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 def _error(status: int, body: bytes) -> Exception:
     """The exception that a reply stands for."""
-    text = body.decode("utf-8", "replace")
+    text = body[:_MOST_ERROR_BYTES].decode("utf-8", "replace")
     if status == frames.REFUSED:
         code, name, field, message = [*text.split("\0", 3), "", "", ""][:4]
         kind = next((kind for kind in _ERRORS if str(kind.code) == code), InternalError)

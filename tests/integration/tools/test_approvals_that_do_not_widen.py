@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,19 @@ import pytest
 
 from execclient import Executor, connect
 from execclient.approval_policy import NEVER, ON_REQUEST, UNTRUSTED
-from execclient.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, DECLINE, Approvals
+from execclient.approvals import (
+    ACCEPT,
+    ACCEPT_FOR_SESSION,
+    CANCEL,
+    DECLINE,
+    ApprovalRequest,
+    Approvals,
+    Review,
+)
 from execclient.policy.policy import Policy
 from execclient.policy.rules import PrefixRule, RuleSet
 from execclient.sandbox import DangerFullAccess, ReadOnly
+from execclient.tools.apply_patch import PatchRuntime
 from execclient.tools.config import Turn
 from execclient.tools.errors import TurnAborted
 from execclient.tools.payloads import CustomPayload
@@ -153,6 +164,77 @@ async def test_who_is_asked_is_shown_where_the_links_of_a_patch_lead(
     assert set(request.paths) == {str(workspace / name), str(tmp_path / "y"), str(real)}
 
 
+class Swapper(User):
+    """Says yes, after a confined command has put a link in the place of a folder of the workspace."""
+
+    def __init__(self, tools: Toolset, script: str) -> None:
+        super().__init__(ACCEPT)
+        self._tools = tools
+        self._script = script
+
+    async def review(self, request: ApprovalRequest) -> Review:
+        assert (await command(self._tools, self._script)).success
+        return await super().review(request)
+
+
+@pytest.mark.parametrize(
+    ("before", "body"),
+    [
+        ("mkdir sub", ("*** Add File: sub/g", "+new", "*** Add File: {outside}/y", "+y")),
+        ("mkdir sub; echo old >sub/f", ("*** Update File: sub/f", "@@", "-old", "+new",
+                                        "*** Add File: {outside}/y", "+y")),
+        ("mkdir sub; echo old >sub/f", ("*** Delete File: sub/f", "*** Add File: {outside}/y", "+y")),
+        ("mkdir sub; echo old >sub/f", ("*** Update File: sub/f", "*** Move to: {outside}/y", "@@", "-old",
+                                        "+new")),
+        ("mkdir sub; ln -s $PWD/sub {outside}/in", ("*** Add File: {outside}/in/g", "+new")),
+    ],
+    ids=["add", "update", "delete", "move", "a link outside that leads inside"],
+)  # fmt: skip
+@pytest.mark.parametrize("when", ["while it is asked", "after the last look"])
+async def test_a_link_that_takes_the_place_of_an_approved_folder_leads_no_patch_outside(
+    make: Make,
+    workspace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    body: tuple[str, ...],
+    when: str,
+) -> None:
+    outside, secret = tmp_path / "outside", tmp_path / "secret"
+    outside.mkdir()
+    secret.mkdir()
+    (secret / "f").write_text("old\n")
+    subprocess.run(["/bin/sh", "-ec", before.format(outside=outside)], cwd=workspace, check=True)
+    user = Swapper(make(approval=NEVER), f"mv sub was; ln -s {secret} sub")
+    if when == "after the last look":
+        # What a command that runs in the background may be just fast enough for.
+        monkeypatch.setattr(PatchRuntime, "_require_same_targets", lambda _: asyncio.sleep(0))
+    tools = make(approval=ON_REQUEST, user=user)
+
+    result = await tools.call("apply_patch", patch(*(line.format(outside=outside) for line in body)))
+
+    assert len(user.asked) == 1
+    assert not result.success
+    assert {path.name: path.read_text() for path in secret.iterdir()} == {"f": "old\n"}
+    assert not (outside / "y").exists()
+
+
+async def test_a_patch_within_and_outside_of_the_sandbox_is_applied_once_somebody_agrees(
+    make: Make, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / "sub").mkdir()
+    text = patch(
+        "*** Add File: sub/f", "+x", f"*** Add File: {tmp_path}/y", "+y", "*** Add File: .git/z", "+z"
+    )
+
+    result = await make(user=User(ACCEPT)).call("apply_patch", text)
+
+    assert result.success, result.content
+    assert [(path).read_text() for path in (workspace / "sub/f", tmp_path / "y", workspace / ".git/z")] == [
+        "x\n", "y\n", "z\n"
+    ]  # fmt: skip
+
+
 async def test_a_shell_s_clothes_get_no_patch_past_a_rule(make: Make, workspace: Path) -> None:
     rules = RuleSet((PrefixRule((("apply_patch",),), "forbidden", "edit by hand"),))
     script = f"apply_patch <<'EOF'\n{patch('*** Add File: new.txt', '+x').input}\nEOF"
@@ -203,7 +285,10 @@ async def test_typing_into_a_session_that_may_more_than_the_turn_is_asked_about(
     assert request.command == "touch typed\n"
     assert request.reason is not None
     assert "sh -c sh" in request.reason
-    assert request.permits == DangerFullAccess().describe()
+    assert request.permits == (
+        *DangerFullAccess().describe(),
+        "if for the whole session: whatever is typed into this process from now on",
+    )
     assert not (workspace / "typed").exists()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -111,6 +112,62 @@ async def test_a_worker_that_does_not_answer_is_ended(
     await confined.metadata("/")
     await _until(lambda: not _runs(launcher.started[0]))
     assert len(launcher.started) == 2
+
+
+_TAKEN_OVER = """
+import os, time
+def take(size):
+    while size: size -= len(os.read(0, size))
+take(int.from_bytes(os.read(0, 4), "little"))
+os.write(0, bytes(9))  # it can work
+take(int.from_bytes(os.read(0, 4), "little"))
+ANSWER
+"""
+"""A worker that says what it likes."""
+
+_BYTE_BY_BYTE = """
+os.write(0, bytes([0]) + (1 << 20).to_bytes(8, "little"))
+while True:
+    os.write(0, b"x")
+    time.sleep(0.05)
+"""
+
+_LONG_ERROR = """
+body = b"-32603" + bytes(3) + b"x" * (8 << 20)
+body = bytes([1]) + len(body).to_bytes(8, "little") + body
+while body: body = body[os.write(0, body):]
+"""
+
+
+class TakenOver(BareLauncher):
+    """Starts workers that give one answer."""
+
+    def __init__(self, answer: str) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def start(self, policy: Policy) -> WorkerProcess:
+        return spawn([sys.executable, "-I", "-c", _TAKEN_OVER.replace("ANSWER", self._answer)])
+
+
+async def test_a_worker_that_answers_byte_by_byte_does_not_keep_its_place(connection: Connection) -> None:
+    pool = WorkerPool(TakenOver(_BYTE_BY_BYTE), times=PoolTimes(silent=1.0))
+
+    async with asyncio.timeout(10):
+        with pytest.raises(InternalError, match="did not answer for 1 s"):
+            await connection.confined(pool, policy_for()).metadata("/")
+
+    await pool.close()
+
+
+async def test_of_an_error_of_a_worker_no_more_is_told_than_errors_have(connection: Connection) -> None:
+    pool = WorkerPool(TakenOver(_LONG_ERROR))
+
+    with pytest.raises(InternalError, match="xxx") as refused:
+        await connection.confined(pool, policy_for()).metadata("/")
+
+    assert len(refused.value.message) <= 64 << 10
+    await pool.close()
 
 
 async def test_an_idle_worker_ends(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from execclient.patch.apply import Applied, AppliedFile, apply, plan_at
+from execclient.patch.apply import Applied, AppliedFile, Beyond, apply, plan_at
 from execclient.patch.errors import (
     CannotRead,
     EmptyPatch,
@@ -23,6 +23,7 @@ __all__ = [
     "AddFile",
     "Applied",
     "AppliedFile",
+    "Beyond",
     "Candidate",
     "CannotRead",
     "Chunk",

@@ -1,8 +1,8 @@
 """Plans carried out at an executor: it is its files that are read and written, never this machine's.
 
-A server that serves `fs/applyEdits` gets all edits in one request, and does all or none of them. Any other
-gets them one after the other, in the order of the patch, and a failure leaves the earlier ones done; the
-error has them.
+A server that serves `fs/applyEdits` gets all edits in one request, and does all or none of them; those that
+go beyond the sandbox in a second one. Any other gets them one after the other, in the order of the patch, and
+a failure leaves the earlier ones done; the error has them.
 
 No edit is done twice, and none over a file that changed since it was planned: each compares the file
 before it writes. When a connection is lost and an answer with it, the files tell whether it was done.
@@ -37,6 +37,15 @@ _TRANSACTION = "fs/applyEdits"
 
 
 @dataclass(frozen=True, slots=True)
+class Beyond:
+    """Paths that the sandbox of a patch does not let be written, and what was approved for them."""
+
+    paths: frozenset[str]
+    sandbox: Mapping[str, Json] | None
+    """As the wire has it."""
+
+
+@dataclass(frozen=True, slots=True)
 class AppliedFile:
     """What became of one file."""
 
@@ -58,7 +67,7 @@ class Applied:
     files: tuple[AppliedFile, ...]
     cwd: str
     was_atomic: bool
-    """All was done in one step; else file by file."""
+    """All was done in one step, or in one for each sandbox; else file by file."""
     already_applied: bool = False
     """Nothing was done: an earlier call had applied the patch."""
 
@@ -126,6 +135,7 @@ async def apply(
     executor: Server,
     *,
     sandbox: Mapping[str, Json] | None = None,
+    beyond: Beyond | None = None,
 ) -> Applied:
     """Do what was planned.
 
@@ -133,6 +143,7 @@ async def apply(
         plan: of this executor's files.
         executor: where.
         sandbox: what may be written, as the wire has it.
+        beyond: paths to which another sandbox applies. They are a step of their own, behind all others.
 
     Raises:
         PatchConflict: a file is neither as it was when the patch was planned nor as the patch leaves it.
@@ -142,7 +153,7 @@ async def apply(
     """
     was_atomic = False
     if plan.edits:
-        run = _Run(executor, sandbox)
+        run = _Run(executor, sandbox, beyond)
         if _TRANSACTION in executor.capabilities:
             was_atomic = await run.all_at_once(plan)
         if not was_atomic:
@@ -192,19 +203,37 @@ def _net_changes(edits: Iterable[Edit]) -> list[_Change]:
 class _Run:
     """One plan being carried out."""
 
-    def __init__(self, executor: Server, sandbox: Mapping[str, Json] | None) -> None:
+    def __init__(self, executor: Server, sandbox: Mapping[str, Json] | None, beyond: Beyond | None) -> None:
         self._files = RemoteFiles(executor, sandbox)
+        self._beyond = RemoteFiles(executor, None if beyond is None else beyond.sandbox)
+        self._beyond_paths = frozenset[str]() if beyond is None else beyond.paths
 
     async def all_at_once(self, plan: Plan) -> bool:
-        """All edits in one request; False when it cannot hold them."""
+        """All edits of a sandbox in one request; False when one cannot hold them."""
         changes = _net_changes(plan.edits)
-        if len(changes) > MAX_EDITS:
+        inside = [change for change in changes if change.path not in self._beyond_paths]
+        outside = [change for change in changes if change.path in self._beyond_paths]
+        if max(len(inside), len(outside)) > MAX_EDITS:
             return False  # they go one by one
+        if not await self._transaction(inside):
+            return False
+        try:
+            # One by one those that were done are found to be.
+            return await self._transaction(outside)
+        except PatchError as error:
+            done = {change.path for change in inside}
+            error.edits = tuple(
+                edit for edit in plan.edits if all(change.path in done for change in _changes(edit))
+            )
+            raise
+
+    async def _transaction(self, changes: Sequence[_Change]) -> bool:
+        """Do all of these, which have the same sandbox; False when one request cannot hold them."""
         request = {"edits": [_edit_on_the_wire(change) for change in changes]}
         for attempt in range(MAX_ATTEMPTS):
             try:
                 if changes:
-                    await self._files.call(_TRANSACTION, request)
+                    await self._files_of(changes[0]).call(_TRANSACTION, request)
             except RequestTooLarge:
                 return False
             except OutcomeUnknown:
@@ -221,6 +250,9 @@ class _Run:
             else:
                 return True
         return False
+
+    def _files_of(self, change: _Change) -> RemoteFiles:
+        return self._beyond if change.path in self._beyond_paths else self._files
 
     async def one_by_one(self, plan: Plan) -> None:
         done: list[Edit] = []
@@ -240,9 +272,9 @@ class _Run:
                 if await self._is_done(change):
                     return
                 if change.after is None:
-                    await self._files.remove(change.path)
+                    await self._files_of(change).remove(change.path)
                 else:
-                    await self._files.write(change.path, change.after, with_parents=change.is_new)
+                    await self._files_of(change).write(change.path, change.after, with_parents=change.is_new)
             except OutcomeUnknown:
                 if attempt == MAX_ATTEMPTS - 1:
                     raise
@@ -261,7 +293,7 @@ class _Run:
         """
         if not change.is_known:
             return False
-        found = await self._files.digest(change.path)
+        found = await self._files_of(change).digest(change.path)
         if found == digest_of(change.after):
             return True
         if found != digest_of(change.before):
@@ -279,7 +311,7 @@ class _Run:
     async def _require_unchanged(self, changes: Iterable[_Change]) -> None:
         for change in changes:
             try:
-                found = await self._files.digest(change.path)
+                found = await self._files_of(change).digest(change.path)
             except CallFailed:
                 continue
             if change.is_known and found != digest_of(change.before):

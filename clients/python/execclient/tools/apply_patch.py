@@ -7,9 +7,10 @@ Rules kept in this file:
 1. A patch is never run by a shell: what calls `apply_patch` and is no patch is an error for the model.
 2. Nobody is asked about a patch that does not fit.
 3. Where all files may be written anyway, a patch is applied like any command of the turn. Elsewhere somebody
-   has to agree, and only then it is written without the sandbox.
+   has to agree, and only then those files that the sandbox does not let be written are written without it.
+   The others stay within it: a command may put a link in the place of their folders at any moment.
 4. Who is asked is shown each file by its path in the patch and, where a link leads elsewhere, by the path
-   that would be written.
+   that would be written. If a path leads elsewhere by the time of the answer, nothing is written.
 5. Rules are about commands. Those on `apply_patch` hold for a patch in a shell's clothes, as they would for
    the command; the tool of that name is no command.
 """
@@ -17,7 +18,7 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -26,8 +27,10 @@ from execclient.connection import Json
 from execclient.orchestrator import SandboxAttempt, SandboxPreference, Trace
 from execclient.patch import (
     Applied,
+    Beyond,
     Intercepted,
     Patch,
+    PatchConflict,
     PatchError,
     Plan,
     TurnDiff,
@@ -65,21 +68,15 @@ class PatchRuntime:
         self._context = context
         self._plan = plan
         self._call_id = call_id
-        self._targets: tuple[str, ...] = ()
-        permissions = context.sandbox.permissions()
-        self.escalated = not all(
-            may_write(permissions, path, cwd=context.cwd, workspace_roots=context.workspace_roots)
-            for path in plan.paths
-        )
+        self._leads: dict[str, str] = {}
+        """What each path leads to, as somebody was asked about it."""
+        self._beyond = frozenset(path for path in plan.paths if not self._may_write(path))
+        self.escalated = bool(self._beyond)
         """Whether some file cannot be written within the sandbox."""
 
     async def find_targets(self) -> None:
         """Find out which files would be written, where that is another than the patch says."""
-        context = self._context
-        sandbox = context.sandbox.context(context.cwd, context.workspace_roots)
-        files = RemoteFiles(context.executor, sandbox)
-        found = [await files.target(path) for path in self._plan.paths]
-        self._targets = tuple(dict.fromkeys(path for path in found if path not in self._plan.paths))
+        self._leads = await self._look()
 
     def requirement(self) -> Requirement:
         """Whether somebody has to agree."""
@@ -119,16 +116,48 @@ class PatchRuntime:
     async def run(self, attempt: SandboxAttempt) -> Applied:
         """Write it. Raises `PatchError`."""
         context = self._context
-        sandbox = attempt.policy.context(context.cwd, context.workspace_roots)
-        return await apply(self._plan, context.executor, sandbox=sandbox)
+        await self._require_same_targets()
+        # What leads into a folder that commands may write to is theirs to lead elsewhere.
+        paths = frozenset(path for path in self._beyond if not self._may_write(self._leads.get(path, path)))
+        lifted = attempt.policy.context(context.cwd, context.workspace_roots)
+        return await apply(
+            self._plan, context.executor, sandbox=self._sandbox(), beyond=Beyond(paths, lifted)
+        )
 
     def denied(self, output: Applied) -> bool:
         """Never: what could not be written has raised."""
         return False
 
+    async def _require_same_targets(self) -> None:
+        """Raises PatchConflict: a path leads elsewhere than who agreed was shown."""
+        if not self._leads:
+            return
+        now = await self._look()
+        for path, target in self._leads.items():
+            if now[path] != target:
+                raise PatchConflict(
+                    f"{path} led to {target} when the patch was approved, and now leads to {now[path]}: "
+                    "send the patch again",
+                    path,
+                )
+
+    async def _look(self) -> dict[str, str]:
+        files = RemoteFiles(self._context.executor, self._sandbox())
+        return {path: await files.target(path) for path in self._plan.paths}
+
+    def _sandbox(self) -> Mapping[str, Json] | None:
+        context = self._context
+        return context.sandbox.context(context.cwd, context.workspace_roots)
+
+    def _may_write(self, path: str) -> bool:
+        context = self._context
+        return may_write(
+            context.sandbox.permissions(), path, cwd=context.cwd, workspace_roots=context.workspace_roots
+        )
+
     @property
     def _paths(self) -> tuple[str, ...]:
-        return (*self._plan.paths, *self._targets)
+        return tuple(dict.fromkeys((*self._plan.paths, *self._leads.values())))
 
     def _scope(self) -> dict[str, Json] | None:
         context = self._context

@@ -19,6 +19,9 @@ TOOL = "write_stdin"
 
 REASON = "input for {command}, which was started when other things were permitted than in this turn"
 
+SESSION_WIDE = "if for the whole session: whatever is typed into this process from now on"
+"""The key of the answer has no text in it: a program is talked to in many lines."""
+
 NOBODY_TO_ASK = (
     "write_stdin failed: session {session} was started when other things were permitted than in this turn, "
     "and the approval policy {policy} lets nobody be asked; start another session with exec_command"
@@ -57,7 +60,7 @@ async def ask_to_type(
         cwd=call.params.cwd,
         reason=REASON.format(command=shown(call.params.command)),
         amendment=None,
-        permits=session.policy.describe(),
+        permits=(*session.policy.describe(), SESSION_WIDE),
         retry=False,
     )
     scope = approval_scope(call.executor, context.sandbox, context.workspace_roots)
