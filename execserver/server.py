@@ -42,7 +42,7 @@ from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
 from execserver.rpc.quick_answers import QuickAnswers
 from execserver.rpc.repeats import repeats
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.options import OwnThings, executed, socket_addresses
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
 from execserver.sessions.table import SessionTable
@@ -214,7 +214,7 @@ def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | N
     folders = []
     if config.remote_token_file is not None:
         folders = _closed_folder(os.path.join(host.cwd, config.remote_token_file), host)
-    return OwnThings(tuple(folders), tuple(files), host.home)
+    return OwnThings(tuple(folders), tuple(files), executed(), socket_addresses(os.environ), home=host.home)
 
 
 def _closed_folder(file: str, host: Host) -> list[str]:

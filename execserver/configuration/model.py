@@ -315,7 +315,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "the program that makes sandboxes",
             group=SANDBOX,
             metavar="FILE",
-            unset="the first `bwrap` in PATH and the system's folders",
+            unset="the first `bwrap` in PATH, where only root can write, and the system's folders",
         ),
     ] = None
     allow_landlock: Annotated[

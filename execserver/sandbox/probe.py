@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from execserver.sandbox import bubblewrap as builder
 from execserver.sandbox import inside_probe, seccomp
 from execserver.sandbox.launch_failures import INSTALL, MINIMUM_VERSION, explain
 from execserver.sandbox.memory_file import SealedProgram, memory_file
+from execserver.sandbox.policy import is_below
 from execserver.sandbox.state_folder import remove_old_folders
 from execserver.sandbox.view import Bind, Mask, View
 
@@ -116,8 +118,9 @@ def probe(
         bubblewrap: the program; None is the first `bwrap` of `search_path` and of the system's folders.
         state_folder: a private folder, for the probe's own files; nothing stays there, nor what a probe left
             there whose daemon was killed, a minute ago or earlier.
-        search_path: the daemon's `PATH`; None for that of this process.
-        timeout: seconds for each of the three runs; what does not end by then is killed.
+        search_path: the daemon's `PATH`; None for that of this process. Folders in which a command could
+            plant a program are left out.
+        timeout: seconds for each run; what does not end by then is killed.
     """
     path = os.environ.get("PATH", "") if search_path is None else search_path
     found = find(bubblewrap, path)
@@ -145,11 +148,9 @@ def probe(
 def find(bubblewrap: str | None, search_path: str) -> str | ProbeResult:
     """The program's path, or why there is none."""
     if bubblewrap is None:
-        found = shutil.which("bwrap", path=f"{search_path}:{SYSTEM_PATH}" if search_path else SYSTEM_PATH)
-        # A relative folder in PATH would let whoever writes to it choose what confines him.
-        if found is None or not os.path.isabs(found):
-            return ProbeResult(False, "the program bwrap (bubblewrap) is missing", INSTALL)
-        return found
+        folders = [*filter(_is_out_of_reach, search_path.split(":")), SYSTEM_PATH]
+        found = shutil.which("bwrap", path=":".join(folders))
+        return found or ProbeResult(False, "the program bwrap (bubblewrap) is missing", INSTALL)
     if not os.path.isfile(bubblewrap):
         what = "is a folder" if os.path.isdir(bubblewrap) else "does not exist"
         return ProbeResult(False, f"the setting bubblewrap names {bubblewrap}, which {what}", INSTALL)
@@ -160,6 +161,21 @@ def find(bubblewrap: str | None, search_path: str) -> str | ProbeResult:
             f"`chmod +x {bubblewrap}`, or leave the setting out",
         )
     return os.path.abspath(bubblewrap)
+
+
+def _is_out_of_reach(folder: str) -> bool:
+    """Whether no command can put a program there: what it plants would confine the next one.
+
+    That is a folder of root's that only root can write to, and not in the home folder, which a policy may
+    make writable. A relative one depends on where the daemon was started.
+    """
+    if not os.path.isabs(folder) or is_below(os.path.realpath(folder), os.path.expanduser("~")):
+        return False
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return False
+    return status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _ask(path: str, timeout: float) -> ProbeResult:

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from execserver.loading import deferred
 from execserver.protocol.errors import InvalidRequest
 from execserver.sandbox import state_folder
@@ -214,7 +216,8 @@ class Sandboxes:
             result.sealed,
         )
         used = tuple(tool for tool in (tools.setsid, tools.bash) if tool is not None)
-        seen = view.look(policy, self._own, view.Needs(command.cwd, command.program, used, extra))
+        own = replace(self._own, code=(*self._own.code, path))
+        seen = view.look(policy, own, view.Needs(command.cwd, command.program, used, extra))
         assert self._state is not None
         sources = bubblewrap.Sources(
             state_folder.empty_file(self._state),
@@ -303,7 +306,7 @@ class Sandboxes:
                 )
                 self._mount_points = mount_points.MountPoints(self._state)
                 self._devices = devices.Devices(self._state)
-                self._own = OwnThings((*self._own.folders, self._state), self._own.files, self._own.home)
+                self._own = replace(self._own, folders=(*self._own.folders, self._state))
 
     def _mounts(self) -> mount_points.MountPoints:
         assert self._mount_points is not None

@@ -95,6 +95,10 @@ class Tree:
             path = os.path.dirname(path)
         return path
 
+    def rules(self) -> list[str]:
+        """The real paths that rules name."""
+        return list(self._places)
+
     def has_rule(self, path: str) -> bool:
         """Whether a rule names exactly this path."""
         return path in self._places
@@ -108,7 +112,7 @@ class Tree:
         ]
 
     def add_masks(self, own: OwnThings) -> None:
-        """Cover the daemon's own things. Entries for deeper paths still hold, ties do not."""
+        """Cover things whatever entries say of them. Entries for deeper paths still hold."""
         for path in (*own.folders, *own.files):
             place = locate(path)
             if place is not None and place.exists:

@@ -20,6 +20,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from glob import glob as existing
 from typing import Literal
 
 import msgspec
@@ -60,6 +61,19 @@ USER_RUNTIME_FOLDERS = (
     ".local/share/containers/podman",
 )
 """The same below a home folder."""
+
+SOCKET_PATTERNS = ("/tmp/tmux-*", "/tmp/ssh-*", "/tmp/.X11-unix", "/tmp/.ICE-unix")  # noqa: S108
+USER_SOCKET_PATTERNS = (
+    ".gnupg/S.*",
+    ".ssh/agent",
+    ".ssh/control-*",
+    ".ssh/cm-*",
+    ".ssh/sockets",
+    ".1password/*.sock",
+)
+"""Where agents, terminals and desktops listen that do as whoever connects says, beside runtime folders; in a
+home folder the second ones.
+"""
 
 _PIPES_DEPTH = 2
 """How deep below a runtime folder named pipes are looked for: `/run/initctl`, `/run/systemd/pipe`."""
@@ -279,6 +293,9 @@ class _Looker:
         if home is not None:
             masked = OwnThings(folders=tuple(f"{home}/{name}" for name in USER_RUNTIME_FOLDERS))
             self._tree.add_masks(masked)
+        patterns = [*SOCKET_PATTERNS, *([f"{home}/{name}" for name in USER_SOCKET_PATTERNS] if home else [])]
+        found = [path for pattern in patterns for path in existing(pattern)]
+        self._tree.add_masks(OwnThings(files=(*found, *self._own.sockets)))
 
     def _cover_pipes(self) -> None:
         """Without network sockets answer nobody, and so their folders may be seen. But what is written to a
@@ -304,20 +321,41 @@ class _Looker:
 
     def _add_own(self) -> None:
         """Cover what is the daemon's, and keep commands from making what it would read at its next start."""
+        for folder in self._own.folders:
+            self._refuse_entries_in(folder)
         self._tree.add_masks(self._own)
+        for path in self._own.code:
+            # Hardly ever: they are not looked for on the disk each time.
+            place = self._own_place(path) if self._tree.at(path) is Access.WRITE else None
+            if place is not None and place.exists:
+                self._tree.narrow(place)
         for path in self._own.files:
-            place = locate(path)
-            if place is None:
-                continue
-            link = next((link for link, _ in place.links if self._replaceable_here(link)), None)
-            if link is not None:
-                raise refused(
-                    f"the daemon's own {path} leads through the symbolic link {link}, and nothing can keep a "
-                    "command from replacing it: put what it leads to in its place",
-                    _ENTRIES,
-                )
-            if not place.exists:
+            place = self._own_place(path)
+            if place is not None and not place.exists:
                 self._guard(place)
+
+    def _own_place(self, path: str) -> Place | None:
+        place = locate(path)
+        links = place.links if place is not None else ()
+        link = next((link for link, _ in links if self._replaceable_here(link)), None)
+        if link is not None:
+            raise refused(
+                f"the daemon's own {path} leads through the symbolic link {link}, and nothing can keep a "
+                "command from replacing it: put what it leads to in its place",
+                _ENTRIES,
+            )
+        return place
+
+    def _refuse_entries_in(self, folder: str) -> None:
+        """The daemon acts on what it finds in a folder of its own, so that nothing in it may be opened."""
+        own = locate(folder)
+        if own is None or not own.exists:
+            return
+        for path in self._tree.rules():
+            if path != own.path and is_below(path, own.path) and self._tree.at(path) is not Access.DENY:
+                raise refused(
+                    f"{path} lies in {folder}, which is the daemon's own: name another path", _ENTRIES
+                )
 
     def _add_platform(self) -> None:
         if not self._policy.minimal or self._root is not Access.DENY:

@@ -71,12 +71,12 @@ def must_refuse(host: Host) -> ReplyError:
     return failure
 
 
-def with_program(folder: Path, text: str) -> dict[str, str]:
-    """A PATH on which the first bubblewrap is this script."""
+def with_program(folder: Path, text: str) -> tuple[str, str]:
+    """The flag that names this script as bubblewrap."""
     program = folder / "bwrap"
     program.write_text(text.format(bwrap=shutil.which("bwrap")))
     program.chmod(0o755)
-    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin"}
+    return "--bubblewrap", str(program)
 
 
 def without_bubblewrap() -> list[str]:
@@ -104,13 +104,13 @@ def test_bubblewrap_that_is_configured_but_missing_is_named(
 
 
 def test_bubblewrap_that_does_not_confine_is_refused(make_host: Callable[..., Host], tmp_path: Path) -> None:
-    assert "confine" in must_refuse(make_host(env=with_program(tmp_path, UNCONFINED))).message
+    assert "confine" in must_refuse(make_host(*with_program(tmp_path, UNCONFINED))).message
 
 
 def test_bubblewrap_that_may_make_no_namespace_is_refused(
     make_host: Callable[..., Host], tmp_path: Path
 ) -> None:
-    assert "namespace" in must_refuse(make_host(env=with_program(tmp_path, BROKEN))).message
+    assert "namespace" in must_refuse(make_host(*with_program(tmp_path, BROKEN))).message
 
 
 def test_denying_the_working_directory_is_refused(host: Host, tree: Tree) -> None:

@@ -86,8 +86,27 @@ def test_a_relative_folder_in_the_path_gives_no_bubblewrap(
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     result = find(None, ".")
-    assert isinstance(result, ProbeResult)
-    assert "missing" in result.reason
+    assert isinstance(result, ProbeResult) if BWRAP is None else result == BWRAP
+
+
+@pytest.mark.parametrize("kind", ["home", "writable by others", "another user's"])
+def test_a_folder_in_which_a_command_could_plant_a_program_gives_no_bubblewrap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir(mode=0o755)
+    (folder / "bwrap").write_text("#!/bin/sh\n")
+    (folder / "bwrap").chmod(0o755)
+    safe = str(folder / "bwrap")
+    assert (find(None, str(folder)) == safe) == (os.geteuid() == 0)
+    if kind == "home":
+        monkeypatch.setenv("HOME", str(tmp_path))
+    elif kind == "writable by others":
+        folder.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(folder, 65534, 65534)
+    assert find(None, f"{folder}:{folder}/") != safe
+    assert find(safe, "") == safe, "it may be named"
 
 
 @pytest.mark.parametrize(

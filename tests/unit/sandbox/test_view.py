@@ -7,6 +7,8 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,8 +16,8 @@ import pytest
 
 from execserver.protocol.errors import InvalidRequest
 from execserver.sandbox import view
-from execserver.sandbox.options import OwnThings
-from execserver.sandbox.policy import Glob, Policy, Rule
+from execserver.sandbox.options import OwnThings, executed, socket_addresses
+from execserver.sandbox.policy import Access, Glob, Policy, Rule
 from execserver.sandbox.view import Bind, Hollow, Mask, Needs, View, look
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, deny, policy, same_things, workspace
 
@@ -271,17 +273,97 @@ def test_settings_that_the_next_daemon_would_read_are_not_made_in_a_writable_hom
         f"cd {ws}; mkdir -p .config/execserver; echo forged > {SETTINGS}; mv .config away; "
         f"mkdir -p .config/execserver && echo forged > {SETTINGS}"
     )
-    rig.run(workspace(ws), script, own=OwnThings((rig.state,), (f"{ws}/{SETTINGS}",), str(ws)))
+    rig.run(workspace(ws), script, own=OwnThings((rig.state,), (f"{ws}/{SETTINGS}",), home=str(ws)))
     assert same_things(ws) == before
     assert not (ws / SETTINGS).exists() or (ws / SETTINGS).read_text() == ""
     subprocess.run(["/bin/sh", "-c", script], check=False, capture_output=True)
     assert (ws / SETTINGS).read_text() == "forged\n"
 
 
+def test_what_the_daemon_executes_is_read_only_wherever_it_lies(rig: Rig, ws: Path, tmp_path: Path) -> None:
+    venv.create(ws / ".venv", symlinks=True)
+    python = ws / ".venv/bin/python"
+    paths = f"import sys; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
+    asked = subprocess.run(
+        [python, "-I", "-c", paths + "from execserver.sandbox.options import executed; print(*executed())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own = OwnThings((rig.state,), code=tuple(asked.stdout.split()))
+    script = (
+        f"cd {ws}; echo 'import os' >> .venv/lib/python*/site-packages/x.pth; echo x >> .venv/pyvenv.cfg; "
+        "ln -sfn /bin/sh .venv/bin/python; mv .venv away; echo made > n"
+    )
+    before = same_things(ws)
+    rig.run(workspace(ws), script, own=own)
+    assert (ws / "n").exists()
+    (ws / "n").unlink()
+    assert same_things(ws) == before
+    subprocess.run(["/bin/sh", "-c", script], check=False, capture_output=True)
+    assert same_things(ws) != before
+
+
+def test_of_a_checkout_the_packages_are_read_only_and_the_rest_may_be_a_workspace(
+    rig: Rig, ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ws / "execserver").mkdir()
+    monkeypatch.setattr("sys.path", [str(ws), ""])
+    own = OwnThings((rig.state,), code=executed())
+    rig.run(workspace(ws), f"cd {ws}; echo 1 > execserver/n; mv execserver x; echo 1 > n", own=own)
+    assert (ws / "n").exists()
+    assert os.listdir(ws / "execserver") == []
+
+
+def test_code_behind_a_link_that_a_command_could_replace_is_refused(rig: Rig, ws: Path, out: Path) -> None:
+    (ws / "venv").symlink_to(out)
+    with pytest.raises(InvalidRequest, match=r"daemon's own .*/venv leads through the symbolic link"):
+        rig.look(workspace(ws), own=OwnThings((rig.state,), code=(f"{ws}/venv", str(out))))
+
+
+@pytest.mark.parametrize("access", [READ, WRITE])
+def test_no_entry_opens_what_is_in_a_folder_of_the_daemons(rig: Rig, ws: Path, access: Access) -> None:
+    (Path(rig.state) / "edits").mkdir()
+    with pytest.raises(InvalidRequest, match=r"edits lies in .* which is the daemon's own"):
+        rig.look(workspace(ws, (f"{rig.state}/edits", access)))
+    assert rig.look(workspace(ws, (f"{rig.state}/edits", DENY)))
+
+
+CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+
+
+@pytest.mark.parametrize("name", [".gnupg/S.gpg-agent", ".ssh/agent/s.x", ".ssh/control-host", "named"])
+def test_agents_of_the_user_are_out_of_reach_with_the_network(rig: Rig, base: Path, name: str) -> None:
+    home = base / "h"
+    path = home / name
+    path.parent.mkdir(parents=True)
+    own = OwnThings((rig.state,), home=str(home), sockets=(f"{home}/named",))
+    reading = policy(("/", READ), network=True)
+    script = f"exec {sys.executable} -c '{CONNECT}' {path}"
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(path))
+        agent.listen()
+        assert rig.run(reading, script).status == 0, "it is reached where it is not known"
+        assert rig.run(reading, script, own=own).status == 1
+
+
+def test_sockets_are_taken_from_what_the_environment_says() -> None:
+    environment = {
+        "SSH_AUTH_SOCK": "/home/x/agent",
+        "TMUX": "/tmp/t/default,123,0",
+        "DBUS_SESSION_BUS_ADDRESS": "unix:abstract=/tmp/x;unix:path=/tmp/bus,guid=1",
+        "WAYLAND_DISPLAY": "wayland-0",
+        "XDG_RUNTIME_DIR": "/elsewhere",
+    }
+    found = socket_addresses(environment)
+    assert set(found) == {"/home/x/agent", "/tmp/t/default", "/tmp/bus", "/elsewhere/wayland-0"}
+    assert socket_addresses({"WAYLAND_DISPLAY": "/x", "SSH_AUTH_SOCK": "relative"}) == ("/x",)
+
+
 def test_settings_behind_a_link_that_a_command_could_replace_are_refused(rig: Rig, ws: Path) -> None:
     (ws / "dotfiles").mkdir()
     (ws / ".config").symlink_to("dotfiles")
-    own = OwnThings((rig.state,), (f"{ws}/{SETTINGS}",), str(ws))
+    own = OwnThings((rig.state,), (f"{ws}/{SETTINGS}",), home=str(ws))
     with pytest.raises(InvalidRequest, match=r"daemon's own .* leads through the symbolic link .*/\.config"):
         rig.look(workspace(ws), own=own)
     rig.look(workspace(ws / "dotfiles"), own=own)
@@ -437,7 +519,7 @@ def test_sockets_of_container_daemons_in_the_home_folder_are_hidden_when_the_net
 ) -> None:
     (ws / ".docker" / "run").mkdir(parents=True)
     (ws / ".docker" / "run" / "docker.sock").write_text("stands for it\n")
-    own = OwnThings((rig.state,), (), str(ws))
+    own = OwnThings((rig.state,), home=str(ws))
     limits = policy((ws, WRITE), minimal=True, network=True) if minimal else workspace(ws, network=True)
     script = f"cat {ws}/.docker/run/docker.sock; mv {ws}/.docker {ws}/d && echo moved"
     ran = rig.run(limits, script, own=own)
