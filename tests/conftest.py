@@ -21,6 +21,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (home / ".codex").mkdir()
     return {
         "HOME": str(home),
+        # By the variable: below HOME a daemon would look for what an earlier version has left in /tmp.
+        "XDG_STATE_HOME": str(home / "state"),
         "EXECSERVER_CONFIG": "",  # nothing of the machine's own
         "CODEX_HOME": str(home / ".codex"),
         "PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from execserver.folders import (
     FolderError,
     create,
-    fallback_folder,
     lock_folder,
     open_folder,
     open_private,
+    state_folder,
 )
 from execserver.supervisor.config_file import ConfigFileError, listen_values
 
@@ -264,10 +264,17 @@ def listeners_from(values: Sequence[str], passed: Sequence[Listener] = ()) -> li
 
 
 def default_listener(environment: Mapping[str, str]) -> UnixListener:
-    """The socket in a folder that only this user can enter."""
+    """The socket in a folder that only this user can enter.
+
+    Raises:
+        ListenError: neither XDG_RUNTIME_DIR nor a home folder says where.
+    """
     base = environment.get("XDG_RUNTIME_DIR", "")
-    # The XDG specification: a relative path is invalid and ignored.
-    folder = f"{base.rstrip('/')}/execserver" if base.startswith("/") else fallback_folder()
+    try:
+        # The XDG specification: a relative path is invalid and ignored.
+        folder = f"{base.rstrip('/')}/execserver" if base.startswith("/") else state_folder(environment)
+    except FolderError as error:
+        raise ListenError(f"no place for the default socket: {error}, or use --listen") from None
     return UnixListener(f"{folder}/execserver.sock", private_folder=True)
 
 
