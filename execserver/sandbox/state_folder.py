@@ -63,7 +63,7 @@ def open_state_folder(configured: str | None, environment: Mapping[str, str], ui
 def reason_for(configured: str | None, environment: Mapping[str, str]) -> str:
     """Why `open_state_folder` takes the place that it takes."""
     if configured is not None:
-        return "from --spool-dir"
+        return "from the setting spool_dir"
     if runtime_folder(environment) is not None:
         return "from RUNTIME_DIRECTORY, which the service manager gave"
     return state_reason(environment)
