@@ -8,6 +8,8 @@ import stat
 import time
 from collections.abc import Mapping
 
+from execserver.trust import owner_name
+
 # A lock is held for milliseconds; somebody who holds one longer is broken or hostile.
 _LOCK_TIMEOUT_S = 5.0
 
@@ -60,16 +62,6 @@ def _home(environment: Mapping[str, str]) -> tuple[str, str]:
         return pwd.getpwuid(uid).pw_dir, "of the account"
     except KeyError:
         raise FolderError(f"uid {uid} has no account, and HOME is not set; {_NAME_ANOTHER}") from None
-
-
-def owner_name(uid: int) -> str:
-    """A user for messages: name and number."""
-    import pwd  # for messages only
-
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
 
 
 def create(path: str) -> None:

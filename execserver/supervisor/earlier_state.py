@@ -22,10 +22,10 @@ from execserver.folders import (
     lock,
     lock_folder,
     open_private,
-    owner_name,
     runtime_folder,
     state_folder,
 )
+from execserver.trust import owner_name
 
 _SEEN = "earlier-state"
 """The file: the device and inode of the folder that was in use, or `done`."""

@@ -27,6 +27,7 @@ from execserver.folders import (
     state_folder,
 )
 from execserver.supervisor.config_file import ConfigFileError, listen_values
+from execserver.trust import UntrustedError, check_way
 
 LISTEN_VARIABLE = "EXECSERVER_LISTEN"
 # Clients that come while the server starts wait in the backlog (the kernel caps it by somaxconn).
@@ -129,6 +130,7 @@ class UnixListener(Listener):
                 f"a Unix socket takes at most {MAX_UNIX_PATH}"
             )
         try:
+            check_way(self._path)
             folder = self._open_folder()
             try:
                 lock_folder(folder, os.path.dirname(self._path))
@@ -136,7 +138,7 @@ class UnixListener(Listener):
                 self._bind()
             finally:
                 os.close(folder)
-        except FolderError as error:
+        except (FolderError, UntrustedError) as error:
             raise ListenError(f"cannot listen on {self.url}: {error}") from None
         except OSError as error:
             raise ListenError(f"cannot listen on {self.url}: {error.strerror}") from None
