@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from execserver.configuration.loading import Effective
     from execserver.first_answer import FirstAnswer
+    from execserver.sandbox.mechanisms import Check
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
 _SHOW_DESCRIPTION = """\
@@ -167,16 +168,42 @@ def _doctor(options: argparse.Namespace) -> int:
     effective = _effective(options)
     if effective is None:
         return 1
-    from execserver.sandbox.doctor import examine
+    from execserver.sandbox.doctor import Report, examine
     from execserver.spool_check import spool_folder_check
 
     settings = effective.settings
     report = examine(
         settings.sandboxes, os.environ, lambda folder: spool_folder_check(folder, settings.spool_max_bytes)
     )
+    report = Report((*report.checks, *_places(effective)))
     text = report.as_json() if options.json else report.as_text()
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return 0 if report.ok else 1
+
+
+def _places(effective: Effective) -> tuple[Check, Check]:
+    """Where the settings and the sockets are, and why there."""
+    from execserver.sandbox.mechanisms import Check
+    from execserver.supervisor.config_file import usual_places
+    from execserver.supervisor.listeners import ListenError, default_listener
+
+    places = ", ".join(usual_places(os.environ))
+    file = Check("settings file", "ok", effective.file or f"none; looked for, unless one is named: {places}")
+    settings = effective.settings
+    if settings.listen or settings.remote:
+        urls = ", ".join(settings.listen) or "none"
+        return file, Check("sockets", "ok", f"{urls}, from {effective.origin('listen')}")
+    try:
+        url = default_listener(os.environ).url
+    except ListenError as error:
+        cause, _, fix = str(error).partition("; ")
+        return file, Check("sockets", "warning", "a daemon would not start without --listen", cause, fix)
+    reason = (
+        "from XDG_RUNTIME_DIR"
+        if os.environ.get("XDG_RUNTIME_DIR", "").startswith("/")
+        else ("in the default state folder: XDG_RUNTIME_DIR is no absolute path, or not set")
+    )
+    return file, Check("sockets", "ok", f"{url}, {reason}")
 
 
 def _effective(options: argparse.Namespace) -> Effective | None:

@@ -8,17 +8,16 @@ import stat
 import time
 from collections.abc import Mapping
 
+from execserver.trust import owner_name
+
 # A lock is held for milliseconds; somebody who holds one longer is broken or hostile.
 _LOCK_TIMEOUT_S = 5.0
+
+_NAME_ANOTHER = "set XDG_STATE_HOME to a folder that you can write"
 
 
 class FolderError(Exception):
     """A folder is not what it has to be, with a text for the user."""
-
-
-def fallback_folder(uid: int | None = None) -> str:
-    """Where things of a user (None: ours) go without any XDG variable."""
-    return f"/tmp/execserver-{os.geteuid() if uid is None else uid}"  # noqa: S108  checked by open_private
 
 
 def runtime_folder(environment: Mapping[str, str]) -> str | None:
@@ -28,10 +27,41 @@ def runtime_folder(environment: Mapping[str, str]) -> str | None:
     return runtime if runtime.startswith("/") else None
 
 
-def state_folder(environment: Mapping[str, str], uid: int | None = None) -> str:
-    """Where things of a user (None: ours) go that outlive a daemon, when no service manager gave a folder."""
+def state_folder(environment: Mapping[str, str]) -> str:
+    """Where our things go that outlive a daemon, when no service manager gave a folder.
+
+    Raises:
+        FolderError: there is no home folder.
+    """
     state = environment.get("XDG_STATE_HOME", "")
-    return f"{state.rstrip('/')}/execserver" if state.startswith("/") else fallback_folder(uid)
+    if state.startswith("/"):  # the XDG specification: a relative path is invalid and ignored
+        return f"{state.rstrip('/')}/execserver"
+    home, origin = _home(environment)
+    if not os.path.isdir(home):
+        # Never made: a home folder is made with the account, and not under this program's modes.
+        raise FolderError(f"the home folder {home} ({origin}) is not there; {_NAME_ANOTHER}")
+    return f"{home.rstrip('/')}/.local/state/execserver"
+
+
+def state_reason(environment: Mapping[str, str]) -> str:
+    """Why `state_folder` is where it is."""
+    if environment.get("XDG_STATE_HOME", "").startswith("/"):
+        return "from XDG_STATE_HOME"
+    return f"below the home folder, {_home(environment)[1]}: XDG_STATE_HOME is no absolute path, or not set"
+
+
+def _home(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The home folder, and where it comes from."""
+    home = environment.get("HOME", "")
+    if home.startswith("/"):
+        return home, "from HOME"
+    uid = os.geteuid()
+    import pwd  # for those few who have no HOME
+
+    try:
+        return pwd.getpwuid(uid).pw_dir, "of the account"
+    except KeyError:
+        raise FolderError(f"uid {uid} has no account, and HOME is not set; {_NAME_ANOTHER}") from None
 
 
 def create(path: str) -> None:
@@ -78,17 +108,35 @@ def open_private(path: str, forbidden: int = 0o077, uid: int | None = None) -> i
     except OSError as error:
         if os.path.islink(path):
             raise FolderError(f"folder {path} is a symbolic link; remove it") from None
-        raise FolderError(f"folder {path}: {error.strerror}") from None
+        raise FolderError(f"folder {path}: {error.strerror}{_obstacle(path)}") from None
     status = os.fstat(folder)
     owner = os.geteuid() if uid is None else uid
     if status.st_uid != owner:
         os.close(folder)
-        raise FolderError(f"folder {path} belongs to uid {status.st_uid}, not to us ({owner})")
+        raise FolderError(
+            f"folder {path} belongs to {owner_name(status.st_uid)}, not to us, {owner_name(owner)}; "
+            f"have it removed, or chown it if what is in it is yours"
+        )
     if status.st_mode & forbidden:
         os.close(folder)
         mode = stat.S_IMODE(status.st_mode)
         raise FolderError(f"folder {path} has mode {mode:04o}, open to others; chmod it to 0700")
     return folder
+
+
+def _obstacle(path: str) -> str:
+    """What is known of the folder in which one could not be made."""
+    parent = os.path.dirname(path)
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if os.path.lexists(path):
+        return ""
+    try:
+        status = os.stat(parent)
+    except OSError:
+        return ""
+    mode = stat.S_IMODE(status.st_mode)
+    return f" in {parent}, which belongs to {owner_name(status.st_uid)} and has mode {mode:04o}"
 
 
 def lock(descriptor: int) -> bool:

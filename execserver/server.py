@@ -28,6 +28,7 @@ from execserver.configuration.model import Settings
 from execserver.credentials import Credentials
 from execserver.fault_points import reach
 from execserver.filesystem.blocking import run_in_background
+from execserver.folders import FolderError, state_folder
 from execserver.host import Host
 from execserver.loading import LOADER, deferred, load_deferred
 from execserver.memory import reuse_buffers
@@ -56,6 +57,7 @@ from execserver.supervisor.channel import (
     open_supervisor_pidfd,
 )
 from execserver.supervisor.config_file import usual_places
+from execserver.supervisor.earlier_state import earlier_place, is_own_folder
 from execserver.supervisor.remote import base_and_environment
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.gauges import Gauges
@@ -211,9 +213,11 @@ def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | N
             name = listener.socket.getsockname()
             # A socket that was passed to us may have an abstract name, or none.
             files += [name] if isinstance(name, str) and name.startswith("/") else []
-    folders = []
+    folders = [place for place in (earlier_place(),) if is_own_folder(place)]
+    with suppress(FolderError):  # records of running services are there whatever the setting is
+        folders.append(state_folder(host.environment))
     if config.remote_token_file is not None:
-        folders = _closed_folder(os.path.join(host.cwd, config.remote_token_file), host)
+        folders += _closed_folder(os.path.join(host.cwd, config.remote_token_file), host)
     return OwnThings(tuple(folders), tuple(files), executed(), socket_addresses(os.environ), home=host.home)
 
 

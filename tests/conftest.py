@@ -14,6 +14,14 @@ import pytest
 from tests.support.wire import Server
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Daemons that inherit our environment keep their state out of the account's own home folder."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A known environment for servers, with a home folder of its own and names worth filtering."""
@@ -21,6 +29,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (home / ".codex").mkdir()
     return {
         "HOME": str(home),
+        # By the variable: below HOME a daemon would look for what an earlier version has left in /tmp.
+        "XDG_STATE_HOME": str(home / "state"),
         "EXECSERVER_CONFIG": "",  # nothing of the machine's own
         "CODEX_HOME": str(home / ".codex"),
         "PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),

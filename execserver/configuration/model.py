@@ -120,7 +120,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             group=GENERAL,
             metavar="URL",
             check=_listen_urls,
-            unset="$XDG_RUNTIME_DIR/execserver/execserver.sock, else /tmp/execserver-UID/execserver.sock",
+            unset="execserver.sock in $XDG_RUNTIME_DIR/execserver, $XDG_STATE_HOME/execserver or "
+            "~/.local/state/execserver, by the first of these variables that is set",
         ),
     ] = ()
     concurrent_requests: Annotated[
@@ -306,7 +307,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "0700), created when missing",
             group=GENERAL,
             metavar="DIR",
-            unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else /tmp/execserver-UID",
+            unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else ~/.local/state/execserver",
         ),
     ] = None
     bubblewrap: Annotated[

@@ -15,6 +15,8 @@ import string
 import time
 from pathlib import Path
 
+from execserver.trust import UntrustedError, check_file
+
 MAX_BYTES = 1 << 20
 """Some ten thousand clients, with a comment on each; a device would be read for ever."""
 
@@ -80,12 +82,12 @@ class ClientList:
     def _check_owner(self, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
             raise ClientListError(f"the list of clients {self._path} is no regular file")
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        try:
+            check_file(os.path.abspath(self._path), status)
+        except UntrustedError as error:
             raise ClientListError(
-                f"the list of clients {self._path} can be written by others (uid {status.st_uid}, mode "
-                f"{stat.S_IMODE(status.st_mode):04o}), and it decides who may come in: chown it to us or "
-                "root, and chmod go-w"
-            )
+                f"the list of clients {self._path} decides who may come in: {error}"
+            ) from None
         if status.st_size > MAX_BYTES:
             raise ClientListError(f"the list of clients {self._path} has more than {MAX_BYTES} bytes")
 

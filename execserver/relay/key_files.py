@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from execserver.relay.keys import SEED_BYTES, KeyFault, KeyPair
+from execserver.trust import UntrustedError, check_way
 
 MODE = 0o600
 
@@ -74,6 +75,10 @@ def _read(path: Path) -> KeyPair:
                 f"the key file {path} belongs to another user (uid {status.st_uid}), who can read it: use "
                 "one of your own"
             )
+        try:
+            check_way(os.path.abspath(path))
+        except UntrustedError as error:
+            raise KeyFileError(f"the key file {path} could be replaced: {error}") from None
         content = file.read(MAX_FILE_BYTES + 1)
     try:
         seed = base64.b64decode(content.removesuffix(b"\n"), validate=True)

@@ -233,4 +233,4 @@ def state_folder_check(
     except state_folder.StateFolderError as error:
         cause, _, fix = str(error).partition("; ")
         return Check("state folder", "missing", "cannot be used", cause, fix.removeprefix("or ")), None
-    return Check("state folder", "ok", path), path
+    return Check("state folder", "ok", f"{path}, {state_folder.reason_for(configured, environment)}"), path

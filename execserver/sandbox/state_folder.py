@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from execserver.folders import FolderError, open_private, runtime_folder, state_folder
+from execserver.folders import FolderError, open_private, runtime_folder, state_folder, state_reason
 
 _NAME = "execserver"
 """Of our folder below one that others may read."""
@@ -32,8 +32,8 @@ def open_state_folder(configured: str | None, environment: Mapping[str, str], ui
     when missing.
 
     The first that is given: `configured`, `$RUNTIME_DIRECTORY` (the first of several),
-    `$XDG_STATE_HOME/execserver`, `/tmp/execserver-UID`. One that is given and cannot be used is an error:
-    another place would hold another daemon's state.
+    `$XDG_STATE_HOME/execserver`, `~/.local/state/execserver`. One that is given and cannot be used is an
+    error: another place would hold another daemon's state.
 
     systemd makes a runtime folder with mode 0755 unless the unit says otherwise. That is as good as a home
     folder, nobody else can write it, and so it is no reason to refuse to run: then `execserver` inside of
@@ -50,7 +50,7 @@ def open_state_folder(configured: str | None, environment: Mapping[str, str], ui
     try:
         if configured is None and (runtime := runtime_folder(environment)) is not None:
             return _runtime_subfolder(runtime, uid)
-        path = state_folder(environment, uid) if configured is None else configured
+        path = state_folder(environment) if configured is None else configured
         if not path.startswith("/") or "\0" in path:
             raise FolderError(f"folder {path!r} is no absolute path")
         return _private(path, uid)
@@ -58,6 +58,15 @@ def open_state_folder(configured: str | None, environment: Mapping[str, str], ui
         raise StateFolderError(
             f"no place for state: {error}; or name another folder with --spool-dir, created when missing"
         ) from None
+
+
+def reason_for(configured: str | None, environment: Mapping[str, str]) -> str:
+    """Why `open_state_folder` takes the place that it takes."""
+    if configured is not None:
+        return "from the setting spool_dir"
+    if runtime_folder(environment) is not None:
+        return "from RUNTIME_DIRECTORY, which the service manager gave"
+    return state_reason(environment)
 
 
 def empty_file(folder: str) -> str:

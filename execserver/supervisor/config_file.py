@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 import stat
 
+from execserver.trust import UntrustedError, check_file
+
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,16 +133,12 @@ def _check_owner(path: str, status: os.stat_result) -> None:
     """The file decides who may connect, so whoever can write it can run commands as us."""
     if not stat.S_ISREG(status.st_mode):
         raise ConfigFileError(f"configuration file {path} is no regular file")
-    if status.st_uid not in (0, os.geteuid()):
+    try:
+        check_file(path, status)
+    except UntrustedError as error:
         raise ConfigFileError(
-            f"configuration file {path} belongs to uid {status.st_uid}, neither to us ({os.geteuid()}) "
-            f"nor to root, and it decides who may connect: chown it, or name another one with {FLAG}"
-        )
-    if status.st_mode & 0o022:
-        raise ConfigFileError(
-            f"configuration file {path} can be written by others (mode {stat.S_IMODE(status.st_mode):04o}), "
-            "and it decides who may connect: chmod go-w it"
-        )
+            f"configuration file {path} decides who may connect: {error}, or name another one with {FLAG}"
+        ) from None
 
 
 def _flag_value(arguments: Sequence[str]) -> str | None:

@@ -21,12 +21,13 @@ from collections.abc import Mapping, Sequence
 from execserver.folders import (
     FolderError,
     create,
-    fallback_folder,
     lock_folder,
     open_folder,
     open_private,
+    state_folder,
 )
 from execserver.supervisor.config_file import ConfigFileError, listen_values
+from execserver.trust import UntrustedError, check_way
 
 LISTEN_VARIABLE = "EXECSERVER_LISTEN"
 # Clients that come while the server starts wait in the backlog (the kernel caps it by somaxconn).
@@ -129,6 +130,7 @@ class UnixListener(Listener):
                 f"a Unix socket takes at most {MAX_UNIX_PATH}"
             )
         try:
+            check_way(self._path)
             folder = self._open_folder()
             try:
                 lock_folder(folder, os.path.dirname(self._path))
@@ -136,7 +138,7 @@ class UnixListener(Listener):
                 self._bind()
             finally:
                 os.close(folder)
-        except FolderError as error:
+        except (FolderError, UntrustedError) as error:
             raise ListenError(f"cannot listen on {self.url}: {error}") from None
         except OSError as error:
             raise ListenError(f"cannot listen on {self.url}: {error.strerror}") from None
@@ -264,10 +266,17 @@ def listeners_from(values: Sequence[str], passed: Sequence[Listener] = ()) -> li
 
 
 def default_listener(environment: Mapping[str, str]) -> UnixListener:
-    """The socket in a folder that only this user can enter."""
+    """The socket in a folder that only this user can enter.
+
+    Raises:
+        ListenError: neither XDG_RUNTIME_DIR nor a home folder says where.
+    """
     base = environment.get("XDG_RUNTIME_DIR", "")
-    # The XDG specification: a relative path is invalid and ignored.
-    folder = f"{base.rstrip('/')}/execserver" if base.startswith("/") else fallback_folder()
+    try:
+        # The XDG specification: a relative path is invalid and ignored.
+        folder = f"{base.rstrip('/')}/execserver" if base.startswith("/") else state_folder(environment)
+    except FolderError as error:
+        raise ListenError(f"no place for the default socket: {error}, or use --listen") from None
     return UnixListener(f"{folder}/execserver.sock", private_folder=True)
 
 

@@ -62,6 +62,7 @@ from collections.abc import Mapping, Sequence
 from execserver.folders import FolderError
 from execserver.supervisor import children, launch, server_process
 from execserver.supervisor.activation import listener_on
+from execserver.supervisor.earlier_state import take_along
 from execserver.supervisor.listeners import Listener, ListenError, bind_all, requested
 from execserver.supervisor.loop import Loop
 from execserver.supervisor.notify import Manager
@@ -145,6 +146,13 @@ class Supervisor:
         listeners = requested(argv, self._settings, activated)
         bind_all(listeners)
         self._listeners = listeners
+        # Before the claim, which finds the records, and before the hello, after which the server looks.
+        try:
+            said = take_along(self._settings)
+        except (FolderError, OSError) as error:
+            said = f"state of an earlier version was not taken along: {error}"
+        if said is not None:
+            launch.say(said)
         try:
             self._record, stale = claim(self._settings, self._instance)
         except (FolderError, OSError) as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from execserver.loading import deferred
+from execserver.trust import UntrustedError, check_file
 
 if TYPE_CHECKING:
     import hashlib
@@ -245,7 +246,10 @@ def _given(options: AuthenticationOptions, name: str) -> str | None:
 def _secret_in(path: str, flag: str) -> bytes:
     try:
         with open(path, "rb") as file:
+            check_file(os.path.abspath(path), os.fstat(file.fileno()))
             secret = file.read().strip()
+    except UntrustedError as error:
+        raise ConfigurationError(f"{flag} decides who may connect: {error}") from None
     except OSError as error:
         raise ConfigurationError(f"{flag}: cannot read {path}: {error.strerror}") from error
     if not secret:

@@ -35,6 +35,8 @@ NAMES = [
     "membership tags",
     "control groups",
     "user",
+    "settings file",
+    "sockets",
 ]
 
 
@@ -123,7 +125,7 @@ def test_each_user_is_told_what_holds_for_that_user(user: User, users_folder: Pa
     found = checks(done)
     assert found["user"]["status"] == ("warning" if user.is_root else "ok")
     assert found["user"]["detail"] == f"uid {user.uid}"
-    assert found["state folder"]["detail"] == f"{users_folder}/spool"
+    assert found["state folder"]["detail"] == f"{users_folder}/spool, from the setting spool_dir"
     assert found["spool folder"]["detail"] == f"{users_folder}/spool/spool, made at the start"
     if found["user namespaces"]["status"] == "ok" and found["bubblewrap"]["status"] == "ok":
         # In a container the namespaces may be there, and a new /proc forbidden.
@@ -259,3 +261,43 @@ def test_a_spool_that_others_may_read_is_a_warning_and_not_touched(tmp_path: Pat
     assert check["fix"] == "chmod it to 0700"
     assert spool.stat().st_mode & 0o777 == 0o755
     assert os.listdir(spool) == []
+
+
+def test_it_says_where_everything_lies_and_why(tmp_path: Path) -> None:
+    found = checks(doctor(tmp_path, "--json"))
+    state = f"{tmp_path}/state/execserver"
+    assert found["state folder"]["detail"] == f"{state}, from XDG_STATE_HOME"
+    assert found["spool folder"]["detail"].startswith(f"{state}/spool")
+    assert found["sockets"]["detail"] == (
+        f"unix://{state}/execserver.sock, in the default state folder: XDG_RUNTIME_DIR is no absolute path, "
+        "or not set"
+    )
+    places = f"{tmp_path}/config/execserver/config.toml, /etc/execserver/config.toml"
+    assert found["settings file"]["detail"] == f"none; looked for, unless one is named: {places}"
+
+    (tmp_path / "config.toml").write_text(f'spool_dir = "{tmp_path}/s"\nlisten = ["unix://{tmp_path}/x"]\n')
+    found = checks(doctor(tmp_path, "--json", "--config", "config.toml"))
+    assert found["settings file"]["detail"] == f"{tmp_path}/config.toml"
+    assert found["sockets"]["detail"] == f"unix://{tmp_path}/x, from file {tmp_path}/config.toml:2"
+    assert found["state folder"]["detail"] == f"{tmp_path}/s, from the setting spool_dir"
+
+
+def test_without_a_variable_the_home_folder_is_the_reason(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": "relative", "XDG_RUNTIME_DIR": f"{tmp_path}/run"}
+    found = checks(doctor(tmp_path, "--json", env=env))
+    assert found["state folder"]["detail"] == (
+        f"{tmp_path}/.local/state/execserver, below the home folder, from HOME: "
+        "XDG_STATE_HOME is no absolute path, or not set"
+    )
+    assert (
+        found["sockets"]["detail"]
+        == f"unix://{tmp_path}/run/execserver/execserver.sock, from XDG_RUNTIME_DIR"
+    )
+
+
+def test_a_missing_home_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
+    found = checks(doctor(tmp_path, "--json", env={"XDG_STATE_HOME": "", "HOME": f"{tmp_path}/none"}))
+    assert found["state folder"]["status"] == "missing"
+    assert f"{tmp_path}/none (from HOME) is not there" in found["state folder"]["cause"]
+    assert found["state folder"]["fix"].startswith("set XDG_STATE_HOME to a folder that you can write")
+    assert found["sockets"]["status"] == "warning"

@@ -191,7 +191,8 @@ def test_a_file_that_is_no_good_is_refused_by_line_once(
 def test_a_file_that_others_can_write_is_refused(run: Run, folder: Path) -> None:
     path = write_config(folder, 'listen = ["stdio"]\n', 0o666)
     errors = refusal(run("serve"))
-    assert f"configuration file {path} can be written by others" in errors
+    assert f"configuration file {path} decides who may connect: file {path} of " in errors
+    assert "can be written by others (mode 0666)" in errors
     assert errors.count("\n") == 1
 
 

@@ -174,9 +174,23 @@ def default_url() -> str:
     given = os.environ.get(URL_VARIABLE)
     if given:
         return given
+    # As the daemon has it: of each, what is no absolute path is ignored.
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    folder = f"{base.rstrip('/')}/execserver" if base.startswith("/") else f"/tmp/execserver-{os.geteuid()}"  # noqa: S108 - the server's uid is checked
-    return f"unix://{folder}/execserver.sock"
+    if not base.startswith("/"):
+        base = os.environ.get("XDG_STATE_HOME", "")
+    if not base.startswith("/"):
+        home = os.environ.get("HOME", "")
+        base = f"{(home if home.startswith('/') else _account_home()).rstrip('/')}/.local/state"
+    return f"unix://{base.rstrip('/')}/execserver/execserver.sock"
+
+
+def _account_home() -> str:
+    import pwd  # for those few who have no HOME
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return "/"
 
 
 def target(

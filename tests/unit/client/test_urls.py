@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from execclient.address import (
     target,
 )
 from execclient.errors import ConnectionFailed
+
+ACCOUNT_HOME = pwd.getpwuid(os.geteuid()).pw_dir.rstrip("/")
 
 
 @pytest.fixture(autouse=True)
@@ -172,17 +175,21 @@ def test_the_url_of_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("runtime", "folder"),
+    ("runtime", "state", "home", "folder"),
     [
-        ("/run/user/1/", "/run/user/1/execserver"),
-        ("", f"/tmp/execserver-{os.geteuid()}"),
-        ("relative", f"/tmp/execserver-{os.geteuid()}"),
+        ("/run/user/1/", "/state", "/home/x", "/run/user/1/execserver"),
+        ("", "/state/", "/home/x", "/state/execserver"),
+        ("relative", "relative", "/home/x/", "/home/x/.local/state/execserver"),
+        ("", "", "", f"{ACCOUNT_HOME}/.local/state/execserver"),
+        ("", "", "relative", f"{ACCOUNT_HOME}/.local/state/execserver"),
     ],
 )
 def test_else_the_socket_is_where_a_daemon_puts_it(
-    monkeypatch: pytest.MonkeyPatch, runtime: str, folder: str
+    monkeypatch: pytest.MonkeyPatch, runtime: str, state: str, home: str, folder: str
 ) -> None:
     monkeypatch.delenv("EXECSERVER_URL", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    monkeypatch.setenv("HOME", home)
 
     assert default_url() == f"unix://{folder}/execserver.sock"

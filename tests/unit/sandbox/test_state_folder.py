@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import stat
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from execserver.folders import state_folder
 from execserver.sandbox.state_folder import StateFolderError, empty_file, empty_folder, open_state_folder
+from tests.sandbox_user import NOT_ROOT
 
 UID = os.geteuid()
 
@@ -55,23 +58,88 @@ def test_without_a_service_manager_it_is_below_the_users_state(runtime: str, tmp
 
 
 @pytest.mark.parametrize("state", ["", "relative"])
-def test_without_any_variable_it_is_below_tmp(state: str) -> None:
-    # In a mount namespace of its own, where /tmp is empty: nothing of the machine's own is touched.
-    program = (
-        "import os, subprocess\n"
-        "from execserver.sandbox.state_folder import open_state_folder\n"
-        "subprocess.run(['mount', '-t', 'tmpfs', 'tmpfs', '/tmp'], check=True)\n"
-        f"path = open_state_folder(None, {{'XDG_STATE_HOME': {state!r}}}, os.geteuid())\n"
-        "print(path, oct(os.stat(path).st_mode & 0o7777), os.listdir('/tmp'))\n"
-    )
+def test_without_an_absolute_variable_it_is_below_the_home_folder(state: str, tmp_path: Path) -> None:
+    path = open_state_folder(None, {"XDG_STATE_HOME": state, "HOME": str(tmp_path)}, UID)
+    assert path == f"{tmp_path}/.local/state/execserver"
+    assert (mode(tmp_path / ".local"), mode(path)) == (0o700, 0o700)
+
+
+@pytest.mark.parametrize("environment", [{}, {"HOME": ""}, {"HOME": "relative"}], ids=str)
+def test_without_an_absolute_home_it_is_below_the_accounts(environment: dict[str, str]) -> None:
+    assert state_folder(environment) == f"{pwd.getpwuid(UID).pw_dir.rstrip('/')}/.local/state/execserver"
+
+
+def test_a_home_folder_that_is_missing_is_not_made_and_the_way_out_is_said(tmp_path: Path) -> None:
+    with pytest.raises(
+        StateFolderError, match=f"{tmp_path}/none .from HOME. is not there; set XDG_STATE_HOME"
+    ):
+        open_state_folder(None, {"HOME": f"{tmp_path}/none"}, UID)
+    assert os.listdir(tmp_path) == []
+
+
+def in_namespace(program: str, *before: str) -> str:
+    """What a program prints as root of a user and mount namespace of its own, with an empty /tmp."""
+    shell = f'mount -t tmpfs tmpfs /tmp; {" ".join(before)} exec "$0" -c "$1"'
     result = subprocess.run(
-        ["unshare", "-rm", sys.executable, "-c", program],
+        ["unshare", "-rm", "sh", "-ec", shell, sys.executable, program],
         capture_output=True,
         text=True,
         check=False,
         cwd=Path(__file__).parents[3],
     )
-    assert result.stdout == "/tmp/execserver-0 0o700 ['execserver-0']\n", result.stderr
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_home_folder_on_a_read_only_file_system_is_named() -> None:
+    program = (
+        "from execserver.sandbox.state_folder import open_state_folder, StateFolderError\n"
+        "try: open_state_folder(None, {'HOME': '/tmp/home'}, 0)\n"
+        "except StateFolderError as error: print(error)\n"
+    )
+    said = in_namespace(program, "mkdir /tmp/home; mount -t tmpfs -o ro tmpfs /tmp/home;")
+    assert (
+        "folder /tmp/home/.local/state/execserver: Read-only file system in /tmp/home, which belongs" in said
+    )
+    assert "--spool-dir" in said
+
+
+def test_who_makes_the_old_name_in_tmp_first_changes_nothing() -> None:
+    program = (
+        "import os\n"
+        "from execserver.sandbox.state_folder import open_state_folder\n"
+        "print(open_state_folder(None, {'HOME': '/tmp/home'}, 0), os.listdir('/tmp/execserver-0'))\n"
+    )
+    said = in_namespace(program, "mkdir /tmp/home /tmp/execserver-0; chmod 777 /tmp/execserver-0;")
+    assert said == "/tmp/home/.local/state/execserver []\n"
+
+
+@pytest.mark.skipif(UID != 0, reason=NOT_ROOT)
+@pytest.mark.parametrize("taken", [".local", ".local/state"])
+def test_a_folder_of_another_user_on_the_way_is_named_with_its_owner(taken: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / taken).mkdir(parents=True)  # root's, as after a `sudo` that kept HOME
+    for folder in (home, *home.rglob("*")):
+        folder.chmod(0o755)
+    program = (
+        "import os\n"
+        "from execserver.sandbox.state_folder import open_state_folder, StateFolderError\n"
+        "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
+        "try: open_state_folder(None, {'HOME': '/mnt'}, 65534)\n"
+        "except StateFolderError as error: print(error)\n"
+    )
+    bound = (
+        'mount --bind "$1" /mnt && exec "$2" -c "$3"'  # below /tmp there are folders that only root enters
+    )
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-ec", bound, "-", str(home), sys.executable, program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[3],
+    )
+    expected = f"Permission denied in /mnt/{taken}, which belongs to root (uid 0) and has mode 0755; or name"
+    assert expected in result.stdout, result.stderr
 
 
 def test_the_path_has_no_symbolic_links(tmp_path: Path) -> None:
@@ -138,7 +206,10 @@ def test_a_folder_that_is_not_private_is_refused_with_path_and_way_out(
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateFolderError, match=f"belongs to uid {UID}, not to us \\({UID + 1}\\)"):
+    with pytest.raises(
+        StateFolderError,
+        match=rf"state belongs to \S+ \(uid {UID}\), not to us, .*uid {UID + 1}.*; have it removed",
+    ):
         open_state_folder(f"{tmp_path}/state", {}, UID + 1)
 
 

@@ -78,7 +78,7 @@ def test_a_spool_that_is_no_folder_is_told_with_a_way_out(state: Path) -> None:
 def test_a_spool_of_another_user_is_told_with_both(state: Path, spool: Path) -> None:
     os.chown(spool, NOBODY, NOBODY)
     check = spool_check.spool_folder_check(str(state), SMALL)
-    assert check.cause == f"folder {spool} belongs to uid {NOBODY}, not to us (0)"
+    assert check.cause == f"folder {spool} belongs to nobody (uid {NOBODY}), not to us, root (uid 0)"
     assert check.status == "warning"
 
 

@@ -54,7 +54,7 @@ def test_each_command_goes_to_its_own_program(
 
 def test_the_supervisor_imports_the_standard_library_only() -> None:
     package = Path(execserver.__file__).parent
-    alone = [package / name for name in ("membership.py", "folders.py", "__init__.py")]
+    alone = [package / name for name in ("membership.py", "folders.py", "trust.py", "__init__.py")]
     for path in [*alone, *(package / "supervisor").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
@@ -65,7 +65,12 @@ def test_the_supervisor_imports_the_standard_library_only() -> None:
             for name in names:
                 top = name.partition(".")[0]
                 own = name.startswith(
-                    ("execserver.supervisor.", "execserver.membership", "execserver.folders")
+                    (
+                        "execserver.supervisor.",
+                        "execserver.membership",
+                        "execserver.folders",
+                        "execserver.trust",
+                    )
                 )
                 assert top in sys.stdlib_module_names or own, f"{path.name} imports {name}"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from execserver.folders import fallback_folder
 from execserver.supervisor import listeners
 from execserver.supervisor.listeners import ListenError, UnixListener, bind_all, parse, requested
 
@@ -73,9 +72,15 @@ def test_the_variable_counts_only_without_the_flag() -> None:
 
 def test_the_default_is_in_a_private_folder() -> None:
     assert urls([], {"XDG_RUNTIME_DIR": "/run/user/7"}) == ["unix:///run/user/7/execserver/execserver.sock"]
-    for environment in ({}, {"XDG_RUNTIME_DIR": ""}, {"XDG_RUNTIME_DIR": "relative"}):
-        assert urls([], environment) == [f"unix:///tmp/execserver-{os.geteuid()}/execserver.sock"]
-    assert fallback_folder() == f"/tmp/execserver-{os.geteuid()}"
+    state = {"XDG_STATE_HOME": "/state"}
+    for environment in (state, state | {"XDG_RUNTIME_DIR": ""}, state | {"XDG_RUNTIME_DIR": "relative"}):
+        assert urls([], environment) == ["unix:///state/execserver/execserver.sock"]
+    assert urls([], {"HOME": "/tmp"}) == ["unix:///tmp/.local/state/execserver/execserver.sock"]
+
+
+def test_without_a_place_for_the_default_socket_the_way_out_is_said(folder: Path) -> None:
+    with pytest.raises(ListenError, match=r"none .from HOME. is not there; set XDG_STATE_HOME.*--listen"):
+        requested([], {"HOME": f"{folder}/none"})
 
 
 @pytest.mark.parametrize("arguments", [["--listen"], ["--listen", "--other"]])
@@ -227,7 +232,9 @@ def test_a_default_folder_that_is_a_link_is_refused(folder: Path) -> None:
 def test_a_default_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "execserver").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    with pytest.raises(ListenError, match=r"belongs to uid \d+, not to us \(4242\)"):
+    with pytest.raises(
+        ListenError, match=r"belongs to \S+ \(uid \d+\), not to us, uid 4242; have it removed"
+    ):
         default_in(folder).bind()
 
 

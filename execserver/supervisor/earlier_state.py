@@ -1,0 +1,249 @@
+"""State of earlier versions, which without XDG_STATE_HOME kept it in `/tmp/execserver-UID`: taken along once.
+
+That name can be made by anybody, also by a command in a sandbox, which runs as our own user; and records of
+edits are carried out with all our rights. So what is there counts only when a daemon of this version looks
+for the first time (earlier versions hid the folder from their sandboxes), and later only if a daemon of an
+earlier version used the same folder then. What was found out stands in a file of the new folder.
+
+A record must be neither lost nor there twice, whenever we are killed. So a copy is complete under a name that
+stands for nothing, gets the name of an arrival, the original goes, and only then the copy goes to its place.
+An arrival whose original is still there is made again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+
+from execserver.folders import (
+    FolderError,
+    lock,
+    lock_folder,
+    open_private,
+    runtime_folder,
+    state_folder,
+)
+from execserver.trust import owner_name
+
+_SEEN = "earlier-state"
+"""The file: the device and inode of the folder that was in use, or `done`."""
+_DONE = "done"
+_PARTIAL, _ARRIVED = "arriving", "arrived-"
+
+_INSTANCES = "instances"
+_KINDS = (_INSTANCES, "mount-points", "edits")
+"""Folders of records. Who uses a record has a lock (flock) on its file; a daemon that lives has one in the
+first."""
+_LOCK = "lock"
+_MAX_BYTES = 64 << 20
+
+
+class _InUseError(Exception):
+    """A daemon uses it."""
+
+
+def earlier_place() -> str:
+    """The folder in which earlier versions kept state without XDG_STATE_HOME."""
+    return f"/tmp/execserver-{os.geteuid()}"  # noqa: S108  nothing is made there
+
+
+def is_own_folder(path: str) -> bool:
+    """Whether a folder stands there, no link, and is ours. Anybody may have made a link there."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def take_along(environment: Mapping[str, str], old: str | None = None) -> str | None:
+    """Move the records of dead daemons from the earlier place to that of now, if that is in the home folder.
+
+    Args:
+        environment: the daemon's.
+        old: the earlier place; None: the one of all earlier versions.
+
+    Returns:
+        What the user should know; None when there was nothing.
+
+    Raises:
+        FolderError, OSError: it was not possible; what was not moved is moved at a later start.
+    """
+    if runtime_folder(environment) is not None or environment.get("XDG_STATE_HOME", "").startswith("/"):
+        return None  # so it was in earlier versions
+    old = old or earlier_place()
+    try:
+        path = state_folder(environment)
+        new = open_private(path)
+    except FolderError:
+        return None  # as the claim of a record says
+    try:
+        if _read(new, _SEEN) == _DONE:
+            return None
+        lock_folder(new, path)  # of two that start at once one does it
+        return _take_along(old, path, new)
+    finally:
+        os.close(new)
+
+
+def _take_along(old: str, path: str, new: int) -> str | None:
+    seen = _read(new, _SEEN)
+    if seen == _DONE:
+        return None
+    try:
+        status = os.lstat(old)
+    except FileNotFoundError:
+        _finish(new, None)
+        _store(new, _SEEN, _DONE.encode())
+        return None
+    identity = f"{status.st_dev}:{status.st_ino}"
+    fault = _fault(status)
+    if fault is None and seen not in (None, identity):
+        fault = "is not the folder that an earlier version used"
+    if fault is not None:
+        _finish(new, None)
+        _store(new, _SEEN, _DONE.encode())
+        return f"{old}, where earlier versions kept state, {fault}: it is left alone; state is in {path}"
+    folder = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not os.path.samestat(status, os.fstat(folder)):
+            raise FolderError(f"folder {old} is changed by somebody right now")
+        try:
+            count = _move(folder, new)
+        except _InUseError:
+            _store(new, _SEEN, identity.encode())
+            return f"{old} is in use by a daemon of an earlier version: it is taken along at a later start"
+        _tidy(folder)
+    finally:
+        os.close(folder)
+    _store(new, _SEEN, _DONE.encode())
+    with suppress(OSError):
+        os.rmdir(old)
+    rest = "; the rest of it can be removed" if os.path.lexists(old) else ""
+    return f"state of an earlier version was taken along from {old} to {path}: records: {count}{rest}"
+
+
+def _fault(status: os.stat_result) -> str | None:
+    """Why it was no state folder of ours."""
+    if not stat.S_ISDIR(status.st_mode):
+        return "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is no folder"
+    if status.st_uid != os.geteuid():
+        return f"belongs to {owner_name(status.st_uid)}"
+    mode = stat.S_IMODE(status.st_mode)
+    return f"has mode {mode:04o}, open to others" if mode & 0o077 else None
+
+
+def _move(old: int, new: int) -> int:
+    """Move all records; how many.
+
+    Raises:
+        _InUseError: a daemon uses them; nothing was moved.
+    """
+    with ExitStack() as stack:
+        found = [(kind, folder) for kind in _KINDS if (folder := _subfolder(old, kind, stack)) is not None]
+        # Locked as long as we move: who starts meanwhile waits, and a record is not seen before its own lock.
+        records = [(kind, folder, name) for kind, folder in found for name in _records(folder, kind, stack)]
+        _finish(new, old)
+        for kind, folder, name in records:
+            _copy(folder, name, new, f"{_ARRIVED}{kind}.{name}")
+            os.unlink(name, dir_fd=folder)
+            os.fsync(folder)
+            _settle(new, kind, name)
+    return len(records)
+
+
+def _subfolder(old: int, kind: str, stack: ExitStack) -> int | None:
+    try:
+        folder = os.open(kind, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=old)
+    except OSError:
+        return None
+    stack.callback(os.close, folder)
+    guards = [folder]
+    if kind != _INSTANCES:
+        with suppress(FileNotFoundError):
+            guards = [os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)]
+            stack.callback(os.close, guards[0])
+    for guard in guards:
+        lock_folder(guard, f"{kind} of an earlier version")
+    return folder
+
+
+def _records(folder: int, kind: str, stack: ExitStack) -> Iterator[str]:
+    """The names of records that are ours from now on."""
+    for name in sorted(os.listdir(folder)):
+        if name == _LOCK and kind != _INSTANCES:
+            continue
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            continue
+        descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        stack.callback(os.close, descriptor)
+        if not lock(descriptor):
+            raise _InUseError
+        yield name
+
+
+def _finish(new: int, old: int | None) -> None:
+    """Bring what arrived at an earlier start to its place, unless its original is still there."""
+    for arrived in os.listdir(new):
+        kind, _, name = arrived.removeprefix(_ARRIVED).partition(".")
+        if not arrived.startswith(_ARRIVED) or kind not in _KINDS:
+            continue
+        if old is not None and _exists(old, f"{kind}/{name}"):
+            continue
+        _settle(new, kind, name)
+
+
+def _settle(new: int, kind: str, name: str) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(kind, 0o700, dir_fd=new)
+    os.rename(f"{_ARRIVED}{kind}.{name}", f"{kind}/{name}", src_dir_fd=new, dst_dir_fd=new)
+    os.fsync(new)
+
+
+def _copy(folder: int, name: str, new: int, target: str) -> None:
+    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as source:
+        content = source.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise FolderError(f"record {name} has more than {_MAX_BYTES} bytes; remove it")
+    _store(new, target, content)
+
+
+def _store(folder: int, name: str, content: bytes) -> None:
+    """A file that is there whole, durably, or not at all."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(_PARTIAL, flags, 0o600, dir_fd=folder), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(_PARTIAL, name, src_dir_fd=folder, dst_dir_fd=folder)
+    os.fsync(folder)
+
+
+def _tidy(old: int) -> None:
+    """Remove what stands for nothing without records. What else is there is left."""
+    for kind in _KINDS[1:]:
+        with suppress(OSError):
+            os.unlink(f"{kind}/{_LOCK}", dir_fd=old)
+    with suppress(OSError):
+        os.unlink("empty-file", dir_fd=old)
+    for name in (*_KINDS, "spool", "empty-folder"):
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=old)
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _read(folder: int, name: str) -> str | None:
+    try:
+        with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
