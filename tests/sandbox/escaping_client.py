@@ -36,7 +36,8 @@ def connected(address: str) -> socket.socket:
         )
     ]
     if address.isdigit():
-        connection = socket.create_connection(("127.0.0.1", int(address)), PATIENCE)
+        connection = socket.socket(socket.AF_INET6 if sys.argv[1] == "mapped" else socket.AF_INET)
+        connection.connect(("::ffff:127.0.0.1" if sys.argv[1] == "mapped" else "127.0.0.1", int(address)))
         connection.sendall(
             UPGRADE + b"".join(struct.pack(">BBHI", 0x81, 0xFE, len(m), 0) + m for m in messages)
         )
@@ -75,6 +76,15 @@ def leaves_it_to_a_child() -> None:
         until_it_ends(connection)
 
 
+def leaves_it_to_a_thread() -> None:
+    """The process looks like one that has ended: its first thread has, and its own table is empty."""
+    import ctypes
+    import threading
+
+    threading.Thread(target=until_it_ends, args=[connected(sys.argv[2])]).start()
+    ctypes.CDLL(None).pthread_exit(None)
+
+
 def hides_it_in_a_message() -> None:
     """No process has the descriptor: it is on its way between two sockets."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
@@ -98,8 +108,10 @@ def hops_from_child_to_child() -> None:
 
 {
     "holds": holds,
+    "mapped": holds,
     "ends": ends_at_once,
     "child": leaves_it_to_a_child,
+    "thread": leaves_it_to_a_thread,
     "message": hides_it_in_a_message,
     "hops": hops_from_child_to_child,
 }[sys.argv[1]]()

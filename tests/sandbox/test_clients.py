@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.sandbox.host import Host, Tree
 from tests.sandbox.outside import wait_for
-from tests.sandbox.profiles import WORKSPACE_WITH_NETWORK
+from tests.sandbox.profiles import WORKSPACE_WITH_NETWORK, at, restricted, special
+from tests.sandbox.test_backends import needs_landlock
+from tests.support.relay_service import RelayService
 from tests.support.wire import Client, Json, Server, path_uri
 
 PROGRAM = (Path(__file__).parent / "escaping_client.py").read_text()
 
-WAYS = ("holds", "ends", "child", "message", "hops")
+WAYS = ("holds", "mapped", "ends", "child", "thread", "message", "hops")
 
 REFUSED = "connection refused"
 
@@ -76,7 +78,7 @@ def test_a_sandboxed_command_is_no_client(daemons: Daemons, door: tuple[Client, 
     assert not target.exists()
 
 
-@pytest.mark.parametrize("way", ["holds", "child"])
+@pytest.mark.parametrize("way", ["holds", "mapped", "child"])
 def test_the_same_without_a_sandbox_is_a_client(
     daemons: Daemons, door: tuple[Client, Server], way: str
 ) -> None:
@@ -87,3 +89,52 @@ def test_the_same_without_a_sandbox_is_a_client(
     target = attack(client, daemons.host.tree(), way, server)
 
     wait_for(target.exists, "the file")
+
+
+@needs_landlock
+@pytest.mark.parametrize("way", ["holds", "thread", "message"])
+@pytest.mark.parametrize("listens_on", ["path", "port"])
+def test_what_landlock_confines_is_no_client_either(
+    make_host: Callable[..., Host], tmp_path: Path, way: str, listens_on: str
+) -> None:
+    host = make_host("--bubblewrap", str(tmp_path / "none"), "--allow-landlock")
+    tree = host.tree()
+    folder = host.base / "another"
+    folder.mkdir()
+    listen = f"unix://{folder}/socket" if listens_on == "path" else "ws://127.0.0.1:0"
+    with Server(listen, env=host.env, cwd=folder) as server:
+        outside = attack(host.client, host.tree(), "holds", server)
+        wait_for(outside.exists, "the file of one without a sandbox")
+
+        granted = restricted(
+            special("minimal", "read"), at(folder, "read"), at(tree.base, "read"), network="enabled"
+        )
+        target = attack(host.client, tree, way, server, tree.context(granted))
+
+        wait_for(lambda: target.exists() or REFUSED in server.stderr, "the daemon's decision")
+        assert not target.exists()
+
+
+ASK = """
+import socket, sys
+asking = socket.socket(socket.AF_UNIX)
+asking.connect(sys.argv[1])
+asking.sendall(b"GET /environments HTTP/1.1\\r\\nHost: relay\\r\\nConnection: close\\r\\n\\r\\n")
+print(asking.makefile().read())
+"""
+
+
+def test_a_relay_tells_a_sandboxed_command_nothing(host: Host) -> None:
+    tree = host.tree()
+    with RelayService(tree.base / "relay") as relay:
+        control = str(relay.state / "control.sock")
+
+        said = [
+            host.run(tree, ["python3", "-c", ASK, control], sandbox).output
+            for sandbox in (None, tree.context(WORKSPACE_WITH_NETWORK))
+        ]
+        assert relay.stop() == 0
+
+    assert said[0].startswith(b"HTTP/1.1 200")
+    assert said[1].startswith(b"HTTP/1.1 403")
+    assert b"in a sandbox or a container" in said[1]
