@@ -29,9 +29,10 @@ class Daemons:
         folder = host.base / "another"
         folder.mkdir(exist_ok=True)
         host.user.give(folder)
-        started = {"env": host.env, "cwd": folder, "prefix": host.user.prefix}
-        self.on_path = Server(f"unix://{folder}/socket", **started)
-        self.on_port = Server("ws://127.0.0.1:0", **started)
+        self.on_path, self.on_port = (
+            Server(listen, env=host.env, cwd=folder, prefix=host.user.prefix)
+            for listen in (f"unix://{folder}/socket", "ws://127.0.0.1:0")
+        )
         self.client = self.on_port.connect(extensions=True)
 
     def end(self) -> None:
