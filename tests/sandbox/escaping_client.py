@@ -76,6 +76,15 @@ def leaves_it_to_a_child() -> None:
         until_it_ends(connection)
 
 
+def takes_its_tag_off() -> None:
+    """It no longer bears the mark of what a daemon started."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+    resource.setrlimit(resource.RLIMIT_RTTIME, (1 << 40, hard))
+    holds()
+
+
 def leaves_it_to_a_thread() -> None:
     """The process looks like one that has ended: its first thread has, and its own table is empty."""
     import ctypes
@@ -111,6 +120,7 @@ def hops_from_child_to_child() -> None:
     "mapped": holds,
     "ends": ends_at_once,
     "child": leaves_it_to_a_child,
+    "untagged": takes_its_tag_off,
     "thread": leaves_it_to_a_thread,
     "message": hides_it_in_a_message,
     "hops": hops_from_child_to_child,

@@ -16,9 +16,13 @@ from tests.support.wire import Client, Json, Server, path_uri
 
 PROGRAM = (Path(__file__).parent / "escaping_client.py").read_text()
 
-WAYS = ("holds", "mapped", "ends", "child", "thread", "message", "hops")
+WAYS = ("holds", "mapped", "ends", "child", "thread", "message", "hops", "untagged")
 
 REFUSED = "connection refused"
+
+TAGS_COME_OFF = pytest.mark.xfail(
+    strict=True, reason="the filter of a sandbox without namespaces lets a command change RLIMIT_RTTIME"
+)
 
 
 class Daemons:
@@ -85,7 +89,7 @@ def test_the_same_without_a_sandbox_is_a_client(
 ) -> None:
     client, server = door
     if way == "child" and server is daemons.on_path:
-        pytest.skip("the process that connected to a path must live")
+        pytest.skip("a client on a path is the process that connected, and it ends here")
 
     target = attack(client, daemons.host.tree(), way, server)
 
@@ -93,7 +97,7 @@ def test_the_same_without_a_sandbox_is_a_client(
 
 
 @needs_landlock
-@pytest.mark.parametrize("way", ["holds", "thread", "message"])
+@pytest.mark.parametrize("way", ["holds", "thread", "message", pytest.param("untagged", marks=TAGS_COME_OFF)])
 @pytest.mark.parametrize("listens_on", ["path", "port"])
 def test_what_landlock_confines_is_no_client_either(
     make_host: Callable[..., Host], tmp_path: Path, way: str, listens_on: str
