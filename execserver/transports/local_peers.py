@@ -5,8 +5,9 @@ sockets and loopback, would leave its sandbox by connecting to the daemon that s
 
 Rules kept in this file:
 
-1. *Confined* is a process in another pid or user namespace than ours, or one that bears the tag of an
-   execserver (`membership.py`) and has a seccomp filter: that is a sandbox without namespaces.
+1. *Confined* is a process in a pid or user namespace that is neither ours nor the machine's own, or one that
+   bears the tag of an execserver (`membership.py`) and has a seccomp filter: that is a sandbox without
+   namespaces.
 2. Whether a process is confined is read from files that the kernel shows without the right to trace the
    process: the peer of a forwarded socket is an sshd.
 3. What cannot be told is refused: a peer that has ended, or that runs where we do not see it.
@@ -42,6 +43,10 @@ _FOUND = struct.Struct("=BBxx48x12xII")  # inet_diag_msg
 
 _DESCRIPTORS = 2
 """What a look at a Unix peer needs: a handle of the process, and one file at a time."""
+
+_ALL_USERS = b" 4294967295\n"
+"""How the map of the machine's own user namespace ends. Ours may be one below it, and then its processes are
+still not confined. Only root can give another namespace such a map, and no sandbox has one."""
 
 _LOOKS = 20
 """How often we look for processes that were not there before. Only one that lives shorter than a look, each
@@ -233,7 +238,8 @@ def _is_confined(pid: int) -> bool:
         FileNotFoundError, ProcessLookupError: it has ended, or /proc does not show it to us.
     """
     status = _read(f"/proc/{pid}/status")
-    if _depth(status) > _own_depth() or _read(f"/proc/{pid}/uid_map") != _own_users():
+    users = _read(f"/proc/{pid}/uid_map")
+    if _depth(status) > _own_depth() or (users != _own_users() and not users.endswith(_ALL_USERS)):
         return True
     return b"\nSeccomp:\t2\n" in status and tag_of(pid) is not None
 

@@ -757,3 +757,14 @@ def test_a_process_in_other_namespaces_is_no_client(
         assert answer("/livez").startswith("HTTP/1.1 403 ")
         assert "--ws-auth" in answer("/metrics")
         assert answer("/readyz").startswith("HTTP/1.1 200 ")
+
+
+def test_a_daemon_in_a_user_namespace_serves_its_user_outside(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    prefix = ["unshare", "--user", "--map-root-user"]
+    with (
+        Server(f"unix://{tmp_path}/socket", env=environment, cwd=tmp_path, prefix=prefix) as server,
+        server.connect() as client,
+    ):
+        assert client.shell("echo hello").wait_closed().output == b"hello\n"
