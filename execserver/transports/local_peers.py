@@ -100,8 +100,12 @@ def _unix_fault(sock: socket.socket, pid: int) -> str | None:
         return CONFINED  # by a pid namespace that ours does not contain
     try:
         handle = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:
-        handle = None  # an older kernel, or the process is gone, which is found out below
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):
+            return ENDED
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        handle = None  # an older kernel
     try:
         confined = _is_confined(pid)
         if handle is not None and _has_ended(handle):
