@@ -107,8 +107,8 @@ def handlers(
         "fs/digest": partial(digest, confinement),
         "fs/applyEdits": partial(apply_edits, confinement, edits),
         "fs/open": partial(open_handle, confinement),
-        "fs/readBlock": read_block,
-        "fs/writeBlock": write_block,
+        "fs/readBlock": partial(read_block, confinement),
+        "fs/writeBlock": partial(write_block, confinement),
         "fs/close": close_handle,
         "fs/watchMissing": partial(watch_missing, mounts),
     }
@@ -273,18 +273,23 @@ async def open_handle(confinement: FileConfinement | None, caller: Caller, param
     """Open a block handle."""
     files = _files(confinement, caller, params.sandbox)
     path = _native_path(params.path)
-    await _handles(caller).open(params.handle_id, lambda: files.open(path, params.mode))
+    policy = _policy(confinement, params.sandbox)
+    await _handles(caller).open(params.handle_id, policy, lambda: files.open(path, params.mode))
     return {"handleId": params.handle_id}
 
 
-async def read_block(caller: Caller, params: ReadBlockParams) -> Encoded:
+async def read_block(confinement: FileConfinement | None, caller: Caller, params: ReadBlockParams) -> Encoded:
     """Read from a handle."""
-    return Encoded(await _handles(caller).read_block(params.handle_id, params.offset, params.len))
+    policy = _policy(confinement, params.sandbox)
+    return Encoded(await _handles(caller).read_block(params.handle_id, policy, params.offset, params.len))
 
 
-async def write_block(caller: Caller, params: WriteBlockParams) -> Encoded:
+async def write_block(
+    confinement: FileConfinement | None, caller: Caller, params: WriteBlockParams
+) -> Encoded:
     """Write to a handle."""
-    await _handles(caller).write_block(params.handle_id, params.offset, params.chunk)
+    policy = _policy(confinement, params.sandbox)
+    await _handles(caller).write_block(params.handle_id, policy, params.offset, params.chunk)
     return _NOTHING
 
 

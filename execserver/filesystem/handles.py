@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import pybase64
 
@@ -24,6 +25,13 @@ from execserver.protocol.limits import (
     MAX_FILE_OFFSET,
     MAX_HANDLE_ID_BYTES,
 )
+from execserver.sandbox.policy import Policy
+
+
+class _Handle(NamedTuple):
+    descriptor: Descriptor
+    policy: Policy | None
+    """What it was opened under."""
 
 
 class FileHandles:
@@ -33,10 +41,17 @@ class FileHandles:
         self._calls = calls
         self._descriptors = descriptors
         # None while the file is being opened: the name is taken and counts.
-        self._handles: dict[str, Descriptor | None] = {}
+        self._handles: dict[str, _Handle | None] = {}
 
-    async def open(self, handle_id: str, open_file: Callable[[], Awaitable[Descriptor]]) -> None:
+    async def open(
+        self, handle_id: str, policy: Policy | None, open_file: Callable[[], Awaitable[Descriptor]]
+    ) -> None:
         """Open a file under a name of the caller's choice; `open_file` is called if that is free.
+
+        Args:
+            handle_id: the name.
+            policy: what limits `open_file`; None when nothing does.
+            open_file: opens it.
 
         Raises:
             InvalidRequest: the name is longer than 32 bytes or in use, or 128 handles are open.
@@ -52,33 +67,34 @@ class FileHandles:
             raise InvalidRequest(f"at most {MAX_FILE_HANDLES} file handles may be open per connection")
         self._handles[handle_id] = None
         try:
-            self._handles[handle_id] = await open_file()
+            self._handles[handle_id] = _Handle(await open_file(), policy)
         except BaseException:
             self._handles.pop(handle_id, None)
             raise
 
-    async def read_block(self, handle_id: str, offset: int, length: int) -> bytes:
+    async def read_block(self, handle_id: str, policy: Policy | None, offset: int, length: int) -> bytes:
         """Read a block, as the JSON of a `ReadBlockResult`. A failing read closes the handle.
 
         Raises:
-            InvalidRequest: `length` is not 1 to 1,048,576 bytes.
+            InvalidRequest: `length` is not 1 to 1,048,576 bytes, or the policy is not that of the handle.
             NotFound: no such handle.
             RpcError: the read failed.
         """
         if not 1 <= length <= MAX_BLOCK_BYTES:
             raise InvalidRequest(f"file read block length must be between 1 and {MAX_BLOCK_BYTES}")
-        descriptor = self._get(handle_id)
+        descriptor = self._get(handle_id, policy)
         try:
             return await self._calls.run(_read_block, descriptor, length, offset)
         except Exception:
             await self.close_handle(handle_id)
             raise
 
-    async def write_block(self, handle_id: str, offset: int, chunk: bytes) -> None:
+    async def write_block(self, handle_id: str, policy: Policy | None, offset: int, chunk: bytes) -> None:
         """Write all of a block.
 
         Raises:
-            InvalidRequest: it is not 1 to 1,048,576 bytes long, or would end beyond 2^63 - 1.
+            InvalidRequest: it is not 1 to 1,048,576 bytes long, would end beyond 2^63 - 1, or the policy is
+                not that of the handle.
             NotFound: no such handle.
             RpcError: the write failed; the handle stays.
         """
@@ -86,7 +102,7 @@ class FileHandles:
             raise InvalidRequest(f"file write block length must be between 1 and {MAX_BLOCK_BYTES}")
         if offset + len(chunk) > MAX_FILE_OFFSET:
             raise InvalidRequest("file write range exceeds the signed 64-bit file offset limit")
-        await self._calls.run(_write_block, self._get(handle_id), chunk, offset)
+        await self._calls.run(_write_block, self._get(handle_id, policy), chunk, offset)
 
     async def close_handle(self, handle_id: str) -> None:
         """Close a handle; an unknown one is no error.
@@ -94,20 +110,26 @@ class FileHandles:
         The file is closed when this returns: a program that was written through the handle can
         be started then.
         """
-        descriptor = self._handles.get(handle_id)
-        if descriptor is not None:
+        handle = self._handles.get(handle_id)
+        if handle is not None:
             del self._handles[handle_id]
-            await self._calls.run(self._descriptors.release, descriptor)
+            await self._calls.run(self._descriptors.release, handle.descriptor)
 
     def close(self) -> None:
         """The connection has ended; its descriptors are closed by their owner."""
         self._handles.clear()
 
-    def _get(self, handle_id: str) -> Descriptor:
-        descriptor = self._handles.get(handle_id)
-        if descriptor is None:
+    def _get(self, handle_id: str, policy: Policy | None) -> Descriptor:
+        handle = self._handles.get(handle_id)
+        if handle is None:
             raise NotFound(f"unknown file handle `{handle_id}`", name="unknown_handle", field="handleId")
-        return descriptor
+        if policy is not None and policy != handle.policy:
+            raise InvalidRequest(
+                f"file handle `{handle_id}` was opened under another sandbox, and cannot be limited now: "
+                "leave the sandbox out, or open the file again under this one",
+                field="sandbox",
+            )
+        return handle.descriptor
 
 
 def _read_block(descriptor: Descriptor, length: int, offset: int) -> bytes:

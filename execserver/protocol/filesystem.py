@@ -271,7 +271,12 @@ class OpenParams(_Sandboxed):
     """`read` opens a regular file that exists; `replace` makes a file, or empties one at once."""
 
 
-class ReadBlockParams(Params):
+class _HandleParams(_Sandboxed):
+    sandbox: SandboxContext | None = None
+    """If it limits files, the handle must have been opened under the same limits."""
+
+
+class ReadBlockParams(_HandleParams):
     """Read a block of an open file at an offset.
 
     A failed system call closes the handle, reading from one that is open for writing among them;
@@ -288,7 +293,7 @@ class ReadBlockParams(Params):
     """How many bytes to read: 1 to 1048576."""
 
 
-class WriteBlockParams(Params):
+class WriteBlockParams(_HandleParams):
     """Write a block to an open file at an offset.
 
     All bytes are written, or there is an error. A gap that the offset leaves reads as zeros.

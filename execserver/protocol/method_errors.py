@@ -195,6 +195,9 @@ ERRORS: dict[str, MethodError] = {
     "BlockRefused": MethodError(
         InvalidRequest, "The block has no byte or more than 1048576, or ends beyond the largest offset."
     ),
+    "HandleSandbox": MethodError(
+        InvalidRequest, "The sandbox limits files, and the handle was not opened under that sandbox."
+    ),
     "RequestFailed": MethodError(
         InternalError, "The request got no whole answer: no connection, a broken answer, or no time left."
     ),
@@ -264,8 +267,15 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         *_SYSTEM,
     ),
     "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
-    "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "InputOutput"),
-    "fs/writeBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "NoSpace", "InputOutput"),
+    "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "HandleSandbox", "InputOutput"),
+    "fs/writeBlock": (
+        "BlockRefused",
+        "InvalidArgument",
+        "UnknownHandle",
+        "HandleSandbox",
+        "NoSpace",
+        "InputOutput",
+    ),
     "http/request": ("RequestFailed",),
 }
 

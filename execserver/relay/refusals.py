@@ -7,6 +7,8 @@ or a body, which hold tickets and tokens.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 from execserver.relay.contract import ContractError, error_body
 from execserver.relay.tokens import TokenRefused
 from execserver.telemetry.logs import Logger
+from execserver.transports.local_peers import unix_peer
 
 LOGGED_PATH_CHARACTERS = 400
 """Of a path: the longest that is right has an environment id of 256."""
@@ -86,6 +89,7 @@ class Guard:
                 # the place of whoever looks at it.
                 if hdrs.ORIGIN in request.headers:
                     raise Refusal(403, "requests of web pages are not served")
+                _refuse_confined(request)
                 response = await handler(request)
             except Exception as error:
                 refusal = _refusal_of(error, request)
@@ -132,6 +136,20 @@ def peer_of(request: web.Request) -> str:
         return "unix"
     host, port = name[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _refuse_confined(request: web.Request) -> None:
+    """The control socket is for processes of the relay's user that are in no sandbox."""
+    sock = None if request.transport is None else request.transport.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        return
+    # Not the library's own object, which does not let others ask for the peer.
+    with socket.socket(fileno=os.dup(sock.fileno())) as connection:
+        _, fault = unix_peer(connection)
+    if fault is not None:
+        raise Refusal(
+            403, f"this socket takes no client from another user, a sandbox or a container: {fault}"
+        )
 
 
 def _refusal_of(error: Exception, request: web.Request) -> Refusal:

@@ -157,8 +157,8 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_connections_refused_total",
         "counter",
-        "Peers sent away: the HTTP status of the answer, `other-user` on a Unix socket, or `relay` for a "
-        "client that was not let in behind one.",
+        "Peers sent away: the HTTP status of the answer; for a local process `other-user`, `confined` (it "
+        "is in a sandbox or a container) or `ended`; or `relay` for a client that was not let in behind one.",
         _measured("refusals"),
         ("reason",),
     ),

@@ -83,7 +83,7 @@ class Measures:
         self.connections_closed: dict[str, int] = dict.fromkeys(TRANSPORT_KINDS, 0)
         self.dialects: dict[str, int] = dict.fromkeys(DIALECTS, 0)
         self.refusals: dict[str, int] = {}
-        """Connections that were refused, by HTTP status, or `other-user`, or `relay`."""
+        """Connections that were refused, by HTTP status, or as in `connection_refused`."""
         self.parse_errors = 0
         self.received_bytes = 0
         self.sent_bytes = 0
@@ -123,7 +123,7 @@ class Measures:
         self.connections_closed[kind] += 1
 
     def connection_refused(self, reason: str) -> None:
-        """A peer was sent away: the HTTP status of our answer, `other-user`, or `relay`."""
+        """A peer was sent away: the HTTP status of our answer, `other-user`, `confined`, `ended`, `relay`."""
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def dialect_chosen(self, dialect: Dialect) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 
@@ -26,9 +28,11 @@ from execserver.transports.http_head import (
     Decision,
     Pages,
     decide,
+    is_public,
     parse_head,
     refuse,
 )
+from execserver.transports.local_peers import ENDED, OTHER_USER, tcp_fault
 from execserver.transports.stream_channel import MakeHandler, StreamChannel
 
 GREETING_SECONDS = 5.0
@@ -43,7 +47,24 @@ PING_SECONDS = 30.0
 
 UPPERCASE = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
+_looking = ThreadPoolExecutor(1, thread_name_prefix="local peers")
+"""Looks at who is at the other end of TCP connections, one at a time: a look takes milliseconds at most, and
+many at once would only take the interpreter from the loop."""
+
+WAY_OUT = (
+    "this listener asks for no credentials, and takes no client from a sandbox or a container: {fault}. "
+    "Start the daemon with --ws-auth, and give the client its token"
+)
+
+_LABELS = {OTHER_USER: "other-user", ENDED: "ended"}
+
 log = Logger()
+
+
+def log_refusal(fault: str, **peer: object) -> None:
+    """Count and log that a local process may not be a client."""
+    measures.connection_refused(_LABELS.get(fault, "confined"))
+    log.warning("connection refused", reason=fault, **peer)
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -91,7 +112,8 @@ class Greeting:
         self._loop = asyncio.get_running_loop()
         self._received = bytearray()
         self._guard: asyncio.TimerHandle | None = None
-        self._page: asyncio.Future[Decision] | None = None
+        self._decision: asyncio.Future[Decision] | None = None
+        self._fault: str | None = None
         self._unsent = memoryview(b"")
         if not terms.unix:
             self._start_guard(terms.greeting_seconds)
@@ -116,8 +138,8 @@ class Greeting:
         self._loop.remove_writer(self._fd)
         if self._guard is not None:
             self._guard.cancel()
-        if self._page is not None:
-            self._page.cancel()
+        if self._decision is not None:
+            self._decision.cancel()
         self._ended(self)
 
     def _readable(self) -> None:
@@ -157,20 +179,40 @@ class Greeting:
 
     def _decide(self, head: bytes, rest: bytes) -> None:
         terms = self._terms
+        looks = False
+        decision: Decision | Coroutine[Any, Any, Decision]
         try:
+            parsed = parse_head(head)
             decision = decide(
-                parse_head(head),
-                terms.authenticator,
-                terms.host_names,
-                terms.unix,
-                terms.pages,
-                terms.upgrades(),
+                parsed, terms.authenticator, terms.host_names, terms.unix, terms.pages, terms.upgrades()
             )
+            looks = not (terms.unix or terms.authenticator.required or is_public(parsed, terms.pages))
         except BadRequestError:
             decision = refuse(HTTPStatus.BAD_REQUEST)
+        refuses = isinstance(decision, Decision) and decision.status >= HTTPStatus.BAD_REQUEST
+        if looks and not refuses:
+            decision = self._if_unconfined(decision)
+        if isinstance(decision, Decision):
+            self._carry_out(decision, rest)
+        else:
+            self._carry_out_later(decision, rest)
+
+    async def _if_unconfined(self, decision: Decision | Coroutine[Any, Any, Decision]) -> Decision:
+        """A decision on a connection that needs no credentials: it holds for peers that may be clients."""
+        try:
+            fault = await self._loop.run_in_executor(_looking, tcp_fault, self._sock)
+            status = HTTPStatus.FORBIDDEN
+        except OSError as error:
+            fault, status = f"the peer cannot be looked at ({error.strerror})", HTTPStatus.SERVICE_UNAVAILABLE
+        if fault is None:
+            return decision if isinstance(decision, Decision) else await decision
         if not isinstance(decision, Decision):
-            self._answer_later(decision)
-        elif decision.upgraded:
+            decision.close()
+        self._fault = fault
+        return refuse(status, WAY_OUT.format(fault=fault))
+
+    def _carry_out(self, decision: Decision, rest: bytes) -> None:
+        if decision.upgraded:
             self._become_websocket(decision.response, rest)
         else:
             self._answer(decision)
@@ -204,23 +246,25 @@ class Greeting:
         self._sock.close()
         self._released(channel)
 
-    def _answer_later(self, decision: Awaitable[Decision]) -> None:
-        """A page is being made; the guard goes on."""
-        self._loop.add_reader(self._fd, self._discard)
-        self._page = asyncio.ensure_future(decision)
-        self._page.add_done_callback(self._page_made)
+    def _carry_out_later(self, decision: Coroutine[Any, Any, Decision], rest: bytes) -> None:
+        """It is not known yet; the guard goes on, and what the peer sends meanwhile waits."""
+        self._loop.remove_reader(self._fd)
+        self._decision = asyncio.ensure_future(decision)
+        self._decision.add_done_callback(lambda made: self._decided(made, rest))
 
-    def _page_made(self, page: asyncio.Future[Decision]) -> None:
-        if page.cancelled():
+    def _decided(self, made: asyncio.Future[Decision], rest: bytes) -> None:
+        if made.cancelled():
             return
-        error = page.exception()
+        error = made.exception()
         if error is not None:
-            log.error("a page failed", exc_info=error)
-        self._answer(refuse(HTTPStatus.INTERNAL_SERVER_ERROR) if error else page.result())
+            log.error("a request failed", peer=self._peer, exc_info=error)
+        self._carry_out(refuse(HTTPStatus.INTERNAL_SERVER_ERROR) if error else made.result(), rest)
 
     def _answer(self, decision: Decision) -> None:
         """Send the answer, then read on until the peer has closed or its time is up."""
-        if decision.status >= HTTPStatus.BAD_REQUEST:
+        if self._fault is not None:
+            log_refusal(self._fault, peer=self._peer, status=decision.status.value)
+        elif decision.status >= HTTPStatus.BAD_REQUEST:
             measures.connection_refused(str(decision.status.value))
             log.info("connection refused", peer=self._peer, status=decision.status.value)
         self._unsent = memoryview(decision.response)

@@ -14,9 +14,9 @@ import binascii
 import hashlib
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -125,7 +125,7 @@ def decide(
     any_host: bool = False,
     pages: Pages = READY,
     upgrades: bool = True,
-) -> Decision | Awaitable[Decision]:
+) -> Decision | Coroutine[Any, Any, Decision]:
     """What to answer a request; to be awaited when a page takes its time.
 
     Args:
@@ -141,7 +141,7 @@ def decide(
         return refuse(HTTPStatus.FORBIDDEN)
     if not any_host and not _host_is_ours(head, host_names):
         return refuse(HTTPStatus.FORBIDDEN)
-    path = head.target.partition("?")[0]
+    path = path_of(head)
     page = pages.get(path)
     if page is None and path != "/":
         return refuse(HTTPStatus.NOT_FOUND)
@@ -157,6 +157,17 @@ def decide(
     return _upgrade(head)
 
 
+def path_of(head: Head) -> str:
+    """What a request asks for, without its query."""
+    return head.target.partition("?")[0]
+
+
+def is_public(head: Head, pages: Pages) -> bool:
+    """Whether a request is for what every peer may see."""
+    page = pages.get(path_of(head))
+    return page is not None and page.public
+
+
 def refuse(
     status: HTTPStatus, text: str = "", headers: Collection[str] = (), with_body: bool = True
 ) -> Decision:
@@ -170,7 +181,7 @@ def accept_value(key: str) -> str:
     return base64.b64encode(digest).decode()
 
 
-def _show(page: Page, head: Head, with_body: bool) -> Decision | Awaitable[Decision]:
+def _show(page: Page, head: Head, with_body: bool) -> Decision | Coroutine[Any, Any, Decision]:
     if head.method not in ("GET", "HEAD"):
         return refuse(HTTPStatus.METHOD_NOT_ALLOWED, headers=["allow: GET, HEAD"])
     content = page.show(head)

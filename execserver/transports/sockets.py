@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib
-import os
 import socket
-import struct
 from collections.abc import Callable, Collection
 from typing import Literal
 
 from execserver.telemetry.logs import Logger
-from execserver.telemetry.measures import measures
 from execserver.transports.authentication import Authenticator
-from execserver.transports.greeting import GREETING_SECONDS, PING_SECONDS, Greeting, Terms
+from execserver.transports.greeting import GREETING_SECONDS, PING_SECONDS, Greeting, Terms, log_refusal
 from execserver.transports.http_head import READY, Pages
+from execserver.transports.local_peers import require_room, unix_peer
 from execserver.transports.stream_channel import MakeHandler, StreamChannel
 
 ACCEPTS_PER_TURN = 64
@@ -83,6 +81,8 @@ class Listener:
             return
         for _ in range(ACCEPTS_PER_TURN):
             try:
+                if self._terms.unix:
+                    require_room(self._fd)
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
@@ -102,7 +102,7 @@ class Listener:
     def _greet(self, sock: socket.socket, address: object) -> None:
         sock.setblocking(False)
         try:
-            peer = unix_peer(sock) if self._terms.unix else tcp_peer(sock, address)
+            peer = self._unix_peer(sock) if self._terms.unix else tcp_peer(sock, address)
         except OSError as error:
             log.debug("accept failed", error=str(error))
             peer = None
@@ -114,6 +114,16 @@ class Listener:
         )
         self._greetings.add(greeting)
 
+    @staticmethod
+    def _unix_peer(sock: socket.socket) -> str | None:
+        # As much as the pipes of stdio hold; the default is a fifth of that.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        pid, fault = unix_peer(sock)
+        if fault is not None:
+            log_refusal(fault, pid=pid)
+            return None
+        return f"unix:pid={pid}"
+
 
 def tcp_peer(sock: socket.socket, address: object) -> str:
     """The peer as `127.0.0.1:41234` or `[::1]:41234`; also switches off Nagle's delays."""
@@ -121,19 +131,6 @@ def tcp_peer(sock: socket.socket, address: object) -> str:
     assert isinstance(address, tuple)
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def unix_peer(sock: socket.socket) -> str | None:
-    """The peer as `unix:pid=123`; None when it is not of this daemon's user."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
-    pid, uid, _gid = struct.unpack("iII", credentials)
-    if uid != os.geteuid():
-        measures.connection_refused("other-user")
-        log.warning("connection refused", reason="another user", pid=pid, uid=uid)
-        return None
-    # As much as the pipes of stdio hold; the default is a fifth of that.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    return f"unix:pid={pid}"
 
 
 async def serve_socket(

@@ -103,6 +103,40 @@ def test_handles_are_opened_under_the_policy(client: Client, ws: Path) -> None:
     assert (ws.parent / "out/file").read_text()
 
 
+@pytest.mark.statement("G14")
+def test_a_block_is_served_under_the_sandbox_of_its_handle_and_refused_under_another(
+    client: Client, ws: Path
+) -> None:
+    limits = {
+        "r": context(restricted(READ_ROOT), cwd=ws, roots=[ws]),
+        "w": context(WORKSPACE, cwd=ws, roots=[ws]),
+    }
+    free = context(unrestricted(network="enabled"))
+    client.call("fs/open", {"handleId": "plain", "path": path_uri(ws / "file")})
+    client.call("fs/open", {"handleId": "r", "path": path_uri(ws / "file"), "sandbox": limits["r"]})
+    client.call(
+        "fs/open",
+        {"handleId": "w", "path": path_uri(ws / "block"), "mode": "replace", "sandbox": limits["w"]},
+    )
+    read = {"offset": 0, "len": 7}
+    write = {"handleId": "w", "offset": 0, "chunk": encode("block")}
+    refusals = [
+        client.refused("fs/readBlock", {"handleId": "plain", **read, "sandbox": limits["r"]}),
+        client.refused("fs/readBlock", {"handleId": "r", **read, "sandbox": limits["w"]}),
+        client.refused("fs/writeBlock", {**write, "sandbox": limits["r"]}),
+    ]
+    assert [(each.code, each.message.partition(":")[0]) for each in refusals] == [
+        (-32600, f"file handle `{name}` was opened under another sandbox, and cannot be limited now")
+        for name in ("plain", "r", "w")
+    ]
+    assert (ws / "block").read_bytes() == b""
+    for handle, sandbox in (("plain", None), ("plain", free), ("r", limits["r"]), ("r", None), ("r", free)):
+        block = client.call("fs/readBlock", {"handleId": handle, **read, "sandbox": sandbox})
+        assert decode(block["chunk"]) == b"content", (handle, sandbox)
+    client.call("fs/writeBlock", {**write, "sandbox": limits["w"]})
+    assert (ws / "block").read_bytes() == b"block"
+
+
 @pytest.mark.statement("C50")
 def test_a_large_file_is_as_without_a_sandbox(client: Client, ws: Path) -> None:
     content = os.urandom(3 << 20)

@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -715,3 +716,55 @@ def test_spawned_server_has_its_flags_and_environment(environment: dict[str, str
         info = client.handshake().initialized["environmentInfo"]
         assert info["cwd"] == path_uri(tmp_path.resolve())
     assert client.stdio.process.returncode == 0
+
+
+ASKING = """
+import socket, sys
+unix = not sys.argv[1].isdigit()
+asking = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
+asking.connect(sys.argv[1] if unix else ("127.0.0.1", int(sys.argv[1])))
+asking.sendall(sys.argv[2].encode())
+print(asking.recv(4096).decode())
+"""
+
+NAMESPACES = {
+    "none": [],
+    "user": ["unshare", "--user"],
+    "pid": ["unshare", "--user", "--map-current-user", "--pid", "--fork"],
+}
+
+
+@pytest.mark.statement("T46")
+@pytest.mark.parametrize("namespace", NAMESPACES)
+@pytest.mark.parametrize("kind", ["unix", "ws"])
+def test_a_process_in_other_namespaces_is_no_client(
+    start_server: StartServer, tmp_path: Path, kind: str, namespace: str
+) -> None:
+    server = start_server(f"unix://{tmp_path}/socket" if kind == "unix" else "ws://127.0.0.1:0")
+    address = str(server.port) if kind == "ws" else f"{tmp_path}/socket"
+
+    def answer(path: str) -> str:
+        said = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        argv = [*NAMESPACES[namespace], sys.executable, "-c", ASKING, address, said]
+        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=20).stdout
+
+    if namespace == "none":
+        assert answer("/livez").startswith("HTTP/1.1 200 ")
+    elif kind == "unix":
+        assert not answer("/livez").startswith("HTTP/1.1 ")
+        assert "in a sandbox or a container" in server.stderr
+    else:
+        assert answer("/livez").startswith("HTTP/1.1 403 ")
+        assert "--ws-auth" in answer("/metrics")
+        assert answer("/readyz").startswith("HTTP/1.1 200 ")
+
+
+def test_a_daemon_in_a_user_namespace_serves_its_user_outside(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    prefix = ["unshare", "--user", "--map-root-user"]
+    with (
+        Server(f"unix://{tmp_path}/socket", env=environment, cwd=tmp_path, prefix=prefix) as server,
+        server.connect() as client,
+    ):
+        assert client.shell("echo hello").wait_closed().output == b"hello\n"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -121,12 +121,18 @@ def command(folder: Path) -> tuple[list[str], dict[str, str]]:
     return json.loads(only("CMD")), environment
 
 
-def check_health(folder: Path) -> subprocess.CompletedProcess[str]:
+def beside(process: psutil.Process) -> list[str]:
+    """A command that runs another one in the container, as `docker exec` does."""
+    users = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+    return ["nsenter", "--target", str(process.pid), *users, "--pid", "--mount"]
+
+
+def check_health(folder: Path, inside: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     _, _, check = only("HEALTHCHECK").partition("CMD ")
     program, script, path = json.loads(check)
     assert (program, Path(script).name, path) == ("python", HEALTH.name, SOCKET)
     return subprocess.run(
-        [sys.executable, str(HEALTH), str(folder / "execserver.sock")],
+        [*inside, sys.executable, str(HEALTH), str(folder / "execserver.sock")],
         capture_output=True,
         text=True,
         timeout=20,
@@ -142,10 +148,10 @@ def test_its_command_serves_as_process_1_reaps_orphans_and_ends_at_the_stop_sign
     try:
         assert outer.stdout is not None
         assert outer.stdout.readline() == environment["EXECSERVER_LISTEN"] + "\n"
-        done = check_health(folder)
-        assert (done.returncode, done.stderr) == (0, "")
         (first,) = psutil.Process(outer.pid).children()
-        assert leave_an_orphan(folder / "execserver.sock") == "1"
+        done = check_health(folder, beside(first))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert leave_an_orphan(folder / "execserver.sock", beside(first)) == "1"
         first.send_signal(getattr(signal, only("STOPSIGNAL")))
         assert outer.wait(20) == 0
     finally:
@@ -156,13 +162,13 @@ def test_its_command_serves_as_process_1_reaps_orphans_and_ends_at_the_stop_sign
     assert check_health(folder).returncode != 0
 
 
-def leave_an_orphan(path: Path) -> str:
+def leave_an_orphan(path: Path, inside: Sequence[str]) -> str:
     """The parent of a process whose parent has ended, once it has a new one; it then ends itself."""
     parent = 'cut -d" " -f4 /proc/$$/stat'
     script = f'sh -c \'while [ "$({parent})" = "$1" ]; do :; done; {parent}\' x $$ &'
     host = ROOT / "examples" / "agent_host.py"
     done = subprocess.run(
-        [sys.executable, str(host), str(path), "sh", "-c", script],
+        [*inside, sys.executable, str(host), str(path), "sh", "-c", script],
         cwd="/",
         capture_output=True,
         text=True,

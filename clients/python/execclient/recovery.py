@@ -119,6 +119,12 @@ class Pace:
         return self._pause
 
 
+CLOSED_AT_ONCE = (
+    "; a daemon takes no clients from a sandbox or a container it is not in itself, which its log then says: "
+    "reach it over a WebSocket with --ws-auth"
+)
+
+
 async def join(link: Link, session_id: str | None) -> tuple[Connection, Json]:
     """The first connection of a client: to a new session, or to one that another client left.
 
@@ -140,7 +146,9 @@ async def join(link: Link, session_id: str | None) -> tuple[Connection, Json]:
                 raise
             raise SessionLost(f"the session {session_id} cannot be resumed: {error.message}") from error
         except ConnectionLost as error:
-            raise ConnectionFailed(f"cannot connect to {link.target.url}: {error}") from error
+            # Over a Unix socket a daemon cannot say why: it does not know yet what we speak.
+            hint = CLOSED_AT_ONCE if link.target.url.startswith("unix:") else ""
+            raise ConnectionFailed(f"cannot connect to {link.target.url}: {error}{hint}") from error
         await asyncio.sleep(LONGEST_PAUSE_SECONDS)
 
 

@@ -234,11 +234,11 @@ def _refused(url: str, error: WSHandshakeError) -> ConnectionFailed:
             status,
         )
     if status == FORBIDDEN:
-        return AccessDenied(
-            f"{said}: connect to its address instead of a name, or start the daemon with the name in "
-            "--ws-host; no Origin header may be added on the way",
-            status,
+        names = (
+            ": connect to its address instead of a name, or start the daemon with the name in --ws-host; no "
+            "Origin header may be added on the way"
         )
+        return AccessDenied(said if body else said + names, status)
     return ConnectionFailed(said)
 
 

@@ -181,3 +181,20 @@ def test_interrupted_logs_end_quietly(execserver: CommandLine) -> None:
         following.send_signal(signal.SIGINT)
         assert following.wait(20) == 130
         assert following.stderr.read() == b""
+
+
+def test_a_command_that_is_confined_is_told_the_way_out_and_one_that_is_not_is_served(
+    execserver: CommandLine, start_server: StartServer
+) -> None:
+    over_websocket = start_server("ws://127.0.0.1:0").url
+    ps = [*EXECSERVER, "ps", "--url"]
+
+    inside = execserver("run", "--", *ps, execserver.url)
+    on_path = execserver("run", "--", "unshare", "--user", *ps, execserver.url)
+    on_port = execserver("run", "--", "unshare", "--user", *ps, over_websocket)
+
+    assert inside.stdout.startswith(b"ID ")
+    assert (on_path.stdout, on_port.stdout) == (b"", b"")
+    assert b"no clients from a sandbox or a container" in on_path.stderr
+    assert b"Start the daemon with --ws-auth" in on_port.stderr
+    assert b"--ws-host" not in on_port.stderr

@@ -121,8 +121,8 @@ VALID: dict[str, dict[str, Any]] = {
         "sandbox": SANDBOX,
     },
     "fs/open": {**PATH, "handleId": "h", "mode": "replace"},
-    "fs/readBlock": {"handleId": "h", "offset": 0, "len": 1},
-    "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "eA=="},
+    "fs/readBlock": {"handleId": "h", "offset": 0, "len": 1, "sandbox": SANDBOX},
+    "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "eA==", "sandbox": SANDBOX},
     "fs/close": {"handleId": "h"},
     "fs/watchMissing": {"watchId": 1, "missing": ["file:///a"], "present": "file:///b"},
     "http/request": {
