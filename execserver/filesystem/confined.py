@@ -26,7 +26,7 @@ from execserver.filesystem.worker_link import Adopt, Answer
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.filesystem.writing import Content, check_content, write_opened
 from execserver.protocol.errors import RpcError, file_error
-from execserver.sandbox.globs import matches
+from execserver.sandbox.globs import refuse_denied
 from execserver.sandbox.policy import Policy
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ class ConfinedFiles:
         self._refuse_denied(resolved if follow else os.path.join(resolved, name))
 
     def _refuse_denied(self, path: str) -> None:
-        if any(matches(pattern, path) for pattern in self._policy.deny_globs):
-            raise file_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        refuse_denied(self._policy.deny_globs, path)
 
 
 def _encoded(path: str) -> bytes:

@@ -7,7 +7,6 @@ other requests a worker opens files, and the daemon writes them.
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import marshal
 import os
@@ -28,7 +27,7 @@ from execserver.filesystem.worker_link import WorkerLost
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.filesystem.writing import Content, write_new
 from execserver.protocol.errors import InternalError, RpcError, file_error
-from execserver.sandbox.globs import matches
+from execserver.sandbox.globs import refuse_denied
 from execserver.sandbox.policy import Policy
 
 T = TypeVar("T")
@@ -262,8 +261,7 @@ class ConfinedHands:
 
     def _refuse_denied(self, path: str) -> None:
         # Its digest would say what is in it, and what is new would not be hidden.
-        if any(matches(pattern, path) for pattern in self._policy.deny_globs):
-            raise file_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        refuse_denied(self._policy.deny_globs, path)
 
 
 class _Wishes(TypedDict):

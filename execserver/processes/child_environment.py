@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from execserver.protocol.errors import InvalidParams
 
 if TYPE_CHECKING:
     from execserver.protocol.process import EnvPolicy
@@ -32,6 +34,9 @@ CORE_VARIABLES = frozenset(
     }
 )
 """What `inherit: "core"` keeps."""
+
+MAX_PATTERN_CHARACTERS = 4096
+"""Of one list of patterns, each counted with a separator: they are compiled while all clients wait."""
 
 DEFAULT_EXCLUDES = ("*KEY*", "*SECRET*", "*TOKEN*")
 
@@ -66,6 +71,9 @@ def child_environment(
         own: the daemon's own environment at launch.
         policy: how to use it; without one nothing is inherited.
         overlay: laid over the result, unfiltered.
+
+    Raises:
+        InvalidParams: the policy has too many patterns, or too long ones.
     """
     variables = {} if policy is None else _apply(own, policy)
     variables.update(overlay)
@@ -85,16 +93,26 @@ def _apply(own: Mapping[str, str], policy: EnvPolicy) -> dict[str, str]:
     if not policy.ignore_default_excludes:
         variables = _without(variables, DEFAULT_EXCLUDES)
     if policy.exclude:
-        variables = _without(variables, policy.exclude)
+        variables = _without(variables, _bounded(policy.exclude, "exclude"))
     variables.update(policy.set)
     if policy.include_only:
-        keep = _matcher(tuple(policy.include_only))
+        keep = _matcher(_bounded(policy.include_only, "includeOnly"))
         variables = {name: value for name, value in variables.items() if keep.match(name)}
     return variables
 
 
-def _without(variables: dict[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    drop = _matcher(tuple(patterns))
+def _bounded(patterns: list[str], member: str) -> tuple[str, ...]:
+    if sum(map(len, patterns)) + len(patterns) > MAX_PATTERN_CHARACTERS:
+        raise InvalidParams(
+            f"the patterns of envPolicy.{member} have more than {MAX_PATTERN_CHARACTERS} characters; "
+            "use fewer or shorter ones",
+            field=f"envPolicy.{member}",
+        )
+    return tuple(patterns)
+
+
+def _without(variables: dict[str, str], patterns: tuple[str, ...]) -> dict[str, str]:
+    drop = _matcher(patterns)
     return {name: value for name, value in variables.items() if not drop.match(name)}
 
 

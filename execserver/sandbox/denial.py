@@ -198,7 +198,7 @@ class _Judge:
         return (rule for rule in self._policy.rules if rule.access is not Access.WRITE)
 
     def _is_denied_by_glob(self, path: str) -> bool:
-        return any(globs.matches(pattern, path) for pattern in self._policy.deny_globs)
+        return globs.matches(self._policy.deny_globs, path)
 
 
 def _shown(line: str) -> str:

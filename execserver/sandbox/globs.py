@@ -11,9 +11,10 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
-from execserver.protocol.errors import InvalidRequest
+from execserver.protocol.errors import InvalidRequest, file_error
 from execserver.sandbox.refusal import refused
 
 MAX_MATCHES = 256
@@ -26,7 +27,26 @@ MAX_LEVELS = 128
 """Folders in each other. A command may make thousands, and a pattern with several `**` would take minutes
 for each of the paths."""
 
+MAX_ALTERNATIVES = 256
+"""Patterns of a policy, those that braces stand for one by one."""
+
+MAX_CHARACTERS = 8192
+"""Of all patterns of a policy, with braces written out: the time to compile and match grows with them."""
+
 _MAGIC = frozenset("*?[{\\")
+_STAR, _FOLDERS, _REST = _STARS = "*", "**/", "**"
+"""Atoms of no fixed length; `_REST` stands at the end only. All others are expressions for one character."""
+
+_SET = "(?!/)["
+"""How the expression of a set begins."""
+
+_PATH_MAX = 4096
+_MOST_SHOWN = 200
+"""Characters of a pattern that an error names."""
+
+_WHOLE = r"\Z"
+_WITHIN = r"(?:\Z|(?<=[^/])(?=/))"
+"""The end of the path, or of a folder that it lies in."""
 
 
 @lru_cache(maxsize=256)
@@ -34,20 +54,52 @@ def matcher(pattern: str) -> re.Pattern[str]:
     """The paths that a pattern matches, as a regular expression for the whole path.
 
     Raises:
-        InvalidRequest: a brace or a bracket is not closed.
+        InvalidRequest: a brace or a bracket is not closed, or the pattern is too large.
     """
-    return re.compile(_translated(pattern), re.DOTALL)
+    return re.compile(_parsed(pattern).expression(_WHOLE), re.DOTALL)
 
 
-def matches(pattern: str, path: str) -> bool:
-    """Whether a path, or a folder that it lies in, matches."""
-    compiled = matcher(pattern)
-    while True:
-        if compiled.fullmatch(path):
-            return True
-        if path in ("/", ""):
-            return False
-        path = os.path.dirname(path)
+def matches(patterns: tuple[str, ...], path: str) -> bool:
+    """Whether one of the patterns matches an absolute path, or a folder that it lies in."""
+    return bool(patterns) and _covering(patterns).match(path) is not None
+
+
+def refuse_denied(patterns: tuple[str, ...], path: str) -> None:
+    """Refuse a path that denying patterns match, or a folder that it lies in.
+
+    Raises:
+        InvalidRequest: it is denied, or longer than the kernel takes: matching it would take its time.
+    """
+    if patterns and len(path) >= _PATH_MAX:
+        raise file_error(OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
+    if matches(patterns, path):
+        raise file_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+@lru_cache(maxsize=64)
+def _covering(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(_parsed(pattern).covering for pattern in patterns), re.DOTALL)
+
+
+@lru_cache(maxsize=64)
+def require_few(patterns: tuple[str, ...]) -> None:
+    """Refuse patterns that are too large together.
+
+    Raises:
+        InvalidRequest: they are, or one of them cannot be read.
+    """
+    number = size = 0
+    for pattern in patterns:
+        parsed = _parsed(pattern)
+        number += len(parsed.alternatives)
+        size += parsed.size
+        if number > MAX_ALTERNATIVES:
+            raise _too_much(f"are more than {MAX_ALTERNATIVES} with their braces written out", "use fewer")
+        if size > MAX_CHARACTERS:
+            raise _too_much(
+                f"have more than {MAX_CHARACTERS} characters with their braces written out",
+                "use fewer or shorter ones",
+            )
 
 
 def folder_of(pattern: str) -> str:
@@ -182,54 +234,185 @@ def _may_hide_matches(directory: str, error: OSError) -> bool:
     raise error
 
 
-# -- translation
+# -- parsing, and translation to regular expressions
 
 
-def _translated(pattern: str) -> str:
-    result = []
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """A pattern with its braces written out: one of the alternatives follows what all begin with."""
+
+    prefix: list[str]
+    alternatives: list[list[str]]
+
+    size: int
+    """Characters; a set counts for as many as its expression has."""
+
+    @property
+    def covering(self) -> str:
+        """What matches a path that matches, or that lies in a folder that does."""
+        for atoms in self.alternatives:
+            if [atom for atom in self.prefix + atoms if atom not in _STARS] == ["/"]:
+                return "/"  # The root matches, and all lies in it.
+        return self.expression(_WITHIN)
+
+    def expression(self, end: str) -> str:
+        alternatives = "|".join(_expression(atoms, end) for atoms in self.alternatives)
+        return f"{''.join(self.prefix)}(?:{alternatives})"
+
+
+def _expression(atoms: list[str], end: str) -> str:
+    """A regular expression that matches in one way at most, and never tries another one.
+
+    A run of atoms between stars has a fixed length, and a block between `**` a fixed number of names: the
+    earliest match leaves the most for what follows, and no later one can do better. So groups are atomic.
+    """
+    if atoms[-1:] == [_REST]:
+        atoms, end = atoms[:-1], ".*+"
+    first, *blocks = _split(atoms, _FOLDERS)
+    if not blocks:
+        return _block(first) + end
+    *middle, last = blocks
+    found = [f"(?>(?:[^/]*+/)*?{block})" for block in (*map(_block, middle), _block(last) + end)]
+    return _block(first) + "".join(found)
+
+
+def _block(atoms: list[str]) -> str:
+    return "/".join(_name(*_split(name, _STAR)) for name in _split(atoms, "/"))
+
+
+def _name(first: list[str], *runs: list[str]) -> str:
+    """What matches the rest of a name: runs that come one after the other, the last one at its end."""
+    if not runs:
+        return "".join(first)
+    *middle, last = runs
+    found = "".join(f"(?>[^/]*?{''.join(run)})" for run in middle if run)
+    if last:  # It begins behind the runs before it, and so much must be left.
+        return f"{''.join(first)}{found}(?=[^/]{{{len(last)}}})[^/]*+(?<={''.join(last)})"
+    return f"{''.join(first)}{found}[^/]*+"
+
+
+def _split(atoms: list[str], separator: str) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for atom in atoms:
+        if atom == separator:
+            parts.append([])
+        else:
+            parts[-1].append(atom)
+    return parts
+
+
+class _Braces:
+    """Writes braces out while a pattern is read, and keeps count of what that makes."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._prefix: list[str] = []
+        self._in_prefix = True
+        self._current: list[list[str]] = [[]]
+        self._size = 0
+        self._complete: list[list[str]] = []
+        """Alternatives of the brace that is open, those before the last comma."""
+
+        self._complete_size = 0
+        self._outer: list[tuple[list[list[str]], int, list[list[str]], int]] = []
+
+    @property
+    def are_open(self) -> bool:
+        return bool(self._outer)
+
+    def add(self, atom: str) -> None:
+        self._in_prefix = self._in_prefix and atom not in _STARS
+        if self._in_prefix:
+            self._prefix.append(atom)
+            return
+        self._grow_to(self._size + _size(atom) * len(self._current))
+        for atoms in self._current:
+            atoms.append(atom)
+
+    def open(self) -> None:
+        self._in_prefix = False
+        self._outer.append((self._current, self._size, self._complete, self._complete_size))
+        self._current, self._size, self._complete, self._complete_size = [[]], 0, [], 0
+
+    def next(self) -> None:
+        self._complete += self._current
+        self._complete_size += self._size
+        self._current, self._size = [[]], 0
+
+    def close(self) -> None:
+        self.next()
+        inner, inner_size = self._complete, self._complete_size
+        before, size, self._complete, self._complete_size = self._outer.pop()
+        if len(before) * len(inner) > MAX_ALTERNATIVES:
+            raise self._too_large(f"its braces stand for more than {MAX_ALTERNATIVES} patterns")
+        self._grow_to(size * len(inner) + inner_size * len(before))
+        if before == [[]] or inner == [[]]:  # Thousands of braces may say nothing, and would take their time.
+            self._current = inner if before == [[]] else before
+        else:
+            self._current = [[*begin, *end] for begin in before for end in inner]
+
+    def parsed(self) -> _Parsed:
+        size = self._size + sum(map(_size, self._prefix))
+        return _Parsed(self._prefix, self._current, size)
+
+    def _grow_to(self, size: int) -> None:
+        if self._complete_size + size > MAX_CHARACTERS:
+            raise self._too_large(f"with its braces written out it has more than {MAX_CHARACTERS} characters")
+        self._size = size
+
+    def _too_large(self, why: str) -> InvalidRequest:
+        return _malformed(self._pattern, f"{why}; use fewer braces, or `*` instead")
+
+
+def _size(atom: str) -> int:
+    return len(atom) if atom.startswith(_SET) else 1
+
+
+@lru_cache(maxsize=256)
+def _parsed(pattern: str) -> _Parsed:
+    if len(pattern) > MAX_CHARACTERS:
+        raise _malformed(pattern, f"it has more than {MAX_CHARACTERS} characters; use a shorter one")
+    braces = _Braces(pattern)
     position = 0
-    braces = 0
     while position < len(pattern):
         char = pattern[position]
         position += 1
         if char == "*":
-            text, position = _star(pattern, position)
-            result.append(text)
+            atom, position = _star(pattern, position)
+            braces.add(atom)
         elif char == "?":
-            result.append("[^/]")
+            braces.add("[^/]")
         elif char == "[":
-            text, position = _set(pattern, position)
-            result.append(text)
+            atom, position = _set(pattern, position)
+            braces.add(atom)
         elif char == "{":
-            braces += 1
-            result.append("(?:")
-        elif char == "}" and braces:
-            braces -= 1
-            result.append(")")
-        elif char == "," and braces:
-            result.append("|")
+            braces.open()
+        elif char == "}" and braces.are_open:
+            braces.close()
+        elif char == "," and braces.are_open:
+            braces.next()
         elif char == "\\" and position < len(pattern):
-            result.append(re.escape(pattern[position]))
+            braces.add(re.escape(pattern[position]))
             position += 1
         else:
-            result.append(re.escape(char))
-    if braces:
+            braces.add(re.escape(char))
+    if braces.are_open:
         raise _malformed(pattern, "a brace is not closed")
-    return "".join(result)
+    return braces.parsed()
 
 
 def _star(pattern: str, position: int) -> tuple[str, int]:
     """What a star stands for, the one before `position`."""
     if pattern[position : position + 1] != "*":
-        return "[^/]*", position
+        return _STAR, position
     position += 1
     begins = position < 3 or pattern[position - 3] == "/"
     if begins and pattern[position : position + 1] == "/":
         position += 1
         while pattern.startswith("**/", position):
             position += 3  # Says nothing new, and would take its time.
-        return "(?:.*/)?", position
-    return (".*" if begins and position == len(pattern) else "[^/]*"), position
+        return _FOLDERS, position
+    return (_REST if begins and position == len(pattern) else _STAR), position
 
 
 def _set(pattern: str, position: int) -> tuple[str, int]:
@@ -239,21 +422,27 @@ def _set(pattern: str, position: int) -> tuple[str, int]:
         raise _malformed(pattern, "a bracket is not closed")
     content = pattern[position:end]
     negated = content[:1] in ("!", "^")
-    expression = f"(?!/)[{'^' if negated else ''}{_members(content[negated:])}]"
     try:
-        re.compile(expression)
-    except re.error as error:
+        members = _members(content[negated:])
+    except ValueError as error:
         raise _malformed(pattern, f"a set of characters is none: {error}") from None
-    return expression, end + 1
+    return f"{_SET}{'^' if negated else ''}{members}]", end + 1
 
 
 def _members(content: str) -> str:
-    """What stands in a set: single characters, and ranges of them."""
+    """What stands in a set: single characters, and ranges of them.
+
+    Raises:
+        ValueError: a range ends before it begins.
+    """
     result = []
     position = 0
     while position < len(content):
         if content[position + 1 : position + 2] == "-" and position + 2 < len(content):
-            result.append(f"{re.escape(content[position])}-{re.escape(content[position + 2])}")
+            first, last = content[position], content[position + 2]
+            if first > last:
+                raise ValueError(f"bad character range {first}-{last}")
+            result.append(f"{re.escape(first)}-{re.escape(last)}")
             position += 3
         else:
             result.append(re.escape(content[position]))
@@ -269,8 +458,9 @@ def _only_match(component: str) -> str | None:
 
 
 def _malformed(pattern: str, why: str) -> InvalidRequest:
+    shown = repr(pattern) if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]!r}…"
     return InvalidRequest(
-        f"glob pattern {pattern!r}: {why}",
+        f"glob pattern {shown}: {why}",
         name="sandbox_refused",
         field="sandbox.permissions.file_system.entries",
     )

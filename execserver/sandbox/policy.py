@@ -163,6 +163,7 @@ def resolve(context: SandboxContext, surroundings: Surroundings) -> Policy:
 
     Raises:
         InvalidParams: a path that is none on this host; the message names the member.
+        InvalidRequest: a pattern that cannot be read, or patterns that are too large.
     """
     from execserver.protocol.sandbox import DisabledPermissions, ExternalPermissions, UnrestrictedFileSystem
 
@@ -200,6 +201,10 @@ class _Resolver:
     def policy(self, network: bool) -> Policy:
         rules = _strongest(self._rules())
         globs = tuple(dict.fromkeys(self._globs()))
+        if globs:
+            from execserver.sandbox.globs import require_few
+
+            require_few(tuple(glob.pattern for glob in globs))
         narrowed = any(rule.access is not Access.WRITE for rule in rules) or globs
         return Policy(
             unrestricted=bool(rules) and rules[0].path == "/" and not narrowed,

@@ -134,6 +134,19 @@ def test_names_of_the_service_never_reach_a_child(client: Client) -> None:
     assert variables(client, NEVER_OURS, policy(inherit="none", set=NEVER_OURS)) == {}
 
 
+@pytest.mark.statement("V8")
+@pytest.mark.parametrize("member", ["exclude", "includeOnly"])
+@pytest.mark.parametrize("patterns", [["*a" * 2048], ["*ab"] * 1025, [""] * 4097, ["?" * 65536]])
+def test_patterns_that_take_long_to_compile_are_refused(
+    client: Client, member: str, patterns: list[str]
+) -> None:
+    params = client.start_params(["/bin/true"], envPolicy=policy(**{member: patterns}))
+    failure = client.refused("process/start", params)
+    assert failure.code == -32602
+    assert failure.message.startswith(f"the patterns of envPolicy.{member} have more than 4096 characters")
+    assert variables(client, {}, policy(inherit="none", **{member: ["*ab"] * 1024})) == {}
+
+
 @pytest.mark.statement("V9", "V10")
 def test_inherited_secrets_never_reach_a_child(endpoint: Endpoint) -> None:
     client = endpoint.private(env=NEVER | {"JOURNAL_STREAM": "1:2", "HARMLESS": "1"}).connect()

@@ -408,6 +408,10 @@ def test_patterns_that_match_too_much_or_are_none_are_refused(client: Client, ws
         code, message = refusal(client, ws, glob(pattern))
         assert code == -32600
         assert "is not closed" in message
+    for entries in ([glob("{a,b}" * 9)], [glob("a" * 8193)], [glob(f"{number}*") for number in range(257)]):
+        code, message = refusal(client, ws, *entries)
+        assert code == -32600
+        assert "more than 256" in message or "more than 8192 characters" in message
 
 
 # -- protected names

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.endpoint import Endpoint
+from tests.sandbox.profiles import context, glob, restricted, special
 from tests.support.wire import Client, Json, ReplyError, at_most, decode, encode, path_uri
 
 STATUS: tuple[str, Json] = ("environment/status", None)
@@ -371,6 +373,45 @@ def test_reads_do_not_wait_for_each_other(client: Client, here: Path) -> None:
     assert all(client.result(number) == {"dataBase64": "eA=="} for number in numbers)
     (here / "fifo").write_text("done\n")
     assert process.wait_closed().output == b"done\n"
+
+
+# -- what takes long to match
+
+
+EVIL = "*a" * 4 + "*b"
+
+
+@pytest.mark.statement("S1")
+@pytest.mark.parametrize("case", ["by its text", "on the disk", "slashes", "too large", "environment"])
+def test_evil_patterns_of_one_client_hold_no_other_up(
+    endpoint: Endpoint, client: Client, here: Path, case: str
+) -> None:
+    (here / ("a" * 200)).write_text("")
+    (here / "plain").write_text("x")
+    pattern = f"{here}/{'{a,aa}' * 20 if case == 'too large' else EVIL}"
+    sandbox = context(restricted(special("root", "read"), glob(pattern)), cwd=here)
+    reading = {**uri(here / ("a" * 200)), "sandbox": sandbox}
+    evil: tuple[str, Json] = ("fs/readFile", reading)
+    if case == "on the disk":
+        evil = ("process/start", client.start_params(["/bin/true"], sandbox=sandbox))
+    elif case == "slashes":
+        evil = ("fs/readFile", {**reading, "path": f"file:///{path_uri(here / 'plain')[7:]}"})
+    elif case == "environment":
+        everything = {"inherit": "all", "ignoreDefaultExcludes": True, "set": {}, "includeOnly": []}
+        stars = {**everything, "exclude": ["*a" * 100_000]}
+        evil = ("process/start", client.start_params(["/bin/true"], envPolicy=stars))
+    other = endpoint.connect()
+    number = client.request(*evil)
+    longest, begin = 0.0, time.monotonic()
+    while not client.answered(number) and time.monotonic() - begin < 20:
+        asked = time.monotonic()
+        other.call("environment/status")
+        longest = max(longest, time.monotonic() - asked)
+    assert longest < 0.5
+    if case in ("too large", "environment"):
+        assert client.failure(number).code in (-32600, -32602)
+    else:
+        client.result(number)
 
 
 # -- without a window

@@ -8,18 +8,19 @@ import re
 import resource
 import shutil
 import tempfile
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
-from execserver.protocol.errors import InvalidRequest
+from execserver.protocol.errors import InvalidRequest, RpcError
 from execserver.sandbox import globs
-from execserver.sandbox.globs import Budget, expand, folder_of, matcher, matches
+from execserver.sandbox.globs import Budget, expand, folder_of, matcher, matches, refuse_denied, require_few
 
 
 def found(pattern: str, *folders: str, depth: int | None = None, unlistable: bool = False) -> list[str]:
@@ -139,12 +140,73 @@ def test_matching_agrees_with_trying_everything(pattern: str, path: str) -> None
     assert (matcher(pattern).fullmatch(path) is not None) is oracle(pattern, path)
 
 
+def backtracking(pattern: str) -> str:
+    """A plain translation, which tries every way and so may take any time: for the answers only."""
+    result = ""
+    position = depth = 0
+    while position < len(pattern):
+        rest, begins = pattern[position:], position == 0 or pattern[position - 1] == "/"
+        text = next(text for text in (*_WHOLE_TOKENS, rest[0]) if rest.startswith(text))
+        if text == "**/" and not begins:
+            text = "**"
+        if text == "**/":
+            result += "(?:.*/)?"
+        elif text == "**":
+            result += ".*" if begins and rest == "**" else "[^/]*"
+        elif text in "{,}" and (depth or text == "{"):
+            depth += {"{": 1, ",": 0, "}": -1}[text]
+            result += {"{": "(?:", ",": "|", "}": ")"}[text]
+        else:
+            result += _PLAIN_TOKENS.get(text) or re.escape(text[-1])
+        position += len(text)
+    return result
+
+
+_PLAIN_TOKENS = {"*": "[^/]*", "?": "[^/]", "[ab]": "[ab]", "[!a]": "(?!/)[^a]"}
+_WHOLE_TOKENS = ("**/", "**", "[ab]", "[!a]", "\\a", "\\*", "\\{", "\\,")
+_tokens = st.sampled_from(
+    ["a", "b", "*", "?", "/", ".", "/**/", "**", "[ab]", "[!a]", "\\a", "\\*", "\\{", "\\,", ",", "}"]
+)
+_any_patterns = st.recursive(
+    st.lists(_tokens, max_size=6).map("".join),
+    lambda inner: st.lists(
+        st.one_of(
+            inner, st.lists(inner, min_size=1, max_size=3).map(lambda each: "{" + ",".join(each) + "}")
+        ),
+        max_size=4,
+    ).map("".join),
+    max_leaves=8,
+).map(lambda text: "/" + text)
+_any_paths = st.text("aab//.*,{\n", max_size=12).map(lambda text: "/" + text)
+
+
+@settings(max_examples=1200, deadline=None)
+@given(pattern=_any_patterns, paths=st.lists(_any_paths, min_size=4, max_size=4))
+@example("/a/{**/b,/**/b}**/{a,**}", ["/a/b", "/a//b", "/a//a/b", "/a//"])
+@example("/a*a*aa", ["/aaa", "/aaaa", "/aaa/a", "/aa"])
+@example("/**/*/a/**/*a*/b", ["/a/a/aa/b", "/b/a/b/a/b", "/a/b", "/a/a/a/b"])
+def test_matching_without_trying_again_gives_the_same_answers(pattern: str, paths: list[str]) -> None:
+    try:
+        compiled = matcher(pattern)
+    except InvalidRequest:
+        reject()  # too many braces
+    plain = re.compile(backtracking(pattern), re.DOTALL)
+    for path in paths:
+        expected = plain.fullmatch(path) is not None
+        assert (compiled.fullmatch(path) is not None) is expected, path
+        above = [path]
+        while above[-1].strip("/"):
+            above.append(os.path.dirname(above[-1]))
+        if not path.startswith("//"):
+            assert matches((pattern,), path) is any(map(plain.fullmatch, above)), path
+
+
 def test_what_lies_in_a_folder_that_matches_matches_too() -> None:
-    assert matches("/w/*.d", "/w/a.d/b/c")
-    assert matches("/w/*.d", "/w/a.d")
-    assert not matches("/w/*.d", "/w/a/b.d")
-    assert not matches("/w/*.d", "/")
-    assert not matches("/w/*.d", "")
+    assert matches(("/w/*.d",), "/w/a.d/b/c")
+    assert matches(("/w/*.d",), "/w/a.d")
+    assert not matches(("/w/*.d",), "/w/a/b.d")
+    assert not matches(("/w/*.d",), "/")
+    assert not matches(("/w/*.d",), "")
 
 
 @pytest.mark.parametrize(
@@ -163,9 +225,99 @@ def test_a_pattern_that_is_none_is_an_error_that_says_why(pattern: str, why: str
     assert str(caught.value).startswith(f"glob pattern {pattern!r}: {why}")
 
 
-def test_a_pattern_with_folders_over_and_over_is_matched_in_no_time() -> None:
-    # Naively, more steps than there are atoms: this ends at all, or the test's own time limit ends it.
-    assert not matcher("/" + "**/" * 40 + "x").fullmatch("/a" * 120)
+EVIL_PATHS = ["/w/" + "a" * 200, "/w/" + "a" * 4000, "/a" * 120, "/w" + "/a" * 2000, "/w" + "/aaab" * 800]
+EVIL_PATTERNS = {
+    "stars in a name": "/w/*a*a*a*a*c",
+    "very many stars": "/w/" + "*a" * 2000 + "c",
+    "stars and sets": "/w/" + "*[ab]" * 100 + "c",
+    "stars and question marks": "/w/" + "?*" * 100 + "c",
+    "a long end": "/w/*" + "?" * 2000 + "c",
+    "a long middle": "/w/*" + "a" * 2000 + "c*b",
+    "folders over and over": "/" + "**/" * 40 + "x",
+    "folders and names": "/" + "**/*/" * 40 + "x",
+    "folders and stars": "/" + "**/*a*/" * 40 + "x",
+    "very many names": "/**/" + "*/" * 1000 + "b/**/c",
+    "stars in braces": "/w/" + "{*a,*aa}" * 8 + "c",
+    "braces in braces": "/w/" + "{c,*" * 60 + "c" + "}" * 60,
+    "very deep braces": "/w/" + "{" * 2000 + "{a,*a}" * 8 + "c" + "}" * 2000,
+    "braces that say nothing": "/w/" + "{a,*a}" * 8 + "{}" * 2000 + "c",
+    "braces and folders": "/**/" + "{*a*,*aa*}" * 7 + "/c",
+    "very many characters in a row": "/w/" + "".join(f"[{chr(999 + n)}-{chr(3000 + n)}]" for n in range(400)),
+}
+TOO_LARGE_PATTERNS = {
+    "braces times braces": "/w/" + "{a,aa}" * 20 + "b",
+    "braces that are empty": "/w/" + "{,}" * 2000,
+    "long braces": "/w/" + "{a,b}" * 8 + "x" * 1000,
+    "long sets in braces": "/w/" + "{a,b}" * 8 + "[" + "x" * 1000 + "]",
+    "64 KiB of stars": "/w/" + "*a" * 32768,
+    "64 KiB of braces": "/w/" + "{a" * 32768,
+    "64 KiB of text": "/" + "a" * 65536,
+}
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """The processor time that it takes, the best of three: other programs do not count."""
+    taken = []
+    for _ in range(3):
+        for function in (globs.matcher, globs._covering, globs._parsed, globs.require_few):
+            function.cache_clear()
+        re.purge()
+        before = time.thread_time()
+        act()
+        taken.append(time.thread_time() - before)
+    return min(taken)
+
+
+@pytest.mark.parametrize("pattern", EVIL_PATTERNS.values(), ids=EVIL_PATTERNS)
+def test_no_pattern_and_path_take_long_together(pattern: str) -> None:
+    require_few((pattern,))
+    assert seconds(lambda: matches((pattern,), "/")) < 0.05
+    for path in EVIL_PATHS:
+        assert not matcher(pattern).fullmatch(path)
+        before = time.thread_time()
+        matcher(pattern).fullmatch(path)
+        matches((pattern,), path)
+        assert time.thread_time() - before < 0.05, len(path)
+
+
+@pytest.mark.parametrize("pattern", TOO_LARGE_PATTERNS.values(), ids=TOO_LARGE_PATTERNS)
+def test_what_would_take_long_is_refused_at_once(pattern: str) -> None:
+    def refused() -> None:
+        with pytest.raises(InvalidRequest, match=r"use a shorter one|use fewer braces") as caught:
+            require_few((pattern,))
+        assert len(str(caught.value)) < 400
+        assert str(caught.value).startswith(f"glob pattern {pattern[:20]!r}"[:-1])
+
+    assert seconds(refused) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("patterns", "why"),
+    [
+        ([f"/{n}/*" for n in range(257)], "are more than 256 with their braces written out; use fewer"),
+        (["/{a,b,c}*"] * 86, "are more than 256 with their braces written out; use fewer"),
+        (["/" + "a" * 200 + "*"] * 41, "have more than 8192 characters .* use fewer or shorter ones"),
+    ],
+)
+def test_patterns_that_are_too_many_are_refused_and_one_less_is_not(patterns: list[str], why: str) -> None:
+    require_few(tuple(patterns[1:]))
+    with pytest.raises(InvalidRequest, match=why):
+        require_few(tuple(patterns))
+
+
+def test_a_path_that_is_too_long_for_the_kernel_is_refused_before_it_is_matched() -> None:
+    refuse_denied(("/w/*.key",), "/w/" + "a" * 4092)
+    refuse_denied((), "/w/" + "a" * 4093)
+    with pytest.raises(RpcError, match="too long"):
+        refuse_denied(("/w/*.key",), "/w/" + "a" * 4093)
+    with pytest.raises(RpcError, match="denied"):
+        refuse_denied(("/w/*.key",), "/w/a.key/b")
+
+
+@pytest.mark.parametrize("path", ["//", "//x", "///x/y", "/w//a.key"])
+def test_a_path_with_more_slashes_than_it_needs_is_matched_too(path: str) -> None:
+    assert matches(("/w/b", "/**"), path)
+    assert not matches(("/w/b",), path)
 
 
 # -- the folder of a pattern
