@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import functools
 import platform
+import resource
 from collections.abc import Callable, Sequence
 
 from execserver.sandbox.seccomp_bpf import Assembler
@@ -124,8 +125,9 @@ REFUSED_WITHOUT_NAMESPACES = (
 libraries then use `clone`.
 
 And limits, priorities and processors of processes that the caller names: the user's own outside have numbers
-here. So a thread can be given none of these by another thread. And, with the network on, Unix sockets but for
-pairs: nothing else covers those of the host."""
+here. So a thread can be given none of these by another thread. And RLIMIT_RTTIME, by which listeners tell
+what is confined (`transports/local_peers.py`); and, with the network on, Unix sockets but for pairs: nothing
+else covers those of the host."""
 
 
 def program(
@@ -207,6 +209,7 @@ def _examined_without_namespaces() -> _Examined:
         (("unshare",), functools.partial(_examine_flags, forbidden=~_UNSHARE_HARMLESS & 0xFFFF_FFFF)),
         (("clone3",), lambda code: code.leave(NOT_IMPLEMENTED)),
         (("prlimit64",), _examine_limits),
+        (("setrlimit",), _examine_own_limit),
         (
             ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"),
             functools.partial(_examine_arguments, values=(0,)),
@@ -266,9 +269,12 @@ def _examine_arguments(code: Assembler, *, values: Sequence[int]) -> None:
 
 
 def _examine_limits(code: Assembler) -> None:
-    """Of `prlimit64`: the caller's own, and reading those of others."""
+    """Of `prlimit64`: the caller's own but for its tag, and reading those of others."""
+    _load_argument(code, 1)
+    code.if_equal(resource.RLIMIT_RTTIME, then="new limit")
     _load_argument(code, 0)
     code.if_equal(0, then="own limits")
+    code.label("new limit")
     for upper in (False, True):
         _load_argument(code, 2, upper=upper)  # the new limit, a pointer
         code.if_equal(0, otherwise="refuse")
@@ -280,6 +286,12 @@ def _examine_ioctl(code: Assembler) -> None:
     _load_argument(code, 1)
     code.if_equal(_TIOCSTI, then="refuse")
     code.if_equal(_TIOCLINUX, then="refuse")
+    code.leave(ALLOW)
+
+
+def _examine_own_limit(code: Assembler) -> None:
+    _load_argument(code, 0)
+    code.if_equal(resource.RLIMIT_RTTIME, then="refuse")
     code.leave(ALLOW)
 
 

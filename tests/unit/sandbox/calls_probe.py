@@ -89,6 +89,8 @@ WITHOUT_NAMESPACES: dict[str, tuple[int, ...]] = {
 }
 OF_OTHERS: dict[str, tuple[int, ...]] = {
     "prlimit64": (0x7FFFFFFF, 0, 0x1000),
+    "prlimit64 of the tag": (0, 15, 1),
+    "setrlimit of the tag": (15, 1),
     "setpriority": (0, 0x7FFFFFFF),
     "setpriority of a group": (1, 0x7FFFFFFF),
     "setpriority of a user": (2, 0x7FFFFFFF),

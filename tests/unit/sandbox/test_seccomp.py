@@ -28,7 +28,7 @@ NUMBERS = {
         getsockname=51 getpeername=52 socketpair=53 setsockopt=54 getsockopt=55 clone=56 ptrace=101
         pivot_root=155 chroot=161 mount=165 umount2=166 add_key=248 request_key=249 keyctl=250
         unshare=272 accept4=288 recvmmsg=299 sendmmsg=307 setns=308 process_vm_readv=310
-        process_vm_writev=311 bpf=321 setpriority=141 sched_setparam=142 sched_setscheduler=144
+        process_vm_writev=311 bpf=321 setpriority=141 setrlimit=160 sched_setparam=142 sched_setscheduler=144
         sched_setaffinity=203 ioprio_set=251 prlimit64=302 sched_setattr=314
         read=0 write=1 recvfrom=45 sendmsg=46 recvmsg=47 fork=57
         vfork=58 execve=59 kill=62
@@ -39,7 +39,7 @@ NUMBERS = {
         sendto=206 setsockopt=208 getsockopt=209 shutdown=210 add_key=217 request_key=218 keyctl=219
         clone=220 accept4=242 recvmmsg=243 setns=268 sendmmsg=269 process_vm_readv=270
         process_vm_writev=271 bpf=280 ioprio_set=30 sched_setparam=118 sched_setscheduler=119
-        sched_setaffinity=122 setpriority=140 prlimit64=261 sched_setattr=274
+        sched_setaffinity=122 setpriority=140 setrlimit=164 prlimit64=261 sched_setattr=274
         read=63 write=64 recvfrom=207 sendmsg=211 recvmsg=212
         execve=221 kill=129
     """),
@@ -194,6 +194,17 @@ def test_where_others_can_be_named_their_limits_are_read_and_not_set(machine: st
             assert verdict(machine, which, "prlimit64", pid, 0, 0, pointer) == ALLOWED
         assert verdict(machine, which, "prlimit64", 0, 0, pointer) == ALLOWED
     assert verdict(machine, OFFLINE, "prlimit64", 12345, 0, pointer) == ALLOWED
+
+
+def test_where_a_tag_tells_what_is_confined_it_cannot_be_taken_off(machine: str) -> None:
+    for which in (OFFLINE_ALONE, ONLINE_ALONE):
+        for pid in (0, 12345):
+            assert verdict(machine, which, "prlimit64", pid, 15 | HIGH, 0x1000) == REFUSED
+            assert verdict(machine, which, "prlimit64", pid, 15, 1 << 32) == REFUSED
+            assert verdict(machine, which, "prlimit64", pid, 15, 0, 0x1000) == ALLOWED
+        assert verdict(machine, which, "setrlimit", 15 | HIGH, 0x1000) == REFUSED
+        assert verdict(machine, which, "setrlimit", 7, 0x1000) == ALLOWED
+    assert verdict(machine, ONLINE, "setrlimit", 15, 0x1000) == ALLOWED
 
 
 @pytest.mark.parametrize("name", [*TRACING, *SOCKETS])
