@@ -94,10 +94,9 @@ def submodules(worktree: str, folder: str, common: str) -> Iterator[str]:
         folder: its repository.
         common: what its worktrees share; the same, but for linked ones.
     """
-    is_sha256 = ("extensions", "objectformat", "sha256") in _settings(f"{common}/config")
     for name in _names(folder):
         if name == "index" or name.startswith("sharedindex."):
-            for path in _gitlinks(f"{folder}/{name}", 32 if is_sha256 else 20):
+            for path in _gitlinks(f"{folder}/{name}", f"{common}/config"):
                 yield f"{worktree}/{path}"
     for place in {folder, common}:
         for module in _modules(f"{place}/modules", _DEEPEST_MODULE):
@@ -159,24 +158,25 @@ def _modules(folder: str, depth: int) -> Iterator[str]:
             yield from _modules(path, depth - 1)
 
 
-def _gitlinks(path: str, digest_bytes: int) -> tuple[str, ...]:
-    """The submodules in an index, by their paths in the worktree."""
+def _gitlinks(path: str, config: str) -> tuple[str, ...]:
+    """The submodules in an index, by their paths in the worktree; the settings say how long digests are."""
     try:
         status = os.stat(path)
     except OSError:
         return ()
     version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return _gitlinks_of(path, digest_bytes, version)
+    return _gitlinks_of(path, config, version)
 
 
 @functools.lru_cache(maxsize=64)
-def _gitlinks_of(path: str, digest_bytes: int, _version: tuple[int, ...]) -> tuple[str, ...]:
+def _gitlinks_of(path: str, config: str, _version: tuple[int, ...]) -> tuple[str, ...]:
     data = _read(path, _MOST_INDEX_BYTES)
     # Most have none, and are not taken apart.
     if data is None or _GITLINK not in data:
         return ()
+    is_sha256 = ("extensions", "objectformat", "sha256") in _settings(config)
     try:
-        return tuple(_entries(data, digest_bytes))
+        return tuple(_entries(data, 32 if is_sha256 else 20))
     except (struct.error, ValueError, IndexError):
         return ()
 

@@ -75,7 +75,15 @@ class _Root:
         """Keep the root from being taken for a repository; True: it is one, and read-only now."""
         path, folder = f"{self._path}/HEAD", self._path or "/"
         try:
-            status, root = os.lstat(path), os.stat(folder)
+            root = os.stat(folder)
+        except OSError:
+            return False
+        # A folder like /tmp is no repository to git where it is another user's (`safe.directory`).
+        is_sticky = bool(root.st_mode & stat.S_ISVTX)
+        if is_sticky and root.st_uid != os.geteuid():
+            return False
+        try:
+            status = os.lstat(path)
         except OSError:
             if writable_inside(folder):
                 self._tree.guard(path)
@@ -83,8 +91,8 @@ class _Root:
         if not git_files.is_head(path):
             self._protect(path)
             return False
-        # In a folder like /tmp another user's file is that user's affair: git asks for the owner.
-        if root.st_mode & stat.S_ISVTX and status.st_uid != os.geteuid():
+        # Where it is ours, another user's file in it is that user's affair.
+        if is_sticky and status.st_uid != os.geteuid():
             return False
         log.warning("a writable root is a bare git repository, and read-only")
         self._tree.narrow(Place(folder, root, None, ()))

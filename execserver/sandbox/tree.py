@@ -92,7 +92,7 @@ class Tree:
     def rule_for(self, path: str) -> str:
         """The path of the rule that holds for a real path."""
         while path not in self._access:
-            path = os.path.dirname(path)
+            path = path.rpartition("/")[0] or "/"
         return path
 
     def rules(self) -> list[str]:

@@ -20,7 +20,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from glob import glob as existing
 from typing import Literal
 
 import msgspec
@@ -62,17 +61,14 @@ USER_RUNTIME_FOLDERS = (
 )
 """The same below a home folder."""
 
-SOCKET_PATTERNS = ("/tmp/tmux-*", "/tmp/ssh-*", "/tmp/.X11-unix", "/tmp/.ICE-unix")  # noqa: S108
-USER_SOCKET_PATTERNS = (
-    ".gnupg/S.*",
-    ".ssh/agent",
-    ".ssh/control-*",
-    ".ssh/cm-*",
-    ".ssh/sockets",
-    ".1password/*.sock",
+SOCKETS = (("/tmp", ("tmux-", "ssh-", ".X11-unix", ".ICE-unix")),)  # noqa: S108
+USER_SOCKETS = (
+    (".gnupg", ("S.",)),
+    (".ssh", ("agent", "control", "cm-", "sockets", "mux")),
+    (".1password", ("agent.sock",)),
 )
-"""Where agents, terminals and desktops listen that do as whoever connects says, beside runtime folders; in a
-home folder the second ones.
+"""Folders, and how the names in them begin, where agents, terminals and desktops listen that act for every
+client of their user, beside runtime folders; the second ones in the home folder.
 """
 
 _PIPES_DEPTH = 2
@@ -293,8 +289,8 @@ class _Looker:
         if home is not None:
             masked = OwnThings(folders=tuple(f"{home}/{name}" for name in USER_RUNTIME_FOLDERS))
             self._tree.add_masks(masked)
-        patterns = [*SOCKET_PATTERNS, *([f"{home}/{name}" for name in USER_SOCKET_PATTERNS] if home else [])]
-        found = [path for pattern in patterns for path in existing(pattern)]
+        folders = [*SOCKETS, *((f"{home}/{name}", names) for name, names in USER_SOCKETS if home is not None)]
+        found = [path for folder, names in folders for path in _beginning(folder, names)]
         self._tree.add_masks(OwnThings(files=(*found, *self._own.sockets)))
 
     def _cover_pipes(self) -> None:
@@ -324,11 +320,13 @@ class _Looker:
         for folder in self._own.folders:
             self._refuse_entries_in(folder)
         self._tree.add_masks(self._own)
+        roots = self._tree.writable_folders()
         for path in self._own.code:
             # Hardly ever: they are not looked for on the disk each time.
-            place = self._own_place(path) if self._tree.at(path) is Access.WRITE else None
-            if place is not None and place.exists:
-                self._tree.narrow(place)
+            if any(is_below(path, root) for root in roots) and self._tree.at(path) is Access.WRITE:
+                place = self._own_place(path)
+                if place is not None and place.exists:
+                    self._tree.narrow(place)
         for path in self._own.files:
             place = self._own_place(path)
             if place is not None and not place.exists:
@@ -387,6 +385,14 @@ class _Looker:
             )
         if self._root is Access.DENY:
             self._links += self._tree.links_to(place)
+
+
+def _beginning(folder: str, names: tuple[str, ...]) -> list[str]:
+    """What lies in a folder and has a name that begins with one of these."""
+    try:
+        return [f"{folder}/{name}" for name in os.listdir(folder) if name.startswith(names)]
+    except OSError:
+        return []
 
 
 def _is_pipe(entry: os.DirEntry[str]) -> bool:
