@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -47,6 +47,7 @@ class Bubblewrapped(Confinement):
         tools: Tools,
         sources: bubblewrap.Sources,
         held: Mapping[str, int] | None = None,
+        made: Collection[str] = (),
     ) -> None:
         super().__init__(policy, cwd, lease)
         self._held = dict(held or {})
@@ -59,7 +60,13 @@ class Bubblewrapped(Confinement):
             # Without a copy the first process inside leads to the host's program: nothing is traced then.
             tracing=tools.sealed is not None,
         )
-        self._options = bubblewrap.options(view, sources, root_user=os.geteuid() == 0, held=self._held)
+        self._options = bubblewrap.options(
+            view,
+            sources,
+            root_user=os.geteuid() == 0,
+            held=self._held,
+            made=made,
+        )
 
     def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
         """See `Confinement`."""

@@ -10,7 +10,7 @@ sets for its loader must not steer a program that is not confined yet.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -51,7 +51,12 @@ class Inside(msgspec.Struct, frozen=True):
 
 
 def options(
-    view: View, sources: Sources, *, root_user: bool, held: Mapping[str, int] | None = None
+    view: View,
+    sources: Sources,
+    *,
+    root_user: bool,
+    held: Mapping[str, int] | None = None,
+    made: Collection[str] = (),
 ) -> list[str]:
     """The options that make the view.
 
@@ -60,6 +65,7 @@ def options(
         sources: what masks are made of.
         root_user: whether the daemon is uid 0.
         held: descriptors of what is bound writable, by its path (`--bind-fd`, where bubblewrap has that).
+        made: the view's mount points at which nothing but an empty folder of ours stands.
     """
     result = _base(view)
     if sources.devices is not None and view.base != "host":
@@ -67,6 +73,11 @@ def options(
             result += ["--dev-bind", f"{sources.devices}/{name}", f"/dev/{name}"]
     hollow = []
     for mount in view.mounts:
+        if mount.target in made:
+            # An empty folder of the sandbox's own: what is done to it is done nowhere else. It takes half the
+            # time of binding the one that stands there.
+            result += ["--perms", "0555", "--tmpfs", mount.target]
+            continue
         result += _mount(mount, sources, held or {})
         if isinstance(mount, Hollow):
             hollow.append(mount.target)

@@ -231,7 +231,9 @@ class Sandboxes:
                 if os.path.islink(target):
                     raise refusal.refused(f"{target} became a symbolic link just now", "sandbox")
             held = _hold(seen) if "bind-fd" in result.features else {}
-            return backends.Bubblewrapped(policy, seen, command.cwd, lease, tools, sources, held)
+            # A worker has to see what others make of the folders: it outlives them.
+            made = frozenset(lease.made) if lease is not None and not extra else frozenset[str]()
+            return backends.Bubblewrapped(policy, seen, command.cwd, lease, tools, sources, held, made)
         except BaseException:
             for fd in held.values():
                 os.close(fd)
