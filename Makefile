@@ -26,7 +26,8 @@ help:
 	@echo "make bench-relay  what a relay costs, beside the same server without one"
 	@echo "make soak      10,000 commands, then look for what they left behind"
 	@echo "make faults    kill, cut, fill and starve the daemon in every state and at every step of a patch"
-	@echo "make fuzz      200,000 mutated messages over each framing; EXECSERVER_FUZZ_MESSAGES sets more"
+	@echo "make fuzz      200,000 mutated messages over each framing (EXECSERVER_FUZZ_MESSAGES),"
+	@echo "               and 100,000 scripts read by the policy and run by bash (EXECSERVER_FUZZ_SCRIPTS)"
 	@echo "make docs      the manual as a site, in site/; make docs-check runs its commands"
 	@echo "make format | lint | types | schemas   the parts"
 
@@ -135,7 +136,9 @@ faults: setup
 
 # FUZZ='-k websocket/lean' picks a framing; EXECSERVER_FUZZ_SEED makes other messages.
 fuzz: setup
-	EXECSERVER_FUZZ_MESSAGES=$${EXECSERVER_FUZZ_MESSAGES:-200000} $(BIN)/python -m pytest -q tests/fuzz $(FUZZ)
+	EXECSERVER_FUZZ_MESSAGES=$${EXECSERVER_FUZZ_MESSAGES:-200000} \
+		EXECSERVER_FUZZ_SCRIPTS=$${EXECSERVER_FUZZ_SCRIPTS:-100000} \
+		$(BIN)/python -m pytest -q tests/fuzz tests/unit/client/policy/test_bash_fuzz.py $(FUZZ)
 
 # -- the reference
 

@@ -88,8 +88,9 @@ async def test_a_sandbox_holds_without_questions_and_questions_without_a_sandbox
 async def test_it_sees_the_variables_of_its_list_and_no_other(tools: Toolset) -> None:
     variables = {line.split("=", 1)[0] for line in (await run(tools, "env")).stdout.splitlines()}
 
-    assert variables <= {*CO_VARIABLES, *CO_FORCED, "PWD", "SHLVL", "_", "OLDPWD"}
-    assert {*CO_FORCED, "PATH", "HOME"} <= variables
+    git = {"GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"}
+    assert variables <= {*CO_VARIABLES, *CO_FORCED, *git, "PWD", "SHLVL", "_", "OLDPWD"}
+    assert {*CO_FORCED, *git, "PATH", "HOME"} <= variables
 
 
 async def test_a_command_that_listens_is_ended_gently_and_keeps_its_output(

@@ -20,6 +20,7 @@ from execclient.policy.rule_files import find_rule_files, load_rules
 from execclient.policy.rules import Argv, RuleMatch, RuleSet, report
 from execclient.policy.scripts import literal_commands, unreadable
 from execclient.sandbox import WorkspaceWrite
+from execclient.tools.environment import exec_environment, explicit_repositories
 
 UNUSABLE = 1
 """A rule file cannot be used, so nobody knows what may run."""
@@ -104,6 +105,7 @@ def _answer(question: Question) -> _Answer:
         approval=question.approval,
         sandbox=WorkspaceWrite(),
         cwd=_cwd(question),
+        explicit_repositories=explicit_repositories(exec_environment()),
     )
     shown = {tuple(question.argv), *requirement.lowered.commands}
     hidden = [each for each in dict.fromkeys(literal_commands(question.argv)) if each not in shown]

@@ -6,11 +6,13 @@ shells, and through nothing else. What this module does not call dangerous is no
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from execclient.policy.scripts import literal_commands, script_of
+from execclient.policy.git_commands import Words
+from execclient.policy.scripts import lower, read, script_of
 from execclient.policy.shell_syntax import text_of, tree
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ Danger = Literal["forced_rm", "other"]
 
 MAX_DEPTH = 8
 """Layers of `sudo`, `env`, `trap` and shells. More of them are a danger in themselves."""
+
+_FORCE = frozenset("--force"[:length] for length in range(3, 8))
+"""As it may be abbreviated."""
 
 _IGNORED_ENVIRONMENT = frozenset({"-i", "--ignore-environment"})
 
@@ -36,10 +41,26 @@ def dangerous(argv: Sequence[str], *, strict: bool = True) -> Danger | None:
         `forced_rm` for `rm -f` in any form, `other` for more layers than anybody needs, else None.
     """
     danger = _dangerous(argv, 0)
-    if danger is None and strict:
-        found = (_dangerous(command, 0) for command in literal_commands(argv))
-        danger = next((each for each in found if each is not None), None)
+    if danger is not None or not strict:
+        return danger
+    found = read(argv)
+    dangers = (_dangerous(command, 0) for command in dict.fromkeys((*lower(argv).commands, *found.commands)))
+    danger = next((each for each in dangers if each is not None), None)
+    suffixes = (words[start:] for words in found.unknown for start in range(1, len(words)))
+    if danger is None and any(map(_may_force, itertools.chain(found.commands, found.loose, suffixes))):
+        return "forced_rm"
     return danger
+
+
+def _may_force(words: Words) -> bool:
+    """Whether it is `rm` with what may be force: an abbreviated option, or a word that is not literal."""
+    if not words or words[0] is None or PurePosixPath(words[0]).name != "rm":
+        return False
+    options = itertools.takewhile(lambda word: word != "--", words[1:])
+    return any(
+        word is None or (word[:1] == "-" and word[:2] != "--" and "f" in word) or word in _FORCE
+        for word in options
+    )
 
 
 def _dangerous(argv: Sequence[str], depth: int) -> Danger | None:

@@ -96,6 +96,7 @@ def decide(
     escalated: bool = False,
     prefix_rule: Sequence[str] | None = None,
     co_commands: Sequence[str] | None = None,
+    explicit_repositories: bool = False,
 ) -> Requirement:
     """Judge a command.
 
@@ -110,6 +111,7 @@ def decide(
         escalated: whether it asks to run without the sandbox.
         prefix_rule: a rule that the model proposes.
         co_commands: of the profile `co`: the commands that it trusts instead of those known to be safe.
+        explicit_repositories: as for `known_safe`.
     """
     argv = tuple(argv)
     lowered = _lowered(argv, user_shell, parity=policy.parity)
@@ -124,7 +126,9 @@ def decide(
         approval,
         sandbox,
         cwd,
-        known_safe if co_commands is None else partial(_trusted_by_co, argv, tuple(co_commands)),
+        partial(known_safe, explicit_repositories=explicit_repositories)
+        if co_commands is None
+        else partial(_trusted_by_co, argv, tuple(co_commands)),
         escalated=escalated and sandbox.confines,
         is_elsewhere=not policy.parity
         and (is_moved or any(command[0] in _MOVING for command in lowered.commands)),
@@ -234,7 +238,11 @@ class _Judging:
             if strict:
                 verdicts.append(_by_rules(command, strict, hidden=command not in lowered.commands))
         # A rule that allows this very script has seen what cannot be read in it.
-        is_open = found.unreadable or any(rules.may_prohibit(words) for words in found.partial)
+        is_open = (
+            found.unreadable
+            or any(rules.may_prohibit(words) for words in found.partial)
+            or any(rules.may_prohibit_within(words[1:]) for words in found.unknown)
+        )
         if is_open and not all(self._deciding(command) for command in lowered.commands):
             verdicts.append(_Verdict("prompt", "heuristic", hidden=True))
         return verdicts
@@ -249,7 +257,7 @@ class _Judging:
         if self.policy.parity or any(match.decision != "allow" for match in matches):
             return matches
         is_relative = "/" in command[0] and not posixpath.isabs(command[0])
-        if is_relative and self.is_elsewhere:
+        if self.is_elsewhere and (is_relative or posixpath.basename(command[0]) == "git"):
             return ()
         # What follows a script is what it makes of `$0` and `$1`.
         ends_with_script = all(script_of(match.prefix) is not None for match in matches)

@@ -1,10 +1,15 @@
-"""What git runs: its subcommand behind its own options, aliases, and programs that it is told to run."""
+"""What git runs: its subcommand behind its own options, aliases, and programs that it is told to run.
+
+Git runs programs at so many places that a list of them is never complete. The lists here are those of what
+is harmless; any other setting, option or subcommand may run something that its words do not show.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 Words = tuple[str | None, ...]
@@ -14,36 +19,96 @@ class GitRuns(NamedTuple):
     """What a command line of git runs."""
 
     commands: tuple[Words, ...]
-    """The same without git's own options, and behind `bisect run`."""
+    """The same without git's own options, and what git runs as a command."""
     scripts: tuple[str, ...]
     """For a shell."""
     unreadable: bool
-    """Something that is told to be run is not literal."""
+    """Something more may be run, which the words do not show."""
 
 
-_VALUED = frozenset(
-    {"-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--super-prefix"}
-    | {"--config-env", "--attr-source"}
+_NAMES = """
+    add am annotate apply archive bisect blame branch bugreport bundle cat-file check-attr check-ignore
+    check-mailmap check-ref-format checkout checkout-index cherry cherry-pick clean clone column commit
+    commit-graph commit-tree config count-objects describe diagnose diff diff-files diff-index diff-tree
+    difftool fast-export fast-import fetch fetch-pack filter-branch fmt-merge-msg for-each-ref for-each-repo
+    format-patch fsck gc get-tar-commit-id grep hash-object help index-pack init init-db
+    interpret-trailers log ls-files ls-remote ls-tree mailinfo mailsplit maintenance merge merge-base
+    merge-file merge-index merge-tree mergetool mktag mktree multi-pack-index mv name-rev notes pack-objects
+    pack-refs patch-id prune prune-packed pull push range-diff read-tree rebase reflog remote repack replace
+    request-pull rerere reset restore rev-list rev-parse revert rm send-email send-pack shortlog show
+    show-branch show-index show-ref sparse-checkout stage stash status stripspace submodule subtree switch
+    symbolic-ref tag unpack-file unpack-objects update-index update-ref update-server-info var verify-commit
+    verify-pack verify-tag version whatchanged worktree write-tree
+"""
+_SUBCOMMANDS = frozenset(_NAMES.split())
+"""Of git itself, which no alias replaces. Any other one may be an alias, and so any of these."""
+
+_VALUED_OPTIONS = frozenset({"-C", "--git-dir", "--work-tree", "--namespace", "--super-prefix"}) | frozenset(
+    {"-c", "--config-env", "--attr-source", "--shallow-file", "--exec-path"}
 )
 """Options of git itself that take the next word as their value."""
 
-_RUN_SETTINGS = re.compile(
-    r"^(alias\..*|.*(pager|command|editor|fsmonitor|askpass|textconv|external|program|\.cmd|driver|process|helper))$",
+_OPTIONS = """
+    -C -c -P -p -h -v --paginate --no-pager --no-replace-objects --no-lazy-fetch --no-optional-locks
+    --bare --no-advice --literal-pathspecs --glob-pathspecs --noglob-pathspecs --icase-pathspecs
+    --html-path --man-path --info-path --exec-path --version --help --work-tree --namespace
+    --attr-source
+"""
+_HARMLESS_OPTIONS = frozenset(_OPTIONS.split())
+"""Options of git itself, without their values. Settings (`-c`) are looked at by their names."""
+
+_HARMLESS_SETTINGS = re.compile(
+    r"(user|author|committer|color|column|advice|safe|i18n|index|pack|repack|status|log|push|fetch|pull"
+    r"|branch|rebase|rerere|feature|checkout|clean|format|stash|blame|versionsort|worktree)\.[^=]*"
+    r"|core\.(quotepath|autocrlf|eol|safecrlf|filemode|ignorecase|precomposeunicode|abbrev|longpaths|symlinks"
+    r"|preloadindex|compression|looseCompression|untrackedcache|commentchar|whitespace|packedgitlimit"
+    r"|sharedrepository|logallrefupdates|checkstat|trustctime|bigfilethreshold|sparsecheckout|multipackindex)"
+    r"|diff\.(algorithm|renames?|renamelimit|context|interhunkcontext|colormoved|colormovedws|mnemonicprefix"
+    r"|noprefix|relative|submodule|ignoresubmodules|statgraphwidth|wserrorhighlight|indentheuristic)"
+    r"|merge\.(conflictstyle|ff|renames|renamelimit|autostash|stat|log|directoryrenames)"
+    r"|(commit|tag)\.(gpgsign|verbose|cleanup|status|sort)|grep\.\w+|pager\.\w+|submodule\.(recurse|fetchjobs)"
+    r"|http\.(.*\.)?(sslverify|postbuffer|extraheader|version|lowspeedlimit|lowspeedtime|proxy|useragent)"
+    r"|protocol\.version|transfer\.\w+|maintenance\.auto|receive\.deny\w+|init\.defaultbranch|gc\.auto\w*",
     re.IGNORECASE,
 )
-"""Settings whose values are run."""
+"""Settings that run nothing, or (`pager.*`) what is read as a script."""
 
-_SCRIPT_OPTIONS = {
-    "rebase": re.compile(r"-x|--exec"),
-    "difftool": re.compile(r"-x|--extcmd"),
-    "filter-branch": re.compile(r"--[a-z]+-filter"),
-    "fetch": re.compile(r"--upload-pack"),
-    "clone": re.compile(r"-u|--upload-pack"),
-    "pull": re.compile(r"--upload-pack"),
-    "push": re.compile(r"--receive-pack|--exec"),
-    "grep": re.compile(r"-O|--open-files-in-pager"),
+HARMLESS_EDITOR = re.compile(
+    r"|:|true|cat|more|less( -\w+)?|vim?|nvim|nano|emacs|code( --wait)?|delta|bat|false"
+)
+"""Editors and pagers that run nothing by themselves."""
+
+_EDITORS = re.compile(r"(core|sequence)\.(editor|pager)|pager\.\w+", re.IGNORECASE)
+"""Settings whose value is a script like any other."""
+
+_BOOLEAN = re.compile(r"true|false|yes|no|on|off|[01]|", re.IGNORECASE)
+_SWITCHES = re.compile(r"core\.(fsmonitor|bare)|pager\.\w+|credential\.(.*\.)?helper", re.IGNORECASE)
+"""Settings that run nothing where they are only on, off or empty."""
+
+_UPLOAD = ("-u", "--upload-pack", "--exec")
+_FILTERS = ("--env-filter", "--tree-filter", "--index-filter", "--parent-filter", "--msg-filter")
+
+_SCRIPT_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "rebase": ("-x", "--exec"),
+    "difftool": ("-x", "--extcmd"),
+    "filter-branch": (*_FILTERS, "--commit-filter", "--tag-name-filter", "--setup"),
+    **dict.fromkeys(("fetch", "pull"), ("--upload-pack",)),
+    **dict.fromkeys(("clone", "ls-remote", "fetch-pack"), _UPLOAD),
+    **dict.fromkeys(("push", "send-pack"), ("--receive-pack", "--exec")),
+    "archive": ("--exec",),
+    "grep": ("-O", "--open-files-in-pager"),
+    "send-email": ("--smtp-server", "--sendmail-cmd", "--to-cmd", "--cc-cmd", "--header-cmd"),
 }
-"""Options of subcommands whose value is a command line."""
+"""Options of subcommands whose value is a command line; a longer one may be abbreviated."""
+
+_TOLD_TO_RUN = {
+    "submodule": frozenset({"foreach"}),
+    "bisect": frozenset({"run"}),
+    "hook": frozenset({"run"}),
+}
+
+_TRANSPORT = re.compile(r"(?:--?[\w-]+=)?ext::(.*)", re.DOTALL)
+"""An address that is a command line."""
 
 
 def git_runs(rest: Sequence[str | None]) -> GitRuns:
@@ -52,15 +117,15 @@ def git_runs(rest: Sequence[str | None]) -> GitRuns:
     subcommand, behind = rest[start : start + 1], tuple(rest[start + 1 :])
     commands: list[Words] = []
     scripts: list[str | None] = []
+    unreadable = _has_unknown_option(rest[:start])
     if 0 < start < len(rest):
         commands.append(("git", *subcommand, *behind))
-    for key, value in _settings(rest[:start]):
-        alias = key.lower().startswith("alias.") and not value.startswith("!")
-        if alias:
-            commands.append(("git", *value.split(), *behind))
-        elif _RUN_SETTINGS.match(key):
-            scripts.append(value.removeprefix("!"))
+    settings = list(_settings(rest[:start]))
     match (*subcommand, *behind[:1]):
+        case ("clone", *_):
+            settings += _settings(behind, "--config")
+        case ("config", *_):
+            settings += _configured(behind)
         case ("bisect", "run"):
             commands.append(behind[1:])
         case ("submodule", _, *_):
@@ -68,13 +133,46 @@ def git_runs(rest: Sequence[str | None]) -> GitRuns:
             if words[:1] == ["foreach"]:
                 known = [word for word in words[1:] if word is not None]
                 scripts.append(" ".join(known) if len(known) == len(words) - 1 else None)
-        case (str(name), *_) if name in _SCRIPT_OPTIONS:
-            scripts += _values(behind, _SCRIPT_OPTIONS[name])
+        case ("subtree", *_) if "push" in behind:
+            commands.append(("git", "push"))
+        case ("for-each-repo", *_):
+            commands += (("git", *behind[at:]) for at in _operands(behind))
+        case (str(name), *_) if name not in _SUBCOMMANDS:
+            commands.append(("git", None))
+    if subcommand and subcommand[0] in _SCRIPT_OPTIONS:
+        scripts += option_values(behind, _SCRIPT_OPTIONS[subcommand[0] or ""])
+    scripts += (found[1] for word in behind if word and (found := _TRANSPORT.fullmatch(word)))
+    for key, value in settings:
+        if key.lower().startswith("alias."):
+            commands += _alias(value, behind)
+            scripts += [f'{value[1:]} "$@"'] if value is not None and value.startswith("!") else []
+        elif value is not None and (_EDITORS.fullmatch(key) or not _is_harmless(key, value)):
+            scripts.append(value.removeprefix("!"))
+        unreadable = unreadable or not _is_harmless(key, value)
     return GitRuns(
         tuple(command for command in commands if command),
         tuple(script for script in scripts if script),
-        None in scripts or _has_unknown_setting(rest[:start]),
+        unreadable or None in scripts,
     )
+
+
+def option_values(rest: Sequence[str | None], options: Sequence[str]) -> Iterator[str | None]:
+    """The values of options that take command lines; None for one that is not literal.
+
+    Args:
+        rest: behind the program.
+        options: long ones, which may be abbreviated, and short ones, which may be in a cluster.
+    """
+    for word, following in itertools.zip_longest(rest, rest[1:], fillvalue=""):
+        if word is None or not word.startswith("-"):
+            continue
+        for option in options:
+            if option.startswith("--"):
+                given, equals, value = word.partition("=")
+                if len(given) > 2 and option.startswith(given):
+                    yield value if equals else following
+            elif not word.startswith("--") and option[1] in word:
+                yield word.partition(option[1])[2] or following
 
 
 def _behind_options(rest: Sequence[str | None]) -> Iterator[int]:
@@ -87,30 +185,78 @@ def _behind_options(rest: Sequence[str | None]) -> Iterator[int]:
             yield position
             return
         else:
-            is_value = word in _VALUED
+            is_value = word in _VALUED_OPTIONS
     yield len(rest)
 
 
-def _settings(options: Sequence[str | None]) -> Iterator[tuple[str, str]]:
-    for word, following in itertools.zip_longest(options, options[1:]):
-        if word is not None and word.startswith("-c"):
-            key, equals, value = (word[2:] or following or "").partition("=")
-            if equals and value:
-                yield key, value
+def _operands(behind: Words) -> Iterator[int]:
+    return (at for at, word in enumerate(behind) if word is None or not word.startswith("-"))
 
 
-def _has_unknown_setting(options: Sequence[str | None]) -> bool:
-    return any(
-        word is None and before in (None, "-c") for before, word in itertools.pairwise((None, *options))
-    )
-
-
-def _values(words: Sequence[str | None], option: re.Pattern[str]) -> Iterator[str | None]:
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
-        if word is None:
+def _has_unknown_option(options: Sequence[str | None]) -> bool:
+    """Whether one of git's own options is not known to be harmless, or not known at all."""
+    is_value = False
+    for before, word in itertools.pairwise((None, *options)):
+        if is_value:
+            is_value = False
+            if word is None and before == "-c":
+                return True
             continue
-        name, equals, value = word.partition("=")
-        if option.fullmatch(name):
-            yield value if equals else following
-        elif not word.startswith("--") and option.fullmatch(word[:2]) and len(word) > 2:
-            yield word[2:]
+        if word is None:
+            return True
+        name, equals, _ = word.partition("=")
+        is_setting = word.startswith(("-c", "-C")) and not word.startswith("--")
+        if not is_setting and (name not in _HARMLESS_OPTIONS or (equals and name == "--exec-path")):
+            return True
+        is_value = word in _VALUED_OPTIONS
+    return False
+
+
+def _settings(words: Sequence[str | None], long_option: str = "-c") -> Iterator[tuple[str, str | None]]:
+    """Settings that options make; of one without a value it is `true`."""
+    for word, following in itertools.zip_longest(words, words[1:]):
+        if word is None or not word.startswith("-"):
+            continue
+        if word.startswith("-c"):
+            text = word[2:] or following
+        elif len(word) > 3 and long_option.startswith(word.partition("=")[0]):
+            text = word.partition("=")[2] or following
+        else:
+            continue
+        key, equals, value = (text or "").partition("=")
+        yield key, None if text is None else value if equals else "true"
+
+
+_ACTIONS = frozenset({"get", "set", "unset", "list", "edit", "rename-section", "remove-section"})
+
+
+def _configured(behind: Words) -> Iterator[tuple[str, str | None]]:
+    """The setting that `git config` makes; of several readings each."""
+    operands = [behind[at] for at in _operands(behind)]
+    if None in operands and operands[0] is None:
+        yield "", None
+        return
+    for name, value in itertools.pairwise(operands):
+        if name is not None and "." in name and name not in _ACTIONS:
+            yield name, value
+
+
+def _alias(value: str | None, behind: Words) -> Iterator[Words]:
+    """What an alias that is no script stands for."""
+    if value is None:
+        yield ("git", None)
+    elif not value.startswith("!"):
+        try:
+            yield ("git", *shlex.split(value), *behind)
+        except ValueError:
+            yield ("git", None)
+
+
+def _is_harmless(key: str, value: str | None) -> bool:
+    if key.lower().startswith("alias."):
+        return value is not None
+    if value is not None and _BOOLEAN.fullmatch(value) and _SWITCHES.fullmatch(key):
+        return True
+    if _EDITORS.fullmatch(key):
+        return value is not None and HARMLESS_EDITOR.fullmatch(value) is not None
+    return _HARMLESS_SETTINGS.fullmatch(key) is not None

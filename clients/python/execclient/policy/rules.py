@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -198,6 +199,20 @@ class RuleSet:
             for rule in self._by_program.get(name, ())
         )
 
+    def may_prohibit_within(self, words: Sequence[str | None]) -> bool:
+        """Whether a rule that asks or forbids may be about a command that begins anywhere in some words.
+
+        They are what a program is told that may run it: behind others, quoted, or in a language of its own.
+        """
+        texts = ([None] if word is None else _NAMES.findall(_QUOTES.sub("", word)) for word in words)
+        names = [name for text in texts for name in text]
+        for start, name in enumerate(names):
+            base = "" if name is None else posixpath.basename(name)
+            form = ("git", base.removeprefix("git-")) if base.startswith("git-") else (base,)
+            if name and (self.may_prohibit((*form, *names[start + 1 :])) or self.may_prohibit((name,))):
+                return True
+        return False
+
     def with_rule(self, rule: PrefixRule) -> RuleSet:
         """These rules and one more, behind them."""
         return RuleSet((*self.prefix_rules, rule), self.host_executables, self.network_rules)
@@ -218,6 +233,9 @@ class RuleSet:
                 matches.append(RuleMatch(prefix, rule.decision, rule.justification, path, rule.source))
         return tuple(matches)
 
+
+_QUOTES = re.compile(r"""['"\\]""")
+_NAMES = re.compile(r"[^\s;&|<>(){}$`!+:=,@#\[\]]+")
 
 NO_RULES = RuleSet()
 """What a policy has by default."""

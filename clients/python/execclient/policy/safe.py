@@ -34,7 +34,7 @@ _GUARDS: dict[str, Guard] = {
     "base64": arguments_of.base64,
     "find": arguments_of.find,
     "rg": arguments_of.rg,
-    "git": arguments_of.git,
+    "git": arguments_of.git_unfollowed,
     "sed": arguments_of.sed,
 }
 
@@ -105,7 +105,7 @@ _CO_GUARDS: dict[str, Guard] = {
 _CHAINING = re.compile(r"[;&|><`\n]|\$\(")
 
 
-def known_safe(argv: Sequence[str], *, parity: bool = False) -> bool:
+def known_safe(argv: Sequence[str], *, parity: bool = False, explicit_repositories: bool = False) -> bool:
     """Whether a command is known to write nothing and to run nothing else.
 
     A script is, if it consists of plain commands that all are.
@@ -113,6 +113,9 @@ def known_safe(argv: Sequence[str], *, parity: bool = False) -> bool:
     Args:
         argv: a program and its arguments, or a shell with `-c` or `-lc` and a script.
         parity: judge as the reference did, with its gaps: base names only, no abbreviations, no clusters.
+        explicit_repositories: whether the environment of the command has git's setting
+            `safe.bareRepository=explicit`. Without it git is safe only if the command says so itself, since
+            any folder may look like a bare repository and make git run something.
     """
     judged: Sequence[Argv] = (tuple(argv),)
     if script_of(argv) is not None:
@@ -124,7 +127,9 @@ def known_safe(argv: Sequence[str], *, parity: bool = False) -> bool:
         return bool(argv) and all(_was_known_safe(command) for command in judged)
     programs = {PurePosixPath(command[0]).name for command in judged if command}
     # Another folder may be a repository whose settings make git run what they like.
-    return not programs.issuperset({"cd", "git"}) and all(_is_known_safe(command) for command in judged)
+    return not programs.issuperset({"cd", "git"}) and all(
+        _is_known_safe(command) and (explicit_repositories or not _is_misled(command)) for command in judged
+    )
 
 
 def is_trusted_shell(program: str) -> bool:
@@ -183,6 +188,11 @@ def _is_known_safe(argv: Argv) -> bool:
     if not argv or any("\0" in word for word in argv) or not _is_trusted(argv[0], frozenset(_GUARDS)):
         return False
     return _GUARDS[PurePosixPath(argv[0]).name](argv[1:])
+
+
+def _is_misled(argv: Argv) -> bool:
+    """Whether it is git, and takes any folder for a repository."""
+    return PurePosixPath(argv[0]).name == "git" and not arguments_of.is_explicit(argv[1:])
 
 
 def _was_known_safe(argv: Argv) -> bool:

@@ -95,13 +95,32 @@ _DATE_WORD = re.compile(
 )
 
 
+EXPLICIT_REPOSITORIES = ("safe.bareRepository", "explicit")
+"""A setting of git. Without it a folder that only looks like a bare repository makes git run what it says."""
+
+
 def git(arguments: Sequence[str]) -> bool:
     """A subcommand that reads, behind nothing but options of git that change nothing."""
     for position, word in enumerate(arguments):
-        if word in _GIT_OPTIONS:
+        if word in _GIT_OPTIONS or (word == "-c" and is_explicit(arguments[position:])):
+            continue
+        if position and arguments[position - 1] == "-c":
             continue
         return word in GIT_SUBCOMMANDS and GIT_GUARDS[word](arguments[position + 1 :])
     return False
+
+
+def is_explicit(arguments: Sequence[str]) -> bool:
+    """Whether `-c safe.bareRepository=explicit` begins the options of git."""
+    return tuple(arguments[:2]) == ("-c", "=".join(EXPLICIT_REPOSITORIES))
+
+
+def git_unfollowed(arguments: Sequence[str]) -> bool:
+    """As `git`, and nothing enters submodules, whose settings may be anything."""
+    subcommand = next((word for word in arguments if word in GIT_SUBCOMMANDS), None)
+    descends = subcommand in ("status", "diff") and "--ignore-submodules=all" not in arguments
+    shows = any(re.match(r"--sub|--recurse", word) and word != "--submodule=short" for word in arguments)
+    return git(arguments) and not descends and not shows
 
 
 _GIT_OPTIONS = frozenset(
@@ -125,10 +144,17 @@ _SIGNATURE = re.compile("%[-+ ]?G")
 """In a format; the sign before the letter only says what to do with an empty value."""
 
 
+_DIFF_OF_MERGES = re.compile(
+    r"--diff-merges=(off|none|on|m|1|c|cc|first-parent|separate|combined|dense-combined)"
+)
+
+
 def _git_reading(arguments: Sequence[str]) -> bool:
     """Signatures are checked by a program that settings name, and remerging writes objects."""
     return _git_options(arguments) and not any(
-        _SIGNATURE.search(word) or "signature" in word or word in ("--diff-merges=r", "--diff-merges=remerge")
+        _SIGNATURE.search(word)
+        or "signature" in word
+        or (word.startswith("--diff-m") and not _DIFF_OF_MERGES.fullmatch(word))
         for word in arguments
     )
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from execclient.policy.git_commands import Words
+from execclient.policy.shell_differences import unmarked
 from execclient.policy.shell_syntax import text_of, tree
-from execclient.policy.shell_words import decode_ansi_c, literal
-from execclient.policy.unwrapping import inner, program, run_from_environment
+from execclient.policy.shell_words import decode_ansi_c, is_operand, literal
+from execclient.policy.unwrapping import SUBSTITUTION, Inner, inner, is_run_from_environment, program, steers
+from execclient.policy.wrappers import APPENDS, SHELL_VARIABLES
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -28,14 +30,15 @@ MAX_WORDS = 100_000
 MAX_INNER_BYTES = 256 << 10
 """Of all scripts that are found in the first one, which may itself be as long as `shell_syntax` allows."""
 
+_SETTINGS_OF_GIT = frozenset({"HOME", "XDG_CONFIG_HOME"})
 _PASSING_ON = frozenset({"cat", "tee", ":", "true"})
 """They write what they read, or nothing."""
 
 _JOINING = frozenset({"pipeline", "redirected_statement", "herestring_redirect", "process_substitution"})
 _INPUTS = frozenset({"heredoc_body", "herestring_redirect"})
 _KEYWORD_COMMANDS = frozenset({"declaration_command", "unset_command", "test_command"})
+_ARGUMENTS = frozenset({"word", "string", "raw_string", "ansi_c_string", "concatenation", "variable_name"})
 _OPAQUE = frozenset({"word", "regex", "extglob_pattern"})
-_SUBSTITUTION = re.compile(r"\$\(|`")
 _SUBSCRIPT = re.compile(r"\w\[[^\]]*(\$\(|`)")
 """In quotes. Whatever takes a variable's name or does arithmetic (`test -v`, `let`, `[[ -eq ]]`) carries out
 the substitution between the brackets."""
@@ -55,13 +58,25 @@ class Found(NamedTuple):
     """Those of the commands that have words which are not literal, with None in their places."""
     unreadable: bool
     """There may be more: a name is not literal, a script has errors, or a limit was met."""
+    loose: tuple[Words, ...] = ()
+    """Those of `partial` of which a word that is not literal may be an option."""
+    unknown: tuple[Words, ...] = ()
+    """Those whose programs may run what their operands say."""
 
 
 def search(argv: Sequence[str]) -> Found:
     """All commands of an argv, itself first."""
     searching = _Search()
-    searching.command(tuple(argv), 0)
-    return Found(tuple(searching.found), tuple(searching.partial), searching.unreadable)
+    searching.command(tuple(argv), 0, has_options=False)
+    if searching.moves_settings and any(program(command[0]) == "git" for command in searching.found):
+        searching.partial.setdefault(("git", None))
+    return Found(
+        tuple(searching.found),
+        tuple(searching.partial),
+        searching.unreadable,
+        tuple(searching.loose),
+        tuple(searching.unknown),
+    )
 
 
 @dataclass(slots=True)
@@ -69,39 +84,57 @@ class _Search:
     found: dict[tuple[str, ...], None] = field(default_factory=dict)
     partial: dict[Words, None] = field(default_factory=dict)
     unreadable: bool = False
-    _commands: dict[Words, bool] = field(default_factory=dict)
+    loose: dict[Words, None] = field(default_factory=dict)
+    unknown: dict[Words, None] = field(default_factory=dict)
+    moves_settings: bool = False
+    """Whether git would look for its settings elsewhere."""
+    _commands: dict[tuple[Words, bool], bool] = field(default_factory=dict)
     """Those that were looked at, and whether they read a script from their standard input."""
     _scripts: dict[str, bool] = field(default_factory=dict)
     """Likewise, whether a command in it does."""
     _words_left: int = MAX_WORDS
     _bytes_left: int = MAX_INNER_BYTES
 
-    def command(self, words: Words, depth: int) -> bool:
-        """A command and all that it runs. Tells whether any of it reads a script from its standard input."""
-        pending = [words]
+    def command(self, words: Words, depth: int, *, has_options: bool) -> bool:
+        """A command and all that it runs. Tells whether any of it reads a script from its standard input.
+
+        Args:
+            words: of the command.
+            depth: of the script that it is in.
+            has_options: whether one of its words that are not literal may be an option.
+        """
+        pending = [(words, has_options)]
         reads_script = False
         while pending:
-            each = pending.pop()
-            if each in self._commands:
-                reads_script = reads_script or self._commands[each]
+            each, has_options = pending.pop()
+            if (each, has_options) in self._commands:
+                reads_script = reads_script or self._commands[each, has_options]
                 continue
             self._words_left -= len(each)
             if self._words_left < 0:
                 self.unreadable = True
                 return True
             ran = inner(each)
-            self._commands[each] = ran.reads_script
+            self._commands[each, has_options] = ran.reads_script
             reads_script = reads_script or ran.reads_script
             self.unreadable = self.unreadable or ran.unreadable
             if each and each[0] is not None:
-                self.found.setdefault(tuple(word for word in each if word is not None))
-                if None in each:
-                    self.partial.setdefault(each)
+                self._note(each, ran, has_options=has_options)
+                has_options = has_options or program(each[0]) in APPENDS
             for script in ran.scripts:
                 reads_script = self.script(script, depth + 1) or reads_script
-            pending.extend(reversed(ran.commands))
-        self._commands[words] = reads_script
+            pending.extend((command, has_options) for command in reversed(ran.commands))
+        self._commands[words, has_options] = reads_script
         return reads_script
+
+    def _note(self, words: Words, ran: Inner, *, has_options: bool) -> None:
+        self.found.setdefault(tuple(word for word in words if word is not None))
+        if None in words:
+            self.partial.setdefault(words)
+            if has_options:
+                self.loose.setdefault(words)
+        if ran.unknown:
+            self.unknown.setdefault(words)
 
     def script(self, script: str, depth: int) -> bool:
         """All commands of a script, as the parser takes it and as bash does where they differ."""
@@ -125,28 +158,35 @@ class _Search:
             self.unreadable = True
             return False
         self.unreadable = self.unreadable or root.has_error
+        if is_last:
+            missed = unmarked(root, script)
+            self.unreadable = self.unreadable or missed.misread
+            for text in missed.scripts:
+                self.script(text, depth + 1)
         fed: dict[Node, None] = {}
         reads_script = False
         for node, statement in _nodes(root):
             if node.type == "variable_assignment":
                 self._assignment(node, depth)
-            elif is_last and _hides_commands(node):
+            elif (is_last and _hides_commands(node)) or _sets_steering(node):
                 self.unreadable = True
             elif node.type in _QUOTED:
                 self._quoted(node, depth)
             words = _words(node)
             if not words:
                 continue
-            if words[0] is None:
+            if words[0] is None or _takes_over_input(node, words):
                 self.unreadable = True
+            if words[0] is None:
                 continue
-            if self.command(words, depth):
+            has_options = None in words and _has_unknown_option(node)
+            if self.command(words, depth, has_options=has_options):
                 if statement is None:
                     reads_script = True
                 else:
                     fed.setdefault(statement)
             if words[0].startswith("="):  # zsh: the path of the program
-                self.command((words[0][1:], *words[1:]), depth)
+                self.command((words[0][1:], *words[1:]), depth, has_options=has_options)
         for each in fed:
             self._fed(each, depth)
         return reads_script
@@ -155,14 +195,26 @@ class _Search:
         value = node.child_by_field_name("value")
         name = text_of(node).partition("=")[0]
         text = literal(value) if value is not None else ""
-        # Substitutions in a quoted value are carried out by arithmetic, and by `${NAME@P}`.
-        if text and (run_from_environment(f"{name}={text}") or _SUBSTITUTION.search(text)):
+        is_name = bool(text) and text in SHELL_VARIABLES - {"ENV"}  # of another one, for `declare -n`
+        self.unreadable = self.unreadable or is_name or steers(f"{name}={'$' if text is None else text}")
+        self.moves_settings = self.moves_settings or name in _SETTINGS_OF_GIT
+        if text and is_run_from_environment(name):
             self.script(text, depth + 1)
+        # Substitutions in a quoted value are carried out by arithmetic, and by `${NAME@P}`.
+        parts = [text] if text or value is None else map(literal, value.children)
+        for part in parts:
+            if part and SUBSTITUTION.search(part):
+                self.script(part, depth + 1)
 
     def _quoted(self, node: Node, depth: int) -> None:
         text = literal(node)
         if text and _SUBSCRIPT.search(text):
             self.script(text, depth + 1)
+        around = (
+            node.parent if node.parent is None or node.parent.type != "concatenation" else node.parent.parent
+        )
+        if around is not None and around.type == "declaration_command" and text is None:
+            self.unreadable = True
 
     def _fed(self, statement: Node, depth: int) -> None:
         """Read what the other commands of a statement write for a shell, as far as it is literal."""
@@ -197,6 +249,14 @@ def _nodes(root: Node) -> Iterator[tuple[Node, Node | None]]:
         pending.extend((child, statement) for child in reversed(children))
 
 
+def _sets_steering(node: Node) -> bool:
+    """Whether it is a variable that steers a shell, where a loop or `${NAME:=…}` gives it a value."""
+    around = node.parent if node.type == "variable_name" else None
+    if around is None or not steers(text_of(node)):
+        return False
+    return around.type == "for_statement" or any(child.type in ("=", ":=") for child in around.children)
+
+
 def _hides_commands(node: Node) -> bool:
     """Whether the parser has taken for a word what holds a newline or backquotes for bash."""
     if node.type not in _OPAQUE or node.child_count:
@@ -214,12 +274,12 @@ def _words(node: Node) -> Words | None:
         body = node.child_by_field_name("body")
         command = _last_command(body) if body is not None else None
         behind = tuple(_behind_redirections(node))
-        if not behind or (command is None and body is not None):
+        if not behind:
             return ()
         return (*((_words(command) if command is not None else None) or ()), *behind)
     if node.type in _KEYWORD_COMMANDS:
         first, *others = node.children
-        return (text_of(first), *(literal(child) for child in others if child.type in ("word", "string")))
+        return (text_of(first), *(literal(child) for child in others if child.type in _ARGUMENTS))
     if node.type != "command":
         return None
     words: list[str | None] = []
@@ -235,6 +295,30 @@ def _words(node: Node) -> Words | None:
         words.append(value)
         end = child.end_byte
     return tuple(words)
+
+
+def _has_unknown_option(node: Node) -> bool:
+    """Whether a word of a command that is not literal may be an option, or become several words."""
+    words = [
+        child
+        for child in node.children
+        if child.type != "variable_assignment" and not child.type.endswith("_redirect")
+    ]
+    return node.type != "command" or any(literal(word) is None and not is_operand(word) for word in words[1:])
+
+
+def _takes_over_input(node: Node, words: Words) -> bool:
+    """Whether it is `exec` with redirections only, of what the shell's commands will read."""
+    if "exec" not in words or any(
+        word is None or not word.startswith(("-", "0")) for word in words[words.index("exec") + 1 :]
+    ):
+        return False
+    around = node.parent if node.type == "command" and node.parent is not None else node
+    return any(
+        each.type in ("herestring_redirect", "heredoc_redirect")
+        or re.match(r"0?<(?![&(]-?\d)", text_of(each))
+        for each in (*node.children, *around.children)
+    )
 
 
 def _last_command(body: Node) -> Node | None:

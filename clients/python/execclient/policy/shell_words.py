@@ -63,6 +63,14 @@ def literal(node: Node) -> str | None:
     return "".join(values)
 
 
+def is_operand(node: Node) -> bool:
+    """Whether a word that is not literal stays one word, and no option of letters: a path, as `"$x"/y`."""
+    text = text_of(node)
+    outside = re.sub(r'"[^"]*"', "", text)
+    known = re.sub(r"\$\{[^}]*\}|\$\w+|\$.|`[^`]*`", "", text)
+    return "$(" not in text and not set("$`{~").intersection(outside) and not set("/.").isdisjoint(known)
+
+
 def decode_ansi_c(text: str) -> str:
     r"""Text with backslash escapes resolved as in `$'…'`: `\n`, `\x41`, `\101`, `\u0041`, `\cA`."""
 

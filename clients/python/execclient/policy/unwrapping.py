@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from execclient.policy.git_commands import Words, git_runs
+from execclient.policy.git_commands import HARMLESS_EDITOR, Words, git_runs, option_values
 from execclient.policy.wrappers import (
     ANY_SUFFIX,
     APPENDS,
     BEHIND_SUBCOMMAND,
     FLAGS,
     FOLLOWED_BY_COMMAND,
+    GIT_VARIABLES,
     JOINED,
     OPERANDS_BEFORE,
     OTHER_SHELLS,
     QUERIES,
     SCRIPT_OPTIONS,
     SETTING_OPTIONS,
+    SHELL_VARIABLES,
     SHELLS,
+    TAKES_OPERANDS,
 )
 
 
@@ -39,6 +42,8 @@ class Inner(NamedTuple):
     """Something more, which only a running shell knows."""
     reads_script: bool = False
     """A shell that takes its script from its standard input, or from a file that is made on the way."""
+    unknown: bool = False
+    """Nothing is known of the program, which may run what its operands say."""
 
 
 NOTHING = Inner()
@@ -48,6 +53,11 @@ RUN_FROM_ENVIRONMENT = re.compile(
 )
 """Names of variables whose values other programs run."""
 
+_EDITOR_NAMES = re.compile(r"(PAGER|EDITOR|VISUAL|BROWSER|ASKPASS|RSH|LESSOPEN|LESSCLOSE)$")
+"""Those that hold nothing else: an editor may write what is run, as the commands of a rebase."""
+
+SUBSTITUTION = re.compile(r"\$\(|`")
+
 _SHELL_QUERIES = frozenset({"--version", "--help"})
 _SHELL_FILES = frozenset({"--rcfile", "--init-file"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
@@ -55,6 +65,33 @@ _STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 _LOADER = re.compile(r"ld(-linux.*|-musl.*|\d*)?\.so(\.\d+)?")
 """The dynamic linker, which runs the program that it is given."""
 _PLACEHOLDER = "{}"
+
+_RESERVED = "{ } if then elif else fi for select while until do done case esac function"
+RESERVED_WORDS = frozenset(_RESERVED.split())
+"""Where the name of a program is expected, a shell takes them for what they are, and the parser does not."""
+
+_ASSIGNING = """
+    env genv sudo doas export declare typeset local readonly read printf mapfile readarray getopts
+    let wait set systemd-run docker podman time !
+"""
+ASSIGNING = frozenset(_ASSIGNING.split())
+"""Programs that set the variables which they name."""
+
+_DECLARED = re.compile(r"^\w+\+?=\(.*(\$\(|`)", re.DOTALL)
+"""An array in quotes. `declare` expands it once more."""
+
+_SED_ADDRESS = r"(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\\n])*/[IM]*)"
+_SED_COMMAND = re.compile(
+    rf"[\s;}}]*(?:{_SED_ADDRESS}(?:\s*,\s*[+~]?{_SED_ADDRESS})?)?\s*!?\s*"
+    r"(?:[=dDgGhHnNpPxzF{]|[qQlL]\s*\d*|[btT:]\s*[\w-]*|[aicrRwW][^\n]*|\#[^\n]*"
+    r"|[sy](?P<mark>[^\w\s\\])(?:\\.|(?!(?P=mark))[^\\])*(?P=mark)(?:\\.|(?!(?P=mark))[^\\])*(?P=mark)"
+    r"(?:[gpiImM\d]|w[^\n]*)*)?\s*(?:[;\n}]+|$)",
+    re.DOTALL,
+)
+"""One that runs nothing: all but `e`, and `s` with that flag."""
+
+_AWK_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[(,!~{;|&])\s*/(?:[^/\\\n]|\\.)*/', re.DOTALL)
+_AWK_RUNS = re.compile(r"\bsystem\b|(?<!\|)\|(?!\|)|@load|@\w+\s*\(")
 _NAMES_PLACEHOLDER = ("-I", "-J")
 
 MAX_READINGS = 64
@@ -70,13 +107,46 @@ def inner(words: Words) -> Inner:
     """What a command runs, one layer deep."""
     if not words or words[0] is None:
         return NOTHING
+    if _ASSIGNMENT.match(words[0]):  # behind a redirection
+        return Inner((rest,) if (rest := words[1:]) else (), _values(words[0]), steers(words[0]))
     name, rest = program(words[0]), words[1:]
     if name in SHELLS:
         return _shell(rest)
-    if name.lower().removesuffix(".exe") in OTHER_SHELLS:
+    if name in RESERVED_WORDS or name.lower().removesuffix(".exe") in OTHER_SHELLS:
         return Inner(unreadable=True)
     if _LOADER.fullmatch(name):
         return Inner(tuple(rest[start:] for start in itertools.islice(_every_start(rest), MAX_READINGS)))
+    if name.startswith("git-"):
+        return Inner((("git", name.removeprefix("git-"), *rest),))
+    told = _told(name, rest)
+    if told is not None:
+        return told
+    subcommands = BEHIND_SUBCOMMAND.get(name, frozenset())
+    commands = [*_following(name, rest), *_behind_subcommand(subcommands, rest)]
+    scripts = [*option_values(rest, SCRIPT_OPTIONS.get(name, ())), *_setting_values(name, rest)]
+    unreadable = None in scripts or any(not subcommands and command[0] is None for command in commands)
+    if name in OPERANDS_BEFORE and not _only_asks(name, rest):
+        behind = _behind_options(name, rest)
+        commands += behind
+        if name in JOINED:
+            scripts += [" ".join(word for word in each if word is not None) for each in behind]
+        # What is not literal may be an option's value, except that the last one is none.
+        certain = behind[:1] if name in ANY_SUFFIX else behind[-1:]
+        unreadable = unreadable or any(each[0] is None for each in certain)
+    if name in ASSIGNING:
+        assigned = [word for word in rest if word is not None]
+        scripts += itertools.chain.from_iterable(map(_values, assigned))
+        unreadable = unreadable or any(steers(word) or _DECLARED.search(word) for word in assigned)
+    return Inner(
+        tuple(commands[:MAX_READINGS]),
+        tuple(script for script in scripts[:MAX_READINGS] if script is not None),
+        unreadable or len(commands) > MAX_READINGS or len(scripts) > MAX_READINGS,
+        unknown=not (name in TAKES_OPERANDS or name in OPERANDS_BEFORE or name in BEHIND_SUBCOMMAND),
+    )
+
+
+def _told(name: str, rest: Words) -> Inner | None:
+    """What a program runs that has its own way to be told so."""
     match name:
         case "eval":
             return _joined(rest)
@@ -84,7 +154,7 @@ def inner(words: Words) -> Inner:
             operands = rest[1:] if rest[:1] == ("--",) else rest
             return _joined(operands[:1]) if len(operands) > 1 else NOTHING
         case "source" | ".":
-            return Inner(reads_script=bool(rest) and _is_made_on_the_way(rest[0]))
+            return Inner((rest,) if rest else (), reads_script=bool(rest) and _is_made_on_the_way(rest[0]))
         case "git":
             return Inner(*git_runs(rest))
         case "alias":
@@ -96,37 +166,72 @@ def inner(words: Words) -> Inner:
             return Inner(tuple((each, None) for each in known), unreadable=known == (None,))
         case "at" | "batch":
             return Inner(reads_script=True)
+        case "parallel" | "ssh" if sum(word is None or not word.startswith("-") for word in rest) < 2:
+            return Inner(
+                scripts=tuple(filter(None, _setting_values(name, rest))),
+                reads_script=True,
+                unreadable=None in _setting_values(name, rest),
+            )
+        case "ed" | "red" | "ex":
+            return Inner(unreadable=True)
         case "crontab":
             return Inner(unreadable="-l" not in rest)
-    commands = list(_following(name, rest))
-    scripts = [*_option_values(name, rest, SCRIPT_OPTIONS), *_setting_values(name, rest)]
-    subcommand = BEHIND_SUBCOMMAND.get(name)
-    if subcommand in rest and subcommand is not None:
-        operands = rest[rest.index(subcommand) + 1 :]
-        commands += [operands[start:] for start in itertools.islice(_every_start(operands), MAX_READINGS + 1)]
-    named = commands[:1] if subcommand is not None else commands
-    unreadable = None in scripts or any(command[0] is None for command in named)
-    if name in OPERANDS_BEFORE and not _only_asks(name, rest):
-        behind = _behind_options(name, rest)
-        commands += behind
-        if name in JOINED:
-            scripts += [" ".join(word for word in each if word is not None) for each in behind]
-        # What is not literal may be an option's value, except that the last one is none.
-        certain = behind[:1] if name in ANY_SUFFIX else behind[-1:]
-        unreadable = unreadable or any(each[0] is None for each in certain)
-    if name in ("env", "genv", "sudo", "doas"):
-        scripts += [value for word in rest if word is not None and (value := run_from_environment(word))]
-    return Inner(
-        tuple(commands[:MAX_READINGS]),
-        tuple(script for script in scripts[:MAX_READINGS] if script is not None),
-        unreadable or len(commands) > MAX_READINGS or len(scripts) > MAX_READINGS,
-    )
+        case "sed" | "gsed":
+            return Inner(unreadable=any(map(_sed_runs, _sed_scripts(rest))))
+        case "awk" | "gawk" | "mawk" | "nawk":
+            texts = [_AWK_QUOTED.sub('""', word) for word in rest if word is not None]
+            return Inner(unreadable=any(_AWK_RUNS.search(text) for text in texts))
+        case "tar" | "bsdtar" | "gtar" if rest and rest[0] and not rest[0].startswith("-"):
+            # Options in the old style, whose values come behind them all.
+            return None if {"I", "F"}.isdisjoint(rest[0]) else Inner(unreadable=True)
+    return None
 
 
-def run_from_environment(assignment: str) -> str | None:
-    """The value of `NAME=VALUE` if NAME is one whose value is run."""
-    name, equals, value = assignment.partition("=")
-    return value if equals and RUN_FROM_ENVIRONMENT.search(name) else None
+def _sed_scripts(rest: Words) -> Iterator[str]:
+    given = [value for value in option_values(rest, ("-e", "--expression")) if value is not None]
+    operands = (word for word in rest if word is None or not word.startswith("-"))
+    yield from given or filter(None, itertools.islice(operands, 1))
+
+
+def _sed_runs(script: str) -> bool:
+    at = 0
+    while at < len(script):
+        command = _SED_COMMAND.match(script, at)
+        if command is None or command.end() == at:
+            return True
+        at = command.end()
+    return False
+
+
+def _behind_subcommand(subcommands: frozenset[str], rest: Words) -> Iterator[Words]:
+    found = (start for start, word in enumerate(rest, 1) if word in subcommands)
+    start = next((start for start in found if start == 1 or rest[start - 1] != "x"), None)  # `npm x`
+    if start is not None:
+        operands = rest[start:]
+        yield from (operands[start:] for start in itertools.islice(_every_start(operands), MAX_READINGS + 1))
+
+
+def steers(assignment: str) -> bool:
+    """Whether an assignment, or a variable's name, makes programs run something that it does not show."""
+    name = re.split(r"[^\w%]", assignment, maxsplit=1)[0]
+    value = assignment.partition("=")[2]
+    if _EDITOR_NAMES.search(name) and not HARMLESS_EDITOR.fullmatch(value):
+        return True
+    if name.startswith("GIT_"):
+        return name not in GIT_VARIABLES and not name.startswith("GIT_TRACE")
+    return name in SHELL_VARIABLES or name.startswith("BASH_FUNC_")
+
+
+def is_run_from_environment(name: str) -> bool:
+    """Whether a variable is one whose value programs run."""
+    return RUN_FROM_ENVIRONMENT.search(name) is not None
+
+
+def _values(assignment: str) -> tuple[str, ...]:
+    """The value of `NAME=VALUE` if programs run it, or if a shell may carry out what it substitutes."""
+    name, _, value = assignment.partition("=")
+    is_run = value and (is_run_from_environment(name) or SUBSTITUTION.search(value))
+    return (value,) if is_run else ()
 
 
 def _behind_options(name: str, rest: Words) -> list[Words]:
@@ -195,23 +300,8 @@ def _following(name: str, rest: Words) -> Iterator[Words]:
 
 def _setting_values(name: str, rest: Words) -> Iterator[str | None]:
     """The values of settings that are options: of `-o ProxyCommand=CMD` what is behind the equals sign."""
-    for value in _option_values(name, rest, SETTING_OPTIONS):
+    for value in option_values(rest, SETTING_OPTIONS.get(name, ())):
         yield None if value is None else re.split(r"[=\s]", value, maxsplit=1)[-1]
-
-
-def _option_values(name: str, rest: Words, takers: Mapping[str, tuple[str, ...]]) -> Iterator[str | None]:
-    """The values of options that take command lines; None for one that is not literal."""
-    options = takers.get(name, ())
-    for word, following in _with_next(rest, ""):
-        if word is None or not word.startswith("-"):
-            continue
-        for option in options:
-            if option.startswith("--"):
-                given, equals, value = word.partition("=")
-                if len(given) > 2 and option.startswith(given):
-                    yield value if equals else following
-            elif not word.startswith("--") and option[1] in word:
-                yield word.partition(option[1])[2] or following
 
 
 def _with_next(rest: Words, last: str | None = None) -> Iterator[tuple[str | None, str | None]]:
@@ -237,7 +327,10 @@ def _shell(rest: Words) -> Inner:
         return NOTHING
     takes_script = reads = may_be_value = False
     scripts: list[str] = []
-    for word in rest:
+    for at, word in enumerate(rest):
+        if word == "-":  # ends the options, as `--` does
+            may_be_value = False
+            continue
         if word is not None and word[:1] in ("-", "+") and len(word) > 1:
             if takes_script:  # not every shell has options behind `-c`
                 scripts.append(word)
@@ -251,7 +344,8 @@ def _shell(rest: Words) -> Inner:
         if not may_be_value:
             if takes_script:
                 return Inner(scripts=tuple(scripts), unreadable=word is None)
-            return Inner(reads_script=reads or _is_made_on_the_way(word))
+            # A file that is not in the folder is looked for in `PATH`, as a program is.
+            return Inner((rest[at:],), (), word is None, reads or _is_made_on_the_way(word))
         may_be_value = False
     return Inner(scripts=tuple(scripts), reads_script=not takes_script)
 

@@ -20,7 +20,7 @@ from execclient.policy.policy import Policy
 from execclient.policy.proposals import propose
 from execclient.process import Process
 from execclient.sandbox import SandboxPolicy
-from execclient.tools.environment import NETWORK_MARKER
+from execclient.tools.environment import NETWORK_MARKER, explicit_repositories
 from execclient.tools.exec_params import Cancellation, ExecEnv, ExecParams, confined
 from execclient.tools.exec_session import ExecSession, Listener
 
@@ -69,6 +69,7 @@ class CommandCall:
             escalated=self.params.escalated,
             prefix_rule=self.prefix_rule,
             co_commands=self.co_commands,
+            explicit_repositories=explicit_repositories({**self.environment.set, **self.params.env}),
         )
 
     def scope(self) -> Mapping[str, Json] | None:

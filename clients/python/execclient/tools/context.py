@@ -15,12 +15,13 @@ from execclient.client import Executor
 from execclient.environment_policy import EnvironmentPolicy
 from execclient.orchestrator import Orchestrator
 from execclient.policy.policy import Policy
+from execclient.policy.safe import known_safe
 from execclient.sandbox import SandboxPolicy
 from execclient.shells import Shell, shell_from_info
 from execclient.tools import exec_text
 from execclient.tools.command_call import CommandCall
 from execclient.tools.config import ToolsConfig
-from execclient.tools.environment import call_variables, exec_environment
+from execclient.tools.environment import call_variables, exec_environment, explicit_repositories
 from execclient.tools.errors import RespondToModel
 from execclient.tools.events import CallEvents
 from execclient.tools.exec_params import ExecParams, SandboxPermissions
@@ -150,7 +151,12 @@ class CallContext:
             ),
             dependencies=config.dependency_env,
             explicit=config.env,
+            policy=self.environment,
         )
+
+    def reads_only(self, argv: Sequence[str]) -> bool:
+        """Whether a command of this turn is known to read only."""
+        return known_safe(argv, explicit_repositories=explicit_repositories(self.env("")))
 
     def orchestrator(self) -> Orchestrator:
         """The phases, with this turn's settings."""

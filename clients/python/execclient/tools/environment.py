@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from execclient.environment_policy import EnvironmentPolicy
+from execclient.policy.safe_arguments import EXPLICIT_REPOSITORIES
 from execclient.sandbox import SandboxType
 
 EXEC_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(
@@ -76,6 +77,7 @@ def exec_environment(
     call: Mapping[str, str] | None = None,
     dependencies: Mapping[str, str] | None = None,
     explicit: Mapping[str, str] | None = None,
+    policy: EnvironmentPolicy | None = None,
 ) -> dict[str, str]:
     """What is laid over the environment that a policy gives.
 
@@ -83,11 +85,12 @@ def exec_environment(
         call: as `call_variables` has it.
         dependencies: of what the session was set up with, such as the PATH of a virtual environment.
         explicit: of this very call, or of a host that knows better.
+        policy: which may have settings for git, too; they stay.
 
     Raises:
         ValueError: no system has a variable of such a name or value.
     """
-    return _merged(EXEC_ENVIRONMENT, call, dependencies, explicit)
+    return _with_git_setting(_merged(EXEC_ENVIRONMENT, call, dependencies, explicit), policy)
 
 
 def co_environment(
@@ -98,7 +101,18 @@ def co_environment(
     Raises:
         ValueError: as `exec_environment`.
     """
-    return _merged(dependencies, explicit, CO_FORCED)
+    return _with_git_setting(_merged(dependencies, explicit, CO_FORCED), None)
+
+
+def explicit_repositories(variables: Mapping[str, str]) -> bool:
+    """Whether git takes no folder for a repository only because it looks like a bare one."""
+    name, wanted = EXPLICIT_REPOSITORIES
+    values = [
+        variables.get(f"GIT_CONFIG_VALUE_{number}")
+        for number in range(_git_settings(variables) or 0)
+        if variables.get(f"GIT_CONFIG_KEY_{number}", "").lower() == name.lower()
+    ]
+    return values[-1:] == [wanted] and not {"GIT_CONFIG_PARAMETERS", "GIT_DIR"} & set(variables)
 
 
 def call_variables(
@@ -135,6 +149,32 @@ def without_secrets(policy: EnvironmentPolicy) -> EnvironmentPolicy:
     """The policy, and variables go that are named like secrets. What it sets by itself stays."""
     exclude = (*policy.exclude, *(each for each in SECRET_PATTERNS if each not in policy.exclude))
     return replace(policy, default_excludes=True, exclude=exclude)
+
+
+def _with_git_setting(variables: dict[str, str], policy: EnvironmentPolicy | None) -> dict[str, str]:
+    """Variables, and behind git's settings in them the one that makes it safe to read with."""
+    settings = {**(policy.set if policy is not None else {}), **variables}
+    count = _git_settings(settings)
+    name, value = EXPLICIT_REPOSITORIES
+    given = (settings.get(f"GIT_CONFIG_KEY_{number}", "").lower() for number in range(count or 0))
+    if count is None or name.lower() in given:
+        return variables
+    return {
+        **variables,
+        "GIT_CONFIG_COUNT": str(count + 1),
+        f"GIT_CONFIG_KEY_{count}": name,
+        f"GIT_CONFIG_VALUE_{count}": value,
+    }
+
+
+def _git_settings(variables: Mapping[str, str]) -> int | None:
+    """How many there are; None if git would refuse the number."""
+    text = variables.get("GIT_CONFIG_COUNT") or "0"
+    return int(text) if text.isdecimal() and len(text) < _LONGEST_COUNT else None
+
+
+_LONGEST_COUNT = 5
+"""Digits of a number of settings. No environment holds more."""
 
 
 def _merged(*layers: Mapping[str, str] | None) -> dict[str, str]:

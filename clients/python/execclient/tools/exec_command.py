@@ -7,7 +7,6 @@ import asyncio
 from execclient.client import Executor
 from execclient.errors import CallFailed
 from execclient.orchestrator import Trace
-from execclient.policy.safe import known_safe
 from execclient.shells import Shell, candidates
 from execclient.tools import exec_text
 from execclient.tools.arguments import ExecCommandArguments
@@ -35,7 +34,7 @@ class ExecCommandHandler(CommandHandler[ExecCommandArguments]):
 
     async def mutates(self, context: CallContext, arguments: ExecCommandArguments) -> bool:
         """Unless the command is known to read only."""
-        return not known_safe(arguments.argv or context.shell.exec_args(arguments.script or ""))
+        return not context.reads_only(arguments.argv or context.shell.exec_args(arguments.script or ""))
 
     async def prepare(
         self, context: CallContext, arguments: ExecCommandArguments, invocation: ToolInvocation

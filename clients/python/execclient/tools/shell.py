@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from execclient.policy.safe import known_safe
 from execclient.tools.arguments import ShellArguments, ShellCommandArguments
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext
@@ -46,7 +45,7 @@ class ShellHandler(CommandHandler[ShellArguments]):
 
     async def mutates(self, context: CallContext, arguments: ShellArguments) -> bool:
         """Unless the command is known to read only."""
-        return not known_safe(arguments.command)
+        return not context.reads_only(arguments.command)
 
     async def prepare(
         self, context: CallContext, arguments: ShellArguments, invocation: ToolInvocation

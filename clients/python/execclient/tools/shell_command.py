@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from execclient.policy.safe import known_safe
 from execclient.tools.arguments import ShellCommandArguments
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext
@@ -20,7 +19,7 @@ class ShellCommandHandler(CommandHandler[ShellCommandArguments]):
 
     async def mutates(self, context: CallContext, arguments: ShellCommandArguments) -> bool:
         """Unless the script is known to read only."""
-        return not known_safe(self.argv(context, arguments))
+        return not context.reads_only(self.argv(context, arguments))
 
     def argv(self, context: CallContext, arguments: ShellCommandArguments) -> tuple[str, ...]:
         """The shell with the script."""

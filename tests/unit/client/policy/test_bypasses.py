@@ -153,6 +153,10 @@ GIT: list[Attempt] = [
     ("git show --format=%-GS", None),
     ("git log --remerge-diff", None),
     ("git log --diff-merges=remerge", None),
+    ("git log --diff-merges remerge", None),
+    ("git log --diff-merges r", None),
+    ("git show --diff-merge=r", None),
+    ("git log --diff-m remerge -p", None),
     ("git branch -D x", None),
     ("git branch -d x", None),
     ("git branch -m a b", None),
@@ -535,7 +539,7 @@ def test_the_table_has_no_row_twice() -> None:
 
 @pytest.mark.parametrize("script", [script for script, _ in ATTEMPTS], ids=ascii)
 def test_an_attempt_is_not_known_to_be_safe(script: str) -> None:
-    assert not known_safe(["bash", "-lc", script])
+    assert not known_safe(["bash", "-lc", script], explicit_repositories=True)
 
 
 @pytest.mark.parametrize("script", [script for script, _ in ATTEMPTS], ids=ascii)

@@ -35,6 +35,7 @@ def kind(
         turn_cwd="/w",
         user_shell=user_shell,
         co_commands=co_commands,
+        explicit_repositories=True,
     ).kind
 
 
@@ -59,14 +60,25 @@ def test_a_program_that_only_calls_itself_a_shell_is_judged_by_itself(shell: str
 
 
 def test_git_is_trusted_in_the_turn_s_folder_and_nowhere_else() -> None:
-    script = ("/bin/bash", "-lc", "git status")
+    script = ("/bin/bash", "-lc", "git log")
 
     assert kind(*script) == "skip"
     assert kind(*script, cwd="/w/vendored") == "ask"
     assert kind(*script, cwd="/w/vendored", co_commands=CO_SAFE_COMMANDS) == "ask"
-    assert kind("/bin/bash", "-lc", "cd vendored && git status") == "ask"
-    assert kind("/bin/bash", "-lc", "pushd vendored && git status", rules=allows("pushd")) == "ask"
+    assert kind("/bin/bash", "-lc", "cd vendored && git log") == "ask"
+    assert kind("/bin/bash", "-lc", "pushd vendored && git log", rules=allows("pushd")) == "ask"
     assert kind("/bin/bash", "-lc", "ls", cwd="/w/vendored") == "skip"
+
+
+@pytest.mark.parametrize("move", ["cd /tmp/x", "pushd /tmp/x", "cd sub"])
+@pytest.mark.parametrize("git", ["git", "/usr/bin/git"])
+def test_a_rule_that_allows_git_is_about_the_turn_s_folder(move: str, git: str) -> None:
+    rules = RuleSet((*allows(git, "status").prefix_rules, *allows(move.split()[0]).prefix_rules))
+
+    assert kind("/bin/bash", "-lc", f"{git} status", rules=rules) == "skip"
+    assert kind("/bin/bash", "-lc", f"{move} && {git} status", rules=rules) == "ask"
+    assert kind("/bin/bash", "-lc", f"{move} && {git} status", rules=rules, parity=True) == "skip"
+    assert kind(git, "status", rules=rules, cwd="/tmp/x") == "ask"
 
 
 def test_a_rule_on_a_relative_program_is_about_the_one_in_the_turn_s_folder() -> None:

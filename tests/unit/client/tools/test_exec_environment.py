@@ -12,11 +12,18 @@ from execclient.tools.environment import (
     call_variables,
     co_environment,
     exec_environment,
+    explicit_repositories,
     sandbox_markers,
     without_secrets,
 )
 from execserver.processes.child_environment import child_environment
 from execserver.protocol.process import EnvPolicy
+
+GIT = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.bareRepository",
+    "GIT_CONFIG_VALUE_0": "explicit",
+}
 
 
 def child(policy: EnvironmentPolicy, overlay: Mapping[str, str], daemon: Mapping[str, str]) -> dict[str, str]:
@@ -36,6 +43,7 @@ def test_programs_are_told_to_write_plainly_in_ten_variables() -> None:
         "GIT_PAGER": "cat",
         "GH_PAGER": "cat",
         "CODEX_CI": "1",
+        **GIT,
     }
 
 
@@ -60,6 +68,40 @@ def test_what_is_set_nearer_to_the_call_wins() -> None:
         "F": "daemon",
         "PAGER": "explicit",
     }
+
+
+@pytest.mark.parametrize("where", ["explicit", "dependencies", "policy"])
+def test_the_setting_for_git_comes_behind_those_that_there_are(where: str) -> None:
+    own = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "x"}
+    policy = EnvironmentPolicy("none", set=own if where == "policy" else {})
+    layers = {} if where == "policy" else {where: own}
+
+    made = child(policy, exec_environment(policy=policy, **layers), {})
+
+    assert {name: made[name] for name in made if name.startswith("GIT_CONFIG")} == {
+        **own,
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_1": "safe.bareRepository",
+        "GIT_CONFIG_VALUE_1": "explicit",
+    }
+    assert explicit_repositories(made)
+
+
+@pytest.mark.parametrize(
+    "explicit",
+    [
+        {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "SAFE.barerepository", "GIT_CONFIG_VALUE_0": "all"},
+        {"GIT_CONFIG_COUNT": "many"},
+        {"GIT_CONFIG_COUNT": "-1"},
+        {"GIT_CONFIG_PARAMETERS": "'safe.bareRepository'='all'"},
+        {"GIT_DIR": "."},
+    ],
+)
+def test_what_a_host_tells_git_is_not_changed_and_not_trusted(explicit: dict[str, str]) -> None:
+    made = exec_environment(explicit=explicit)
+
+    assert {name: made[name] for name in explicit} == explicit
+    assert not explicit_repositories(made)
 
 
 def test_a_call_is_named_by_what_is_known_of_it() -> None:
@@ -197,6 +239,7 @@ def test_co_lets_ten_variables_through_and_forces_three() -> None:
         "PYTHONUNBUFFERED": "1",
         "PAGER": "cat",
         "GIT_PAGER": "cat",
+        **GIT,
     }
 
 
@@ -210,4 +253,4 @@ def test_co_forces_its_pager_over_everything() -> None:
 
     made = child(CO_ENVIRONMENT, co_environment(dependencies=evil, explicit={**evil, "A": "b"}), evil)
 
-    assert made == {**CO_FORCED, "A": "b"}
+    assert made == {**CO_FORCED, **GIT, "A": "b"}
