@@ -32,6 +32,9 @@ _RUNS_TEXT: Final[Mapping[str, tuple[str, ...]]] = {
     "julia": ("-e",),
     "Rscript": ("-e",),
     "osascript": ("-e",),
+    **dict.fromkeys(("elvish", "nu", "xonsh", "ipython", "tclsh", "expect", "scala", "groovy", "swift"), ()),
+    **dict.fromkeys(("awk", "gawk", "mawk", "gdb", "lldb", "java", "busybox"), ()),
+    **dict.fromkeys(("vi", "vim", "nvim", "emacs"), ()),
     **dict.fromkeys(("powershell", "pwsh"), ("-Command", "-c", "-EncodedCommand", "-e", "-File")),
     "cmd": ("/c", "/k"),
 }
@@ -41,6 +44,10 @@ _RUNS_PROGRAMS: Final = (
     ("env",), ("sudo",), ("doas",), ("su",), ("xargs",), ("nohup",), ("nice",), ("timeout",), ("time",),
     ("exec",), ("command",), ("builtin",), ("eval",), ("setsid",), ("stdbuf",), ("ssh",),
     ("npm", "run"), ("pnpm", "run"), ("yarn", "run"), ("npx",), ("make",),
+    ("chroot",), ("flock",), ("taskset",), ("chrt",), ("script",), ("parallel",), ("find",), ("tar",),
+    ("rsync",), ("sed",), ("less",), ("man",), ("at",), ("batch",), ("crontab",), ("docker",), ("podman",),
+    ("go", "run"), ("cargo", "run"), ("dotnet", "run"), ("nix", "run"), ("pipx", "run"), ("uvx",),
+    ("nix-shell",), ("gradle",), ("mvn",), ("rake",), ("just",), ("git", "config"), ("busybox", "sh"),
 )  # fmt: skip
 """They run whatever comes next, or whatever a file of the project says."""
 
