@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from execserver.filesystem import inotify
+from execserver import inotify
 from execserver.filesystem.descriptors import Descriptor
 
 APPEARED = inotify.CREATE | inotify.MOVED_TO

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from execserver.filesystem import inotify
+from execserver import inotify
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.filesystem.descriptors import Descriptor
 from execserver.filesystem.survey import APPEARED, LEFT, Survey, survey

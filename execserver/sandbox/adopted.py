@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from execserver.sandbox.bare_roots import Watched
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.description import Description
 from execserver.sandbox.mount_points import Lease, MountPoints
@@ -16,8 +17,8 @@ from execserver.sandbox.policy import Policy
 class Adopted(Confinement):
     """One whose description was understood: all is as if this server had made it."""
 
-    def __init__(self, description: Description, lease: Lease | None) -> None:
-        super().__init__(description.policy, description.cwd, lease)
+    def __init__(self, description: Description, lease: Lease | None, watched: Watched | None = None) -> None:
+        super().__init__(description.policy, description.cwd, lease, watched)
         self.backend = description.backend
         self.namespaces = description.namespaces
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execserver.sandbox import bubblewrap, seccomp
+from execserver.sandbox.bare_roots import Watched
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
 from execserver.sandbox.memory_file import SealedProgram, memory_file
@@ -48,8 +49,9 @@ class Bubblewrapped(Confinement):
         sources: bubblewrap.Sources,
         held: Mapping[str, int] | None = None,
         made: Collection[str] = (),
+        watched: Watched | None = None,
     ) -> None:
-        super().__init__(policy, cwd, lease)
+        super().__init__(policy, cwd, lease, watched)
         self._held = dict(held or {})
         self.namespaces = view.namespaces
         self._tools = tools

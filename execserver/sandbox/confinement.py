@@ -18,6 +18,7 @@ from execserver.sandbox.policy import Policy
 __all__ = ["Command", "Confinement", "Wrapped"]
 
 if TYPE_CHECKING:
+    from execserver.sandbox.bare_roots import Watched
     from execserver.sandbox.mount_points import Lease
 
 
@@ -28,10 +29,11 @@ class Confinement(ABC):
     namespaces: bool
     """Whether it has processes of its own, all of which end with its first one."""
 
-    def __init__(self, policy: Policy, cwd: str, lease: Lease | None) -> None:
+    def __init__(self, policy: Policy, cwd: str, lease: Lease | None, watched: Watched | None = None) -> None:
         self.policy = policy
         self.cwd = cwd
         self._lease = lease
+        self._watched = watched
 
     @abstractmethod
     def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
@@ -45,7 +47,7 @@ class Confinement(ABC):
     @property
     def releases_at_once(self) -> bool:
         """Whether `release` cannot block."""
-        return self._lease is None
+        return self._lease is None and self._watched is None
 
     @property
     def shows(self) -> bool:
@@ -67,5 +69,6 @@ class Confinement(ABC):
 
     def release(self) -> None:
         """Give back what the sandbox needed on the host. May block for a moment; idempotent."""
-        if self._lease is not None:
-            self._lease.release()
+        for taken in (self._watched, self._lease):
+            if taken is not None:
+                taken.release()

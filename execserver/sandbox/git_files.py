@@ -63,11 +63,14 @@ def is_found(path: str) -> bool:
             return True
     except OSError:
         return False
-    found = repository(path)
-    return (
-        bool(found)
-        and is_head(f"{path}/HEAD")
-        and all(os.path.isdir(f"{found[-1]}/{name}") for name in ("objects", "refs"))
+    return is_bare(path)
+
+
+def is_bare(folder: str) -> bool:
+    """Whether git takes a folder itself for a repository."""
+    common = pointed_at(f"{folder}/commondir", "") or folder
+    return is_head(f"{folder}/HEAD") and all(
+        os.path.isdir(f"{common}/{name}") for name in ("objects", "refs")
     )
 
 

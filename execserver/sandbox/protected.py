@@ -5,8 +5,9 @@ writable root that has such a name is narrowed, also when it is missing: then it
 could make it. Of git that is more than `.git` (`git_files.py`):
 
 1. The folders that a file `.git` names, and the files that the settings include.
-2. `HEAD` of a root without a usable `.git`: with `HEAD`, `objects` and `refs` the root itself is a repository
-   to git, with settings of its own. A root that has a valid `HEAD` is read-only.
+2. A root without a usable `.git`: with `HEAD`, `objects` and `refs` it is itself a repository to git, with
+   settings of its own. One that has a valid `HEAD` is read-only. One that has none is watched
+   (`bare_roots.py`).
 3. `.git` of submodules and of linked worktrees: `git status` in the root looks into submodules.
 """
 
@@ -85,8 +86,7 @@ class _Root:
         try:
             status = os.lstat(path)
         except OSError:
-            if writable_inside(folder):
-                self._tree.guard(path)
+            self._tree.bare_roots.append(folder)
             return False
         if not git_files.is_head(path):
             self._protect(path)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from execserver.sandbox import (
         adopted,
         backends,
+        bare_roots,
         bubblewrap,
         description,
         devices,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 else:  # what a daemon without sandboxes does not need
     adopted = deferred("execserver.sandbox.adopted")
     backends = deferred("execserver.sandbox.backends")
+    bare_roots = deferred("execserver.sandbox.bare_roots")
     bubblewrap = deferred("execserver.sandbox.bubblewrap")
     description = deferred("execserver.sandbox.description")
     devices = deferred("execserver.sandbox.devices")
@@ -85,6 +87,7 @@ class Sandboxes:
         self._state: str | None = None
         self._mount_points: mount_points.MountPoints | None = None
         self._devices: devices.Devices | None = None
+        self._bare_roots: bare_roots.BareRoots | None = None
         self._warned_of_devices = False
         self._open: set[Confinement] = set()
 
@@ -152,7 +155,7 @@ class Sandboxes:
             known = description.understood(kept)
             has_lease = known.mount_points or descriptors
             lease = self._mounts().adopt(known.mount_points, descriptors) if has_lease else None
-            confinement = adopted.Adopted(known, lease)
+            confinement = adopted.Adopted(known, lease, self._watch(bare_roots.candidates(known.policy)))
         except (ValueError, OSError, state_folder.StateFolderError) as error:
             log.warning("a sandbox of the server before cannot be understood", reason=str(error))
             confinement = adopted.Opaque(kept, descriptors, self._mount_points)
@@ -174,6 +177,8 @@ class Sandboxes:
         # Others may still take from the set: its operations are atomic, and a release may be repeated.
         while self._open:
             self._open.pop().release()
+        if self._bare_roots is not None:
+            self._bare_roots.close()
         if self._mount_points is not None:
             with suppress(OSError):
                 self._mount_points.sweep()  # what another daemon was using when we let it go
@@ -226,20 +231,33 @@ class Sandboxes:
         )
         lease = self._mounts().acquire(seen.mount_points) if seen.mount_points else None
         held: dict[str, int] = {}
+        watched = None
         try:
             for target in lease.foreign if lease is not None else ():
                 if os.path.islink(target):
                     raise refusal.refused(f"{target} became a symbolic link just now", "sandbox")
             held = _hold(seen) if "bind-fd" in result.features else {}
+            watched = self._watch(seen.bare_roots)
             # A worker has to see what others make of the folders: it outlives them.
             made = frozenset(lease.made) if lease is not None and not extra else frozenset[str]()
-            return backends.Bubblewrapped(policy, seen, command.cwd, lease, tools, sources, held, made)
+            return backends.Bubblewrapped(
+                policy, seen, command.cwd, lease, tools, sources, held, made, watched
+            )
         except BaseException:
             for fd in held.values():
                 os.close(fd)
-            if lease is not None:
-                lease.release()
+            for taken in (watched, lease):
+                if taken is not None:
+                    taken.release()
             raise
+
+    def _watch(self, roots: Sequence[str]) -> bare_roots.Watched | None:
+        if not roots:
+            return None
+        with self._lock:
+            if self._bare_roots is None:
+                self._bare_roots = bare_roots.BareRoots()
+        return self._bare_roots.watch(roots)
 
     def _device_folder(self, policy: Policy) -> str | None:
         assert self._devices is not None

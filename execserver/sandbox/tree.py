@@ -55,6 +55,8 @@ class Tree:
         self._places: dict[str, Place] = {}
         self._hollow: set[str] = set()
         self._opened: set[str] = set()
+        self.bare_roots: list[str] = []
+        """Folders that a command could make repositories of."""
         self.guards: list[str] = []
         """Missing folders that have to be made so that something can be put over them."""
 

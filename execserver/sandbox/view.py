@@ -100,6 +100,9 @@ class View(msgspec.Struct, frozen=True):
     mount_points: tuple[str, ...] = ()
     """Folders that must exist on the host meanwhile, and must not be left there."""
 
+    bare_roots: tuple[str, ...] = ()
+    """Folders that a command could make repositories of (`bare_roots.py`)."""
+
     network: bool = False
     namespaces: bool = True
     """Whether there are processes and System V objects of its own."""
@@ -127,7 +130,7 @@ def look(policy: Policy, own: OwnThings, needs: Needs) -> View:
         tree = Tree(Access.WRITE)
         tree.add_masks(own)
         mounts = tree.mounts(base_visible=True, hold=False)
-        return View("host", tuple(mounts), (), policy.network, namespaces=False)
+        return View("host", tuple(mounts), network=policy.network, namespaces=False)
     return _Looker(policy, own, needs).view()
 
 
@@ -158,7 +161,8 @@ class _Looker:
         self._check_needs()
         mounts = [*self._links, *self._tree.mounts(base_visible=self._root is not Access.DENY)]
         guards = tuple(dict.fromkeys(self._tree.guards))
-        return View(_BASES[self._root], _without_repeats(mounts), guards, self._policy.network)
+        bare_roots = tuple(self._tree.bare_roots)
+        return View(_BASES[self._root], _without_repeats(mounts), guards, bare_roots, self._policy.network)
 
     @property
     def _root(self) -> Access:

@@ -64,7 +64,7 @@ def test_all_edits_are_carried_out(client: Client, files: FiveFiles, members: Js
     assert {name: what for name, what in files.now().items() if name not in GUARDED} == files.new
 
 
-GUARDED = (".git", ".agents", ".codex", ".aws", "HEAD")
+GUARDED = (".git", ".agents", ".codex", ".aws")
 """Empty folders that stand in a workspace for as long as its worker lives."""
 
 

@@ -26,7 +26,7 @@ from tests.support.edits import (
 )
 from tests.support.wire import Json
 
-GUARDED = (".git", ".agents", ".codex", ".aws", "HEAD")
+GUARDED = (".git", ".agents", ".codex", ".aws")
 """Empty folders that stand in a workspace for as long as its worker lives."""
 
 

@@ -100,14 +100,14 @@ def test_commands_stay_confined_over_two_servers_and_the_workspace_is_left_as_it
     outputs: list[list[bytes]] = [[], [], []]
     first = scene.start(ACT, outputs[0])
     second = scene.start(ACT, outputs[1])
-    assert len(os.listdir(scene.ws)) == 5
+    assert len(os.listdir(scene.ws)) == 4
     scene.kill_server()
     third = scene.start(ACT, outputs[2])
     scene.kill_server()
-    assert len(os.listdir(scene.ws)) == 5
+    assert len(os.listdir(scene.ws)) == 4
     scene.go_on(first)
     scene.session.finish(first)
-    assert len(os.listdir(scene.ws)) == 6, "others use the mount points still"
+    assert len(os.listdir(scene.ws)) == 5, "others use the mount points still"
     scene.go_on(second)
     scene.go_on(third)
     scene.session.finish(second, third)

@@ -16,7 +16,7 @@ from tests.sandbox.outside import DEADLINE, bearers, wait_for
 from tests.sandbox.profiles import READ_ROOT, WORKSPACE, at, restricted
 from tests.support.wire import Json, ReplyError, path_uri
 
-PROTECTED = (".git", ".agents", ".codex", ".aws", "HEAD")
+PROTECTED = (".git", ".agents", ".codex", ".aws")
 RUNS = 100
 KILLED = 10
 

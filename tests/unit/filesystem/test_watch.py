@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem import inotify, watch
+from execserver import inotify
+from execserver.filesystem import watch
 from execserver.filesystem.mounts import MountTable
 from tests.unit.filesystem.caller import StubCaller
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from execserver.sandbox.mount_point_entry import key
 
-NAMES = (".git", ".agents", ".codex", ".aws", "HEAD")
+NAMES = (".git", ".agents", ".codex", ".aws")
 
 # A daemon that does what it is told on its standard input.
 _DAEMON = """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from execserver.sandbox import bubblewrap, state_folder
 from execserver.sandbox.backends import Bubblewrapped, Tools
+from execserver.sandbox.bare_roots import BareRoots
 from execserver.sandbox.confinement import Command
 from execserver.sandbox.devices import Devices
 from execserver.sandbox.mount_points import MountPoints
@@ -66,6 +67,7 @@ class Rig:
             Devices(self.state).folder(),
         )
         self.mount_points = MountPoints(self.state)
+        self.bare_roots = BareRoots()
 
     @property
     def own(self) -> OwnThings:
@@ -88,7 +90,8 @@ class Rig:
         """Run a shell script, or a command line, under a policy; nothing is left of it afterwards."""
         view = self.look(limits, cwd=str(cwd), own=own)
         lease = self.mount_points.acquire(view.mount_points) if view.mount_points else None
-        confinement = Bubblewrapped(limits, view, str(cwd), lease, TOOLS, self.sources)
+        watched = self.bare_roots.watch(view.bare_roots)
+        confinement = Bubblewrapped(limits, view, str(cwd), lease, TOOLS, self.sources, watched=watched)
         try:
             wrapped = confinement.wrap(
                 Command(
@@ -121,6 +124,7 @@ class Rig:
 
     def close(self) -> None:
         self.mount_points.close()
+        self.bare_roots.close()
 
 
 def same_things(folder: Path) -> dict[str, int]:

@@ -19,7 +19,7 @@ def made(
     network: bool = False,
     root_user: bool = False,
 ) -> str:
-    view = View(base, mounts, (), network, namespaces=base != "host")
+    view = View(base, mounts, network=network, namespaces=base != "host")
     return " ".join(options(view, SOURCES, root_user=root_user))
 
 

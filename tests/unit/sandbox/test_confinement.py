@@ -199,7 +199,7 @@ def test_mount_points_are_given_back_once_and_again(rig: Rig, base: Path) -> Non
     limits = workspace(ws)
     view = rig.look(limits)
     lease = rig.mount_points.acquire(view.mount_points)
-    assert len(os.listdir(ws)) == 5
+    assert len(os.listdir(ws)) == 4
     confinement = Bubblewrapped(limits, view, "/", lease, TOOLS, rig.sources)
     confinement.release()
     assert os.listdir(ws) == []

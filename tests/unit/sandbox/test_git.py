@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 
 from execserver.protocol.errors import InvalidRequest
 from execserver.sandbox import git_files
+from execserver.sandbox.bare_roots import BareRoots
+from tests.sandbox.outside import wait_for
 from tests.unit.sandbox.rig import READ, WRITE, Rig, policy, workspace
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git on this machine")
@@ -246,18 +250,83 @@ def test_what_is_in_a_bare_repository_can_be_opened_by_its_name(rig: Rig, ws: Pa
     assert not (ws / "objects/n").exists()
 
 
-def test_head_is_guarded_where_there_is_no_repository_and_nowhere_else(
+def test_a_workspace_is_no_repository_even_while_the_command_that_makes_it_one_runs(
     rig: Rig, ws: Path, base: Path
 ) -> None:
-    assert f"{ws}/HEAD" in rig.look(workspace(ws)).mount_points
-    rig.run(workspace(ws), "true")
-    assert os.listdir(ws) == []
+    mark, go = base / "mark", ws / "go"
+    script = f"{bare_layout(ws, mark)}; touch {ws}/made; while ! test -e {go}; do sleep 0.02; done"
+    command = threading.Thread(target=rig.run, args=(workspace(ws), script))
+    command.start()
+    wait_for(lambda: (ws / "made").exists() and not (ws / "HEAD").exists(), "the new name of HEAD")
+    git(ws, "status")
+    go.touch()
+    command.join()
+    assert not mark.exists()
+    (renamed,) = ws.glob("HEAD.*")
+    assert renamed.read_text() == "ref: refs/heads/main\n"
+
+
+@pytest.mark.parametrize("last", ["HEAD", "objects", "refs"])
+@pytest.mark.parametrize("way", ["made", "moved"])
+def test_whatever_makes_a_workspace_a_repository_is_undone(rig: Rig, ws: Path, last: str, way: str) -> None:
+    names = sorted(("HEAD", "objects", "refs"), key=lambda name: name == last)
+    make = {"HEAD": "echo ref: refs/heads/x > {0}", "objects": "mkdir {0}", "refs": "mkdir {0}"}
+    steps = [make[name].format(name) for name in names]
+    if way == "moved":
+        steps[-1] = f"mkdir x; (cd x && {steps[-1]}); mv x/{last} {last}"
+    rig.run(workspace(ws), f"cd {ws}; " + "; ".join(steps))
+    assert not (ws / "HEAD").exists()
+    assert len(list(ws.glob("HEAD.*"))) == 1
+
+
+def test_what_is_no_repository_keeps_its_head(rig: Rig, ws: Path, base: Path) -> None:
+    rig.run(workspace(ws), f"cd {ws}; mkdir objects; echo of this project > HEAD; mkdir -p sub/refs")
+    assert (ws / "HEAD").read_text() == "of this project\n"
     plain = repository(base / "plain")
-    assert f"{plain}/HEAD" not in rig.look(workspace(plain)).mount_points
-    opened = workspace(ws, (ws / ".git", WRITE))
+    rig.run(workspace(plain), f"cd {plain}; mkdir objects refs; echo ref: refs/heads/main > HEAD")
+    assert (plain / "HEAD").exists(), "git finds the .git first"
+
+
+def test_nothing_is_seen_of_the_watch(rig: Rig, ws: Path, base: Path) -> None:
+    assert rig.run(workspace(ws), f"ls {ws}").output == ""
+    assert rig.look(workspace(ws)).bare_roots == (str(ws),)
+    plain = repository(base / "plain")
+    assert rig.look(workspace(plain)).bare_roots == ()
     (ws / ".git").mkdir()
-    assert f"{ws}/HEAD" not in rig.look(opened).mount_points
-    assert rig.look(policy(("/", READ))).mount_points == ()
+    assert rig.look(workspace(ws, (ws / ".git", WRITE))).bare_roots == ()
+    assert rig.look(policy(("/", READ))).bare_roots == ()
+
+
+def test_a_root_of_several_commands_is_watched_until_the_last_one_ends(ws: Path) -> None:
+    watch = BareRoots()
+    before = len(os.listdir("/proc/self/fd"))
+    first, second = watch.watch([str(ws), str(ws)]), watch.watch([str(ws)])
+    first.release()
+    first.release()
+    for name in ("objects", "refs"):
+        (ws / name).mkdir()
+    (ws / "HEAD").write_text("ref: refs/heads/x\n")
+    wait_for(lambda: not (ws / "HEAD").exists(), "the new name of HEAD")
+    second.release()
+    (ws / "HEAD").write_text("ref: refs/heads/x\n")
+    watch.close()
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "the end of the watch")
+    assert (ws / "HEAD").exists()
+
+
+def test_where_nothing_can_be_watched_the_end_of_the_command_undoes_it(
+    ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> int:
+        raise OSError(errno.EMFILE, "no instance is left")
+
+    monkeypatch.setattr("execserver.inotify.open_inotify", full)
+    watched = BareRoots().watch([str(ws)])
+    for name in ("objects", "refs"):
+        (ws / name).mkdir()
+    (ws / "HEAD").write_text("ref: refs/heads/x\n")
+    watched.release()
+    assert not (ws / "HEAD").exists()
 
 
 @pytest.mark.parametrize("version", ["2", "3", "4"])

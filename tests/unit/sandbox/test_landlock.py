@@ -33,7 +33,7 @@ def view(
     *mounts: Mount, base: str = "read", mount_points: tuple[str, ...] = (), network: bool = False
 ) -> View:
     assert base in ("read", "write", "empty", "host")
-    return View(base, mounts, mount_points, network)  # type: ignore[arg-type]
+    return View(base, mounts, mount_points, network=network)  # type: ignore[arg-type]
 
 
 def readable(path: str) -> Bind:

@@ -236,7 +236,7 @@ def test_a_fifo_where_a_repository_has_a_file_does_not_hold_anybody_up(rig: Rig,
 
 def test_names_are_guarded_in_a_workspace_that_is_also_the_home_folder(rig: Rig, ws: Path) -> None:
     view = rig.look(workspace(ws, network=True), own=OwnThings((rig.state,), home=str(ws)))
-    assert set(view.mount_points) == {f"{ws}/{name}" for name in (*PROTECTED_NAMES, "HEAD")}
+    assert set(view.mount_points) == {f"{ws}/{name}" for name in PROTECTED_NAMES}
 
 
 def test_the_root_has_protected_names_too_when_it_is_writable(rig: Rig, ws: Path) -> None:

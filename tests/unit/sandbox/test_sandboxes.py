@@ -82,7 +82,7 @@ def test_a_command_is_confined_and_nothing_is_left_of_that(make: Make, base: Pat
     boxes = make()
     confinement = boxes.prepare(workspace(ws), command())
     assert isinstance(confinement, Bubblewrapped)
-    assert sorted(os.listdir(ws)) == [".agents", ".aws", ".codex", ".git", "HEAD"]
+    assert sorted(os.listdir(ws)) == [".agents", ".aws", ".codex", ".git"]
     ran = run(confinement, f"echo 1 > {ws}/n; echo 1 > {base}/n; ls -A {base}/state")
     boxes.release(confinement)
     assert os.listdir(ws) == ["n"]

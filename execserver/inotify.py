@@ -48,6 +48,11 @@ def add_watch(number: int, path: str, mask: int) -> int:
     return _checked(_libc.inotify_add_watch(number, os.fsencode(path), ctypes.c_uint32(mask)))
 
 
+def remove_watch(number: int, watch: int) -> None:
+    """End a watch; no error if it has ended by itself."""
+    _libc.inotify_rm_watch(number, watch)
+
+
 def read_events(number: int) -> list[Event]:
     """What has happened so far; nothing when nothing has."""
     try:

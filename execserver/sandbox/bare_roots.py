@@ -1,0 +1,173 @@
+"""Workspaces that a command makes git repositories of: undone at once.
+
+To git a folder with `HEAD`, `objects` and `refs` is a repository, and what its `config` names is run by
+`git status`, outside as well. Only a mount point could keep a command from making these names in a folder
+that it may write to, and every listing of a workspace would show that. So the folder is watched while a command
+may write to it, and looked at once more at the end: a `HEAD` that makes it a repository gets another name.
+
+Until then, for a fraction of a millisecond, it is one. `safe.bareRepository=explicit` is what closes this.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from execserver import inotify
+from execserver.sandbox import git_files
+from execserver.sandbox.policy import Access, Policy
+from execserver.telemetry.logs import Logger
+
+log = Logger()
+
+_NAMES = frozenset({"HEAD", "objects", "refs", "commondir"})
+_MASK = inotify.CREATE | inotify.MOVED_TO | inotify.ONLY_DIRECTORY
+
+
+def candidates(policy: Policy) -> list[str]:
+    """The folders of a policy that a command could make repositories of; as far as the disk tells now."""
+    paths = [os.path.realpath(rule.path) for rule in policy.rules if rule.access is Access.WRITE]
+    folders = [path for path in paths if os.path.isdir(path) and not os.path.lexists(f"{path}/HEAD")]
+    return [folder for folder in folders if not git_files.is_found(f"{folder}/.git")]
+
+
+class _Root:
+    __slots__ = ("count", "folder", "watch")
+
+    def __init__(self, folder: int, watch: int | None) -> None:
+        self.folder = folder
+        self.watch = watch
+        """None: it cannot be watched, and is looked at in the end only."""
+        self.count = 0
+
+
+class Watched:
+    """Roots that are watched until `release`."""
+
+    def __init__(self, owner: BareRoots, roots: list[tuple[int, int]]) -> None:
+        self._owner = owner
+        self._roots = roots
+
+    def release(self) -> None:
+        """Look at them once more, and watch them no longer (idempotent, never raises)."""
+        roots, self._roots = self._roots, []
+        self._owner.release(roots)
+
+
+class BareRoots:
+    """The watch over all roots of a daemon. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._roots: dict[tuple[int, int], _Root] = {}
+        """By device and inode."""
+        self._by_watch: dict[int, _Root] = {}
+        self._inotify: int | None = None
+        self._wake: int | None = None
+
+    def watch(self, paths: Sequence[str]) -> Watched:
+        """Watch folders, none of which is a repository now.
+
+        Raises:
+            OSError: one cannot be opened.
+        """
+        roots: list[tuple[int, int]] = []
+        with self._lock:
+            try:
+                for path in paths:
+                    roots.append(self._add(path))
+            except OSError:
+                self._drop(roots)
+                raise
+        return Watched(self, roots)
+
+    def release(self, roots: Sequence[tuple[int, int]]) -> None:
+        """See `Watched`."""
+        with self._lock:
+            for key in roots:
+                _undo(self._roots[key].folder)
+            self._drop(roots)
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._lock:
+            if self._wake is not None:
+                os.close(self._wake)
+                self._wake = None
+
+    def _add(self, path: str) -> tuple[int, int]:
+        folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        status = os.fstat(folder)
+        key = status.st_dev, status.st_ino
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = _Root(folder, self._watch(folder))
+            if root.watch is not None:
+                self._by_watch[root.watch] = root
+        else:
+            os.close(folder)
+        root.count += 1
+        return key
+
+    def _watch(self, folder: int) -> int | None:
+        try:
+            if self._inotify is None or self._wake is None:
+                self._start()
+            assert self._inotify is not None
+            return inotify.add_watch(self._inotify, f"/proc/self/fd/{folder}", _MASK)
+        except (OSError, RuntimeError) as error:
+            log.warning(
+                "workspaces are looked at for repositories at the end of a command only", reason=str(error)
+            )
+            return None
+
+    def _start(self) -> None:
+        number = inotify.open_inotify()
+        reading, wake = os.pipe2(os.O_CLOEXEC)
+        try:
+            threading.Thread(target=self._run, args=(number, reading), name="bare roots", daemon=True).start()
+        except RuntimeError:
+            for descriptor in (number, reading, wake):
+                os.close(descriptor)
+            raise
+        self._inotify, self._wake = number, wake
+
+    def _run(self, number: int, wake: int) -> None:
+        poll = select.poll()
+        poll.register(number, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        while not any(descriptor == wake for descriptor, _ in poll.poll()):
+            for event in inotify.read_events(number):
+                if event.name in _NAMES:
+                    with self._lock:
+                        root = self._by_watch.get(event.watch)
+                        if root is not None:
+                            _undo(root.folder)
+        os.close(wake)
+        os.close(number)
+
+    def _drop(self, roots: Sequence[tuple[int, int]]) -> None:
+        for key in roots:
+            root = self._roots[key]
+            root.count -= 1
+            if not root.count:
+                del self._roots[key]
+                if root.watch is not None and self._inotify is not None:
+                    del self._by_watch[root.watch]
+                    inotify.remove_watch(self._inotify, root.watch)
+                os.close(root.folder)
+
+
+def _undo(folder: int) -> None:
+    """Give `HEAD` another name if it makes a folder a repository."""
+    with suppress(OSError):
+        if git_files.is_bare(f"/proc/self/fd/{folder}"):
+            name = f"HEAD.{secrets.token_hex(4)}"
+            os.rename("HEAD", name, src_dir_fd=folder, dst_dir_fd=folder)
+            log.warning(
+                "a command made its workspace a git repository; its HEAD has another name now", name=name
+            )
