@@ -2,8 +2,9 @@
 
 To git a folder with `HEAD`, `objects` and `refs` is a repository, and what its `config` names is run by
 `git status`, outside as well. Only a mount point could keep a command from making these names in a folder
-that it may write to, and every listing of a workspace would show that. So the folder is watched while a command
-may write to it, and looked at once more at the end: a `HEAD` that makes it a repository gets another name.
+that it may write to, and every listing of a workspace would show that. So the folder is watched while a
+command may write to it, and looked at once more at the end: a `HEAD` that makes it a repository gets another
+name.
 
 Until then, for a fraction of a millisecond, it is one. `safe.bareRepository=explicit` is what closes this.
 """

@@ -14,7 +14,7 @@ import pytest
 
 from execserver.protocol.errors import InvalidRequest
 from execserver.sandbox import git_files
-from execserver.sandbox.bare_roots import BareRoots
+from execserver.sandbox.bare_roots import BareRoots, candidates
 from tests.sandbox.outside import wait_for
 from tests.unit.sandbox.rig import READ, WRITE, Rig, policy, workspace
 
@@ -312,6 +312,15 @@ def test_a_root_of_several_commands_is_watched_until_the_last_one_ends(ws: Path)
     watch.close()
     wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "the end of the watch")
     assert (ws / "HEAD").exists()
+
+
+def test_a_new_server_watches_the_roots_of_the_commands_that_it_takes_over(ws: Path, base: Path) -> None:
+    plain = repository(base / "plain")
+    bare = base / "bare"
+    bare.mkdir()
+    git(bare, "init", "-q", "--bare")
+    limits = policy(("/", READ), (ws, WRITE), (plain, WRITE), (bare, WRITE), (base / "missing", WRITE))
+    assert candidates(limits) == [str(ws)]
 
 
 def test_where_nothing_can_be_watched_the_end_of_the_command_undoes_it(
