@@ -5,7 +5,7 @@ Rules kept in this file:
 1. A worker has one request at a time. Whoever asks sees to that.
 2. When `SILENT_SECONDS` pass in which a request is not answered the worker is killed. An answer that has
    begun has as long again, however it comes: a worker that was taken over could else keep its place for
-   ever, byte by byte. It may be stuck in the kernel and never die: nobody waits for it.
+   ever, byte by byte. It may be stuck in the kernel and never die: the pool does not wait for it.
 3. A reply's descriptor has an owner from the moment it is here, or is closed.
 """
 

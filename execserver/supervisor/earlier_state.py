@@ -109,7 +109,7 @@ def _take_along(old: str, path: str, new: int) -> str | None:
     folder = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not os.path.samestat(status, os.fstat(folder)):
-            raise FolderError(f"folder {old} is changed by somebody right now")
+            raise FolderError(f"folder {old} is changed by another program right now")
         try:
             count = _move(folder, new)
         except _InUseError:

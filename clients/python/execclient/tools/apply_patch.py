@@ -69,7 +69,7 @@ class PatchRuntime:
         self._plan = plan
         self._call_id = call_id
         self._leads: dict[str, str] = {}
-        """What each path leads to, as somebody was asked about it."""
+        """What each path leads to, as the approver was asked about it."""
         self._beyond = frozenset(path for path in plan.paths if not self._may_write(path))
         self.escalated = bool(self._beyond)
         """Whether some file cannot be written within the sandbox."""
