@@ -86,6 +86,33 @@ def test_landlock_confines_a_terminal_and_ends_what_it_leaves_behind(without: Ca
         time.sleep(0.02)
 
 
+OF_OTHERS = {
+    "limits": "prlimit --nofile=100:200 --pid {pid}",
+    "the limit of processor time": "prlimit --cpu=100000 --pid {pid}",
+    "priority": "renice -n 5 -p {pid}",
+    "priority of a group": "renice -n 5 -g {pid}",
+    "priority on disks": "ionice -c 3 -p {pid}",
+    "processors": "taskset -p 0x1 {pid}",
+    "scheduling": "chrt --batch -p 0 {pid}",
+}
+"""What a command may do to another process of its user."""
+
+
+@needs_landlock
+def test_landlock_leaves_limits_and_priorities_of_other_processes_alone(without: Callable[..., Host]) -> None:
+    host = without("--allow-landlock")
+    tree = host.tree()
+    read_only = tree.context(READ_ONLY)
+    pid = host.victim.pid
+    for what, act in OF_OTHERS.items():
+        confined = host.shell(tree, act.format(pid=pid), read_only)
+        assert confined.exit_code != 0, what
+        assert b"permitted" in confined.output, (what, confined)
+        assert host.shell(tree, act.format(pid=pid)).exit_code == 0, what
+    own = "ulimit -n 100 && nice true && ionice -c 3 true && chrt --batch 0 true && prlimit --pid $$"
+    assert host.shell(tree, own, read_only).exit_code == 0
+
+
 @needs_landlock
 def test_landlock_refuses_what_it_cannot_state(without: Callable[..., Host]) -> None:
     host = without("--allow-landlock")
