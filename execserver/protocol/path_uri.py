@@ -15,6 +15,11 @@ from functools import lru_cache
 
 from execserver.protocol.path_text import escaped_uri
 
+MAX_URI = 1 << 16
+"""A path has 4096 bytes at most, each of which may take three characters. Megabytes of them would be decoded
+for seconds, in which no other client is answered.
+"""
+
 # What nearly every URI looks like; the long way round costs ten times as much.
 _PLAIN = re.compile(r"file://((?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.\-+@,=~ ]+)+)", re.ASCII)
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.\-+@,=~/]+", re.ASCII)
@@ -41,8 +46,10 @@ def parse_path_uri(uri: str) -> str:
 
     Raises:
         PathUriError: the text is relative, has another scheme, a query or a fragment,
-            or holds a NUL byte.
+            holds a NUL byte, or is longer than any path can need (64 KiB).
     """
+    if len(uri) > MAX_URI:
+        raise PathUriError(f"a path URI may have at most {MAX_URI} characters")
     plain = _PLAIN.fullmatch(uri)
     if plain is not None:
         return plain[1]

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from execserver.protocol.path_text import printable_path
-from execserver.protocol.path_uri import ForeignPath, PathUriError, parse_path_uri, path_to_uri
+from execserver.protocol.path_uri import MAX_URI, ForeignPath, PathUriError, parse_path_uri, path_to_uri
 
 _NAMES = st.binary(min_size=1, max_size=12).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
@@ -78,3 +79,13 @@ def test_spellings_of_a_path(spelling: str, path: str) -> None:
 
 def test_what_cannot_be_shown_is_shown_as_a_question_mark() -> None:
     assert printable_path(os.fsdecode(b"/bad\xff")) == "/bad\ufffd"
+
+
+@pytest.mark.parametrize("part", ["/a", "/../a", "/%61", "%25%32", "//"])
+def test_a_uri_longer_than_any_path_is_refused_at_once(part: str) -> None:
+    begin = time.process_time()
+    with pytest.raises(PathUriError, match="at most 65536 characters"):
+        parse_path_uri("file://" + part * (2 << 20))
+    assert time.process_time() - begin < 0.05
+    longest = "file://" + "/a" * ((MAX_URI - 7) // 2)
+    assert parse_path_uri(longest) == longest.removeprefix("file://")
