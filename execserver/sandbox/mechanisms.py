@@ -114,6 +114,8 @@ def bubblewrap_check(result: ProbeResult) -> Check:
         return Check("bubblewrap", "missing", result.path or "not found", result.reason, result.fix)
     optional = [f"--{name}" for name in ("argv0", "bind-fd", "ro-bind-fd") if name in result.features]
     more = f", with {', '.join(optional)}" if optional else ""
+    if result.works and result.sealed is None:
+        more += "; run itself and from no sealed copy, so that commands may trace nothing"
     return Check("bubblewrap", "ok", f"{result.path} {result.version}{more}")
 
 

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from execserver.sandbox import mechanisms
 from execserver.sandbox.doctor import Report
 from execserver.sandbox.mechanisms import Check
+from execserver.sandbox.memory_file import SealedProgram
 from execserver.sandbox.probe import ProbeResult
 
 ROOT = Path(__file__).parents[3]
@@ -180,7 +182,10 @@ def test_a_sandbox_that_does_not_work_or_was_not_tried_is_missing(result: ProbeR
 
 
 def test_bubblewrap_is_told_with_path_version_and_what_it_can_do_beside() -> None:
-    assert mechanisms.bubblewrap_check(WORKING).detail == "/usr/bin/bwrap 0.11.0, with --argv0"
+    unsealed = "/usr/bin/bwrap 0.11.0, with --argv0; run itself and from no sealed copy"
+    assert mechanisms.bubblewrap_check(WORKING).detail == f"{unsealed}, so that commands may trace nothing"
+    sealed = replace(WORKING, sealed=SealedProgram("/bin/sh"))
+    assert mechanisms.bubblewrap_check(sealed).detail == "/usr/bin/bwrap 0.11.0, with --argv0"
     assert mechanisms.bubblewrap_check(BROKEN).status == "ok"
     check = mechanisms.bubblewrap_check(ABSENT)
     assert (check.status, check.cause, check.fix) == ("missing", ABSENT.reason, ABSENT.fix)
