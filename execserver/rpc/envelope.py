@@ -145,9 +145,11 @@ def decode_any(data: bytes | bytearray) -> dict[str, Any] | list[Any]:
     """
     if len(data) >= _EXCISE_BYTES and not _ARRAY.match(data):
         return decode_object(data)
-    value: dict[str, Any] | list[Any] = _decode_kind(
-        data, (dict, list), "expected a JSON-RPC object or a batch of them"
-    )
+    strings = _survey(data) if len(data) >= _LARGE_BYTES else None
+    value = _parse(data)
+    if type(value) is not dict and type(value) is not list:
+        raise ParseError("expected a JSON-RPC object or a batch of them")
+    _check_limits(data, value, strings)
     return value
 
 
@@ -204,19 +206,11 @@ def check_trace(trace: Any) -> None:
 
 
 def _decode_within_limits(data: bytes | bytearray) -> dict[str, Any]:
-    value: dict[str, Any] = _decode_kind(data, (dict,), "expected a JSON-RPC object")
-    return value
-
-
-def _decode_kind(data: bytes | bytearray, kinds: tuple[type, ...], complaint: str) -> Any:
     strings = _survey(data) if len(data) >= _LARGE_BYTES else None
     value = _parse(data)
-    if type(value) not in kinds:
-        raise ParseError(complaint)
-    if strings is None:
-        _check_limits(data, value)
-    else:
-        _check_large(value, strings)
+    if type(value) is not dict:
+        raise ParseError("expected a JSON-RPC object")
+    _check_limits(data, value, strings)
     return value
 
 
@@ -229,17 +223,21 @@ def _parse(data: bytes | bytearray) -> Any:
         raise _too_deep() from None
 
 
-def _check_limits(data: bytes | bytearray, value: dict[str, Any] | list[Any]) -> None:
+def _check_limits(data: bytes | bytearray, value: dict[str, Any] | list[Any], strings: int | None) -> None:
+    """Check what only a decoded value shows; `strings` are those of a large message."""
+    if strings is not None:
+        _check_large(value, strings)
+        return
     if len(data) <= 2 * MAX_JSON_DEPTH and type(value) is dict and _is_plain(data, value):
         return
     if len(data) > 2 * MAX_JSON_DEPTH and data.count(b"{") + data.count(b"[") > MAX_JSON_DEPTH:
         measured = _measure(value)
         if measured.depth > MAX_JSON_DEPTH:
             raise _too_deep()
-        strings = measured.strings
+        decoded = measured.strings
     else:
-        strings = _count_strings(value)
-    if data.count(b'"') != 2 * strings:
+        decoded = _count_strings(value)
+    if data.count(b'"') != 2 * decoded:
         _refuse_duplicates(data)
 
 
