@@ -1,4 +1,4 @@
-"""A peer that floods a server, as a process of its own: `python -m tests.support.flood URL KIND`.
+"""A peer that floods a server, as a process of its own: `python -m tests.support.flood URL KIND [TOKEN]`.
 
 It says `flooding` when the first rounds have left, and goes on until it is killed. A server that ends the
 connection ends the process, too.
@@ -58,16 +58,16 @@ LINES: dict[str, Callable[[], bytes]] = {
 """The same on Unix sockets."""
 
 
-def _connect(url: str, kind: str) -> Client:
+def _connect(url: str, kind: str, token: str) -> Client:
     if kind in FRAMES:
-        return connect_ws(url)
+        return connect_ws(url, {"Authorization": f"Bearer {token}"} if token else None)
     headers = kind.startswith("headers")
     return connect_unix(url.removeprefix("unix://"), headers=headers, standard=headers)
 
 
-def main(url: str, kind: str) -> None:
+def main(url: str, kind: str, token: str = "") -> None:
     """Flood."""
-    client = _connect(url, kind).handshake()
+    client = _connect(url, kind, token).handshake()
     if kind.endswith("does not read"):
         client.pause()
     if "fragments" in kind:
