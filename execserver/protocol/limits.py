@@ -17,6 +17,15 @@ WEBSOCKET_FRAGMENT_BYTES = 1 << 20
 
 MAX_JSON_DEPTH = 127
 MAX_JSON_VALUES = 262_144
+MAX_JSON_MEMBERS = 131_072
+"""Members of all objects of a message. Building one object of so many takes 25 ms, in which no other
+connection is served; more than that no command takes as its environment."""
+
+MAX_JSON_QUOTES = 2 * (MAX_JSON_VALUES + MAX_JSON_MEMBERS)
+"""Quotation marks in a message, those within strings included: two for every string that there may be."""
+
+MAX_JSON_BARE_BYTES = 16 << 20
+"""What a message has outside of its strings: 64 bytes for each value."""
 
 MAX_CHUNK_BYTES = 1 << 20
 """Raw bytes in one output chunk. One byte more and the stock client fails the call."""

@@ -35,6 +35,10 @@ ROOM_SECONDS = 0.005
 CLOSE_SECONDS = 2.0
 """How long a peer may take for what was sent before a close. A drain of the relay has 5 s for all."""
 
+READ_BYTES = 32 << 10
+"""What one read of a peer brings at most. All of it is parsed before the others get their turn, and an event
+loop's own reads of 256 KiB may be 40,000 fragments of nothing: a quarter of a second."""
+
 FRAMES_PER_TURN = 64
 """Of one peer, of whatever kind, before the others get their turn: what is there already costs no wait."""
 
@@ -162,6 +166,9 @@ class SocketPeer:
         """
         task = self._reader = asyncio.current_task()
         assert task is not None, "a request has one"
+        protocol = self._transport.get_protocol()
+        if isinstance(protocol, asyncio.Protocol):  # it has none once the connection is lost
+            self._transport.set_protocol(_ShortReads(protocol))
         reason = ""
         try:
             reason = await self._read(received, dropped)
@@ -277,6 +284,27 @@ class SocketPeer:
         self._progress = progress
         self._send_control(_PING, b"")
         self._ping_timer = self._loop.call_later(self._ping_seconds, self._ping)
+
+
+class _ShortReads(asyncio.BufferedProtocol):
+    """Stands between a transport and its protocol, so that a read brings no more than `READ_BYTES`."""
+
+    _buffer = memoryview(bytearray(READ_BYTES))  # one for all: it is empty again when a read is over
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+        self.connection_lost = protocol.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = protocol.resume_writing  # type: ignore[method-assign]
+        self.eof_received = protocol.eof_received  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next read goes."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what was read."""
+        self._protocol.data_received(bytes(self._buffer[:nbytes]))
 
 
 def _cut(reason: str) -> bytes:

@@ -14,6 +14,9 @@ from execserver.protocol.limits import MAX_LINE_BYTES
 Lines = list[bytes | bytearray]
 Messages = list[bytes | bytearray]
 
+BULK_BYTES = 64 << 10
+"""What makes a message a large one."""
+
 MAX_HEADERS_BYTES = 4096
 """The headers of one message. They are two short lines at most."""
 
@@ -38,6 +41,10 @@ class FramingError(ValueError):
 
 class Framer(Protocol):
     """Cuts a byte stream into messages."""
+
+    @property
+    def is_in_bulk(self) -> bool:
+        """Whether what comes next belongs to a large message that has begun, or probably does."""
 
     def feed(self, piece: bytes) -> Messages:
         """The messages that `piece` completes.
@@ -66,6 +73,11 @@ class LineFramer:
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._limit = limit
         self._begun = bytearray()  # grows in place, so a long line in small pieces stays linear
+
+    @property
+    def is_in_bulk(self) -> bool:
+        """Whether a line has begun that is long already."""
+        return len(self._begun) >= BULK_BYTES
 
     def feed(self, piece: bytes) -> Lines:
         """The lines that `piece` completes. One that came in several pieces is the buffer that it
@@ -115,6 +127,11 @@ class HeaderFramer:
         self._headers = b""  # what came of the next message's headers
         self._begun = bytearray()  # what came of a message
         self._missing = 0  # what did not come of it yet
+
+    @property
+    def is_in_bulk(self) -> bool:
+        """Whether much of a message is yet to come."""
+        return self._missing >= BULK_BYTES
 
     def feed(self, piece: bytes) -> Messages:
         """The messages that `piece` completes.

@@ -63,7 +63,6 @@ class FramedChannel(StreamChannel):
         self._has_headers = False
         self._first = b""  # what came before the framing was clear
         self._spin = spin
-        self._read_bytes = READ_BYTES
 
     def send(self, parts: Sequence[bytes]) -> None:
         """Queue one message."""
@@ -135,8 +134,10 @@ class FramedChannel(StreamChannel):
 
     def _read_once(self) -> bool:
         """Whether a read brought at least one byte."""
+        framer = self._framer
+        most = BULK_READ_BYTES if framer is not None and framer.is_in_bulk else READ_BYTES
         try:
-            piece = os.read(self._fd_in, self._read_bytes)
+            piece = os.read(self._fd_in, most)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
@@ -146,7 +147,6 @@ class FramedChannel(StreamChannel):
             self._end_of_input()
             return False
         measures.received(len(piece))
-        self._read_bytes = BULK_READ_BYTES if len(piece) >= READ_BYTES else READ_BYTES
         self._serve(self._deliver, piece)
         return True
 

@@ -23,7 +23,8 @@ LINGER_SECONDS = 1.0
 """How long replies may still leave after the peer ended its side: it may read before it goes."""
 
 READ_BYTES, BULK_READ_BYTES = 64 << 10, 1 << 20
-"""What one read asks for: little, because a large fresh buffer costs 20 us; much, once reads fill up."""
+"""What one read asks for: little, because a large fresh buffer costs 20 us, and because the other connections
+wait while what it brings is looked at, be it empty lines; much in the middle of a large message."""
 
 MakeHandler = Callable[[Channel], MessageHandler]
 Got = TypeVar("Got")

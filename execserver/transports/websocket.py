@@ -23,7 +23,15 @@ from execserver.sessions.access import PeerProof
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 from execserver.transports import frame_parser
-from execserver.transports.frame_parser import BINARY, BUFFER_BYTES, CONTINUATION, TEXT, Frame, FrameParser
+from execserver.transports.frame_parser import (
+    BINARY,
+    BUFFER_BYTES,
+    BULK_BYTES,
+    CONTINUATION,
+    TEXT,
+    Frame,
+    FrameParser,
+)
 from execserver.transports.stream_channel import MakeHandler, QueuedStream, StreamChannel
 
 LAST, FIRST_TEXT, CONTINUED = 0x80, 0x01, 0x00
@@ -68,7 +76,7 @@ class WebSocketChannel(StreamChannel):
             f"failed to parse websocket JSON-RPC message from exec-server websocket {address}: "
         )
         self._parser: FrameParser | None = self._new_parser()
-        self._parser_empty = True  # whether it holds no part of a frame
+        self._partial = 0  # bytes that it holds of a frame; less than 0 while a read has ended none
         self._large_frames = False  # since the last ping
         self._begun: bytearray | None = None  # a fragmented message
         self._whole: list[bytes | bytearray] = []  # messages of this read
@@ -160,7 +168,7 @@ class WebSocketChannel(StreamChannel):
 
     def _shrink_parser(self) -> None:
         """Give back what a large message made of the read buffer, once no more came for a while."""
-        if self._parser_empty and not self._large_frames and self._open_parser.room > BUFFER_BYTES:
+        if not self._partial and not self._large_frames and self._open_parser.room > BUFFER_BYTES:
             self._parser = self._new_parser()
         self._large_frames = False
 
@@ -181,15 +189,16 @@ class WebSocketChannel(StreamChannel):
         self._serve(self._read, self._fd_in)
 
     def _feed(self, first: bytes) -> None:
+        self._partial = len(first)
         self._open_parser.feed(first)
         self._pass_on()
 
     def _read(self, fd: int) -> None:
-        was_empty, self._parser_empty = self._parser_empty, False
+        partial, self._partial = self._partial, -1
         try:
-            count = self._open_parser.read(fd)
+            count = self._open_parser.read(fd, BUFFER_BYTES if partial < BUFFER_BYTES else BULK_BYTES)
         except (BlockingIOError, InterruptedError):
-            self._parser_empty = was_empty
+            self._partial = partial
             return
         except OSError as error:
             self._failed(error)
@@ -197,6 +206,8 @@ class WebSocketChannel(StreamChannel):
         if not count:
             self._end_of_input()
             return
+        if self._partial < 0:
+            self._partial = partial + count
         measures.received(count)
         self._heard = True
         if self._probe_timer is not None:
@@ -214,7 +225,7 @@ class WebSocketChannel(StreamChannel):
     def _frame_received(self, _: object, frame: Frame) -> None:
         if self._over:
             return
-        self._parser_empty = frame.tail_size == 0
+        self._partial = frame.tail_size
         if frame.rsv1 or frame.rsv2 or frame.rsv3:
             self._broken()
             return

@@ -340,6 +340,21 @@ def test_number_of_values(client: Client) -> None:
     assert "262144" in parse_error(client, message(262_145))
 
 
+@pytest.mark.statement("E26")
+@pytest.mark.parametrize(
+    ("piece", "served", "limit"),
+    [(b'"%d":0,', 131_068, "131072 members"), (b'"%d":"\\"\\"\\"\\"\\"",', 80_000, "786432 quotation marks")],
+)
+def test_what_a_large_message_is_made_of(client: Client, piece: bytes, served: int, limit: str) -> None:
+    def message(pieces: int) -> bytes:
+        many = b"".join(piece % number for number in range(pieces))
+        return b'{"id":9,"method":"environment/status","x":{%s"":"%s"}}' % (many, b"x" * (512 << 10))
+
+    client.send_raw(message(served))
+    assert client.result(9) == READY
+    assert limit in parse_error(client, message(served + 40_000))
+
+
 @pytest.mark.statement("E27")
 @pytest.mark.parametrize(
     "payload",

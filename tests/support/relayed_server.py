@@ -66,6 +66,11 @@ class RelayedServer(Server):
         """What `execclient.connect` takes, with the `client_token`."""
         return self.relay.client_url(ENVIRONMENT)
 
+    @property
+    def door(self) -> str:
+        """Where plain WebSockets connect, with the `client_token`."""
+        return f"{self.relay.url.replace('http', 'ws', 1)}/exec/{ENVIRONMENT}"
+
     def connect(
         self,
         headers: Mapping[str, str] | None = None,
@@ -80,9 +85,8 @@ class RelayedServer(Server):
         """A connection by the door, as `Server.connect`."""
         assert not sized, "there is one framing"
         assert not upgrade, "it is a WebSocket anyway"
-        door = f"{self.relay.url.replace('http', 'ws', 1)}/exec/{ENVIRONMENT}"
         authorization = {"Authorization": f"Bearer {self.client_token}"}
-        client = connect_ws(door, {**authorization, **(headers or {})}, standard=standard)
+        client = connect_ws(self.door, {**authorization, **(headers or {})}, standard=standard)
         try:
             return client.handshake(resume, extensions=extensions) if handshake else client
         except BaseException:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import random
+import re
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execserver.protocol.limits import MAX_JSON_VALUES
+from execserver.protocol.limits import (
+    MAX_JSON_BARE_BYTES,
+    MAX_JSON_MEMBERS,
+    MAX_JSON_QUOTES,
+    MAX_JSON_VALUES,
+)
 from execserver.rpc import envelope
 from execserver.rpc.envelope import Notification, ParseError, Request, Response
 
@@ -95,6 +103,71 @@ def test_the_number_of_values_is_limited() -> None:
     envelope.decode(fits)
     over = fits.replace(b"[12", b"[12,12", 1)
     assert "exceeds the limit of 262144 JSON values" in refusal(over)
+
+
+def with_params(params: bytes) -> bytes:
+    return b'{"id":1,"method":"m","params":%b}' % params
+
+
+LONG = b"x" * (512 << 10)
+"""What makes a message a large one."""
+
+
+def test_a_large_message_means_what_it_says_wherever_its_escapes_are() -> None:
+    chance = random.Random(15)
+    for shift in range(12):  # so that each kind of end of a piece that is looked at comes up
+        texts = ["".join(chance.choices(['"', "\\", ",", "[", ":", "a", "é"], k=9)) for _ in range(30_000)]
+        params = {"x" * shift: texts, "\\" * 300_001: '"' * shift}
+        data = with_params(json.dumps(params, ensure_ascii=False).encode())
+        message = envelope.decode(data)
+        assert isinstance(message, Request)
+        assert message.params == params
+
+
+@pytest.mark.parametrize("text", [b",", b"[", b"{", b":", b"\\u00e9"])
+def test_what_is_in_a_string_counts_for_no_limit(text: bytes) -> None:
+    message = envelope.decode(with_params(b'["%b"]' % (text * (MAX_JSON_VALUES + 1))))
+    assert isinstance(message, Request)
+    assert message.params == [json.loads(b'"%b"' % text) * (MAX_JSON_VALUES + 1)]
+
+
+def test_the_number_of_members_is_limited() -> None:
+    def members(count: int) -> bytes:
+        return with_params(b'{"long":"%b",%b}' % (LONG, b",".join(b'"%d":1' % n for n in range(count - 4))))
+
+    message = envelope.decode(members(MAX_JSON_MEMBERS))
+    assert isinstance(message, Request)
+    assert len(message.params) == MAX_JSON_MEMBERS - 3
+    assert "exceeds the limit of 131072 members of objects" in refusal(members(MAX_JSON_MEMBERS + 1))
+
+
+def test_the_number_of_quotation_marks_is_limited() -> None:
+    fits = with_params(b'["%b"]' % (b'\\"' * (MAX_JSON_QUOTES - 10)))
+    assert isinstance(envelope.decode(fits), Request)
+    over = fits.replace(b'["', b'["\\"', 1)
+    assert "exceeds the limit of 786432 quotation marks" in refusal(over)
+
+
+def test_what_is_outside_of_strings_is_limited() -> None:
+    empty = with_params(b"[]")
+    bare = len(re.sub(rb'"[a-z]*"', b'"', empty))
+    fits = with_params(b"[%b]" % (b" " * (MAX_JSON_BARE_BYTES - bare)))
+    assert isinstance(envelope.decode(fits), Request)
+    assert "exceeds the limit of 16777216 bytes outside of strings" in refusal(fits.replace(b"[", b"[ ", 1))
+
+
+def test_a_doubled_member_of_a_large_message_is_refused() -> None:
+    doubled = b'{"a":1,"long":"%b","\\u0061":2}'
+    assert refusal(with_params(doubled % LONG)) == "duplicate JSON object key `a`"
+    assert refusal(with_params(doubled % (2 * LONG))) == "duplicate JSON object key"
+
+
+@pytest.mark.parametrize("value", [b"{}", b"[]", b"0", b'""', b"[[]]", b'{"":{}}', b'"\\""'])
+def test_a_message_of_too_many_values_is_refused_before_they_are_built(value: bytes) -> None:
+    data = with_params(b"[%b0]" % ((value + b",") * ((32 << 20) // len(value))))
+    began = time.process_time()
+    assert "exceeds the limit of" in refusal(data)
+    assert time.process_time() - began < 0.2
 
 
 @pytest.mark.parametrize("trace", ["1", '"x"', '{"traceparent":5}', '{"tracestate":[]}'])
