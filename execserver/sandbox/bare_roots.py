@@ -164,9 +164,11 @@ class BareRoots:
 
 
 def _undo(folder: int) -> None:
-    """Give `HEAD` another name if it makes a folder a repository."""
+    """Give `HEAD` another name if it makes a folder a repository, or will once it is written to."""
+    place = f"/proc/self/fd/{folder}"
     with suppress(OSError):
-        if git_files.is_bare(f"/proc/self/fd/{folder}"):
+        has_folders = os.path.isdir(f"{place}/objects") and os.path.isdir(f"{place}/refs")
+        if os.path.lexists(f"{place}/HEAD") and (has_folders or os.path.lexists(f"{place}/commondir")):
             name = f"HEAD.{secrets.token_hex(4)}"
             os.rename("HEAD", name, src_dir_fd=folder, dst_dir_fd=folder)
             log.warning(

@@ -14,6 +14,7 @@ import pytest
 from execserver import server
 from execserver.configuration.model import Settings
 from execserver.host import Host
+from execserver.supervisor.config_file import usual_places
 
 PROGRAM = (sys.executable, "-I", "-m", "execserver")
 PLACE = ("--remote", "http://127.0.0.1:9", "--environment-id", "box")
@@ -108,7 +109,8 @@ def test_no_sandbox_shows_the_files_that_make_an_executor() -> None:
         remote_allowed_clients=Path("/etc/x/clients"),
     )
     own = server._own_things(settings, Mock(listeners=()), Host(), None)
-    assert set(own.files) == {"/etc/x/token", "/etc/x/key", "/etc/x/clients"}
+    usual = set(usual_places(os.environ))
+    assert set(own.files) == {"/etc/x/token", "/etc/x/key", "/etc/x/clients"} | usual
 
 
 def test_the_folder_of_the_token_is_hidden_when_nobody_else_and_no_work_is_in_it(tmp_path: Path) -> None:

@@ -267,11 +267,14 @@ def test_a_workspace_is_no_repository_even_while_the_command_that_makes_it_one_r
 
 
 @pytest.mark.parametrize("last", ["HEAD", "objects", "refs"])
-@pytest.mark.parametrize("way", ["made", "moved"])
+@pytest.mark.parametrize("way", ["made", "moved", "written later"])
 def test_whatever_makes_a_workspace_a_repository_is_undone(rig: Rig, ws: Path, last: str, way: str) -> None:
     names = sorted(("HEAD", "objects", "refs"), key=lambda name: name == last)
     make = {"HEAD": "echo ref: refs/heads/x > {0}", "objects": "mkdir {0}", "refs": "mkdir {0}"}
     steps = [make[name].format(name) for name in names]
+    if way == "written later" and last != "HEAD":
+        steps = ["exec 3> HEAD", *(make[name].format(name) for name in names if name != "HEAD"), "sleep 0.2"]
+        steps.append("echo ref: refs/heads/x >&3")
     if way == "moved":
         steps[-1] = f"mkdir x; (cd x && {steps[-1]}); mv x/{last} {last}"
     rig.run(workspace(ws), f"cd {ws}; " + "; ".join(steps))
