@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -215,14 +216,15 @@ class Service:
             time.sleep(0.3)
 
     def open_everything(self) -> None:
-        """Wait until it has open what it keeps open for good: the table of mounts is the last of that.
+        """Wait until it has open what it keeps open for good: the table of mounts, and its copy of bubblewrap
+        where there is one, are the last of that.
 
         Raises:
             AssertionError: it has not.
         """
-        assert eventually(
-            lambda: bool(descriptors(self.server_pid)[f"/proc/{self.server_pid}/mountinfo"]), 10
-        )
+        last = [f"/proc/{self.server_pid}/mountinfo"]
+        last += ["/memfd:bwrap (deleted)"] if shutil.which("bwrap") is not None else []
+        assert eventually(lambda: set(last) <= set(_links(self.server_pid)), 10)
         self.settle()
 
     def reset_peak(self) -> float:
@@ -337,10 +339,14 @@ def a_child_is_stopped(service: Service) -> bool:
 
 def descriptors(pid: int) -> Counter[str]:
     """How many descriptors of each kind a process has open: `pipe`, `anon_inode`, a path, ..."""
-    found: Counter[str] = Counter()
+    return Counter(link.partition(":")[0] for link in _links(pid))
+
+
+def _links(pid: int) -> list[str]:
+    found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
-            found[os.readlink(f"/proc/{pid}/fd/{name}").partition(":")[0]] += 1
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 
 
