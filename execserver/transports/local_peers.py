@@ -52,6 +52,9 @@ _LOOKS = 20
 """How often we look for processes that were not there before. Only one that lives shorter than a look, each
 time, is not seen in the end; that is one that hides."""
 
+_MISSES = 2
+"""How often nothing is found before it counts: a parent may end, and its child begin, during one look."""
+
 OTHER_USER = "another user"
 ENDED = "the process has ended"
 CONFINED = "the process is in a sandbox or a container"
@@ -138,12 +141,24 @@ def tcp_fault(sock: socket.socket) -> str | None:
         return ENDED
     if before.uid != os.geteuid() != 0:
         return None
-    holder = _holder(before.inode)
-    if holder is None:
-        fault = HIDDEN if _sandbox_exists() else None
-    else:
-        fault = CONFINED if _is_confined(holder) else None
+    fault = _fault_of_holder(before.inode)
     return fault if _find(sock.family, theirs, ours) == before else ENDED
+
+
+def _fault_of_holder(inode: int) -> str | None:
+    misses = 0
+    for _ in range(_LOOKS):
+        holder = _holder(inode)
+        if holder is None:
+            misses += 1
+            if misses == _MISSES:
+                return HIDDEN if _sandbox_exists() else None
+            continue
+        try:
+            return CONFINED if _is_confined(holder) else None
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended, and perhaps left the socket to a child
+    return HIDDEN
 
 
 def _is_local(family: int, theirs: tuple[str, int]) -> bool:
