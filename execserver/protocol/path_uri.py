@@ -19,6 +19,8 @@ MAX_URI = 1 << 16
 """A path has 4096 bytes at most, each of which may take three characters. Megabytes of them would be decoded
 for seconds, in which no other client is answered.
 """
+_TOO_LONG = "/" + "x" * 4096
+"""What a longer URI is decoded to: the kernel refuses it as it would refuse the whole."""
 
 # What nearly every URI looks like; the long way round costs ten times as much.
 _PLAIN = re.compile(r"file://((?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.\-+@,=~ ]+)+)", re.ASCII)
@@ -44,12 +46,14 @@ class ForeignPath(str):
 def parse_path_uri(uri: str) -> str:
     """Decode a path URI to a native path, or to `ForeignPath`.
 
+    A URI of more than 65536 characters is decoded to a path that is too long for the system, unread.
+
     Raises:
         PathUriError: the text is relative, has another scheme, a query or a fragment,
-            holds a NUL byte, or is longer than any path can need (64 KiB).
+            or holds a NUL byte.
     """
     if len(uri) > MAX_URI:
-        raise PathUriError(f"a path URI may have at most {MAX_URI} characters")
+        return _TOO_LONG
     plain = _PLAIN.fullmatch(uri)
     if plain is not None:
         return plain[1]
