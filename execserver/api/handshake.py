@@ -1,14 +1,16 @@
-"""`initialize`. `docs/protocol.md`, "Handshake and sessions"."""
+"""`initialize` and `session/end`. `docs/protocol.md`, "Handshake and sessions"."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from execserver.host import Host
-from execserver.rpc.handlers import Caller, Handlers
+from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.table import SessionTable
 
 if TYPE_CHECKING:
+    from execserver.protocol.environment import NoParams
     from execserver.protocol.handshake import InitializeParams, InitializeResult
 
 
@@ -16,7 +18,7 @@ EXTENSIONS_VERSION = 1
 
 
 def handlers(sessions: SessionTable, host: Host) -> Handlers:
-    """The handler of `initialize`."""
+    """The handlers of this family."""
     info, extended_info = host.info(), host.info(extensions=True)
 
     def initialize(caller: Caller, params: InitializeParams) -> InitializeResult:
@@ -36,4 +38,13 @@ def handlers(sessions: SessionTable, host: Host) -> Handlers:
             "sessionTtlMs": round(sessions.ttl * 1000),
         }
 
-    return {"initialize": initialize}
+    def end(caller: Caller, params: NoParams) -> Awaitable[Encoded]:
+        return _end(caller, sessions.end(caller.session))
+
+    return {"initialize": initialize, "session/end": end}
+
+
+async def _end(caller: Caller, ending: Awaitable[None]) -> Encoded:
+    await ending
+    # `begun`: also of a notification the connection ends, and no batch is too full for it.
+    return Encoded(b"{}", after=caller.finish, begun=True)

@@ -141,12 +141,16 @@ class ProcessStore:
         for process in processes:
             self._processes[process.process_id] = process
 
+    def refuse_starts(self) -> None:
+        """The session is over: no process is started in it any more, also none whose start is under way."""
+        self._ended = True
+
     async def end(self) -> list[int]:
         """The session is over: kill everything that it started, wherever it went.
 
         Returns the pids that survived.
         """
-        self._ended = True
+        self.refuse_starts()
         for process in self:
             process.end_for("sessionExpired")
         leaders = [process.pid for process in self if process.running]

@@ -1,4 +1,6 @@
-"""`initialize`: the start of every connection (`docs/protocol.md`, "Handshake and sessions")."""
+"""`initialize` and `session/end`: the start and the end of a session
+(`docs/protocol.md`, "Handshake and sessions").
+"""
 
 from __future__ import annotations
 
@@ -52,6 +54,16 @@ class InitializeResult(TypedDict):
 
     sessionTtlMs: NotRequired[Annotated[int, EXTENSION]]
     """How long a session is kept without a connection, and its processes with it, in milliseconds."""
+
+
+class EndResult(TypedDict):
+    """End the session, for a client that is done.
+
+    Every process of the session is killed with all its descendants, also those that went into a session of
+    their own or whose leader has exited. What is kept of their output is dropped, and the id of the session
+    is unknown from now on. The answer comes when nothing is left; then the daemon closes the connection, and
+    with it file handles and watches.
+    """
 
 
 class InitializedParams(Params):

@@ -65,6 +65,14 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("initialize", None, "handshake.InitializeParams", "handshake.InitializeResult", counted=False),
         Method(
+            "session/end",
+            "session",
+            "environment.NoParams",
+            "handshake.EndResult",
+            counted=False,
+            extension=True,
+        ),
+        Method(
             "environment/info",
             "environment info",
             "environment.NoParams",

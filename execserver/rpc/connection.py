@@ -76,6 +76,9 @@ last of its batch, in memory."""
 MAX_UNFINISHED = 1024
 """Requests of a connection in the order of requests; each new one is compared with them."""
 
+LAST_ANSWERS_SECONDS = 1.0
+"""How long requests may take that were read before their session's end was answered."""
+
 TURN_SECONDS = 0.005
 """How long the messages of one connection are worked on before the others have their turn. A read may bring
 ten thousand."""
@@ -145,6 +148,8 @@ class Connection:
         self._paused = False
         self._stopped = False
         self._draining = False
+        self._finishing = False
+        """Whether the connection ends when what was read is answered."""
         self._choosing = False
         """Whether the standard dialect is being loaded."""
         self._batched_calls = 0
@@ -181,6 +186,15 @@ class Connection:
         self.extensions = extensions
         self._attachment = session.attach(self, resumed=resumed, extensions=extensions)
         self._log = self._log.bind(session=session.id)
+
+    def finish(self) -> None:
+        """Read nothing more, answer what was read, and end."""
+        self.drain()
+        self._finishing = True
+        loop = asyncio.get_running_loop()
+        # The reply that this comes with is one of those to be sent.
+        loop.call_soon(self._settle)
+        loop.call_later(LAST_ANSWERS_SECONDS, self._channel.finish)
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:
         """Send a notification."""
@@ -315,13 +329,10 @@ class Connection:
     @property
     def has_answered(self) -> bool:
         """Whether every message that was read has its answer, and the peer has taken it."""
-        return not (
-            self._backlog
-            or self._schedule.unfinished
-            or self._batched_calls
-            or self._choosing
-            or self._channel.unsent
-        )
+        return not (self._has_unanswered() or self._channel.unsent)
+
+    def _has_unanswered(self) -> bool:
+        return bool(self._backlog or self._schedule.unfinished or self._batched_calls or self._choosing)
 
     def abort(self) -> None:
         """Drop the connection."""
@@ -465,6 +476,9 @@ class Connection:
         if self._framing_fault is not None:
             self._dialect.refuse_framing(self._framing_fault)
             self._channel.finish()
+        elif self._finishing:
+            if not self._has_unanswered():
+                self._channel.finish()
         elif self._paused and not self._draining and not self._must_wait():
             self._paused = False
             self._channel.resume_reading()

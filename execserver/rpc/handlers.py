@@ -62,6 +62,9 @@ class Caller(Protocol):
     def probe(self, timeout: float) -> None:
         """Drop the connection unless its peer answers in `timeout` seconds."""
 
+    def finish(self) -> None:
+        """Read nothing more, answer what was read, and end the connection."""
+
     def notify(self, method: str, params: Mapping[str, Any]) -> None:
         """Send a notification; silently nothing once the connection is gone."""
 

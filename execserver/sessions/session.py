@@ -1,8 +1,9 @@
 """A session: the processes of one client, which outlive any of its connections.
 
     attached ──connection lost──▶ detached ──TTL──▶ ended
-       ▲                              │
-       └──────────── resume ──────────┘
+     │ ▲                              │               ▲
+     │ └──────────── resume ──────────┘               │
+     └───────────────── session/end ──────────────────┘
 
 `docs/protocol.md`, "Handshake and sessions".
 """
@@ -28,6 +29,8 @@ class Session:
         self.processes = store
         self.attachment: Attachment | None = None
         self.expiry: asyncio.TimerHandle | None = None
+        self.ending: asyncio.Task[None] | None = None
+        """Kills what is left of it; None while it can be resumed."""
 
     def attach(self, sink: Sink, *, resumed: bool, extensions: bool = False) -> Attachment:
         """Bring events to a connection from now on."""

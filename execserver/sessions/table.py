@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
+from execserver.fault_points import reach
 from execserver.memory import give_back
 from execserver.processes.executor import Executor
 from execserver.processes.process import ManagedProcess
@@ -115,6 +116,18 @@ class SessionTable:
             self._set_expiry(session)
             log.info("session detached", session=session.id, processes=len(session.processes))
 
+    def end(self, session: Session) -> Awaitable[None]:
+        """End an attached session, because its client is done; a second time the same end is waited for.
+
+        From now on its id is unknown, and nothing starts in it. What this returns is done when nothing of it
+        is left; cancelling that stops nothing.
+        """
+        ending = session.ending
+        if ending is None:
+            log.info("session ends as its client asks", session=session.id)
+            ending = self._begin_end(session)
+        return asyncio.shield(ending)
+
     def inherit(self, legacy: Legacy) -> None:
         """Go on with the sessions of a dead server: detached, each with the whole of its time."""
         stores: dict[str, ProcessStore] = {}
@@ -135,7 +148,7 @@ class SessionTable:
                 if process.closed:
                     closed.append(process)
             if state.ending:
-                self._end_soon(session)
+                self._kill_soon(session)
             else:
                 self._sessions[session_id] = session
                 self._set_expiry(session)
@@ -152,7 +165,7 @@ class SessionTable:
 
     def _set_expiry(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
-        session.expiry = loop.call_later(self.ttl, self._expire, session)
+        session.expiry = loop.call_later(self.ttl, self._begin_end, session)
 
     def _tidy_up_soon(self) -> None:
         """Once for all the sessions that end within a second."""
@@ -164,18 +177,21 @@ class SessionTable:
         if self._tidy_up is None:
             self._tidy_up = asyncio.get_running_loop().call_later(TIDY_UP_SECONDS, tidy_up)
 
-    def _expire(self, session: Session) -> None:
+    def _begin_end(self, session: Session) -> asyncio.Task[None]:
         measures.sessions_ended += 1
         self._sessions.pop(session.id, None)
         self._executor.survival.session_ending(session.id)
-        self._end_soon(session)
+        session.processes.refuse_starts()
+        reach("session-ending")
+        return self._kill_soon(session)
 
-    def _end_soon(self, session: Session) -> None:
-        task = asyncio.get_running_loop().create_task(self._end(session))
+    def _kill_soon(self, session: Session) -> asyncio.Task[None]:
+        task = session.ending = asyncio.get_running_loop().create_task(self._kill(session))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+        return task
 
-    async def _end(self, session: Session) -> None:
+    async def _kill(self, session: Session) -> None:
         processes = len(session.processes)
         survivors = await session.processes.end()
         self._executor.survival.session_ended(session.id)

@@ -187,7 +187,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_sessions_ended_total",
         "counter",
-        "Detached sessions whose time was over.",
+        "Sessions that ended: by their client, or detached for too long.",
         _measured("sessions_ended"),
     ),
     Definition(

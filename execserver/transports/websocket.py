@@ -37,6 +37,8 @@ from execserver.transports.stream_channel import MakeHandler, QueuedStream, Stre
 LAST, FIRST_TEXT, CONTINUED = 0x80, 0x01, 0x00
 PONG, PING, CLOSE = 0x8A, 0x89, 0x88
 
+NORMAL_CLOSURE = struct.pack(">H", 1000)
+
 MOST_WHOLE = 256
 """Messages that are copied out of the read buffer before they are delivered: as many small ones as it holds
 at first, and no further copy of one that has grown."""
@@ -129,6 +131,12 @@ class WebSocketChannel(StreamChannel):
         progress = self._outbox.progress
         self._send_control(PING, b"")
         self._probe_timer = self._loop.call_later(timeout, self._probe_expired, progress)
+
+    def finish(self) -> None:
+        """Read nothing more, and end with a close frame once the peer has taken what is queued."""
+        if not self._over:
+            self._send_control(CLOSE, NORMAL_CLOSURE)
+        super().finish()
 
     def _probe_expired(self, progress: int) -> None:
         self._probe_timer = None

@@ -309,9 +309,11 @@ class Executor:
         self._session.drop_connection()
 
     async def close(self) -> None:
-        """End the connection, as leaving the block of `connect` does. May be called again.
+        """End the session, as leaving the block of `connect` does. May be called again.
 
-        What still runs of what was started here is killed, unless `connect` was told to `keep` it.
+        What is left of all that was started in it is killed, with descendants that went their own ways,
+        unless `connect` was told to `keep` it. Takes some seconds at most: when the connection is lost, and
+        stays so, the daemon ends the session itself, `--session-ttl` seconds later.
         """
         await self._session.close()
 

@@ -22,7 +22,7 @@ CLIENT_NAME = "execclient"
 
 
 class connect:  # noqa: N801 - it is called like a function, as `open` is
-    """Open a session with a daemon; leaving the block ends it, and the processes still running.
+    """Open a session with a daemon; leaving the block ends it, with all that was started in it.
 
         async with connect() as executor:
             print((await executor.run(["uname", "-a"])).text)
@@ -48,9 +48,10 @@ class connect:  # noqa: N801 - it is called like a function, as `open` is
         key_file: for a relay, our own key pair (`execserver relay key FILE`), for an executor that has a
             list of its clients. By default that of `EXECSERVER_CLIENT_KEY_FILE`, else a new one for each
             session.
-        session_id: resume the session of a client that is gone.
-        keep: leave the processes running at the end, for as long as the daemon keeps a session that nobody
-            is attached to (`--session-ttl`). Not over `stdio:`, where the daemon ends with the connection.
+        session_id: resume the session of a client that is gone. It is ours then: leaving the block ends it,
+            also with what the other client started, unless `keep` is given.
+        keep: leave the session and its processes to the daemon at the end, which ends them `--session-ttl`
+            seconds later. Not over `stdio:`, where the daemon ends with the connection.
         call_timeout: seconds for the answer to a call, recovery included.
         recovery_timeout: seconds in which a lost connection must be back.
         client_name: how the daemon's log is to call us.

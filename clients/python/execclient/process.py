@@ -378,9 +378,12 @@ class Process:
     async def detach(self) -> None:
         """Let go of it: no more output comes here, and neither leaving a block nor closing kills it.
 
-        A process of ours lives on until the daemon ends the session (`connect(keep=True)`).
+        With a process of ours the session is kept, too: both live on until the daemon ends them, as with
+        `connect(keep=True)`. What else was started there is killed at the end.
         """
         self._detached = True
+        if self._inbox.session_id is None:
+            self._session.let_go.add(self.id)
         self._cancel_deadlines()
         await self._session.detach(self._inbox)
 

@@ -43,6 +43,7 @@ SENT_AGAIN = frozenset(
         "process/resize",
         "process/terminate",
         "process/unsubscribe",
+        "session/end",  # after the first the session cannot be resumed
         "fs/canonicalize",
         "fs/digest",
         "fs/getMetadata",
@@ -68,7 +69,7 @@ class Session:
         recovery_timeout: seconds in which a lost connection must be back.
         client_name: how the daemon is to call us.
         session_id: a session to resume, instead of a new one.
-        keep: let processes go on at the end.
+        keep: leave the session to the daemon at the end.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class Session:
         self._failure: ExecServerError | None = None
         self._closed = False
         self.keep = keep
-        """Whether closing lets processes go on."""
+        """Whether closing leaves the session to the daemon, and lets processes go on."""
+        self.let_go: set[str] = set()
+        """Our own processes that are to outlive the session's client."""
         self._inboxes: dict[Key, list[Inbox]] = {}
         self.capabilities: frozenset[str] = frozenset()
         """The extensions that the daemon serves (`docs/protocol.md`, D3)."""
@@ -125,24 +128,40 @@ class Session:
         return result
 
     async def close(self, *, keep: bool | None = None) -> None:
-        """End the connection; a second call does nothing.
+        """End the session and the connection; a second call does nothing.
+
+        A connection that is being recovered is waited for, `KILL_SECONDS` at most: without one the daemon
+        ends the session itself, as with `keep`.
 
         Args:
-            keep: let what was started here go on, until the daemon ends the session, `--session-ttl`
-                seconds later; otherwise it is killed. By default what `keep` of the session says.
+            keep: leave the session to the daemon, which ends it `--session-ttl` seconds later; otherwise all
+                that was started in it is killed. By default what `keep` of the session says.
         """
         if self._closed:
             return
         try:
             if self._failure is None:
                 if not (self.keep if keep is None else keep):
-                    for session_id, process_id in list(self._inboxes):
-                        if session_id is None:
-                            self.terminate_soon(process_id)
+                    self._end_soon()
                 if self._last_calls:
                     await asyncio.wait(self._last_calls, timeout=KILL_SECONDS)
         finally:
             await self._disconnect()
+
+    def _end_soon(self) -> None:
+        """Begin to kill what was started here, but for what was let go of."""
+        if "session/end" not in self.capabilities:
+            for session_id, process_id in list(self._inboxes):
+                if session_id is None:
+                    self.terminate_soon(process_id)
+        elif self.let_go:
+            self._soon(partial(self.kill_trees, lambda process_id: process_id not in self.let_go))
+        else:
+            self._soon(self._end_session)
+
+    async def _end_session(self) -> None:
+        await self.call("session/end", {})
+        self._closed = True  # the daemon closes the connection now, and there is nothing to recover
 
     async def _disconnect(self) -> None:
         self._closed = True
@@ -296,6 +315,22 @@ class Session:
         """Kill a process and its descendants. Goes on in the background when it is cancelled."""
         await asyncio.wait({self.terminate_soon(inbox.id)}, timeout=KILL_SECONDS)
 
+    async def kill_trees(self, is_meant: Callable[[str], bool]) -> None:
+        """Kill what is left of processes of this session, also of those that have exited. Those of which the
+        daemon keeps nothing any more are left alone.
+
+        Args:
+            is_meant: whether the process of this id is one of them.
+        """
+        own = {process_id for session_id, process_id in self._inboxes if session_id is None}
+        if "process/list" in self.capabilities:
+            with suppress(ExecServerError):
+                listed = await self.call("process/list", {}, limit=KILL_SECONDS)
+                own.update(entry["processId"] for entry in listed["processes"])
+        killing = {self.terminate_soon(process_id) for process_id in own if is_meant(process_id)}
+        if killing:
+            await asyncio.wait(killing, timeout=KILL_SECONDS)
+
     def terminate_soon(self, process_id: str, scope: str = "tree") -> asyncio.Task[None]:
         """Kill one of our processes, if it exists, as soon as there is a connection."""
         # Another server than execserver ignores the scope, and kills the group.
@@ -356,6 +391,8 @@ class Session:
         if connection is not self._connection:
             return  # closed by us, or one of a recovery, which sees it by itself
         self._connection = None
+        if self._closed:
+            return
         for inbox in self._all_inboxes():
             inbox.hold()
         if isinstance(reason, ProtocolFault) or not self._link.target.recoverable:

@@ -181,9 +181,9 @@ class Executor:
         self._thread.soon(self._core.drop_connection)
 
     def close(self) -> None:
-        """End the connection, as leaving the block does. May be called again.
+        """End the session, as leaving the block does. May be called again.
 
-        What still runs of what was started here is killed, unless `connect` was told to `keep` it.
+        What is left of all that was started in it is killed, unless `connect` was told to `keep` it.
         """
         self._thread.close()
 

@@ -35,8 +35,9 @@ class Command:
 async def run(daemon: Daemon, command: Command) -> int:
     """Run it; what to exit with."""
     async with AsyncExitStack() as stack:
-        executor = await stack.enter_async_context(daemon.connect())
+        # Until the session is ended: a terminal that is closed may tell us more than once.
         signals = stack.enter_context(Signals())
+        executor = await signals.unless_signalled(stack.enter_async_context(daemon.connect()))
         forwards = command.stdin and not is_empty_input()
         begin = time.monotonic()
         process = await signals.unless_signalled(_start(executor, command, stdin=forwards))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from execclient.approval_policy import ApprovalPolicy
 from execclient.approvals import ApprovalCache, ApprovalRequest
@@ -34,6 +36,13 @@ LEAST_SECONDS = 0.001
 """The least that the wire can say. A model may ask for none at all."""
 
 
+class StartedCommand(NamedTuple):
+    """A process that a call has started."""
+
+    executor: Executor
+    process_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class CommandCall:
     """A command, and all that decides on it."""
@@ -55,6 +64,8 @@ class CommandCall:
     """Of the profile `co`: what it trusts."""
     user_shell: str | None = None
     """The path of the account's shell, at the executor."""
+    started: deque[StartedCommand] | None = None
+    """Where to note what is started without a sandbox: of such a command something may outlive its end."""
 
     def requirement(self) -> Requirement:
         """What has to happen before it may run."""
@@ -95,7 +106,7 @@ class CommandCall:
         """
         if limit is not None:
             limit = None if limit > LONGEST_SECONDS else max(limit, LEAST_SECONDS)
-        return await self.executor.start(
+        process = await self.executor.start(
             env.command,
             cwd=env.cwd,
             env=env.env,
@@ -106,6 +117,9 @@ class CommandCall:
             sandbox=env.context,
             buffer_bytes=None,  # it is taken as it comes
         )
+        if self.started is not None and env.context is None:
+            self.started.append(StartedCommand(self.executor, process.id))
+        return process
 
 
 def approval_scope(

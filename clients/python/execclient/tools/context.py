@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import posixpath
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,7 +20,7 @@ from execclient.policy.safe import known_safe
 from execclient.sandbox import SandboxPolicy
 from execclient.shells import Shell, shell_from_info
 from execclient.tools import exec_text
-from execclient.tools.command_call import CommandCall
+from execclient.tools.command_call import CommandCall, StartedCommand
 from execclient.tools.config import ToolsConfig
 from execclient.tools.environment import call_variables, exec_environment, explicit_repositories
 from execclient.tools.errors import RespondToModel
@@ -32,6 +33,9 @@ from execclient.tools.terminal_text import TerminalText
 from execclient.tools.truncation import Budget
 
 log = logging.getLogger(__name__)
+
+MAX_STARTED = 1024
+"""Commands that are remembered, to end what is left of them. A daemon forgets those that ended 80 s ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class Services:
     """The model's conversation, as commands are told of it."""
     closed_session: Callable[[str, str], None]
     """Told of a process that was ended for another one's sake: its id, and why."""
+    started: deque[StartedCommand] = field(default_factory=lambda: deque(maxlen=MAX_STARTED))
+    """The latest commands without a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +199,5 @@ class CallContext:
             prefix_rule=tuple(prefix_rule) if prefix_rule and config.request_rule else None,
             co_commands=config.shell_safe_commands if config.profile == "co" else None,
             user_shell=self.shell.path,
+            started=self.services.started,
         )

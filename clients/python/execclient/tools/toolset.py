@@ -239,11 +239,28 @@ class Toolset:
             return True
 
     async def close(self) -> None:
-        """End all calls and sessions, and take no more. May be called again; the executor stays open."""
+        """End all calls, their sessions and what they left running, and take no more. May be called again.
+
+        The executor stays open. What a command left behind that ended so long ago that the daemon keeps
+        nothing of it (`--process-ttl`, 80 s) ends with the executor's session.
+        """
         await self._calls.end()
         sessions = self._services.sessions
         left = [sessions.release(number) for number, _ in sessions]
         await asyncio.gather(*(session.exec.end(CLOSED) for session in left if session is not None))
+        await self._end_left_behind()
+
+    async def _end_left_behind(self) -> None:
+        """A sandbox ends with its command; without one a background process may go on."""
+        started: dict[Executor, set[str]] = {}
+        while self._services.started:
+            executor, process_id = self._services.started.popleft()
+            started.setdefault(executor, set()).add(process_id)
+        killing = (
+            executor._session.kill_trees(ids.__contains__)  # noqa: SLF001 - one package
+            for executor, ids in started.items()
+        )
+        await asyncio.gather(*killing)
 
     async def __aenter__(self) -> Self:
         return self
