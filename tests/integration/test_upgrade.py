@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 
 import execserver
-from tests.support.wire import PATIENCE, Client, connect_unix, decode
+from tests.support.background import IN_BACKGROUND, Left
+from tests.support.wire import PATIENCE, Client, ConnectionEndedError, connect_unix, decode
 
 
 class Installation:
@@ -145,6 +146,28 @@ def test_every_request_that_was_read_is_answered(installed: Installation) -> Non
     assert client.result(poll)["chunks"] == []
     client.wait_end()
     assert not installed.connect(client.session_id).process(process.id).read()["exited"]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1, 0.3, 0.6])
+def test_a_session_that_is_ended_over_an_upgrade_leaves_nothing(
+    installed: Installation, pause: float
+) -> None:
+    left = Left()
+    client = installed.connect()
+    client.shell(IN_BACKGROUND.format(sleep=left.sleep)).wait_closed()
+    client.start(*left.argv, tty=True)
+    left.wait_running(2)
+    try:
+        installed.reload()
+        threading.Event().wait(pause)
+        for _ in range(3):  # what was not read is asked for again
+            with contextlib.suppress(ConnectionEndedError, OSError):
+                client.call("session/end")
+                break
+            client = installed.connect(client.session_id)
+        assert not left.pids
+    finally:
+        left.kill()
 
 
 @pytest.mark.parametrize("fault", ["broken code", "unusable settings", "another supervisor", "another index"])

@@ -30,6 +30,7 @@ from execclient import (
 from execclient.sync import connect as connect_blocking
 from execserver.relay.key_files import load_key_pair
 from tests.integration.http.certificates import make_authority, server_context
+from tests.support.background import IN_BACKGROUND, Left
 from tests.support.cutting_proxy import Cut, cutting
 from tests.support.relay_service import RelayService
 from tests.support.wire import PATIENCE, server_command
@@ -268,6 +269,18 @@ async def test_a_session_that_was_left_is_resumed_by_another_client(box: Place) 
         process = await again.attach(process.id)
         await process.write("still there")
         await until(process, b"still there")
+
+
+async def test_what_a_command_left_in_the_background_ends_with_the_client(box: Place) -> None:
+    left = Left()
+    try:
+        async with box.connect() as executor:
+            await executor.run(["sh", "-c", IN_BACKGROUND.format(sleep=left.sleep)])
+            await executor.start(left.argv, tty=True)
+            await asyncio.to_thread(left.wait_running, 2)
+        assert not left.pids
+    finally:
+        left.kill()
 
 
 # -- what is cut

@@ -21,7 +21,7 @@ from execclient.policy.decision import Requirement, decide, shown
 from execclient.policy.policy import Policy
 from execclient.policy.proposals import propose
 from execclient.process import Process
-from execclient.sandbox import SandboxPolicy
+from execclient.sandbox import ReadOnly, SandboxPolicy, WorkspaceWrite
 from execclient.tools.environment import NETWORK_MARKER, explicit_repositories
 from execclient.tools.exec_params import Cancellation, ExecEnv, ExecParams, confined
 from execclient.tools.exec_session import ExecSession, Listener
@@ -65,7 +65,7 @@ class CommandCall:
     user_shell: str | None = None
     """The path of the account's shell, at the executor."""
     started: deque[StartedCommand] | None = None
-    """Where to note what is started without a sandbox: of such a command something may outlive its end."""
+    """Where to note what something may outlive that it has left in the background."""
 
     def requirement(self) -> Requirement:
         """What has to happen before it may run."""
@@ -117,7 +117,8 @@ class CommandCall:
             sandbox=env.context,
             buffer_bytes=None,  # it is taken as it comes
         )
-        if self.started is not None and env.context is None:
+        # In a sandbox with files of its own nothing outlives the command.
+        if self.started is not None and not isinstance(env.policy, ReadOnly | WorkspaceWrite):
             self.started.append(StartedCommand(self.executor, process.id))
         return process
 

@@ -90,7 +90,7 @@ class Services:
     closed_session: Callable[[str, str], None]
     """Told of a process that was ended for another one's sake: its id, and why."""
     started: deque[StartedCommand] = field(default_factory=lambda: deque(maxlen=MAX_STARTED))
-    """The latest commands without a sandbox."""
+    """The latest commands that may have left something in the background."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,7 @@ class Toolset:
         await self._end_left_behind()
 
     async def _end_left_behind(self) -> None:
-        """A sandbox ends with its command; without one a background process may go on."""
+        """What commands left in the background that no sandbox has ended with them."""
         started: dict[Executor, set[str]] = {}
         while self._services.started:
             executor, process_id = self._services.started.popleft()
