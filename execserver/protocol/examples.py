@@ -227,6 +227,7 @@ EXAMPLES = (
         {},
     ),
     Example("process/signal", "interrupt what may be left", {"processId": "1", "signal": "interrupt"}, {}),
+    Example("session/end", "be done", {}, {}),
 )
 
 

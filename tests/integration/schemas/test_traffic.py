@@ -254,6 +254,7 @@ def test_everything_that_is_said_is_as_the_schemas_say(
         use_other_sessions(witness, server)
         use_files(witness, tmp_path.resolve())
         use_http(witness, site)
+        witness.call("session/end")
         assert witness.called == METHODS.keys()
         assert witness.check_events() == EVERY_EVENT
     marked = {

@@ -33,6 +33,7 @@ VALID: dict[str, dict[str, Any]] = {
     "environment/status": {},
     "rpc.discover": {},
     "server/health": {},
+    "session/end": {},
     "environmentConfig/read": {
         "cwd": "file:///tmp",
         "configPaths": [["a", "b"]],

@@ -173,6 +173,7 @@ def test_what_has_no_order_says_nothing_of_the_kind() -> None:
         *("initialize", "environment/info", "environment/status", "environmentConfig/read"),
         *("capabilityRoots/discoverV1", "capabilities/discoverV2"),
         *("process/terminate", "process/list", "http/request", "rpc.discover", "server/health"),
+        "session/end",
     }
 
 
