@@ -46,5 +46,5 @@ def handlers(sessions: SessionTable, host: Host) -> Handlers:
 
 async def _end(caller: Caller, ending: Awaitable[None]) -> Encoded:
     await ending
-    # `begun`: also of a notification the connection ends, and no batch is too full for it.
+    # `begun`: the connection ends behind a notification, too, and the result fits every batch.
     return Encoded(b"{}", after=caller.finish, begun=True)

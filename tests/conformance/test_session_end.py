@@ -159,7 +159,7 @@ def test_an_ended_session_cannot_be_resumed(endpoint: Endpoint) -> None:
 
 @pytest.mark.transports("unix", "unix-ws")
 @pytest.mark.statement("H51", "L5", "L11", "X8")
-def test_who_looks_on_is_told_of_the_end(endpoint: Endpoint) -> None:
+def test_an_observer_is_told_of_the_end(endpoint: Endpoint) -> None:
     owner, other = endpoint.connect(), endpoint.connect(extensions=True)
     process = owner.start("/bin/sleep", "300")
     there = {"sessionId": owner.session_id, "processId": process.id}

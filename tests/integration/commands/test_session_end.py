@@ -63,7 +63,7 @@ def test_a_signal_ends_run_and_all_of_it(
     assert not left.pids
 
 
-def test_an_output_that_nobody_reads_ends_run_and_all_of_it(execserver: CommandLine, left: Left) -> None:
+def test_an_output_without_a_reader_ends_run_and_all_of_it(execserver: CommandLine, left: Left) -> None:
     with execserver.start("run", "-n", "--", *script(left, "exec yes")) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -65,7 +65,7 @@ class CommandCall:
     user_shell: str | None = None
     """The path of the account's shell, at the executor."""
     started: deque[StartedCommand] | None = None
-    """Where to note what something may outlive that it has left in the background."""
+    """Where commands are noted that may leave something running in the background."""
 
     def requirement(self) -> Requirement:
         """What has to happen before it may run."""
@@ -117,7 +117,7 @@ class CommandCall:
             sandbox=env.context,
             buffer_bytes=None,  # it is taken as it comes
         )
-        # In a sandbox with files of its own nothing outlives the command.
+        # A sandbox that limits files ends with its command, and everything in it.
         if self.started is not None and not isinstance(env.policy, ReadOnly | WorkspaceWrite):
             self.started.append(StartedCommand(self.executor, process.id))
         return process

@@ -251,7 +251,7 @@ class Toolset:
         await self._end_left_behind()
 
     async def _end_left_behind(self) -> None:
-        """What commands left in the background that no sandbox has ended with them."""
+        """Kill what commands left in the background; a sandbox that limits files ends with its command."""
         started: dict[Executor, set[str]] = {}
         while self._services.started:
             executor, process_id = self._services.started.popleft()
