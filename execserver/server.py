@@ -41,8 +41,6 @@ from execserver.relay.remote_options import missing_packages, options_of_service
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
-from execserver.rpc.quick_answers import QuickAnswers
-from execserver.rpc.repeats import repeats
 from execserver.sandbox.options import OwnThings, executed, socket_addresses
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
@@ -316,7 +314,6 @@ class Server:
         self._host = host
         self._credentials = credentials
         self._sandboxes = Sandboxes(config.sandboxes, own, host.environment)
-        self._quick = QuickAnswers(repeats)
         self._reloads: set[asyncio.Task[None]] = set()
         self._stop_requested = asyncio.Event()
         self._stopping = False
@@ -354,7 +351,6 @@ class Server:
                 handlers,
                 self._config.concurrent_requests,
                 lambda lost: self._connection_lost(lost, sessions),
-                self._quick,
             )
             self._connections.add(connection)
             if self._stopping:
@@ -454,7 +450,6 @@ class Server:
         families = Families()
         families |= handshake.handlers(sessions, self._host)
         families |= environment.handlers(self._host)
-        self._quick.add(environment.preparers(self._host))
         families |= process.ProcessHandlers(executor, self._host, self._sandboxes, sessions).table()
         files = [name for name in METHODS if name.startswith("fs/")]
         families.put_off(files, lambda: self._make_file_handlers(executor))
@@ -473,7 +468,6 @@ class Server:
         confinement = filesystem.FileConfinement(
             self._make_workers(executor, lambda: table.can_hang), self._host.environment.get("TMPDIR")
         )
-        self._quick.add(filesystem.preparers(table))
         return filesystem.handlers(table, confinement, self._make_edits)
 
     def _make_workers(self, executor: Executor, can_hang: Callable[[], bool]) -> worker_pool.WorkerPool:

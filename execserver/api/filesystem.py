@@ -8,7 +8,6 @@ A request whose sandbox limits files is answered by a worker inside that sandbox
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +21,7 @@ from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.files import DirectFiles, Files
 from execserver.filesystem.handles import FileHandles
 from execserver.filesystem.metadata import canonicalize as resolve_links
-from execserver.filesystem.metadata import described, is_symlink, metadata
+from execserver.filesystem.metadata import metadata
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.reading import FileStream, LargeFile
 from execserver.filesystem.walk import WalkLimits
@@ -30,9 +29,7 @@ from execserver.filesystem.watch import MissingWatch
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.protocol.errors import InternalError, InvalidRequest, file_error
 from execserver.protocol.path_uri import ForeignPath, path_to_uri
-from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handler, StreamedResult
-from execserver.rpc.quick_answers import Answerer, Asker, Preparers
 from execserver.sandbox.policy import Policy
 
 if TYPE_CHECKING:
@@ -112,38 +109,6 @@ def handlers(
         "fs/close": close_handle,
         "fs/watchMissing": partial(watch_missing, mounts),
     }
-
-
-def preparers(mounts: MountTable) -> Preparers:
-    """Looks at one path, for those that ask again and again."""
-    return {"fs/getMetadata": partial(prepare_metadata, mounts)}
-
-
-def prepare_metadata(mounts: MountTable, params: PathParams) -> Answerer | None:
-    """`fs/getMetadata` of one path. What is said of it is encoded anew when it has changed."""
-    path = params.path
-    if params.sandbox is not None or type(path) is not str or path.startswith(_ELSEWHERE):
-        return None
-    name = os.fsencode(path)
-    mode = size = modified = -1
-    encoded = b""
-
-    def look(_: Asker) -> bytes | None:
-        nonlocal mode, size, modified, encoded
-        if mounts.can_hang:
-            return None
-        try:
-            status = os.lstat(name)
-        except OSError:
-            return None  # the long way says what is wrong
-        if status.st_mtime_ns != modified or status.st_size != size or status.st_mode != mode:
-            if is_symlink(status):
-                return None
-            mode, size, modified = status.st_mode, status.st_size, status.st_mtime_ns
-            encoded = encode_json(described(status, is_link=False))
-        return encoded
-
-    return look
 
 
 def get_metadata(

@@ -3,7 +3,6 @@
 The path of a request:
 
     messages_received → decode → method → params → handshake state → order → handler → reply
-                └────── quick_answers.py: what came before and needs but a look ──────────┘
 
 Rules kept in this file:
 
@@ -12,7 +11,7 @@ Rules kept in this file:
    no future, no bookkeeping. Only what has to wait gets a ticket in the `RequestOrder`.
 3. Nothing grows without bound for a peer that does not read: above `MAX_UNSENT_BYTES` of unsent
    replies, or `MAX_PENDING_BYTES` of unfinished requests, nothing more is admitted.
-4. A waiting `process/read` holds nothing up: it has no ticket, and what needs but a look overtakes it.
+4. A waiting `process/read` holds nothing up: it has no ticket.
 5. Who sends a thousand messages at once gets `TURN_SECONDS` at a time: then others have their turn.
 """
 
@@ -44,8 +43,6 @@ from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.lean import LeanDialect
 from execserver.rpc.next_poll import NextPoll
 from execserver.rpc.params import decode_params
-from execserver.rpc.quick_answers import QuickAnswers, may_be_overtaken
-from execserver.rpc.repeats import HEAD, repeats
 from execserver.rpc.room import MAX_UNSENT_BYTES, Room
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
 from execserver.sessions.feed import OutputFeed
@@ -82,11 +79,6 @@ ten thousand."""
 
 T = TypeVar("T", bound=Closable)
 
-_RAW = frozenset({dict, list, str, int, float, bool, type(None)})
-"""What JSON is decoded to. Anything else is what a message meant that came before."""
-
-NO_QUICK_ANSWERS = QuickAnswers(repeats)
-
 _connection_numbers = itertools.count(1)
 
 
@@ -98,7 +90,6 @@ class Connection:
         handlers: method name → handler.
         concurrency: `--concurrent-requests`; None for no limit, 1 for strictly one at a time.
         on_lost: called once with this connection when it is over.
-        quick: answers what it can instead of the handlers.
     """
 
     def __init__(
@@ -107,7 +98,6 @@ class Connection:
         handlers: Handlers,
         concurrency: int | None,
         on_lost: Callable[[Connection], None],
-        quick: QuickAnswers = NO_QUICK_ANSWERS,
     ) -> None:
         self.number = next(_connection_numbers)
         self.extensions = False
@@ -116,9 +106,6 @@ class Connection:
         self.peer_proof = channel.peer_proof
         self._channel = channel
         self._handlers = handlers
-        self._quick = quick
-        self._answers_quickly = False
-        """Whether the peer may ask for anything, and what it asks is no more than asked."""
         self._strict = concurrency == 1
         self._on_lost = on_lost
         self._log = log.bind(connection=self.number, peer=channel.peer)
@@ -245,16 +232,6 @@ class Connection:
                 self._backlog.extend(messages[position:])
                 return
             message = messages[position]
-            if self._answers_quickly and HEAD.match(message) and self._nothing_waits():
-                if position + 1 < count and not self._strict and may_be_overtaken(message):
-                    position = self._quick.answer(messages, position + 1, self, self._channel)
-                    self._channel.hasten()
-                    self._receive(message)
-                    continue
-                answered = self._quick.answer(messages, position, self, self._channel)
-                if answered > position:
-                    position = answered
-                    continue
             position += 1
             if self._backlog or self._must_wait():
                 self._backlog.append(message)
@@ -357,8 +334,6 @@ class Connection:
     def initialized(self) -> bool:
         """The client is ready for everything; False when it was not welcomed yet."""
         self._ready = self._session is not None
-        # A trace has a span for each request, and the standard dialect has other answers.
-        self._answers_quickly = self._ready and self._dialect is self._lean and not self._traced
         return self._ready
 
     def drop(self, reason: str) -> None:
@@ -426,10 +401,6 @@ class Connection:
             or self._schedule.order.unfinished > MAX_UNFINISHED
         )
 
-    def _nothing_waits(self) -> bool:
-        """Whether a request that comes now would run now, whatever it is."""
-        return self._schedule.is_free and not self._backlog and not self._must_wait()
-
     def _rest(self) -> None:
         """Admit nothing more in this turn of the loop."""
         if not self._resting:
@@ -478,8 +449,7 @@ class Connection:
             method = METHODS.get(name)
             if method is None:
                 raise MethodNotFound(f"there is no method `{name[:MAX_QUOTED_CHARACTERS]}`")
-            # What has come before is decoded (`repeats.py`).
-            params = decode_params(method, arguments) if arguments.__class__ in _RAW else arguments
+            params = decode_params(method, arguments)
             if not self._ready or method.family is None:
                 self._check_handshake(method)
             if name == "process/terminate" and self._cancels_start(params):

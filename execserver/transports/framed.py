@@ -73,15 +73,6 @@ class FramedChannel(StreamChannel):
         else:
             self._outbox.put((*parts, b"\n"), size + 1)
 
-    def send_all(self, messages: Sequence[bytes]) -> None:
-        """Queue several small messages."""
-        if self._has_headers:
-            for message in messages:
-                self.send((message,))
-            return
-        lines = b"\n".join((*messages, b""))
-        self._outbox.put((lines,), len(lines))
-
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         if self._has_headers:

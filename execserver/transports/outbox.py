@@ -113,11 +113,6 @@ class Outbox:
         self._corked = True
         self._early = EARLY_BYTES
 
-    def hasten(self) -> None:
-        """Let what was put since `cork` leave now: what comes next takes long."""
-        if self._corked and self._queue and not (self._large or self._was_above or self._backlog):
-            self._write_early()
-
     def uncork(self) -> None:
         """Write what was put since `cork`."""
         self._corked = False
