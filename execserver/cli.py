@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import argparse
 
     from execserver.configuration.loading import Effective
-    from execserver.first_answer import FirstAnswer
     from execserver.sandbox.mechanisms import Check
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
@@ -59,26 +58,20 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
     return 2
 
 
-def serve(argv: Sequence[str], first: FirstAnswer | None = None) -> int:
+def serve(argv: Sequence[str]) -> int:
     """Be the server; returns its exit code.
 
     Args:
-        argv: what follows `serve`.
-        first: what a client on standard input was told already.
+        argv: the arguments that follow `serve`.
     """
     leave_out()
     load_msgspec_and_uvloop()
     from execserver import server  # while the supervisor still works at its hello
-    from execserver.configuration.quick import quick_settings
     from execserver.supervisor.packets import wait_for_hello
 
     wait_for_hello(os.environ)
-    settings = quick_settings(argv, os.environ)
-    if settings is not None:
-        return server.run(settings, None, first)
-    command = ["serve", *argv]
-    effective = _effective(_parser(command[:1], {}).parse_args(command))
-    return 1 if effective is None else server.run(effective.settings, effective.file, first)
+    effective = _effective(_parser(["serve"], {}).parse_args(["serve", *argv]))
+    return 1 if effective is None else server.run(effective.settings, effective.file)
 
 
 def _config_show(options: argparse.Namespace) -> int:

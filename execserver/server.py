@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from execserver.api import discover, filesystem, health, http, observing
     from execserver.filesystem import mounts, worker_pool
     from execserver.filesystem.edits import Edits
-    from execserver.first_answer import FirstAnswer
     from execserver.relay.executor import RemoteExecutor
     from execserver.relay.identity import Identity
     from execserver.sandbox import policy
@@ -124,13 +123,12 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 """How soon a file-system thread gives the loop its turn back; Python's own 5 ms is too long."""
 
 
-def run(config: Settings, config_file: str | None = None, first: FirstAnswer | None = None) -> int:
+def run(config: Settings, config_file: str | None = None) -> int:
     """Serve until the service ends. Returns the exit code, or ends the process itself.
 
     Args:
         config: the settings.
         config_file: the file that they were read from, which sandboxes do not show.
-        first: what a client on standard input was told already.
     """
     reuse_buffers()
     descriptor_table.widen()
@@ -139,7 +137,7 @@ def run(config: Settings, config_file: str | None = None, first: FirstAnswer | N
     except ChannelError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    host = Host() if first is None else first.host
+    host = Host()
     try:
         credentials = Credentials(config.authentication, base=host.cwd)
         _check_exposure(config, hello)
@@ -162,7 +160,7 @@ def run(config: Settings, config_file: str | None = None, first: FirstAnswer | N
         # Never closed, as `uvloop.run` would do: that waits for threads, and a name server that does not
         # answer holds one for half a minute.
         code = loop.run_until_complete(
-            Server(config, hello, channel, host, credentials, own, identity, first).serve()
+            Server(config, hello, channel, host, credentials, own, identity).serve()
         )
     except SupervisorGoneError:
         code = 1
@@ -305,10 +303,8 @@ class Server:
         credentials: Credentials,
         own: OwnThings,
         identity: Identity | None = None,
-        first: FirstAnswer | None = None,
     ) -> None:
         self._config = config
-        self._first = first
         self._hello = hello
         self._channel = channel
         self._host = host
@@ -334,8 +330,7 @@ class Server:
         self._watch_supervisor()
         survival, legacy = self._take_over()
         executor = self._executor = self._make_executor(survival)
-        promised = None if self._first is None else self._first.session_id
-        sessions = SessionTable(executor, self._config.session_ttl, promised)
+        sessions = SessionTable(executor, self._config.session_ttl)
         if legacy is not None:
             sessions.inherit(legacy)
             await executor.kill_unfinished_starts(legacy.state.highest)
@@ -513,11 +508,7 @@ class Server:
         gauges: Gauges,
     ) -> None:
         if passed.stdio is not None:
-            channel = serve_stdio(
-                *passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live
-            )
-            if self._first is not None:
-                channel.go_on_after(self._first.request, self._first.answer, self._first.rest)
+            serve_stdio(*passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live)
             return
         if passed.kind == "remote":
             self._remote = self._make_remote(connect, executor)

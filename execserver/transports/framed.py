@@ -84,26 +84,6 @@ class FramedChannel(StreamChannel):
         measures.received(len(first))
         self._serve(self._deliver, first)
 
-    def go_on_after(self, request: bytes, answer: bytes, received: bytes) -> None:
-        """Serve what was read before there was a loop.
-
-        Args:
-            request: a message with its framing that was answered already; empty when none was.
-            answer: what the peer was told. The same must come of the request here, and goes nowhere.
-            received: what was read behind it.
-        """
-        if request:
-            measures.received(len(request))
-            self._deliver(request)
-            if self._outbox.withdraw() != answer:
-                log.error("the first request has another answer now", peer=self.peer)
-                self.abort()
-                return
-            self._handler.batch_ended()
-            measures.sent(len(answer))
-        if received:
-            self.greet(received)
-
     def _release(self) -> None:
         # Half of a message may be 64 MiB, and this object lives on in cycles for a while.
         self._framer = None

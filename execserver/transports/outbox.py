@@ -118,13 +118,6 @@ class Outbox:
         self._corked = False
         self.flush()
 
-    def withdraw(self) -> bytes:
-        """Take back what was put in this turn, before anything else ever was; returns it."""
-        taken = b"".join(self._queue)
-        self._queue = []
-        self._ahead -= len(taken)
-        return taken
-
     def flush(self) -> None:
         """Offer what was put in this turn to the kernel now."""
         if self._queue:
