@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from execserver import __version__
-from execserver.libraries import leave_out, load_msgspec_and_uvloop
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +46,6 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
     """
     if argv[:1] == ["serve"]:
         return serve(argv[1:])
-    leave_out()
     parser = _parser(argv[:1], elsewhere or {})
     options = parser.parse_args(argv)
     if options.command == "config":
@@ -64,8 +62,6 @@ def serve(argv: Sequence[str]) -> int:
     Args:
         argv: the arguments that follow `serve`.
     """
-    leave_out()
-    load_msgspec_and_uvloop()
     from execserver import server  # while the supervisor still works at its hello
     from execserver.supervisor.packets import wait_for_hello
 
@@ -105,11 +101,9 @@ def _config_check(options: argparse.Namespace) -> int:
     if effective is None:
         return 1
     # What cannot be loaded is to be found out here.
-    from execserver import server  # noqa: F401
-    from execserver.protocol.methods import load_shapes
-    from execserver.rpc import validation  # noqa: F401
+    from execserver import server
 
-    load_shapes()
+    server.load_the_rest()
     return _read_credentials(effective) or _check_remote(effective, options)
 
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from importlib import import_module
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from execserver.loading import LOADER, deferred
+from execserver.loading import LOADER
 from execserver.protocol.errors import (
     InternalError,
     InvalidRequest,
@@ -36,7 +36,7 @@ from execserver.protocol.errors import (
     start_cancelled,
 )
 from execserver.protocol.methods import METHODS, Method
-from execserver.rpc import envelope
+from execserver.rpc import envelope, standard
 from execserver.rpc.channel import Channel
 from execserver.rpc.dialect import Dialect, Undecided, encode_standard_error
 from execserver.rpc.handlers import Closable, Handlers, StreamedResult
@@ -51,11 +51,6 @@ from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import UNKNOWN_METHOD, measures
 from execserver.telemetry.tracing import RequestTrace
-
-if TYPE_CHECKING:
-    from execserver.rpc import standard
-else:
-    standard = deferred("execserver.rpc.standard")
 
 log = Logger()
 
