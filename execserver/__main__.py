@@ -6,7 +6,6 @@ Standard library only, until the command-line module is needed: a supervisor sta
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -26,9 +25,6 @@ CLIENT_COMMANDS = {
 RELAY_COMMAND = {"relay": "let executors and clients meet that are behind firewalls"}
 """`execserver.relay.command` has it; it reads none of the daemon's settings."""
 
-PLAIN = ["--listen", "stdio"]
-"""What follows `serve` where a client starts a daemon for itself."""
-
 COMPLETION_VARIABLE = "_EXECSERVER_COMPLETE"
 """Set by a shell that wants to know what could come next."""
 
@@ -37,7 +33,9 @@ def main() -> None:
     """Run `execserver ARGUMENTS` and exit."""
     argv = sys.argv[1:]
     if argv[:1] == ["serve"] and not _asks_for_help(argv):
-        sys.exit(_serve(argv[1:]))
+        from execserver.supervisor.start import run
+
+        sys.exit(run(argv[1:]))
 
     if argv[:1] == ["relay"]:
         from execserver.relay.command import main as relay_main
@@ -52,35 +50,6 @@ def main() -> None:
     from execserver.cli import main as cli_main
 
     sys.exit(cli_main(argv, RELAY_COMMAND | CLIENT_COMMANDS))
-
-
-def _serve(argv: list[str]) -> int:
-    """The supervisor, and the first server where that is a copy of it. A client's first request is answered
-    before either.
-    """
-    from execserver.supervisor.copying import forget_the_script, may_copy
-
-    if not may_copy():
-        from execserver.supervisor.start import run
-
-        return run(argv)
-
-    first = None
-    if argv == PLAIN:
-        from execserver.first_answer import answer_first
-
-        first = answer_first(os.environ)
-
-    from execserver.supervisor.start import run
-
-    def serve() -> int:
-        gc.disable()  # as `start.SERVER_COMMAND` does
-        forget_the_script(["serve", *argv])
-        from execserver.cli import serve
-
-        return serve(argv, first)
-
-    return run(argv, serve=serve, answered=first is not None)
 
 
 def _asks_for_help(argv: list[str]) -> bool:

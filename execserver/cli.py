@@ -14,13 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from execserver import __version__
-from execserver.libraries import leave_out, load_msgspec_and_uvloop
 
 if TYPE_CHECKING:
     import argparse
 
     from execserver.configuration.loading import Effective
-    from execserver.first_answer import FirstAnswer
     from execserver.sandbox.mechanisms import Check
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
@@ -48,7 +46,6 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
     """
     if argv[:1] == ["serve"]:
         return serve(argv[1:])
-    leave_out()
     parser = _parser(argv[:1], elsewhere or {})
     options = parser.parse_args(argv)
     if options.command == "config":
@@ -59,26 +56,18 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
     return 2
 
 
-def serve(argv: Sequence[str], first: FirstAnswer | None = None) -> int:
+def serve(argv: Sequence[str]) -> int:
     """Be the server; returns its exit code.
 
     Args:
-        argv: what follows `serve`.
-        first: what a client on standard input was told already.
+        argv: the arguments that follow `serve`.
     """
-    leave_out()
-    load_msgspec_and_uvloop()
     from execserver import server  # while the supervisor still works at its hello
-    from execserver.configuration.quick import quick_settings
     from execserver.supervisor.packets import wait_for_hello
 
     wait_for_hello(os.environ)
-    settings = quick_settings(argv, os.environ)
-    if settings is not None:
-        return server.run(settings, None, first)
-    command = ["serve", *argv]
-    effective = _effective(_parser(command[:1], {}).parse_args(command))
-    return 1 if effective is None else server.run(effective.settings, effective.file, first)
+    effective = _effective(_parser(["serve"], {}).parse_args(["serve", *argv]))
+    return 1 if effective is None else server.run(effective.settings, effective.file)
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -112,11 +101,9 @@ def _config_check(options: argparse.Namespace) -> int:
     if effective is None:
         return 1
     # What cannot be loaded is to be found out here.
-    from execserver import server  # noqa: F401
-    from execserver.protocol.methods import load_shapes
-    from execserver.rpc import validation  # noqa: F401
+    from execserver import server
 
-    load_shapes()
+    server.load_the_rest()
     return _read_credentials(effective) or _check_remote(effective, options)
 
 

@@ -1,7 +1,4 @@
-"""Facts about this host and this daemon, taken once at launch.
-
-With nothing that takes long to load: they are a part of the first answer (`first_answer.py`).
-"""
+"""Facts about this host and this daemon, taken once at launch."""
 
 from __future__ import annotations
 

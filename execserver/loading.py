@@ -1,12 +1,11 @@
-"""Modules that are loaded when something first needs them, in whatever thread that is, or a moment after the
-start: a client that starts a daemon for one command should not wait for what that command does not need.
+"""Late imports: modules that take 20 ms and more to load, and that a first command does not need.
 
-Of modules that import each other, two threads that begin at different ends can see halves: so one thread at a
-time. And the table of descriptors may be full by then, which must not cost anybody an answer: then with those
-that a daemon keeps spare.
+A request that needs one loads it, in any thread. `server.load_the_rest` loads all of them a moment after the
+start, before an upgrade can replace the installed files.
 
-Somebody may install another version over ours while we run, of which we must not load the rest: so
-`load_deferred` loads what `deferred` has put off, soon after the start.
+Modules that import each other are half loaded for a second thread that begins at another end, so one thread
+loads at a time. The table of descriptors may be full by then, which must not fail a request: then the import
+takes the descriptors that a daemon reserves.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -27,7 +23,7 @@ _FULL = (errno.EMFILE, errno.ENFILE)
 
 
 class Loader:
-    """Runs what imports models, or pydantic. Safe to use from several threads, and inside itself."""
+    """Runs imports. Safe to use from several threads, and inside itself."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -42,23 +38,13 @@ class Loader:
             ImportError: the installation is broken.
         """
         with self._lock:
-            return self.load_at_once(work)
-
-    def load_at_once(self, work: Callable[[], T]) -> T:
-        """The same without waiting for other threads, for modules that do not import each other: it may be
-        asked for in the middle of an import, for which such a thread would wait in turn.
-
-        Raises:
-            OSError: there is no descriptor, nor a spare one (EMFILE, ENFILE).
-            ImportError: the installation is broken.
-        """
-        try:
-            return _import(work)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-        with self.lend():
-            return _import(work)
+            try:
+                return _import(work)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+            with self.lend():
+                return _import(work)
 
     def load_without_spares(self, work: Callable[[], T]) -> T:
         """The same where the caller sees to the descriptors: only it knows who would take them first.
@@ -84,46 +70,3 @@ def _import(work: Callable[[], T]) -> T:
 
 LOADER = Loader()
 """The one of this program: what is imported belongs to all of it."""
-
-_put_off: list[Callable[[], object]] = []
-"""What loads the modules that are put off, in the order in which they were."""
-
-
-class Deferred(ModuleType):
-    """Stands for a module that is loaded when something of it is first used."""
-
-    def __getattr__(self, name: str) -> Any:
-        # What asks for these looks at modules as such, at all there are.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        module = vars(self).get("__module")
-        if module is None:
-            module = vars(self)["__module"] = LOADER.load(lambda: import_module(self.__name__))
-        return getattr(module, name)
-
-
-def deferred(name: str) -> Any:
-    """A module that is loaded when something of it is first used, or by `load_deferred`.
-
-    For the type checker, import the module itself instead.
-    """
-    put_off(lambda: import_module(name))
-    return Deferred(name)
-
-
-def put_off(load: Callable[[], object]) -> None:
-    """Have something loaded by `load_deferred`."""
-    _put_off.append(load)
-
-
-def load_deferred() -> None:
-    """Load everything that is put off, and what that puts off. For whatever thread: others get their turn
-    after each module.
-
-    Raises:
-        OSError: there is no descriptor for it (EMFILE, ENFILE).
-        ImportError: the installation is broken.
-    """
-    for load in _put_off:  # it grows meanwhile
-        LOADER.load_without_spares(load)
-        time.sleep(0)

@@ -16,33 +16,33 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from execserver import descriptor_table, fault_points, membership
-from execserver.api import environment, handshake, process
-from execserver.api.families import Families
+from execserver import descriptor_table, fault_points, membership, upgrade, worker_launch
+from execserver.api import discover, environment, filesystem, handshake, health, http, observing, process
 from execserver.configuration.model import Settings
 from execserver.credentials import Credentials
 from execserver.fault_points import reach
+from execserver.filesystem import mounts, worker_pool
 from execserver.filesystem.blocking import run_in_background
 from execserver.folders import FolderError, state_folder
 from execserver.host import Host
-from execserver.loading import LOADER, deferred, load_deferred
+from execserver.loading import LOADER
 from execserver.memory import reuse_buffers
 from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
 from execserver.protocol.errors import InternalError
-from execserver.protocol.methods import METHODS, load_shapes
+from execserver.protocol.methods import load_shapes
 from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Handlers
-from execserver.rpc.quick_answers import QuickAnswers
-from execserver.rpc.repeats import repeats
+from execserver.sandbox import policy
 from execserver.sandbox.options import OwnThings, executed, socket_addresses
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
@@ -63,31 +63,14 @@ from execserver.telemetry import logs, tracing
 from execserver.telemetry.gauges import Gauges
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
+from execserver.transports import sockets
 from execserver.transports.authentication import ConfigurationError
 from execserver.transports.stdio import serve_stdio
 
 if TYPE_CHECKING:
-    from execserver import upgrade, worker_launch
-    from execserver.api import discover, filesystem, health, http, observing
-    from execserver.filesystem import mounts, worker_pool
     from execserver.filesystem.edits import Edits
-    from execserver.first_answer import FirstAnswer
     from execserver.relay.executor import RemoteExecutor
     from execserver.relay.identity import Identity
-    from execserver.sandbox import policy
-    from execserver.transports import sockets
-else:  # what the first command of a client over stdio does not need
-    upgrade = deferred("execserver.upgrade")
-    worker_launch = deferred("execserver.worker_launch")
-    discover = deferred("execserver.api.discover")
-    filesystem = deferred("execserver.api.filesystem")
-    health = deferred("execserver.api.health")
-    http = deferred("execserver.api.http")
-    observing = deferred("execserver.api.observing")
-    mounts = deferred("execserver.filesystem.mounts")
-    worker_pool = deferred("execserver.filesystem.worker_pool")
-    policy = deferred("execserver.sandbox.policy")
-    sockets = deferred("execserver.transports.sockets")
 
 log = Logger()
 
@@ -104,17 +87,21 @@ WARM_UP_AFTER_SECONDS = 2.0
 """When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
 processor, which a client that starts a daemon for a single command should not wait for."""
 
+LATE_MODULES = (
+    "structlog",
+    "execserver.rpc.dispatcher",
+    "execserver.rpc.validation",
+    "execserver.transports.websocket",
+)
+"""Modules that take 20 ms and more to load, mostly for the libraries that they need. A request that needs one
+earlier loads it."""
+
 LOAD_AFTER_SECONDS = 0.1
-"""When the log begins, and then, once nothing has passed between us and clients for as long again, the models
-of parameters are loaded, and all that was put off, unless a request needs it earlier: the first command of a
-client that starts a daemon for it has begun by then, and nobody is made to wait who goes on asking, or whose
-command goes on writing."""
+"""The time without traffic after which these are loaded: the first command of a client that starts a daemon
+for it does not wait for them, nor does a client that goes on asking, or whose command goes on writing."""
 
 LOAD_AT_LAST_SECONDS = 5.0
-"""How long that is waited for at most: the installed files may be replaced by those of another version."""
-
-OBSERVING = ("process/list", "process/subscribe", "process/unsubscribe")
-"""What of `process/*` looks at processes from outside (`api/observing.py`)."""
+"""The longest wait for such a time: an upgrade may replace the installed files."""
 
 LAST_FRAMES_SECONDS = 1.0
 """How long a relay may take to take the last bytes for its clients."""
@@ -126,13 +113,12 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 """How soon a file-system thread gives the loop its turn back; Python's own 5 ms is too long."""
 
 
-def run(config: Settings, config_file: str | None = None, first: FirstAnswer | None = None) -> int:
+def run(config: Settings, config_file: str | None = None) -> int:
     """Serve until the service ends. Returns the exit code, or ends the process itself.
 
     Args:
         config: the settings.
         config_file: the file that they were read from, which sandboxes do not show.
-        first: what a client on standard input was told already.
     """
     reuse_buffers()
     descriptor_table.widen()
@@ -141,7 +127,7 @@ def run(config: Settings, config_file: str | None = None, first: FirstAnswer | N
     except ChannelError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    host = Host() if first is None else first.host
+    host = Host()
     try:
         credentials = Credentials(config.authentication, base=host.cwd)
         _check_exposure(config, hello)
@@ -152,7 +138,7 @@ def run(config: Settings, config_file: str | None = None, first: FirstAnswer | N
     fault_points.arm(os.environ)
     own = _own_things(config, hello, host, config_file)
     os.chdir("/")
-    writer = logs.configure(config.log_level, config.log_format, hold=True)
+    writer = logs.configure(config.log_level, config.log_format)
     tracing.configure()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # The supervisor says when to stop; a command's `kill $PPID` does not.
@@ -164,20 +150,18 @@ def run(config: Settings, config_file: str | None = None, first: FirstAnswer | N
         # Never closed, as `uvloop.run` would do: that waits for threads, and a name server that does not
         # answer holds one for half a minute.
         code = loop.run_until_complete(
-            Server(config, hello, channel, host, credentials, own, identity, first).serve()
+            Server(config, hello, channel, host, credentials, own, identity).serve()
         )
     except SupervisorGoneError:
         code = 1
     tracing.shut_down(LAST_SPANS_SECONDS)
-    with suppress(OSError):
-        logs.begin()
     writer.flush(1.0)
     # A thread that hangs in a dead mount must not keep the process.
     os._exit(code)
 
 
 def load_the_rest() -> None:
-    """Load what was put off, and the models of all parameters: two tenths of a second, for whatever thread.
+    """Load the modules that take long to load, and that a first command does not need, in any thread.
 
     Raises:
         OSError: there is no descriptor for it.
@@ -187,9 +171,8 @@ def load_the_rest() -> None:
     usual = sys.getswitchinterval()
     sys.setswitchinterval(100e-6)
     try:
-        LOADER.load_without_spares(logs.begin)
-        load_deferred()
-        LOADER.load_without_spares(lambda: import_module("execserver.rpc.validation"))  # pydantic
+        for name in LATE_MODULES:
+            LOADER.load_without_spares(partial(import_module, name))
         LOADER.load_without_spares(load_shapes)
     finally:
         sys.setswitchinterval(usual)
@@ -307,16 +290,13 @@ class Server:
         credentials: Credentials,
         own: OwnThings,
         identity: Identity | None = None,
-        first: FirstAnswer | None = None,
     ) -> None:
         self._config = config
-        self._first = first
         self._hello = hello
         self._channel = channel
         self._host = host
         self._credentials = credentials
         self._sandboxes = Sandboxes(config.sandboxes, own, host.environment)
-        self._quick = QuickAnswers(repeats)
         self._reloads: set[asyncio.Task[None]] = set()
         self._stop_requested = asyncio.Event()
         self._stopping = False
@@ -337,8 +317,7 @@ class Server:
         self._watch_supervisor()
         survival, legacy = self._take_over()
         executor = self._executor = self._make_executor(survival)
-        promised = None if self._first is None else self._first.session_id
-        sessions = SessionTable(executor, self._config.session_ttl, promised)
+        sessions = SessionTable(executor, self._config.session_ttl)
         if legacy is not None:
             sessions.inherit(legacy)
             await executor.kill_unfinished_starts(legacy.state.highest)
@@ -354,7 +333,6 @@ class Server:
                 handlers,
                 self._config.concurrent_requests,
                 lambda lost: self._connection_lost(lost, sessions),
-                self._quick,
             )
             self._connections.add(connection)
             if self._stopping:
@@ -362,12 +340,12 @@ class Server:
             return connection
 
         # Before anybody can look: what a dead server has begun is done, or was never begun.
-        await self._replay_edits(handlers)
+        await self._replay_edits()
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, gauges)
         self._freeze_heap()
         LOADER.lend = executor.lend_spares
-        self._loading = loop.create_task(self._load_the_rest(executor, handlers))
+        self._loading = loop.create_task(self._load_the_rest(executor))
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
             self._remote.start()
@@ -450,19 +428,17 @@ class Server:
             queued_input_bytes=lambda: executor.queued_input_bytes,
         )
 
-    def _make_handlers(self, executor: Executor, sessions: SessionTable, gauges: Gauges) -> Families:
-        families = Families()
-        families |= handshake.handlers(sessions, self._host)
-        families |= environment.handlers(self._host)
-        self._quick.add(environment.preparers(self._host))
-        families |= process.ProcessHandlers(executor, self._host, self._sandboxes, sessions).table()
-        files = [name for name in METHODS if name.startswith("fs/")]
-        families.put_off(files, lambda: self._make_file_handlers(executor))
-        families.put_off(OBSERVING, lambda: observing.ObservingHandlers(executor, sessions).table())
-        families.put_off(("http/request",), self._make_http_handlers)
-        families.put_off(("rpc.discover",), lambda: discover.handlers())
-        families.put_off(("server/health",), lambda: health.handlers(gauges))
-        return families
+    def _make_handlers(self, executor: Executor, sessions: SessionTable, gauges: Gauges) -> Handlers:
+        return {
+            **handshake.handlers(sessions, self._host),
+            **environment.handlers(self._host),
+            **process.ProcessHandlers(executor, self._host, self._sandboxes, sessions).table(),
+            **observing.ObservingHandlers(executor, sessions).table(),
+            **self._make_file_handlers(executor),
+            **self._make_http_handlers(),
+            **discover.handlers(),
+            **health.handlers(gauges),
+        }
 
     def _make_file_handlers(self, executor: Executor) -> Handlers:
         table = mounts.MountTable()
@@ -473,7 +449,6 @@ class Server:
         confinement = filesystem.FileConfinement(
             self._make_workers(executor, lambda: table.can_hang), self._host.environment.get("TMPDIR")
         )
-        self._quick.add(filesystem.preparers(table))
         return filesystem.handlers(table, confinement, self._make_edits)
 
     def _make_workers(self, executor: Executor, can_hang: Callable[[], bool]) -> worker_pool.WorkerPool:
@@ -495,13 +470,12 @@ class Server:
             self._edits = Edits(self._open_state_folder, self._workers)
         return self._edits
 
-    async def _replay_edits(self, families: Families) -> None:
+    async def _replay_edits(self) -> None:
         try:
             found = os.listdir(f"{self._open_state_folder()}/{RECORDS_FOLDER}")
         except (OSError, InternalError):
             return  # There never was any; or no place for them, as others will say.
         if len(found) > 1:  # the lock is always there
-            families.make("fs/applyEdits")
             await self._make_edits().replay()
 
     def _open_state_folder(self) -> str:
@@ -519,11 +493,7 @@ class Server:
         gauges: Gauges,
     ) -> None:
         if passed.stdio is not None:
-            channel = serve_stdio(
-                *passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live
-            )
-            if self._first is not None:
-                channel.go_on_after(self._first.request, self._first.answer, self._first.rest)
+            serve_stdio(*passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live)
             return
         if passed.kind == "remote":
             self._remote = self._make_remote(connect, executor)
@@ -569,16 +539,14 @@ class Server:
         gc.set_threshold(50_000, 20, 50)
         gc.enable()  # it was to do nothing until now (`cli.py`)
 
-    async def _load_the_rest(self, executor: Executor, families: Families) -> None:
+    async def _load_the_rest(self, executor: Executor) -> None:
         """Now rather than at the first request that needs it, and before somebody installs another version in
         its place.
         """
         try:
             await asyncio.sleep(LOAD_AFTER_SECONDS)
-            await executor.with_spares(lambda: LOADER.load_without_spares(logs.begin))
             await _quiet_moment()
             await executor.with_spares(load_the_rest)
-            families.make_all()
         except OSError as error:  # what a request needs is loaded for it
             log.warning("what is needed later cannot be loaded now", reason=str(error))
         except Exception as error:  # a broken installation

@@ -1,11 +1,12 @@
 """The workloads, in the order in which they run and are printed."""
 
-from benchmarks.workloads import files, library, lifecycle, output, processes, requests, sandboxes
+from benchmarks.workloads import agent_day, files, library, lifecycle, output, processes, requests, sandboxes
 from benchmarks.workloads.model import FULL, QUICK, Row, Sizes, Workload
 
 __all__ = ["FULL", "QUICK", "WORKLOADS", "Row", "Sizes", "Workload"]
 
 WORKLOADS: tuple[Workload, ...] = (
+    *agent_day.WORKLOADS,
     *requests.WORKLOADS,
     *processes.WORKLOADS,
     *output.WORKLOADS,

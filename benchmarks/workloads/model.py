@@ -4,12 +4,12 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from benchmarks.server import ServerUnderTest
 from benchmarks.wire import Connection, Transport
 
-METADATA = b'{"id":5,"method":"fs/getMetadata","params":{"path":"file:///etc/passwd","sandbox":null}}'
 INFO = b'{"id":5,"method":"environment/info"}'
 
 MIB = 1 << 20
@@ -29,7 +29,8 @@ class Sizes:
     connections: int = 200
     writes: int = 450
     confined_spawns: int = 60
-    confined_writes: int = 60
+    confined_requests: int = 60
+    small_writes: int = 500
     large_file_mib: int = 32
     library_runs: int = 300
 
@@ -47,7 +48,8 @@ QUICK = Sizes(
     connections=20,
     writes=50,
     confined_spawns=15,
-    confined_writes=15,
+    confined_requests=15,
+    small_writes=50,
     large_file_mib=8,
     library_runs=50,
 )
@@ -117,3 +119,29 @@ def read(process: str, *, after: int | None = None, max_bytes: int | None = None
     """A `process/read` request with id 31."""
     params = {"processId": process, "afterSeq": after, "maxBytes": max_bytes, "waitMs": wait_ms}
     return json.dumps({"id": 31, "method": "process/read", "params": params}, separators=(",", ":")).encode()
+
+
+def workspace_write(workspace: Path) -> dict[str, object]:
+    """The sandbox of Codex's mode `workspace-write`: everything may be read, the workspace and temporary
+    folders may be written, and no network may be used.
+    """
+
+    def entry(kind: str, access: str) -> dict[str, object]:
+        return {"path": {"type": "special", "value": {"kind": kind}}, "access": access}
+
+    entries = [
+        entry("root", "read"),
+        entry("project_roots", "write"),
+        entry("slash_tmp", "write"),
+        entry("tmpdir", "write"),
+    ]
+    return {
+        "permissions": {
+            "type": "managed",
+            "network": "restricted",
+            "file_system": {"type": "restricted", "entries": entries},
+        },
+        "cwd": workspace.as_uri(),
+        "workspaceRoots": [workspace.as_uri()],
+        "windowsSandboxLevel": "disabled",
+    }

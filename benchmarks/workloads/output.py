@@ -4,8 +4,9 @@ import time
 
 from benchmarks.server import ServerUnderTest
 from benchmarks.wire import CLOSED, Connection
+from benchmarks.workloads.agent_day import request, tree
 from benchmarks.workloads.model import (
-    METADATA,
+    INFO,
     MIB,
     Measured,
     Row,
@@ -64,32 +65,35 @@ def _retained(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> 
 
 def _loaded(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
     argv = ["/bin/sh", "-c", f"yes | head -c {sizes.output_mib * 4}M"]
-    connection.send(connection.frame(start(fresh_id(), argv)))
-    # The reference answers the start some milliseconds before its child runs: not yet a load.
-    connection.expect(b'"id":7', b'"process/output"')
-    frame = connection.frame(METADATA)
     times: list[float] = []
-    closed = False
-    began = time.perf_counter()
-    while not closed and len(times) < LOADED_ROUND_TRIPS:
-        due = began + LOADED_INTERVAL_SECONDS
-        while (wait := due - time.perf_counter()) > 0:
-            if connection.ready(wait):
-                closed = closed or CLOSED in connection.receive()[:40]
+    with tree(LOADED_ROUND_TRIPS) as project:
+        frames = [connection.frame(request(5, "fs/getMetadata", path)) for path in project.flat]
+        connection.send(connection.frame(start(fresh_id(), argv)))
+        # The reference answers the start some milliseconds before its child runs: not yet a load.
+        connection.expect(b'"id":7', b'"process/output"')
+        closed = False
         began = time.perf_counter()
-        connection.send(frame)
-        while True:
-            message = connection.receive()
-            # Only the ends are looked at: in between is up to a mebibyte of base64.
-            if b'"id":5' in message[:10] or b'"id":5' in message[-12:]:
+        for frame in frames:
+            due = began + LOADED_INTERVAL_SECONDS
+            while (wait := due - time.perf_counter()) > 0:
+                if connection.ready(wait):
+                    closed = closed or CLOSED in connection.receive()[:40]
+            if closed:
                 break
-            closed = closed or CLOSED in message[:40]
-        times.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            connection.send(frame)
+            while True:
+                message = connection.receive()
+                # Only the ends are looked at: in between is up to a mebibyte of base64.
+                if b'"id":5' in message[:10] or b'"id":5' in message[-12:]:
+                    break
+                closed = closed or CLOSED in message[:40]
+            times.append(time.perf_counter() - began)
     return {"loaded_p50": percentile(times, 0.5) * 1e6, "loaded_p99": percentile(times, 0.99) * 1e6}
 
 
 def _slow_reader(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
-    connection.exchange([connection.frame(METADATA)])
+    connection.exchange([connection.frame(INFO)])
     time.sleep(max(0.4, server.started_at + STARTED_SECONDS - time.perf_counter()))
     before = server.memory().resident
     connection.send(connection.frame(start(fresh_id(), ["/bin/sh", "-c", "yes | head -c 2000M"])))

@@ -1,71 +1,17 @@
-"""Small requests: round trips, pipelining, flood, head of line, many connections."""
+"""Small requests: behind a long poll, and over many connections."""
 
 import statistics
 import time
+from itertools import islice
+from pathlib import Path
 
 from benchmarks.server import ServerUnderTest
-from benchmarks.wire import Connection, StalledError
-from benchmarks.workloads.model import (
-    INFO,
-    METADATA,
-    Measured,
-    Row,
-    Sizes,
-    Workload,
-    fresh_id,
-    percentile,
-    read,
-    start,
-)
+from benchmarks.wire import Connection
+from benchmarks.workloads.agent_day import SETTLE_SECONDS, request, requests, tree
+from benchmarks.workloads.model import Measured, Row, Sizes, Workload, fresh_id, percentile, read, start
 
-WINDOW = 64
-WARM_UP = 300
-# Start-up has rows of its own: a server that first answers still loads, and this row is of one that runs.
-SETTLE_SECONDS = 0.5
+EIGHT_WINDOW = 16
 LONG_POLL_MS = 300
-# A server that deadlocks is given up after this long without progress.
-FLOOD_STALL_SECONDS = 4.0
-
-
-def _round_trip(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
-    frame = connection.frame(METADATA)
-    time.sleep(SETTLE_SECONDS)
-    for _ in range(WARM_UP):
-        connection.send(frame)
-        connection.receive()
-    times = []
-    for _ in range(sizes.round_trips):
-        began = time.perf_counter()
-        connection.send(frame)
-        connection.receive()
-        times.append(time.perf_counter() - began)
-    return {"rtt_p50": percentile(times, 0.5) * 1e6, "rtt_p99": percentile(times, 0.99) * 1e6}
-
-
-def _numbered(connection: Connection, request: bytes, count: int) -> list[bytes]:
-    """The same request under `count` ids."""
-    return [connection.frame(request.replace(b'"id":5', b'"id":%d' % (100 + i), 1)) for i in range(count)]
-
-
-def _pipelined(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
-    measured = {}
-    for row, request in (("pipelined_metadata", METADATA), ("pipelined_info", INFO)):
-        frames = _numbered(connection, request, sizes.pipelined)
-        connection.exchange(frames[:500], window=WINDOW)
-        began = time.perf_counter()
-        connection.exchange(frames, window=WINDOW)
-        measured[row] = sizes.pipelined / (time.perf_counter() - began)
-    return measured
-
-
-def _flood(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
-    frames = _numbered(connection, INFO, sizes.pipelined)
-    began = time.perf_counter()
-    try:
-        connection.exchange(frames, stalled_after=FLOOD_STALL_SECONDS)
-    except StalledError:
-        return {"flood": 0.0}
-    return {"flood": sizes.pipelined / (time.perf_counter() - began)}
 
 
 def _long_poll(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> float:
@@ -73,9 +19,9 @@ def _long_poll(server: ServerUnderTest, connection: Connection, sizes: Sizes) ->
     connection.send(connection.frame(start(process, ["/bin/sleep", "100"])))
     connection.expect(b'"id":7')
     poll = connection.frame(read(process, max_bytes=1, wait_ms=LONG_POLL_MS))
-    small = connection.frame(b'{"id":32,"method":"environment/info"}')
     times = []
-    for _ in range(5):
+    for folder in ("/bin", "/etc", "/tmp", "/usr", "/var"):
+        small = connection.frame(request(32, "fs/getMetadata", Path(folder)))
         began = time.perf_counter()
         connection.send(poll + small)
         overtaken = connection.expect(b'"id":32') == 1
@@ -93,28 +39,52 @@ def _behind_long_poll_concurrent(server: ServerUnderTest, connection: Connection
     return {"behind_long_poll_64": _long_poll(server, connection, sizes)}
 
 
+def _eight(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
+    with tree(0) as project:
+        time.sleep(SETTLE_SECONDS)
+        peers = [server.connect() for _ in range(8)]
+        shares = [
+            [peer.frame(message) for message in requests("fs/readFile", project.sources[number::8])]
+            for number, peer in enumerate(peers)
+        ]
+        began = time.perf_counter()
+        for start_at in range(0, len(shares[0]), EIGHT_WINDOW):
+            for peer, frames in zip(peers, shares, strict=True):
+                peer.send(b"".join(frames[start_at : start_at + EIGHT_WINDOW]))
+            for peer, frames in zip(peers, shares, strict=True):
+                peer.skip(len(frames[start_at : start_at + EIGHT_WINDOW]))
+        rate = len(project.sources) / (time.perf_counter() - began)
+        for peer in peers:
+            peer.close()
+    return {"eight_read": rate}
+
+
 def _connections(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
     began = time.perf_counter()
     peers = [server.connect() for _ in range(sizes.connections)]
     connected = time.perf_counter() - began
-    frame = connection.frame(METADATA)
-    times = []
-    for turn in range(6):
-        for peer in peers:
-            sent = time.perf_counter()
-            peer.send(frame)
-            peer.receive()
-            if turn:
-                times.append(time.perf_counter() - sent)
-    turns, burst = 10, 10
-    frames = frame * burst
-    began = time.perf_counter()
-    for _ in range(turns):
-        for peer in peers:
-            peer.send(frames)
-        for peer in peers:
-            peer.skip(burst)
-    rate = turns * burst * len(peers) / (time.perf_counter() - began)
+    with tree(sizes.pipelined) as project:
+        frames = iter(
+            [connection.frame(message) for message in requests("fs/getMetadata", project.flat)]
+            + [connection.frame(message) for message in requests("fs/readFile", project.flat)]
+        )
+        times = []
+        for turn in range(6):
+            for peer in peers:
+                frame = next(frames)
+                sent = time.perf_counter()
+                peer.send(frame)
+                peer.receive()
+                if turn:
+                    times.append(time.perf_counter() - sent)
+        turns, burst = sizes.pipelined // len(peers) // 8, 8
+        began = time.perf_counter()
+        for _ in range(turns):
+            for peer in peers:
+                peer.send(b"".join(islice(frames, burst)))
+            for peer in peers:
+                peer.skip(burst)
+        rate = turns * burst * len(peers) / (time.perf_counter() - began)
     resident = server.memory().resident
     for peer in peers:
         peer.close()
@@ -128,23 +98,6 @@ def _connections(server: ServerUnderTest, connection: Connection, sizes: Sizes) 
 
 WORKLOADS = (
     Workload(
-        "rtt",
-        _round_trip,
-        (
-            Row("rtt_p50", "small RTT, fs/getMetadata, p50", "µs"),
-            Row("rtt_p99", "small RTT, fs/getMetadata, p99", "µs"),
-        ),
-    ),
-    Workload(
-        "pipelined",
-        _pipelined,
-        (
-            Row("pipelined_metadata", "pipelined fs/getMetadata, window 64", "req/s", "higher"),
-            Row("pipelined_info", "pipelined environment/info, window 64", "req/s", "higher"),
-        ),
-    ),
-    Workload("flood", _flood, (Row("flood", "flood of 10,000 without a window", "req/s", "higher"),)),
-    Workload(
         "long_poll",
         _behind_long_poll,
         (Row("behind_long_poll", "small RTT behind a 300 ms long poll", "ms"),),
@@ -154,6 +107,12 @@ WORKLOADS = (
         _behind_long_poll_concurrent,
         (Row("behind_long_poll_64", "… reference with --concurrent-requests 64", "ms"),),
         reference_options="--concurrent-requests 64",
+    ),
+    Workload(
+        "eight",
+        _eight,
+        (Row("eight_read", "fs/readFile of 0.1 to 2.5 KB over 8 connections", "req/s", "higher"),),
+        frozenset({"ws", "unix"}),
     ),
     Workload(
         "connections",

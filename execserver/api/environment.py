@@ -11,7 +11,6 @@ from execserver.host import Host
 from execserver.protocol.path_uri import path_to_uri
 from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
-from execserver.rpc.quick_answers import Answerer, Preparers
 
 if TYPE_CHECKING:
     from execserver.protocol.environment import (
@@ -25,16 +24,6 @@ if TYPE_CHECKING:
     )
 
 _STATUS = b'{"status":"ready"}'
-
-
-def preparers(host: Host) -> Preparers:
-    """What the daemon is, for those that ask again and again."""
-    plain, extended = _infos(host)
-
-    def prepare_info(_: NoParams) -> Answerer:
-        return lambda asker: extended if asker.extensions else plain
-
-    return {"environment/info": prepare_info, "environment/status": lambda _: lambda _: _STATUS}
 
 
 def _infos(host: Host) -> tuple[bytes, bytes]:

@@ -1,14 +1,14 @@
 """`fs/*`. `docs/protocol.md`, "File system".
 
-Whatever may block runs in a thread: the handler is then a coroutine, which begins its work only
-when the connection has room for it. Two lookups are answered at once where no mount can hang.
+Work that may block runs in a thread: the handler then gives a coroutine, which begins its work only
+when the connection has room for it. Lookups, and small reads, lists and writes, are answered at once where
+no mount can hang (`filesystem/small.py`).
 
 A request whose sandbox limits files is answered by a worker inside that sandbox, whatever it asks for.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -22,17 +22,16 @@ from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.files import DirectFiles, Files
 from execserver.filesystem.handles import FileHandles
 from execserver.filesystem.metadata import canonicalize as resolve_links
-from execserver.filesystem.metadata import described, is_symlink, metadata
+from execserver.filesystem.metadata import metadata
 from execserver.filesystem.mounts import MountTable
-from execserver.filesystem.reading import FileStream, LargeFile
+from execserver.filesystem.reading import FileStream, LargeFile, check_reply_size
+from execserver.filesystem.small import OUTSIDE, SmallFiles
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.watch import MissingWatch
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.protocol.errors import InternalError, InvalidRequest, file_error
 from execserver.protocol.path_uri import ForeignPath, path_to_uri
-from execserver.rpc.envelope import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handler, StreamedResult
-from execserver.rpc.quick_answers import Answerer, Asker, Preparers
 from execserver.sandbox.policy import Policy
 
 if TYPE_CHECKING:
@@ -66,9 +65,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ELSEWHERE = "/proc/"
-"""Below it are the roots of other processes, with mounts that are not in our table."""
-
 _NOTHING = Encoded(b"{}")
 
 
@@ -93,13 +89,14 @@ def handlers(
         confinement: None refuses every sandbox that limits files.
         edits: gives what carries out `fs/applyEdits`; None refuses it.
     """
+    small = SmallFiles(mounts)
     return {
-        "fs/readFile": partial(read_file, confinement),
-        "fs/writeFile": partial(write_file, confinement),
+        "fs/readFile": partial(read_file, small, confinement),
+        "fs/writeFile": partial(write_file, small, confinement),
         "fs/createDirectory": partial(create_directory, confinement),
         "fs/getMetadata": partial(get_metadata, mounts, confinement),
         "fs/canonicalize": partial(canonicalize, mounts, confinement),
-        "fs/readDirectory": partial(read_directory, confinement),
+        "fs/readDirectory": partial(read_directory, small, confinement),
         "fs/walk": partial(walk, confinement),
         "fs/remove": partial(remove, confinement),
         "fs/copy": partial(copy, confinement),
@@ -114,45 +111,13 @@ def handlers(
     }
 
 
-def preparers(mounts: MountTable) -> Preparers:
-    """Looks at one path, for those that ask again and again."""
-    return {"fs/getMetadata": partial(prepare_metadata, mounts)}
-
-
-def prepare_metadata(mounts: MountTable, params: PathParams) -> Answerer | None:
-    """`fs/getMetadata` of one path. What is said of it is encoded anew when it has changed."""
-    path = params.path
-    if params.sandbox is not None or type(path) is not str or path.startswith(_ELSEWHERE):
-        return None
-    name = os.fsencode(path)
-    mode = size = modified = -1
-    encoded = b""
-
-    def look(_: Asker) -> bytes | None:
-        nonlocal mode, size, modified, encoded
-        if mounts.can_hang:
-            return None
-        try:
-            status = os.lstat(name)
-        except OSError:
-            return None  # the long way says what is wrong
-        if status.st_mtime_ns != modified or status.st_size != size or status.st_mode != mode:
-            if is_symlink(status):
-                return None
-            mode, size, modified = status.st_mode, status.st_size, status.st_mtime_ns
-            encoded = encode_json(described(status, is_link=False))
-        return encoded
-
-    return look
-
-
 def get_metadata(
     mounts: MountTable, confinement: FileConfinement | None, caller: Caller, params: PathParams
 ) -> Metadata | Awaitable[Metadata]:
     """Say what a path is."""
     # What is asked most often is spelled out: each call would cost a tenth of the system call.
     path = params.path
-    if params.sandbox is None and type(path) is str and not (mounts.can_hang or path.startswith(_ELSEWHERE)):
+    if params.sandbox is None and type(path) is str and not (mounts.can_hang or path.startswith(OUTSIDE)):
         try:
             return metadata(path)
         except OSError as error:
@@ -175,21 +140,40 @@ def canonicalize(
     )
 
 
-async def read_file(
-    confinement: FileConfinement | None, caller: Caller, params: PathParams
-) -> Encoded | StreamedResult:
+def read_file(
+    small: SmallFiles, confinement: FileConfinement | None, caller: Caller, params: PathParams
+) -> Encoded | Awaitable[Encoded | StreamedResult]:
     """Read a whole file."""
-    files = _files(confinement, caller, params.sandbox)
-    content = await files.begin_reading(_native_path(params.path), caller.max_reply_bytes)
+    path = _native_path(params.path)
+    files = _confined(confinement, caller, params.sandbox)
+    content = small.read(path) if files is None else None
+    if content is None:
+        return _read_file(files or _direct(caller), path, caller)
+    check_reply_size(len(content), caller.max_reply_bytes)
+    return Encoded(b'{"dataBase64":"%b"}' % content)
+
+
+async def _read_file(files: Files, path: str, caller: Caller) -> Encoded | StreamedResult:
+    content = await files.begin_reading(path, caller.max_reply_bytes)
     if isinstance(content, LargeFile):
         stream = FileStream(content, _calls(caller), _descriptors(caller))
         return StreamedResult(b'{"dataBase64":"', stream, b'"}', stream.encoded_size)
     return Encoded(b'{"dataBase64":"%b"}' % content)
 
 
-async def write_file(confinement: FileConfinement | None, caller: Caller, params: WriteFileParams) -> Encoded:
+def write_file(
+    small: SmallFiles, confinement: FileConfinement | None, caller: Caller, params: WriteFileParams
+) -> Encoded | Awaitable[Encoded]:
     """Make a file or replace its content."""
-    await _files(confinement, caller, params.sandbox).write(_native_path(params.path), params.data_base64)
+    path = _native_path(params.path)
+    files = _confined(confinement, caller, params.sandbox)
+    if files is None and small.write(path, params.data_base64):
+        return _NOTHING
+    return _write_file(files or _direct(caller), path, params.data_base64)
+
+
+async def _write_file(files: Files, path: str, text: str | memoryview) -> Encoded:
+    await files.write(path, text)
     return _NOTHING
 
 
@@ -202,10 +186,20 @@ async def create_directory(
     return _NOTHING
 
 
-async def read_directory(confinement: FileConfinement | None, caller: Caller, params: PathParams) -> Encoded:
+def read_directory(
+    small: SmallFiles, confinement: FileConfinement | None, caller: Caller, params: PathParams
+) -> Encoded | Awaitable[Encoded]:
     """List a directory."""
-    files = _files(confinement, caller, params.sandbox)
-    return Encoded(b'{"entries":%b}' % await files.read_directory(_native_path(params.path)))
+    path = _native_path(params.path)
+    files = _confined(confinement, caller, params.sandbox)
+    entries = small.read_directory(path) if files is None else None
+    if entries is None:
+        return _read_directory(files or _direct(caller), path)
+    return Encoded(b'{"entries":%b}' % entries)
+
+
+async def _read_directory(files: Files, path: str) -> Encoded:
+    return Encoded(b'{"entries":%b}' % await files.read_directory(path))
 
 
 async def walk(confinement: FileConfinement | None, caller: Caller, params: WalkParams) -> Encoded:
@@ -316,7 +310,7 @@ async def watch_missing(mounts: MountTable, caller: Caller, params: WatchMissing
 
 
 def _look_up(mounts: MountTable, function: Callable[[str], T], caller: Caller, path: str) -> T | Awaitable[T]:
-    if mounts.can_hang or path.startswith(_ELSEWHERE):
+    if mounts.can_hang or path.startswith(OUTSIDE):
         return _look_up_in_thread(caller, function, path)
     try:
         return function(path)
@@ -337,7 +331,11 @@ def _canonical_path(path: str) -> CanonicalPath:
 
 
 def _files(confinement: FileConfinement | None, caller: Caller, sandbox: SandboxContext | None) -> Files:
-    return _confined(confinement, caller, sandbox) or DirectFiles(_calls(caller), _descriptors(caller))
+    return _confined(confinement, caller, sandbox) or _direct(caller)
+
+
+def _direct(caller: Caller) -> DirectFiles:
+    return DirectFiles(_calls(caller), _descriptors(caller))
 
 
 def _confined(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pybase64
 from msgspec.structs import replace
 
+from execserver.api import confinement
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.host import Host
-from execserver.loading import deferred
 from execserver.processes.child_environment import child_environment
 from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan, plan_launch
@@ -43,7 +43,6 @@ from execserver.sessions.session import Session
 from execserver.sessions.table import SessionTable
 
 if TYPE_CHECKING:
-    from execserver.api import confinement
     from execserver.protocol.process import (
         CloseStdinParams,
         CloseStdinResult,
@@ -63,9 +62,6 @@ if TYPE_CHECKING:
     from execserver.protocol.sandbox import SandboxContext
     from execserver.sandbox.policy import Policy
     from execserver.sandbox.sandboxes import Sandboxes
-else:
-    confinement = deferred("execserver.api.confinement")
-
 
 MAX_WAITING_INPUT_BYTES = 32 << 20
 """Bytes of writes of a session that wait for a child to read. Half of what a connection's

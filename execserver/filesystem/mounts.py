@@ -40,6 +40,9 @@ class MountTable:
     can_hang: bool
     """Whether a lookup of some path may never come back."""
 
+    in_memory: frozenset[int]
+    """The devices (`st_dev`) whose files are in memory only."""
+
     def __init__(self) -> None:
         # The kernel tells of a change by an exceptional condition on the table's own file, which
         # a loop's add_reader does not ask for; an epoll descriptor makes it a readable one.
@@ -55,7 +58,9 @@ class MountTable:
     def refresh(self) -> None:
         """Read the table again."""
         self._changes.poll(0)
-        self.can_hang = table_can_hang(self._read())
+        table = self._read()
+        self.can_hang = table_can_hang(table)
+        self.in_memory = devices_in_memory(table)
 
     def close(self) -> None:
         """Let go of the table."""
@@ -73,6 +78,17 @@ class MountTable:
 def table_can_hang(mountinfo: bytes) -> bool:
     """Whether a table in the format of `/proc/self/mountinfo` names a mount that can hang."""
     return any(_mount_can_hang(line) for line in mountinfo.splitlines())
+
+
+def devices_in_memory(mountinfo: bytes) -> frozenset[int]:
+    """The devices (`st_dev`) of the mounts whose files are in memory only."""
+    found = set()
+    for line in mountinfo.splitlines():
+        mount, _, source = line.partition(b" - ")
+        if source.split(b" ", 1)[0] in (b"tmpfs", b"ramfs"):
+            major, minor = mount.split(b" ")[2].split(b":")
+            found.add(os.makedev(int(major), int(minor)))
+    return frozenset(found)
 
 
 def _mount_can_hang(line: bytes) -> bool:

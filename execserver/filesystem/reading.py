@@ -169,7 +169,16 @@ def _encoded_piece(descriptor: Descriptor, length: int, offset: int) -> bytes:
 def _check_size(size: int, max_reply_bytes: int | None) -> None:
     if size > MAX_READ_FILE_BYTES:
         raise InvalidRequest(f"file is too large to read: limit is {MAX_READ_FILE_BYTES} bytes")
-    if max_reply_bytes is not None and (size + 2) // 3 * 4 + _ENVELOPE_BYTES > max_reply_bytes:
+    check_reply_size((size + 2) // 3 * 4, max_reply_bytes)
+
+
+def check_reply_size(encoded_size: int, max_reply_bytes: int | None) -> None:
+    """See that a reply with so many characters of base64 may be sent.
+
+    Raises:
+        InvalidRequest: its peer does not take it.
+    """
+    if max_reply_bytes is not None and encoded_size + _ENVELOPE_BYTES > max_reply_bytes:
         raise InvalidRequest(
             f"file is too large for one reply of at most {max_reply_bytes} bytes: "
             "read it in blocks by fs/open and fs/readBlock"

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 import msgspec
 
 from execserver.fault_points import reach
-from execserver.loading import deferred
+from execserver.processes import inside
 from execserver.processes.answers import look
 from execserver.processes.cause import OomCounter, exit_cause, may_be_out_of_memory
 from execserver.processes.deadlines import Deadline, Deadlines
@@ -55,13 +55,9 @@ from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
-    from execserver.processes import inside
     from execserver.protocol.process import CloseStdinResult, ExitCause, Stream, WriteResult
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.description import Backend
-else:
-    inside = deferred("execserver.processes.inside")
-
 
 log = Logger()
 

@@ -17,20 +17,14 @@ import signal
 import termios
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from execserver import membership
 from execserver.fault_points import reach
-from execserver.loading import deferred
 from execserver.processes.launch import LaunchPlan
+from execserver.sandbox import limited_thread
 from execserver.sandbox.command import Wrapped
-
-if TYPE_CHECKING:
-    from execserver.sandbox import limited_thread
-else:
-    limited_thread = deferred("execserver.sandbox.limited_thread")
 
 # What the daemon ignores would stay ignored in the child.
 _DEFAULT_SIGNALS = [

@@ -158,14 +158,6 @@ class RelayChannel:
         if self.unsent >= LOW_WATER_BYTES:
             self._was_above = True
 
-    def send_all(self, messages: Sequence[bytes]) -> None:
-        """Queue several small messages."""
-        for message in messages:
-            self.send((message,))
-
-    def hasten(self) -> None:
-        """A no-op: the socket belongs to all clients of the relay."""
-
     def look(self) -> None:
         """A no-op: the socket belongs to all clients of the relay."""
 

@@ -57,12 +57,6 @@ class Channel(Protocol):
         behind it.
         """
 
-    def send_all(self, messages: Sequence[bytes]) -> None:
-        """Queue several small messages, as `send` would one after the other."""
-
-    def hasten(self) -> None:
-        """Let what was sent since the read leave now, if it can, not with the answers to the rest of it."""
-
     def look(self) -> None:
         """Send what is queued and read what has come, without waiting for the loop, if that can be."""
 

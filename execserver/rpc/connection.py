@@ -3,7 +3,6 @@
 The path of a request:
 
     messages_received → decode → method → params → handshake state → order → handler → reply
-                └────── quick_answers.py: what came before and needs but a look ──────────┘
 
 Rules kept in this file:
 
@@ -12,7 +11,7 @@ Rules kept in this file:
    no future, no bookkeeping. Only what has to wait gets a ticket in the `RequestOrder`.
 3. Nothing grows without bound for a peer that does not read: above `MAX_UNSENT_BYTES` of unsent
    replies, or `MAX_PENDING_BYTES` of unfinished requests, nothing more is admitted.
-4. A waiting `process/read` holds nothing up: it has no ticket, and what needs but a look overtakes it.
+4. A waiting `process/read` holds nothing up: it has no ticket.
 5. Who sends a thousand messages at once gets `TURN_SECONDS` at a time: then others have their turn.
 """
 
@@ -25,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from importlib import import_module
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from execserver.loading import LOADER, deferred
+from execserver.loading import LOADER
 from execserver.protocol.errors import (
     InternalError,
     InvalidRequest,
@@ -37,15 +36,13 @@ from execserver.protocol.errors import (
     start_cancelled,
 )
 from execserver.protocol.methods import METHODS, Method
-from execserver.rpc import envelope
+from execserver.rpc import envelope, standard
 from execserver.rpc.channel import Channel
 from execserver.rpc.dialect import Dialect, Undecided, encode_standard_error
 from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.lean import LeanDialect
 from execserver.rpc.next_poll import NextPoll
 from execserver.rpc.params import decode_params
-from execserver.rpc.quick_answers import QuickAnswers, may_be_overtaken
-from execserver.rpc.repeats import HEAD, repeats
 from execserver.rpc.room import MAX_UNSENT_BYTES, Room
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
 from execserver.sessions.feed import OutputFeed
@@ -54,11 +51,6 @@ from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import UNKNOWN_METHOD, measures
 from execserver.telemetry.tracing import RequestTrace
-
-if TYPE_CHECKING:
-    from execserver.rpc import standard
-else:
-    standard = deferred("execserver.rpc.standard")
 
 log = Logger()
 
@@ -85,11 +77,6 @@ ten thousand."""
 
 T = TypeVar("T", bound=Closable)
 
-_RAW = frozenset({dict, list, str, int, float, bool, type(None)})
-"""What JSON is decoded to. Anything else is what a message meant that came before."""
-
-NO_QUICK_ANSWERS = QuickAnswers(repeats)
-
 _connection_numbers = itertools.count(1)
 
 
@@ -101,7 +88,6 @@ class Connection:
         handlers: method name → handler.
         concurrency: `--concurrent-requests`; None for no limit, 1 for strictly one at a time.
         on_lost: called once with this connection when it is over.
-        quick: answers what it can instead of the handlers.
     """
 
     def __init__(
@@ -110,7 +96,6 @@ class Connection:
         handlers: Handlers,
         concurrency: int | None,
         on_lost: Callable[[Connection], None],
-        quick: QuickAnswers = NO_QUICK_ANSWERS,
     ) -> None:
         self.number = next(_connection_numbers)
         self.extensions = False
@@ -119,9 +104,6 @@ class Connection:
         self.peer_proof = channel.peer_proof
         self._channel = channel
         self._handlers = handlers
-        self._quick = quick
-        self._answers_quickly = False
-        """Whether the peer may ask for anything, and what it asks is no more than asked."""
         self._strict = concurrency == 1
         self._on_lost = on_lost
         self._log = log.bind(connection=self.number, peer=channel.peer)
@@ -259,16 +241,6 @@ class Connection:
                 self._backlog.extend(messages[position:])
                 return
             message = messages[position]
-            if self._answers_quickly and HEAD.match(message) and self._nothing_waits():
-                if position + 1 < count and not self._strict and may_be_overtaken(message):
-                    position = self._quick.answer(messages, position + 1, self, self._channel)
-                    self._channel.hasten()
-                    self._receive(message)
-                    continue
-                answered = self._quick.answer(messages, position, self, self._channel)
-                if answered > position:
-                    position = answered
-                    continue
             position += 1
             if self._backlog or self._must_wait():
                 self._backlog.append(message)
@@ -368,8 +340,6 @@ class Connection:
     def initialized(self) -> bool:
         """The client is ready for everything; False when it was not welcomed yet."""
         self._ready = self._session is not None
-        # A trace has a span for each request, and the standard dialect has other answers.
-        self._answers_quickly = self._ready and self._dialect is self._lean and not self._traced
         return self._ready
 
     def drop(self, reason: str) -> None:
@@ -437,10 +407,6 @@ class Connection:
             or self._schedule.order.unfinished > MAX_UNFINISHED
         )
 
-    def _nothing_waits(self) -> bool:
-        """Whether a request that comes now would run now, whatever it is."""
-        return self._schedule.is_free and not self._backlog and not self._must_wait()
-
     def _rest(self) -> None:
         """Admit nothing more in this turn of the loop."""
         if not self._resting:
@@ -492,8 +458,7 @@ class Connection:
             method = METHODS.get(name)
             if method is None:
                 raise MethodNotFound(f"there is no method `{name[:MAX_QUOTED_CHARACTERS]}`")
-            # What has come before is decoded (`repeats.py`).
-            params = decode_params(method, arguments) if arguments.__class__ in _RAW else arguments
+            params = decode_params(method, arguments)
             if not self._ready or method.family is None:
                 self._check_handshake(method)
             if name == "process/terminate" and self._cancels_start(params):

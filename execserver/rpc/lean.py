@@ -15,7 +15,6 @@ from execserver.rpc.channel import Channel
 from execserver.rpc.dialect import Admission
 from execserver.rpc.envelope import Notification, ParseError, Request
 from execserver.rpc.handlers import Encoded, StreamedResult
-from execserver.rpc.repeats import MAX_MESSAGE_BYTES, repeats
 from execserver.telemetry.measures import measures
 
 JOIN_BYTES = 4096
@@ -35,11 +34,6 @@ class LeanDialect:
 
     def receive(self, message: bytes | bytearray) -> None:
         """One message."""
-        if message.__class__ is bytes and len(message) <= MAX_MESSAGE_BYTES:
-            known = repeats.find(message)
-            if known is not None:
-                self._admit(*known, len(message), None)
-                return
         try:
             decoded = envelope.decode(message)
         except ParseError as error:

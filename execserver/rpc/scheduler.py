@@ -119,11 +119,6 @@ class Scheduler:
     def session_id(self, session_id: str) -> None:
         self._accesses.session_id = session_id
 
-    @property
-    def is_free(self) -> bool:
-        """Whether whatever comes now may run at once."""
-        return self._free_slots is None and self.order.empty
-
     def must_wait(self, name: str, params: Params) -> bool:
         """Whether a request that has just come may not run at once."""
         if self._free_slots is not None:

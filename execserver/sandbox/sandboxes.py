@@ -21,44 +21,29 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from execserver.loading import deferred
 from execserver.protocol.errors import InvalidRequest
-from execserver.sandbox import state_folder
+from execserver.sandbox import (
+    adopted,
+    backends,
+    bare_roots,
+    bubblewrap,
+    description,
+    devices,
+    disk,
+    globs,
+    mount_points,
+    probe,
+    refusal,
+    seccomp,
+    state_folder,
+    view,
+)
 from execserver.sandbox.options import TOOL_PATH, OwnThings, SandboxOptions
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
-    from execserver.sandbox import (
-        adopted,
-        backends,
-        bare_roots,
-        bubblewrap,
-        description,
-        devices,
-        disk,
-        globs,
-        mount_points,
-        probe,
-        refusal,
-        seccomp,
-        view,
-    )
     from execserver.sandbox.confinement import Command, Confinement
     from execserver.sandbox.policy import Policy
-else:  # what a daemon without sandboxes does not need
-    adopted = deferred("execserver.sandbox.adopted")
-    backends = deferred("execserver.sandbox.backends")
-    bare_roots = deferred("execserver.sandbox.bare_roots")
-    bubblewrap = deferred("execserver.sandbox.bubblewrap")
-    description = deferred("execserver.sandbox.description")
-    devices = deferred("execserver.sandbox.devices")
-    disk = deferred("execserver.sandbox.disk")
-    globs = deferred("execserver.sandbox.globs")
-    mount_points = deferred("execserver.sandbox.mount_points")
-    probe = deferred("execserver.sandbox.probe")
-    refusal = deferred("execserver.sandbox.refusal")
-    seccomp = deferred("execserver.sandbox.seccomp")
-    view = deferred("execserver.sandbox.view")
 
 log = Logger()
 

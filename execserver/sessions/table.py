@@ -42,11 +42,9 @@ class SessionTable:
     Args:
         executor: what the processes of all sessions share.
         ttl: seconds that a detached session is kept.
-        promised: the id of the first session that is opened here, if a client knows it already.
     """
 
-    def __init__(self, executor: Executor, ttl: float, promised: str | None = None) -> None:
-        self._promised = promised
+    def __init__(self, executor: Executor, ttl: float) -> None:
         self._executor = executor
         self.ttl = ttl
         self._sessions: dict[str, Session] = {}
@@ -62,8 +60,7 @@ class SessionTable:
 
     def open(self, holder: Holder) -> Session:
         """A new session for a connection."""
-        session_id = self._promised or str(uuid.uuid4())
-        self._promised = None
+        session_id = str(uuid.uuid4())
         self._executor.survival.session_opened(session_id)
         session = Session(session_id, ProcessStore(self._executor, session_id))
         self._sessions[session.id] = session

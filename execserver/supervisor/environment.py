@@ -1,4 +1,4 @@
-"""The environment that the service was started with. Loaded before everything else, as `copying.py`."""
+"""The environment that the service was started with. Loaded before everything else."""
 
 from __future__ import annotations
 

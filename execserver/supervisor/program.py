@@ -7,8 +7,7 @@ outlives the service). It knows no request and no command. Standard library only
 Rules:
 
 1. It begins the server with all arguments, which loads itself meanwhile (`start.py`), then binds, and then
-   says hello; only the server knows the options, and it looks at them after the hello. The first one may be a
-   copy of this process (`copying.py`), the others are programs of their own.
+   says hello; only the server knows the options, and it looks at them after the hello.
 2. A server that dies after a first `ready` is followed by another one with the same command, environment,
    folder, sockets and instance, which is handed what the dead one registered (`keeper.py`). Clients
    meanwhile wait in the backlog. The death is told by a pidfd; both channels are read to the end before
@@ -20,8 +19,7 @@ Rules:
    the server ends after `stopping`, when the first server ends before `ready`, and with `stdio` when the
    server ends: requests that were read half cannot be taken over.
 5. Exit codes: 0 after a stop or an announced exit 0; 1 or 2 from the first server before `ready`, with an
-   empty stdout, but for the answer that a plain `initialize` over stdio has before everything else
-   (`first_answer.py`); everything else is 1.
+   empty stdout; everything else is 1.
 6. A server that was killed but hangs in the kernel (a thread in a dead mount) is dead after 500 ms.
 7. The death of the supervisor is the server's affair (`channel.py`); of both, the next start's
    (`records.py`).
@@ -159,9 +157,6 @@ class Supervisor:
             launch.say(f"no record of this instance, a double kill could leave processes: {error}")
             return
         if self._record.instance != self._instance:  # one in a billion: the tag of the first server is wrong
-            if any(listener.kind == "stdio" for listener in listeners):  # it may have answered somebody
-                self._record.remove()
-                raise ListenError("another service has taken the same number: start again")
             self.dismiss_first()
         self._instance = self._record.instance
         self._name_survivors(sweep(stale))

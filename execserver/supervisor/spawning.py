@@ -16,7 +16,7 @@ from execserver.supervisor import launch
 
 TYPE_CHECKING = False  # `typing` takes longer than all of this
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 CHANNEL_VARIABLE = "EXECSERVER_CHANNEL_FD"
 CHANNEL_DESCRIPTOR = 3
@@ -52,9 +52,15 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
     Raises:
         OSError: the program cannot be started.
     """
-
-    def begin(theirs: int) -> int:
-        return os.posix_spawn(
+    ours, theirs = channel_descriptors()
+    tagged = membership.own_limit()
+    pid = -1
+    try:
+        try:
+            membership.set_own_tag(membership.tag_value(instance))
+        except membership.TagUnavailableError as error:
+            launch.say(f"orphans in their own session may outlive a killed supervisor: {error}")
+        pid = os.posix_spawn(
             command[0],
             list(command),
             {**environment, CHANNEL_VARIABLE.encode(): b"%d" % CHANNEL_DESCRIPTOR},
@@ -67,49 +73,10 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
             setsigdef=_signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP},
             setsigmask=[],
         )
-
-    return _start(begin, instance)
-
-
-def fork(instance: int) -> tuple[int, int]:
-    """Make a server of a copy of this process, which has done little yet: a new interpreter takes a fifth of
-    a start to come as far as this. `copying.may_copy` says where that is the same.
-
-    Returns:
-        As `spawn`; in the copy 0 and a descriptor that is closed.
-
-    Raises:
-        OSError: there is no room for another process.
-    """
-
-    def begin(theirs: int) -> int:
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            launch.release_stdio()
-            launch.reset_signals()
-            os.environ[CHANNEL_VARIABLE] = str(theirs)
-        return pid
-
-    return _start(begin, instance)
-
-
-def _start(begin: Callable[[int], int], instance: int) -> tuple[int, int]:
-    """Begin a server with a channel and the tag of the instance, both of which this process lets go."""
-    ours, theirs = channel_descriptors()
-    tagged = membership.own_limit()
-    pid = -1
-    try:
-        try:
-            membership.set_own_tag(membership.tag_value(instance))
-        except membership.TagUnavailableError as error:
-            launch.say(f"orphans in their own session may outlive a killed supervisor: {error}")
-        pid = begin(theirs)
     finally:
-        if pid != 0:
-            # An outer execserver that we run under must still find *us* by its tag.
-            membership.clear_own_tag(tagged)
-            os.close(theirs)
-        if pid <= 0:
+        # An outer execserver that we run under must still find *us* by its tag.
+        membership.clear_own_tag(tagged)
+        os.close(theirs)
+        if pid < 0:
             os.close(ours)
     return pid, ours

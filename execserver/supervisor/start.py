@@ -1,16 +1,15 @@
 """The start of the service: the first server is there before anything else, and loads what it needs while
-the supervisor loads itself, binds and claims its record. It is a copy of this process where that is the same
-as a new interpreter.
+the supervisor loads itself, binds and claims its record.
 
 That server knows nothing until its hello comes, and does nothing but load until then. If the supervisor finds
-that it cannot serve, it kills it: nobody has seen anything of it. A client may have seen the answer to its
-first `initialize` (`first_answer.py`).
+that it cannot serve, it kills it: no client has seen anything of it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from execserver import membership
 from execserver.supervisor import launch, spawning
@@ -18,7 +17,7 @@ from execserver.supervisor.environment import initial_environment
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 # -I: neither PYTHON* variables nor the cwd (an agent's workspace!) may give the server its modules.
 # Not -m, which takes 2 ms longer. What is loaded now stays: to have the collector look through it again and
@@ -31,15 +30,10 @@ class Launched:
     """What the service was started with, taken once and set right, and the first server.
 
     Args:
-        command: what a server is spawned by.
-        copy: whether the first server is to be a copy of this process. The copy finds `is_server` true.
-        needed: whether nothing but a copy will do.
-
-    Raises:
-        OSError: there is no room for one that is needed.
+        command: program and arguments of a server.
     """
 
-    def __init__(self, command: Sequence[str], copy: bool, needed: bool) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         """Take it all, and then begin the server, or it would inherit what is none of its business."""
         launch.close_inherited_descriptors()
         launch.enter_launch_folder()
@@ -52,37 +46,19 @@ class Launched:
         self.first: tuple[int, int] | None = None
         """Pid and channel of the first server; None where it could not be begun, which is tried again when
         everything else is ready, and said then."""
-        try:
-            if copy:
-                self.first = spawning.fork(self.instance)
-            else:
-                self.first = spawning.spawn(command, self.environment, self.instance)
-        except OSError:
-            if needed:
-                raise
-
-    @property
-    def is_server(self) -> bool:
-        """Whether this process is the first server."""
-        return self.first is not None and self.first[0] == 0
+        with suppress(OSError):
+            self.first = spawning.spawn(command, self.environment, self.instance)
 
 
-def run(
-    argv: Sequence[str],
-    server_command: Sequence[str] = SERVER_COMMAND,
-    serve: Callable[[], int] | None = None,
-    answered: bool = False,
-) -> int:
+def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> int:
     """Run the service to its end.
 
     Args:
         argv: what follows `serve` on the command line.
         server_command: program and first arguments of a server; `serve` and `argv` are added.
-        serve: what a server does, if the first one is to be a copy of this process.
-        answered: whether a client was heard that only the copy knows of.
 
     Returns:
-        The exit code, of the service or of the copy.
+        The exit code.
     """
     passed: list[tuple[int, str]] = []
     if "LISTEN_PID" in os.environ:
@@ -94,13 +70,7 @@ def run(
         except ListenError as error:
             launch.say(str(error))
             return error.exit_code
-    try:
-        launched = Launched([*server_command, "serve", *argv], serve is not None, answered)
-    except OSError as error:
-        launch.say(f"cannot start the server: {error}")
-        return 1
-    if serve is not None and launched.is_server:
-        return serve()
+    launched = Launched([*server_command, "serve", *argv])
     from execserver.supervisor import program
 
     return program.run(argv, launched, passed)

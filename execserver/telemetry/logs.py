@@ -1,47 +1,56 @@
-"""structlog to stderr, JSON or console, written by a thread of its own.
+"""The log: lines on stderr, as JSON or for a console, rendered by structlog and written by a thread.
 
-What is logged: that things happened, to which connection, session and process. Never: tokens,
-environment values, file contents, command output or arguments.
+Logged are events of the daemon, with their connection, session and process. Never logged are tokens,
+environment values, file contents, command output and arguments.
 
-stderr may be a pipe that nobody reads. The daemon must not stop for that, so lines go through
-a bounded queue; when it is full they are counted and dropped, and the count is logged.
-
-structlog takes a tenth of the start of a daemon to load. So it is loaded a moment after it, or with the first
-line that says that something is wrong; lines before that are held, and carry their own time.
+stderr may be a pipe without a reader, for which the daemon must not stop. So lines go through a bounded
+queue; when it is full they are counted and dropped, and the count is logged. The thread renders them, too:
+structlog takes 40 ms to load, for which the first command of a client does not wait.
 """
 
 from __future__ import annotations
 
-import logging
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from execserver.loading import LOADER, deferred
+from execserver.loading import LOADER
 
 if TYPE_CHECKING:
-    import structlog
-else:
-    structlog = deferred("structlog")
+    from structlog.typing import Processor
 
 _QUEUED_LINES = 10_000
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("json", "console")
 
+LOAD_AFTER_SECONDS = 0.1
+"""The time between the first line and the load of structlog: the first command of a client that starts a
+daemon for it has begun by then."""
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40}
+
+_context: ContextVar[Mapping[str, object]] = ContextVar("fields of log lines", default={})  # noqa: B039
 _least = 0
-"""The least level of which anything comes; of all, where nothing was set up."""
-_set_up: Callable[[], None] | None = None
-"""What is left to do before the first line."""
-_held: list[tuple[Logger, str, str, dict[str, Any]]] | None = None
-"""Lines that wait for it; None when none are to wait."""
-_holding = threading.Lock()
-_HELD_SINCE = "held since"
+"""The least level that is written; all levels, if the log is not configured."""
+_writer: LineWriter | None = None
+"""None if the log is not configured."""
+
+
+@contextmanager
+def bound_fields(**fields: object) -> Iterator[None]:
+    """Add fields to every line that is logged inside, also by tasks that are created inside."""
+    token = _context.set({**_context.get(), **fields})
+    try:
+        yield
+    finally:
+        _context.reset(token)
 
 
 class Logger:
@@ -83,50 +92,54 @@ class Logger:
     def _say(self, method: str, event: str, values: dict[str, Any]) -> None:
         if _LEVELS[method] < _least:
             return
-        if _set_up is not None:
-            if method in ("debug", "info") and self._is_held(method, event, values):
-                return
-            try:
-                begin()
-            except OSError:
-                return  # There is not one descriptor: what is to be done matters more than what is said.
-        self._write(method, event, values)
+        fields = {**_context.get(), **self._bound, **values}
+        if _writer is None:
+            import structlog
 
-    def _is_held(self, method: str, event: str, values: dict[str, Any]) -> bool:
-        # With a trace of a request structlog is there, and knows of what request a line is.
-        if "structlog" in sys.modules:
-            return False
-        with _holding:
-            if _held is None:
-                return False
-            _held.append((self, method, event, {**values, _HELD_SINCE: time.time()}))
-            return True
+            getattr(structlog.get_logger(), method)(event, **fields)
+            return
+        if method == "exception":
+            fields.setdefault("exc_info", sys.exc_info())
+        _writer.put(Line(method, event, fields, time.time()))
 
-    def _write(self, method: str, event: str, values: dict[str, Any]) -> None:
-        getattr(structlog.get_logger(), method)(event, **self._bound | values)
+
+class Line(NamedTuple):
+    """One line that is to be rendered."""
+
+    method: str
+    event: str
+    fields: dict[str, Any]
+    at: float
+    """Unix time, in seconds."""
 
 
 class LineWriter:
-    """Writes lines to a stream from a thread."""
+    """Renders lines and writes them to a stream, in a thread.
 
-    def __init__(self, stream: TextIO) -> None:
+    Args:
+        stream: where they go.
+        form: of `FORMATS`.
+    """
+
+    def __init__(self, stream: TextIO, form: str) -> None:
         self._stream = stream
-        self._lines: queue.Queue[str | None] = queue.Queue(_QUEUED_LINES)
+        self._form = form
+        self._lines: queue.Queue[Line | None] = queue.Queue(_QUEUED_LINES)
         self._dropped = 0
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
 
-    def msg(self, message: str) -> None:
+    def put(self, line: Line) -> None:
         """Queue one line."""
         try:
-            self._lines.put_nowait(message)
+            self._lines.put_nowait(line)
         except queue.Full:
             self._dropped += 1
 
-    debug = info = warning = warn = error = critical = exception = fatal = log = msg
-
     def flush(self, timeout: float) -> None:
-        """Wait until what was queued is written, at most `timeout` seconds."""
+        """Wait until all queued lines are written, at most `timeout` seconds. It is the last call."""
+        self._hurry.set()
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -134,75 +147,55 @@ class LineWriter:
         self._thread.join(timeout)
 
     def _run(self) -> None:
+        render: Callable[[Line], str] | None = None
         while (line := self._lines.get()) is not None:
+            if render is None:
+                self._hurry.wait(LOAD_AFTER_SECONDS)
+                try:
+                    render = LOADER.load(lambda: _renderer(self._form, colors=self._stream.isatty()))
+                except OSError:  # without a descriptor: the next line tries again
+                    self._dropped += 1
+                    continue
             dropped, self._dropped = self._dropped, 0
-            note = f"({dropped} log lines dropped: nobody reads stderr)\n" if dropped else ""
+            note = f"({dropped} log lines dropped: stderr is not read, or there were no descriptors)\n"
             try:
-                self._stream.write(f"{note}{line}\n")
+                self._stream.write(f"{note if dropped else ''}{render(line)}\n")
                 self._stream.flush()
             except (OSError, ValueError):
-                return  # stderr is gone; there is nobody left to tell
+                return  # stderr is gone
 
 
-def configure(level: str, form: str, *, hold: bool = False) -> LineWriter:
-    """Set the log of this process up.
+def configure(level: str, form: str) -> LineWriter:
+    """Set up the log of this process.
 
     Args:
         level: the least that is written, of `LEVELS`.
         form: of `FORMATS`.
-        hold: whether lines may wait until `begin` is called.
     """
-    global _least, _set_up, _held
-    writer = LineWriter(sys.stderr)
+    global _least, _writer
     _least = _LEVELS[level]
-    _set_up = lambda: _configure_structlog(level, form, writer)  # noqa: E731
-    _held = [] if hold else None
-    return writer
+    _writer = LineWriter(sys.stderr, form)
+    return _writer
 
 
-def begin() -> None:
-    """Load structlog, and write what was held.
+def _renderer(form: str, *, colors: bool) -> Callable[[Line], str]:
+    structlog = import_module("structlog")
+    processors: list[Processor] = [structlog.processors.add_log_level]
+    if form == "json":
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        # Where rich is installed the default shows local variables, among them tokens.
+        traceback = structlog.dev.plain_traceback
+        processors.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=traceback))
 
-    Raises:
-        OSError: there is no descriptor for it (EMFILE, ENFILE).
-        ImportError: the installation is broken.
-    """
-    global _set_up, _held
-    if _set_up is not None:
-        LOADER.load(_set_up)
-    with _holding:
-        held, _held, _set_up = _held, None, None
-    for logger, level, event, values in held or ():
-        logger._write(level, event, values)  # noqa: SLF001
+    def render(line: Line) -> str:
+        rendered: Any = {**line.fields, "event": line.event}
+        for number, process in enumerate(processors):
+            rendered = process(None, line.method, rendered)
+            if number == 0:
+                rendered["timestamp"] = (
+                    datetime.fromtimestamp(line.at, UTC).isoformat().replace("+00:00", "Z")
+                )
+        return str(rendered)
 
-
-def _configure_structlog(level: str, form: str, writer: LineWriter) -> None:
-    renderer: list[structlog.typing.Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if form == "json"
-        else [
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(),
-                # Where rich is installed the default shows local variables, among them tokens.
-                exception_formatter=structlog.dev.plain_traceback,
-            )
-        ]
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _stamp_held,
-            *renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=lambda *_args: writer,
-    )
-
-
-def _stamp_held(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    since = line.pop(_HELD_SINCE, None)
-    if since is not None:
-        line["timestamp"] = datetime.fromtimestamp(since, UTC).isoformat().replace("+00:00", "Z")
-    return line
+    return render

@@ -62,12 +62,6 @@ class RequestCounts:
         self.buckets[bisect_left(LATENCY_BUCKETS, seconds)] += 1
         self.seconds += seconds
 
-    def add_alike(self, number: int, seconds: float) -> None:
-        """So many were answered one after the other without an error, in so long together."""
-        self.codes[0] = self.codes.get(0, 0) + number
-        self.buckets[bisect_left(LATENCY_BUCKETS, seconds / number)] += number
-        self.seconds += seconds
-
 
 class Measures:
     """Everything that is counted, from the start of the daemon.

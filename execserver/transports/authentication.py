@@ -6,24 +6,18 @@ Neither tokens nor their digests are ever logged.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from execserver.loading import deferred
 from execserver.trust import UntrustedError, check_file
-
-if TYPE_CHECKING:
-    import hashlib
-    import hmac
-else:
-    hashlib = deferred("hashlib")
-    hmac = deferred("hmac")
 
 CAPABILITY_TOKEN, SIGNED_BEARER_TOKEN = "capability-token", "signed-bearer-token"
 

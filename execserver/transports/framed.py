@@ -73,15 +73,6 @@ class FramedChannel(StreamChannel):
         else:
             self._outbox.put((*parts, b"\n"), size + 1)
 
-    def send_all(self, messages: Sequence[bytes]) -> None:
-        """Queue several small messages."""
-        if self._has_headers:
-            for message in messages:
-                self.send((message,))
-            return
-        lines = b"\n".join((*messages, b""))
-        self._outbox.put((lines,), len(lines))
-
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         if self._has_headers:
@@ -92,26 +83,6 @@ class FramedChannel(StreamChannel):
         """Serve bytes that were read before this channel was chosen."""
         measures.received(len(first))
         self._serve(self._deliver, first)
-
-    def go_on_after(self, request: bytes, answer: bytes, received: bytes) -> None:
-        """Serve what was read before there was a loop.
-
-        Args:
-            request: a message with its framing that was answered already; empty when none was.
-            answer: what the peer was told. The same must come of the request here, and goes nowhere.
-            received: what was read behind it.
-        """
-        if request:
-            measures.received(len(request))
-            self._deliver(request)
-            if self._outbox.withdraw() != answer:
-                log.error("the first request has another answer now", peer=self.peer)
-                self.abort()
-                return
-            self._handler.batch_ended()
-            measures.sent(len(answer))
-        if received:
-            self.greet(received)
 
     def _release(self) -> None:
         # Half of a message may be 64 MiB, and this object lives on in cycles for a while.

@@ -113,22 +113,10 @@ class Outbox:
         self._corked = True
         self._early = EARLY_BYTES
 
-    def hasten(self) -> None:
-        """Let what was put since `cork` leave now: what comes next takes long."""
-        if self._corked and self._queue and not (self._large or self._was_above or self._backlog):
-            self._write_early()
-
     def uncork(self) -> None:
         """Write what was put since `cork`."""
         self._corked = False
         self.flush()
-
-    def withdraw(self) -> bytes:
-        """Take back what was put in this turn, before anything else ever was; returns it."""
-        taken = b"".join(self._queue)
-        self._queue = []
-        self._ahead -= len(taken)
-        return taken
 
     def flush(self) -> None:
         """Offer what was put in this turn to the kernel now."""

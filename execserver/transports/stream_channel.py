@@ -88,14 +88,6 @@ class StreamChannel:
         """Queue one message."""
         raise NotImplementedError
 
-    def send_all(self, messages: Sequence[bytes]) -> None:
-        """Queue several small messages."""
-        raise NotImplementedError
-
-    def hasten(self) -> None:
-        """Let what is queued leave now."""
-        self._outbox.hasten()
-
     def look(self) -> None:
         """Send what is queued and read what has come, without waiting for the loop."""
         self._outbox.flush()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 from execserver.protocol.limits import (
     MAX_FRAME_BYTES,
@@ -106,16 +105,6 @@ class WebSocketChannel(StreamChannel):
         else:
             framed = fragments(parts, FIRST_TEXT, last=True)
             self._outbox.put(framed, sum(map(len, framed)))
-
-    def send_all(self, messages: Sequence[bytes]) -> None:
-        """Queue several small messages."""
-        sizes = set(map(len, messages))
-        if len(sizes) == 1:  # as those are that differ in their ids only
-            head = text_header(sizes.pop())
-            frames = head + head.join(messages)
-        else:
-            frames = b"".join([part for message in messages for part in (text_header(len(message)), message)])
-        self._outbox.put((frames,), len(frames))
 
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
@@ -277,12 +266,6 @@ class WebSocketChannel(StreamChannel):
         if not self._over:
             log.warning("websocket protocol violation or message too long", peer=self.peer)
         self.abort()
-
-
-@lru_cache(maxsize=1024)
-def text_header(size: int) -> bytes:
-    """The head of a text frame that is a whole message. Small answers have few sizes."""
-    return header(LAST | FIRST_TEXT, size)
 
 
 def header(opcode: int, size: int) -> bytes:

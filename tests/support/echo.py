@@ -15,7 +15,8 @@ class Echo:
         self.ends = 0
 
     def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
-        self.channel.send_all([bytes(message) for message in messages])
+        for message in messages:
+            self.channel.send((bytes(message),))
 
     def framing_failed(self, reason: str) -> None:
         raise AssertionError(reason)

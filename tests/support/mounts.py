@@ -13,7 +13,7 @@ import pytest
 # Mounts in a namespace of its own, and stays alive until its standard input ends.
 _MOUNT = """
 import ctypes, os, sys
-kind, target, options = sys.argv[1:]
+kind, target, options = sys.argv[1:4]
 if kind == "fuse":
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
@@ -21,14 +21,20 @@ libc = ctypes.CDLL(None, use_errno=True)
 if libc.mount(b"test", target.encode(), kind.encode(), 0, options.encode()):
     sys.exit(os.strerror(ctypes.get_errno()))
 print("mounted", flush=True)
+if kind == "fuse" and sys.argv[4:]:
+    import runpy
+    runpy.run_path(sys.argv[4], {"device": device})
 sys.stdin.read()
 """
+
+_SLOW = str(Path(__file__).with_name("slow_disk.py"))
 
 Mount = Callable[..., Path]
 
 
 def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
-    """The body of a fixture that mounts file systems: `mount("tmpfs", "size=64k")` gives the folder.
+    """The body of a fixture that mounts file systems: `mount("tmpfs", "size=64k")` gives the folder. A mount
+    of the kind `fuse` never answers; with `slow` it has a `file` of 4 bytes, which takes 20 ms to look up.
 
     The mount belongs to a process in namespaces of its own, so that no rights are needed and
     nothing is left behind; the folder is seen through that process.
@@ -37,9 +43,10 @@ def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
         def do_mount(kind: str, options: str = "") -> Path:
             target = tmp_path_factory.mktemp(kind)
+            server = [_SLOW] if kind == "fuse" and options == "slow" else []
             keeper = stack.enter_context(
                 subprocess.Popen(
-                    ["unshare", "-rm", sys.executable, "-c", _MOUNT, kind, str(target), options],
+                    ["unshare", "-rm", sys.executable, "-c", _MOUNT, kind, str(target), options, *server],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                 )

@@ -870,6 +870,13 @@ class Server:
         with open(f"/proc/self/fd/{self._stderr.fileno()}", "rb") as log:
             return log.read().decode(errors="replace")
 
+    def logs(self, text: str) -> bool:
+        """Whether it logs a text, now or soon: its log is written by a thread."""
+        until = time.monotonic() + PATIENCE
+        while text not in self.stderr and time.monotonic() < until:
+            time.sleep(0.01)
+        return text in self.stderr
+
     @property
     def port(self) -> int:
         """The TCP port of a WebSocket listener."""

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.api.filesystem import prepare_metadata
 from execserver.filesystem.metadata import canonicalize, metadata
-from execserver.filesystem.mounts import MountTable
-from execserver.protocol.filesystem import PathParams
-from execserver.protocol.path_uri import path_to_uri
-from tests.unit.filesystem.caller import StubCaller
 
 
 def _kinds(path: Path) -> tuple[bool, bool, bool]:
@@ -100,20 +95,3 @@ def test_names_are_bytes(tmp_path: Path) -> None:
 
     assert metadata(name)["size"] == 4
     assert canonicalize(name) == name
-
-
-async def test_a_prepared_look_says_nothing_where_a_mount_can_hang(
-    mounts: MountTable, caller: StubCaller, tmp_path: Path
-) -> None:
-    look = prepare_metadata(mounts, PathParams.model_validate({"path": path_to_uri(str(tmp_path))}))
-    assert look is not None
-    assert look(caller) is not None
-
-    mounts.can_hang = True
-    assert look(caller) is None
-
-
-def test_nothing_is_prepared_below_the_roots_of_other_processes(mounts: MountTable) -> None:
-    assert (
-        prepare_metadata(mounts, PathParams.model_validate({"path": "file:///proc/1/root/etc/hosts"})) is None
-    )

@@ -159,7 +159,7 @@ def test_every_error_name_is_one_that_the_server_has() -> None:
 
 def test_a_server_that_starts_does_not_load_what_makes_the_document() -> None:
     code = (
-        "import sys, execserver.loading, execserver.server; execserver.loading.load_deferred(); "
+        "import sys, execserver.server; execserver.server.load_the_rest(); "
         "print(*(name for name in sys.modules if 'execserver' in name))"
     )
     loaded = subprocess.run(

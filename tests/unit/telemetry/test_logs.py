@@ -6,29 +6,21 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
-import structlog
 
 from execserver.telemetry import logs
 
 
-@pytest.fixture
-def structlog_as_before() -> Iterator[None]:
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
-
-
-@pytest.mark.usefixtures("structlog_as_before")
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_the_traceback_of_an_error_shows_no_values_of_variables(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
+    for name in ("_least", "_writer"):  # so that they are as before afterwards
+        monkeypatch.setattr(logs, name, getattr(logs, name))
     writer = logs.configure("info", form)
 
     def fail(token: str) -> None:
@@ -46,39 +38,56 @@ def test_the_traceback_of_an_error_shows_no_values_of_variables(
     assert "xrt_s3cret" not in said
 
 
-HOLDING = """
+QUEUED = """
 import json, sys, time
 from execserver.telemetry import logs
-writer = logs.configure("info", "json", hold=True)
+writer = logs.configure("info", "json")
 log = logs.Logger(connection=1)
-log.debug("nobody wants to know")
+log.debug("below the level")
 log.info("first", session="s")
-print("structlog" in sys.modules)
 before = time.time()
+print("structlog" in sys.modules, before)
 time.sleep(0.01)
-{act}
-log.info("last")
+with logs.bound_fields(trace_id="t"):
+    log.warning("traced")
+try:
+    raise ValueError("wrong")
+except ValueError:
+    log.exception("failed")
 writer.flush(10)
-print(before)
 """
 
 
-@pytest.mark.parametrize(
-    ("act", "expected"),
-    [
-        ("logs.begin()", [("first", "info"), ("last", "info")]),
-        ("log.warning('wrong')", [("first", "info"), ("wrong", "warning"), ("last", "info")]),
-    ],
-)
-def test_lines_are_held_until_the_library_is_loaded_and_keep_their_order_and_time(
-    act: str, expected: list[tuple[str, str]]
-) -> None:
-    command = [sys.executable, "-I", "-c", HOLDING.format(act=act)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_lines_are_rendered_later_and_keep_their_order_and_time() -> None:
+    said = subprocess.run([sys.executable, "-I", "-c", QUEUED], capture_output=True, text=True, check=True)
     loaded, before = said.stdout.split()
     assert loaded == "False"
-    lines = [json.loads(line) for line in said.stderr.splitlines()]
-    assert [(line["event"], line["level"]) for line in lines] == expected
-    assert list(lines[0]) == ["connection", "session", "event", "level", "timestamp"]
-    first = datetime.fromisoformat(lines[0]["timestamp"])
-    assert first.timestamp() <= float(before) < datetime.fromisoformat(lines[1]["timestamp"]).timestamp()
+    first, traced, failed = (json.loads(line) for line in said.stderr.splitlines())
+    assert list(first) == ["connection", "session", "event", "level", "timestamp"]
+    assert (first["event"], traced["event"], failed["event"]) == ("first", "traced", "failed")
+    assert (first["level"], traced["level"], failed["level"]) == ("info", "warning", "error")
+    assert datetime.fromisoformat(first["timestamp"]).timestamp() <= float(before)
+    assert datetime.fromisoformat(traced["timestamp"]).timestamp() > float(before)
+    assert (first.get("trace_id"), traced["trace_id"]) == (None, "t")
+    assert "ValueError: wrong" in failed["exception"]
+
+
+FULL_TABLE = """
+import resource, sys, time
+from execserver.telemetry import logs
+usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+writer = logs.configure("info", "json")
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, usual[1]))
+logs.Logger().info("without a descriptor")
+time.sleep(logs.LOAD_AFTER_SECONDS + 0.5)
+resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+logs.Logger().info("with one")
+writer.flush(10)
+"""
+
+
+def test_a_full_table_of_descriptors_costs_lines_that_are_counted() -> None:
+    said = subprocess.run([sys.executable, "-I", "-B", "-c", FULL_TABLE], capture_output=True, text=True)
+    note, line = said.stderr.splitlines()
+    assert note.startswith("(1 log lines dropped")
+    assert json.loads(line)["event"] == "with one"

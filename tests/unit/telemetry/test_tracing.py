@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import LogCapture
 
 from execserver.telemetry import tracing
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.tracing import RequestTrace, TraceParent, parse_traceparent, spans_wanted
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -70,7 +71,7 @@ def test_a_request_without_a_context_has_no_trace(trace: Mapping[str, Any] | Non
 def captured() -> Iterator[LogCapture]:
     capture = LogCapture()
     before = structlog.get_config()
-    structlog.configure(processors=[structlog.contextvars.merge_contextvars, capture])
+    structlog.configure(processors=[capture])
     yield capture
     structlog.configure(**before)
 
@@ -82,7 +83,7 @@ def begin(trace_id: str) -> RequestTrace:
 
 
 def test_log_lines_of_a_traced_request_carry_its_ids_and_others_do_not(captured: LogCapture) -> None:
-    log = structlog.get_logger().bind(connection=1)
+    log = Logger(connection=1)
 
     log.warning("before")
     with tracing.active(begin(TRACE)):
@@ -96,7 +97,7 @@ def test_log_lines_of_a_traced_request_carry_its_ids_and_others_do_not(captured:
 
 
 async def test_a_task_created_within_keeps_its_own_context_beside_others(captured: LogCapture) -> None:
-    log = structlog.get_logger()
+    log = Logger()
     go_on = asyncio.Event()
 
     async def work(name: str) -> None:
@@ -116,7 +117,7 @@ async def test_a_task_created_within_keeps_its_own_context_beside_others(capture
 
 
 def test_a_trace_may_be_active_again_later(captured: LogCapture) -> None:
-    log, trace = structlog.get_logger(), begin(TRACE)
+    log, trace = Logger(), begin(TRACE)
 
     for _ in range(2):
         with tracing.active(trace):

@@ -87,25 +87,6 @@ def test_while_corked_nothing_leaves(
     assert ends[1].recv(100) == b"ab"
 
 
-def test_what_is_corked_leaves_when_the_rest_takes_long(
-    runner: asyncio.Runner, ends: tuple[socket.socket, socket.socket]
-) -> None:
-    async def scene() -> None:
-        box = outbox(ends[0].fileno())
-        box.cork()
-        box.hasten()
-        box.put((b"a",), 1)
-        box.hasten()
-        assert (box.unsent, box.progress) == (0, 1)
-        box.put((b"b",), 1)
-        assert box.unsent == 1
-        box.uncork()
-
-    runner.run(scene())
-
-    assert [ends[1].recv(1), ends[1].recv(100)] == [b"a", b"b"]
-
-
 def test_the_first_of_many_answers_leave_while_the_others_are_made(
     runner: asyncio.Runner, ends: tuple[socket.socket, socket.socket]
 ) -> None:

@@ -1,0 +1,164 @@
+"""Small file operations on the loop's thread: reads, lists and writes that take some 30 µs, where the way
+through a thread takes 300.
+
+Rules kept in this file:
+
+1. Nothing that may hang runs here: no path is touched while a mount can hang (`mounts.py`), and none below
+   `/proc`, which leads to the mounts of other processes.
+2. A read takes what the page cache has; if the disk has to be asked, a thread does it.
+3. An operation that took over `SLOW_SECONDS`, and slept, sends the next ones of its kind to threads for
+   `REST_SECONDS`: a slow disk holds up no other client for long. One that did not sleep was only kept from
+   the processor, as it would be in a thread.
+4. The outcome is that of the thread's way. A method that gives None has changed nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from resource import RUSAGE_THREAD, getrusage
+from time import perf_counter
+
+import pybase64
+
+from execserver.filesystem.directories import entry_kind
+from execserver.filesystem.listing import entries_json
+from execserver.filesystem.mounts import MountTable
+from execserver.filesystem.opening import open_to_read
+from execserver.filesystem.writing import write_file
+from execserver.protocol.errors import file_error
+
+MOST_BYTES = 64 << 10
+"""Bytes of a file that is read or written here. Even in the page cache more takes too long."""
+
+MOST_CHARACTERS = (MOST_BYTES + 2) // 3 * 4
+"""The same as base64."""
+
+MOST_ENTRIES = 500
+"""Names of a directory that is listed here."""
+
+SLOW_SECONDS = 0.002
+REST_SECONDS = 1.0
+
+OUTSIDE = "/proc/"
+"""Below it are the roots of other processes, with mounts that are not in our table."""
+
+# EAGAIN: not in the page cache, or a lease is to be broken. EOPNOTSUPP: this file system cannot tell.
+_ASK_A_THREAD = frozenset({errno.EAGAIN, errno.EOPNOTSUPP})
+
+
+class SmallFiles:
+    """The small operations. For one thread.
+
+    Args:
+        mounts: kept up to date by its owner.
+    """
+
+    def __init__(self, mounts: MountTable) -> None:
+        self._mounts = mounts
+        self._slow_until = {"read": 0.0, "list": 0.0, "write": 0.0}
+        self._began = 0.0
+        """When the operation began, on the clock of `perf_counter`."""
+        self._sleeps = 0
+        """How often the thread had slept by then."""
+
+    def read(self, path: str) -> bytes | None:
+        """The content of a regular file in base64; None if a thread has to read it.
+
+        Raises:
+            InvalidRequest: it is no file.
+            RpcError: it cannot be opened or read.
+        """
+        if not self._begin("read", path):
+            return None
+        try:
+            number, status = open_to_read(path)
+            try:
+                if not 0 < status.st_size <= MOST_BYTES:  # the files of /sys do not report their size
+                    return None
+                data = self._cached(number, status)
+            finally:
+                os.close(number)
+        except OSError as error:
+            if error.errno in _ASK_A_THREAD:
+                return None
+            raise file_error(error) from None
+        finally:
+            self._end("read")
+        return None if data is None else pybase64.b64encode(data)
+
+    def read_directory(self, path: str) -> bytes | None:
+        """The JSON of `listing.read_directory`; None if a thread has to list it.
+
+        Raises:
+            RpcError: it cannot be opened or read.
+        """
+        if not self._begin("list", path):
+            return None
+        found: list[tuple[str, int]] = []
+        try:
+            with os.scandir(path) as scan:
+                for number, entry in enumerate(scan):
+                    if number >= MOST_ENTRIES:
+                        return None
+                    kind = entry_kind(entry)
+                    if kind is not None:
+                        found.append((entry.name, kind))
+        except OSError as error:
+            raise file_error(error) from None
+        finally:
+            self._end("list")
+        return entries_json(found)
+
+    def write(self, path: str, text: str | memoryview) -> bool:
+        """Do `writing.write_file`; false if a thread has to write it.
+
+        Raises:
+            InvalidRequest: the text is no base64; nothing was made or changed.
+            RpcError: it cannot be opened or written.
+        """
+        if len(text) > MOST_CHARACTERS or not self._begin("write", path):
+            return False
+        try:
+            try:
+                if not stat.S_ISREG(os.stat(path).st_mode):  # a device may make its writers wait
+                    return False
+            except FileNotFoundError:
+                pass
+            except OSError:  # what is wrong with the text comes first
+                return False
+            write_file(path, text)
+        except BlockingIOError:  # a lease is to be broken
+            return False
+        except OSError as error:
+            raise file_error(error) from None
+        finally:
+            self._end("write")
+        return True
+
+    def _begin(self, kind: str, path: str) -> bool:
+        """Whether this thread may do it."""
+        if self._mounts.can_hang or path.startswith(OUTSIDE):
+            return False
+        self._began = perf_counter()
+        if self._began < self._slow_until[kind]:
+            return False
+        self._sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
+        return True
+
+    def _end(self, kind: str) -> None:
+        now = perf_counter()
+        if now - self._began > SLOW_SECONDS and getrusage(RUSAGE_THREAD).ru_nvcsw > self._sleeps:
+            self._slow_until[kind] = now + REST_SECONDS
+
+    def _cached(self, number: int, status: os.stat_result) -> bytes | None:
+        """The whole content, if the page cache has it."""
+        size = status.st_size
+        if status.st_dev in self._mounts.in_memory:
+            data = os.pread(number, size, 0)
+        else:
+            buffer = bytearray(size)
+            read = os.preadv(number, [buffer], 0, os.RWF_NOWAIT)
+            data = bytes(buffer) if read == size else b""
+        return data if len(data) == size else None
