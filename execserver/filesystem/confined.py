@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.copy import Wish
+from execserver.filesystem.copy import PLAIN, Wish
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.digest import digest_opened
 from execserver.filesystem.files import HandleMode
@@ -98,18 +98,18 @@ class ConfinedFiles:
         descriptor = await self._open("open_to_write", path)
         await self._calls.run(_write, descriptor, content, self._descriptors)
 
-    async def open(self, path: str, mode: HandleMode, permissions: int | None) -> Descriptor:
+    async def open(self, path: str, mode: HandleMode, permissions: int | None = None) -> Descriptor:
         """See `Files`."""
         opened = (
             self._open_to_read(path) if mode == "read" else self._open("open_to_replace", path, permissions)
         )
         return await self._calls.run(_require_regular, await opened, path, self._descriptors)
 
-    async def create_directory(self, path: str, *, recursive: bool, permissions: int | None) -> None:
+    async def create_directory(self, path: str, *, recursive: bool, permissions: int | None = None) -> None:
         """See `Files`."""
         await self._ask("create_directory", _encoded(path), recursive, permissions)
 
-    async def metadata(self, path: str, *, extended: bool) -> Metadata:
+    async def metadata(self, path: str, *, extended: bool = False) -> Metadata:
         """See `Files`."""
         numbers = [int(number) for number in (await self._ask("metadata", _encoded(path))).split()]
         directory, file, link, size, modified, permissions, modified_ns, accessed_ns = numbers
@@ -158,7 +158,7 @@ class ConfinedFiles:
         """See `Files`."""
         await self._ask("remove", _encoded(path), recursive, force)
 
-    async def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish) -> bool:
+    async def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish = PLAIN) -> bool:
         """See `Files`."""
         # A link is copied as one, and not read.
         await self._require_readable(source, follow=False)
@@ -179,7 +179,7 @@ class ConfinedFiles:
         await self._require_readable(source, follow=False)
         await self._ask("rename", _encoded(source), _encoded(destination), overwrite, newest=True)
 
-    async def digest(self, path: str, size: int | None) -> DigestResult:
+    async def digest(self, path: str, size: int | None = None) -> DigestResult:
         """See `Files`."""
         descriptor = await self._open_to_read(path)
         descriptor = await self._calls.run(_require_regular, descriptor, path, self._descriptors)

@@ -43,10 +43,10 @@ class Wish(NamedTuple):
     preserve_times: bool = False
 
 
-_PLAIN = Wish()
+PLAIN = Wish()
 
 
-def copy(source: str, destination: str, *, recursive: bool, stop: Stop, wish: Wish = _PLAIN) -> bool:
+def copy(source: str, destination: str, *, recursive: bool, stop: Stop, wish: Wish = PLAIN) -> bool:
     """Copy a file with its permission bits, a link as a link, or a tree: whole or not at all.
 
     Args:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.copy import Wish, copy
+from execserver.filesystem.copy import PLAIN, Wish, copy
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.digest import digest
 from execserver.filesystem.directories import create_directory
@@ -37,13 +37,15 @@ class Files(Protocol):
     def write(self, path: str, text: str | memoryview) -> Awaitable[None]:
         """Make a file or replace its content, which comes as base64 (`writing.write_file`)."""
 
-    def open(self, path: str, mode: HandleMode, permissions: int | None) -> Awaitable[Descriptor]:
+    def open(self, path: str, mode: HandleMode, permissions: int | None = None) -> Awaitable[Descriptor]:
         """Open a regular file; the descriptor belongs to the connection."""
 
-    def create_directory(self, path: str, *, recursive: bool, permissions: int | None) -> Awaitable[None]:
+    def create_directory(
+        self, path: str, *, recursive: bool, permissions: int | None = None
+    ) -> Awaitable[None]:
         """Make a directory (`directories.create_directory`)."""
 
-    def metadata(self, path: str, *, extended: bool) -> Awaitable[Metadata]:
+    def metadata(self, path: str, *, extended: bool = False) -> Awaitable[Metadata]:
         """Say what a path is (`metadata.metadata`)."""
 
     def set_metadata(self, path: str, wanted: Attributes) -> Awaitable[None]:
@@ -61,7 +63,7 @@ class Files(Protocol):
     def remove(self, path: str, *, recursive: bool, force: bool) -> Awaitable[None]:
         """Remove a path (`remove.remove`)."""
 
-    def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish) -> Awaitable[bool]:
+    def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish = PLAIN) -> Awaitable[bool]:
         """Copy a path (`copy.copy`)."""
 
     def install(self, source: str, destination: str, wanted: Attributes) -> Awaitable[bool]:
@@ -70,7 +72,7 @@ class Files(Protocol):
     def rename(self, source: str, destination: str, *, overwrite: bool) -> Awaitable[None]:
         """Rename a path (`rename.rename`)."""
 
-    def digest(self, path: str, size: int | None) -> Awaitable[DigestResult]:
+    def digest(self, path: str, size: int | None = None) -> Awaitable[DigestResult]:
         """The digest of a file (`digest.digest`)."""
 
 
@@ -89,16 +91,18 @@ class DirectFiles:
         """See `Files`."""
         return self._calls.run(write_file, path, text)
 
-    def open(self, path: str, mode: HandleMode, permissions: int | None) -> Awaitable[Descriptor]:
+    def open(self, path: str, mode: HandleMode, permissions: int | None = None) -> Awaitable[Descriptor]:
         """See `Files`."""
         return self._calls.run(_open, path, mode, permissions, self._descriptors)
 
-    def create_directory(self, path: str, *, recursive: bool, permissions: int | None) -> Awaitable[None]:
+    def create_directory(
+        self, path: str, *, recursive: bool, permissions: int | None = None
+    ) -> Awaitable[None]:
         """See `Files`."""
         work = partial(create_directory, path, recursive=recursive, permissions=permissions)
         return self._calls.run(work)
 
-    def metadata(self, path: str, *, extended: bool) -> Awaitable[Metadata]:
+    def metadata(self, path: str, *, extended: bool = False) -> Awaitable[Metadata]:
         """See `Files`."""
         return self._calls.run(partial(metadata, path, extended=extended))
 
@@ -122,7 +126,7 @@ class DirectFiles:
         """See `Files`."""
         return self._calls.run(partial(remove, path, recursive=recursive, force=force))
 
-    def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish) -> Awaitable[bool]:
+    def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish = PLAIN) -> Awaitable[bool]:
         """See `Files`."""
         work = partial(copy, source, destination, recursive=recursive, stop=self._calls.stop, wish=wish)
         return self._calls.run(work)
@@ -135,7 +139,7 @@ class DirectFiles:
         """See `Files`."""
         return self._calls.run(partial(rename, source, destination, overwrite=overwrite))
 
-    def digest(self, path: str, size: int | None) -> Awaitable[DigestResult]:
+    def digest(self, path: str, size: int | None = None) -> Awaitable[DigestResult]:
         """See `Files`."""
         return self._calls.run(digest, path, self._calls.stop, size)
 
