@@ -180,7 +180,7 @@ class Liar:
 
     def __init__(self, **results: object) -> None:
         self.results = {"initialize": {"sessionId": "s1"}, "fs/readBlock": {"chunk": "eA==", "eof": True}}
-        self.results |= {name.replace("_", "/"): result for name, result in results.items()}  # type: ignore[dict-item]
+        self.results |= {name.replace("_", "/"): result for name, result in results.items()}
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async for line in reader:
@@ -234,7 +234,7 @@ async def test_a_server_s_resolved_name_stays_below_the_target(tmp_path: Path, u
     liar = Liar(fs_canonicalize={"path": uri}, fs_readDirectory={"entries": []})
 
     await liar.run(tmp_path, "cp", "-r", ":dir/../dir/../dir/..", "target")
-    code, said = await liar.run(tmp_path, "cp", ":..", "target")
+    _, said = await liar.run(tmp_path, "cp", ":..", "target")
 
     assert b"Traceback" not in said
     outside = [each for each in tmp_path.rglob("*") if each.name not in ("a", "b", "liar", "target")]
@@ -470,7 +470,10 @@ def test_names_in_a_tree_reach_the_terminal_as_text(execserver: CommandLine, the
 
 @pytest.mark.parametrize(
     "arguments",
-    [("cp", ":x", "y"), ("cp", ":x", ":y"), ("cp", "-", ":y"), ("ps",), ("logs", "p"), ("kill", "p"), ("run", "--", "x")],
+    [
+        ("cp", ":x", "y"), ("cp", ":x", ":y"), ("cp", "-", ":y"), ("ps",), ("logs", "p"), ("kill", "p"),
+        ("run", "--", "x"),
+    ],
 )  # fmt: skip
 async def test_errors_of_a_server_reach_the_terminal_as_text(
     tmp_path: Path, arguments: tuple[str, ...]
@@ -488,8 +491,9 @@ async def test_errors_of_a_server_reach_the_terminal_as_text(
 async def test_what_a_server_lists_reaches_the_terminal_as_text(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     process = {
-        "processId": BAD, "sessionId": BAD, "state": "exited", "exitCode": 1, "cause": BAD, "pid": 5, "ageMs": 5,
-        "cpuSeconds": None, "rssBytes": None, "processCount": 1, "tty": False, "retainedBytes": 1, "argv": [BAD],
+        "processId": BAD, "sessionId": BAD, "state": "exited", "exitCode": 1, "cause": BAD, "pid": 5,
+        "ageMs": 5, "cpuSeconds": None, "rssBytes": None, "processCount": 1, "tty": False,
+        "retainedBytes": 1, "argv": [BAD],
     }  # fmt: skip
     liar = Liar(process_list={"processes": [process]})
 
