@@ -147,6 +147,7 @@ def _outcome(done: Plan | Applied, diff: str, *, was_atomic: bool | None) -> Map
         "dryRun": isinstance(done, Plan),
         "alreadyApplied": done.already_applied,
         "wasAtomic": was_atomic,
+        "inPlace": list(done.in_place) if isinstance(done, Applied) else [],
         "files": _files(done.edits),
         "diff": diff,
     }
