@@ -19,7 +19,9 @@ from execserver.filesystem.replacing import (
     Replacement,
     can_be_written_only,
     find,
+    lock_temporary,
     overwrite,
+    sweep,
     take_after,
     temporary_name,
 )
@@ -89,15 +91,20 @@ def _copy_tree(source: str, destination: str, stop: Stop, wish: Wish) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     folder = os.path.dirname(destination)
     create_directory(folder, recursive=True)
+    sweep(folder)
     temporary = temporary_name(folder)
     os.mkdir(temporary, 0o700)
     made: list[tuple[str, os.stat_result]] = []
+    number = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        lock_temporary(number)
         _fill_tree(source, temporary, made, stop, wish)
         rename_to_free_place(temporary, destination)
     except BaseException:
         _remove_tree(temporary, made)
         raise
+    finally:
+        os.close(number)
 
 
 def _fill_tree(

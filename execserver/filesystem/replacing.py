@@ -6,7 +6,8 @@
 Rules kept in this file:
 
 1. The temporary file has no name where the file system allows that (O_TMPFILE), and gets one for the rename
-   only: a process that is killed leaves nothing.
+   only: a process that is killed leaves nothing. Temporary files and folders that need a name are locked;
+   those that a killed process has left are removed by the next copy of a tree into their folder (`sweep`).
 2. A file that is replaced passes on its owner, access list and extended attributes, and its permission bits
    unless others are asked for. The temporary file is readable by its owner only until it has them.
 3. A file that cannot be replaced is written in place: a mount point, a file in a folder that takes no new
@@ -17,13 +18,15 @@ Rules kept in this file:
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import time
 from contextlib import suppress
 
 from execserver.filesystem.content import copy_content, reserve
 from execserver.filesystem.opening import ALWAYS, may_write, open_to_write
-from execserver.protocol.errors import InvalidRequest
+from execserver.protocol.errors import InvalidRequest, RpcError
 from execserver.protocol.path_text import printable_path
 
 TYPE_CHECKING = False
@@ -44,6 +47,9 @@ _NO_UNNAMED = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EIN
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOENT, errno.EXDEV})
 """Errors of a link to a file without a name, where another way may be open."""
+
+_SURELY_LOCKED_SECONDS = 60.0
+"""Between the making of a temporary file and its lock no process takes longer."""
 
 _MOST_IN_MEMORY = 64 << 20
 """Bytes of old content that are kept in memory where no folder takes them."""
@@ -208,6 +214,7 @@ class Replacement:
         name = temporary_name(self._folder)
         number = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._name = name
+        lock_temporary(number)
         return number
 
     def _link(self, name: str) -> bool:
@@ -222,6 +229,35 @@ class Replacement:
                 raise CannotNameError from error
             raise
         return True
+
+
+def lock_temporary(number: int) -> None:
+    """Mark an open temporary file or folder as one that is in use; the kernel unmarks it at our end."""
+    with suppress(OSError):  # a file system without locks, where `sweep` removes nothing
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def sweep(folder: str) -> None:
+    """Remove temporary files and folders that a killed process has left in a folder. Never raises."""
+    with suppress(OSError), os.scandir(folder) as scan:
+        left = [entry.path for entry in scan if entry.name.startswith(MARK)]
+        for path in left:
+            with suppress(OSError, RpcError):
+                _remove_if_unused(path)
+
+
+def _remove_if_unused(path: str) -> None:
+    from execserver.filesystem.remove import remove
+
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
+    try:
+        status = os.fstat(number)
+        # One that was made just now may not be locked yet.
+        if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _SURELY_LOCKED_SECONDS:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(path, recursive=True, force=True)
+    finally:
+        os.close(number)
 
 
 def temporary_name(folder: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from execserver.filesystem import replacing
 from execserver.filesystem.copy import copy
 from execserver.filesystem.giving_up import Abandoned
 from execserver.filesystem.replacing import Attributes, install
@@ -144,6 +146,30 @@ def test_a_killed_copy_of_a_file_leaves_the_old_or_the_new_content_and_no_other_
             assert (tmp_path / name).read_bytes() == contents[1]
             (tmp_path / name).unlink()
         assert sorted(os.listdir(tmp_path)) == ["from", "to"]
+
+
+def test_a_killed_copy_of_a_tree_leaves_a_hidden_folder_that_the_next_one_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "large").write_bytes(bytes(64 * MIB))
+    (tmp_path / "into").mkdir()
+    command = [sys.executable, "-c", _COPIES, str(tmp_path / "from"), str(tmp_path / "into" / "to")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        while not os.listdir(tmp_path / "into"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGSTOP)
+        (hidden,) = os.listdir(tmp_path / "into")
+        assert hidden.startswith(".execserver-copy-")
+        (tmp_path / "small").mkdir()
+        monkeypatch.setattr(replacing, "_SURELY_LOCKED_SECONDS", 0.0)
+
+        _copy(tmp_path / "small", tmp_path / "into" / "first", recursive=True)
+        assert sorted(os.listdir(tmp_path / "into")) == [hidden, "first"]
+        process.kill()
+    _copy(tmp_path / "small", tmp_path / "into" / "second", recursive=True)
+
+    assert sorted(os.listdir(tmp_path / "into")) == ["first", "second"]
 
 
 def test_a_growing_file_is_copied_as_large_as_it_was(tmp_path: Path) -> None:
