@@ -8,7 +8,9 @@ import os
 import random
 import socket
 import stat
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -746,3 +748,34 @@ def test_the_digest_of_a_beginning(client: Client, here: Path) -> None:
     for size, data in ((5, b"hello"), (0, b""), (99, b"hello and more")):
         found = client.call("fs/digest", {"path": path_uri(here / "f"), "size": size})
         assert found == {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+
+
+@pytest.fixture
+def irreplaceable(here: Path) -> Iterator[Path]:
+    """A file that may be written and not replaced: for root a mount point, for others one in a closed folder."""
+    (here / "closed").mkdir()
+    target = here / "closed" / "file"
+    target.write_text("old")
+    if os.geteuid() == 0:
+        (here / "elsewhere").write_text("old")
+        subprocess.run(["mount", "--bind", here / "elsewhere", target], check=True)
+    (here / "closed").chmod(0o555)
+    yield target
+    (here / "closed").chmod(0o755)
+    if os.geteuid() == 0:
+        subprocess.run(["umount", target], check=True)
+
+
+@pytest.mark.statement("F49", "X14")
+def test_what_cannot_be_replaced_is_written_in_place(
+    endpoint: Endpoint, here: Path, irreplaceable: Path
+) -> None:
+    extended = endpoint.connect(extensions=True)
+    inode = irreplaceable.stat().st_ino
+    for method, members in (("fs/copy", {"recursive": False}), ("fs/install", {})):
+        for text in ("new", "something longer", ""):
+            (here / "source").write_text(text)
+            paths = {"sourcePath": path_uri(here / "source"), "destinationPath": path_uri(irreplaceable)}
+            assert extended.call(method, {**paths, **members}) == {"inPlace": True}
+            assert (irreplaceable.read_text(), irreplaceable.stat().st_ino) == (text, inode)
+    assert os.listdir(here / "closed") == ["file"]
