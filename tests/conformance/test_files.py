@@ -752,7 +752,7 @@ def test_the_digest_of_a_beginning(client: Client, here: Path) -> None:
 
 @pytest.fixture
 def irreplaceable(here: Path) -> Iterator[Path]:
-    """A file that may be written and not replaced: for root a mount point, for others one in a closed folder."""
+    """A file that may be written and not replaced: for root a mount point, else one in a closed folder."""
     (here / "closed").mkdir()
     target = here / "closed" / "file"
     target.write_text("old")
