@@ -174,7 +174,7 @@ class FileSystem:
         ]
         for entry in entries:
             # Who joins them with a path of this machine must not be led out of it.
-            if "/" in entry.name or "\0" in entry.name or entry.name in ("", ".", ".."):
+            if not _is_name(entry.name):
                 raise ProtocolFault(f"the server names {entry.name!r} in a directory, which is no name there")
         return entries
 
@@ -432,6 +432,14 @@ class FileSystem:
         async with RemoteFile(self._session, self.uri(path), writing=True) as file:
             for offset in range(0, len(data), MAX_BLOCK_BYTES):
                 await file.write(offset, data[offset : offset + MAX_BLOCK_BYTES])
+
+
+def _is_name(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
 
 
 def _mode(value: int) -> int:

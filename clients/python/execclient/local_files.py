@@ -177,7 +177,7 @@ class Place:
             self.file = cast("BinaryIO", Stream(self._open_special(stop), closing=True))
             return
         if self._standing is not None:
-            os.close(os.open(self._target, os.O_WRONLY | os.O_CLOEXEC))
+            _may_write(self._target)
         self.file = self._open_part()
 
     def fill(self, preserved: Attributes | None) -> bool:
@@ -287,6 +287,15 @@ def part_path(target: str) -> str:
     """Where the beginning of a file is kept: beside it, under a name that no other file has."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{os.fsdecode(os.fsencode(name)[:MAX_NAME_BYTES])}.{new_id()}.part")
+
+
+def _may_write(path: str) -> None:
+    try:
+        os.close(os.open(path, os.O_WRONLY | _NEVER_WAIT))
+    except OSError as error:
+        # A program that runs cannot be written to; it can be replaced.
+        if error.errno != errno.ETXTBSY:
+            raise
 
 
 def set_attributes(path: str, wanted: Attributes) -> None:

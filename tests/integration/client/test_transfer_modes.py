@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable
@@ -74,6 +75,20 @@ async def test_times_come_along_when_asked_for(executor: Executor, tmp_path: Pat
 
     status = (here / "back").stat()
     assert (mode(here / "back"), status.st_mtime_ns, status.st_atime_ns) == (0o700, LONG_AGO, 7)
+
+
+async def test_a_program_that_runs_is_replaced(executor: Executor, tmp_path: Path, here: Path) -> None:
+    (here / "new").write_bytes(b"new")
+    for path in (tmp_path / "there", here / "mine"):
+        shutil.copy("/bin/sleep", path)
+        with subprocess.Popen([path, "60"]) as process:
+            if path.parent == here:
+                copied = await executor.fs.download(here / "new", path)
+            else:
+                copied = await executor.fs.upload(here / "new", path)
+            process.kill()
+
+        assert (path.read_bytes(), mode(path), copied.in_place) == (b"new", 0o755, False)
 
 
 async def test_modes_and_times_are_set_and_directories_made_with_them(

@@ -207,7 +207,9 @@ class Liar:
         return process.returncode, output + errors
 
 
-@pytest.mark.parametrize("name", ["..", ".", "", "/etc/evil", "a/b", "../evil", "nul\0", "dir\0/../evil"])
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "/etc/evil", "a/b", "../evil", "nul\0", "dir\0/../evil", "\ud800"]
+)
 async def test_a_server_s_names_stay_below_the_target(tmp_path: Path, name: str) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     entry = {"fileName": name, "isDirectory": False, "isFile": True}
