@@ -506,3 +506,36 @@ async def test_what_a_server_lists_reaches_the_terminal_as_text(tmp_path: Path) 
     code, said = await liar.run(tmp_path, "ps", "--all", "--argv", "--json")
     assert json.loads(said)[0]["processId"] == BAD
     assert said.decode().replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("way", ["upload", "download", "there"])
+def test_a_writable_file_in_a_read_only_folder_is_written_in_place(
+    execserver: CommandLine, there: Path, way: str
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounts in this namespace need root")
+    (there / "real").write_bytes(b"old content")
+    (there / "fixed").mkdir()
+    (there / "fixed" / "file").touch()
+    for folder in (there, execserver.folder):
+        (folder / "new").write_bytes(b"new")
+    subprocess.run(["mount", "--bind", there / "fixed", there / "fixed"], check=True)
+    target = there / "fixed" / "file"
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", there / "fixed"], check=True)
+        subprocess.run(["mount", "--bind", there / "real", target], check=True)
+        arguments = {
+            "upload": ("new", f":{target}"),
+            "download": (f":{there}/new", str(target)),
+            "there": (f":{there}/new", f":{target}"),
+        }[way]
+        done = execserver("cp", *arguments)
+        assert (done.returncode, b"written in place" in done.stderr) == (0, True), done.stderr
+        refused = execserver("cp", arguments[0], arguments[1].replace("fixed/file", "fixed/other"))
+        assert refused.returncode == 125
+        assert b"Read-only file system" in refused.stderr
+        subprocess.run(["umount", target], check=True)
+    finally:
+        subprocess.run(["umount", there / "fixed"], check=True)
+
+    assert (there / "real").read_bytes() == b"new"
