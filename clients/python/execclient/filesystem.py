@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from contextlib import aclosing
@@ -334,16 +333,7 @@ class FileSystem:
             result = await self._call("fs/digest", params, limit=DIGEST_SECONDS)
             if size is None or result["size"] <= size:
                 return str(result["sha256"])
-        digest, left = hashlib.sha256(), size
-        async with RemoteFile(self._session, self.uri(path)) as file, aclosing(file.blocks()) as blocks:
-            async for block in blocks:
-                part = block if left is None else block[:left]
-                digest.update(part)
-                if left is not None:
-                    left -= len(part)
-                    if not left:
-                        break
-        return digest.hexdigest()
+        return await RemoteFile(self._session, self.uri(path)).digest(size)
 
     async def download(
         self,

@@ -161,6 +161,19 @@ class RemoteFile:
         result = await self._session.call("fs/readBlock", params)
         return b64decode(result["chunk"], validate=True), result["eof"]
 
+    async def digest(self, size: int | None) -> str:
+        """Open it, and read the SHA-256 of its content, or of so many bytes at its beginning."""
+        digest, left = hashlib.sha256(), size
+        async with self, aclosing(self.blocks()) as blocks:
+            async for block in blocks:
+                part = block if left is None else block[:left]
+                digest.update(part)
+                if left is not None:
+                    left -= len(part)
+                    if not left:
+                        break
+        return digest.hexdigest()
+
     async def write(self, offset: int, block: bytes) -> None:
         """Write a block, of 1 MiB at most."""
         chunk = b64encode(block).decode()
