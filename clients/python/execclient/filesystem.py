@@ -253,8 +253,7 @@ class FileSystem:
             Unsupported: the server does not serve `fs/setMetadata`.
         """
         self._session.require(_SET_METADATA)
-        accessed, modified = ns
-        params = {"path": self.uri(path), "accessedAtNs": accessed, "modifiedAtNs": modified}
+        params = {"path": self.uri(path), "accessedAtNs": ns[0], "modifiedAtNs": ns[1]}
         await self._call(_SET_METADATA, params)
 
     async def remove(self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
