@@ -18,6 +18,7 @@ import msgspec
 from execserver.api.confinement import file_policy
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
+from execserver.filesystem.copy import Wish
 from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.files import DirectFiles, Files
 from execserver.filesystem.handles import FileHandles
@@ -25,6 +26,7 @@ from execserver.filesystem.metadata import canonicalize as resolve_links
 from execserver.filesystem.metadata import metadata
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.reading import FileStream, LargeFile, check_reply_size
+from execserver.filesystem.replacing import Attributes
 from execserver.filesystem.small import OUTSIDE, SmallFiles
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.watch import MissingWatch
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         CreateDirectoryParams,
         DigestParams,
         DigestResult,
+        InstallParams,
         Metadata,
         OpenParams,
         OpenResult,
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
         RemoveEdit,
         RemoveParams,
         RenameParams,
+        SetMetadataParams,
         WalkParams,
         WatchMissingParams,
         WatchMissingResult,
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NOTHING = Encoded(b"{}")
+_PUT, _PUT_IN_PLACE = Encoded(b'{"inPlace":false}'), Encoded(b'{"inPlace":true}')
 
 
 class FileConfinement(msgspec.Struct, frozen=True):
@@ -101,6 +106,8 @@ def handlers(
         "fs/remove": partial(remove, confinement),
         "fs/copy": partial(copy, confinement),
         "fs/rename": partial(rename, confinement),
+        "fs/install": partial(install, confinement),
+        "fs/setMetadata": partial(set_metadata, confinement),
         "fs/digest": partial(digest, confinement),
         "fs/applyEdits": partial(apply_edits, confinement, edits),
         "fs/open": partial(open_handle, confinement),
@@ -119,12 +126,14 @@ def get_metadata(
     path = params.path
     if params.sandbox is None and type(path) is str and not (mounts.can_hang or path.startswith(OUTSIDE)):
         try:
-            return metadata(path)
+            return metadata(path, extended=caller.extensions)
         except OSError as error:
             raise file_error(error) from None
     confined = _confined(confinement, caller, params.sandbox)
     path = _native_path(path)
-    return confined.metadata(path) if confined is not None else _look_up(mounts, metadata, caller, path)
+    if confined is not None:
+        return confined.metadata(path, extended=caller.extensions)
+    return _look_up(mounts, partial(metadata, extended=caller.extensions), caller, path)
 
 
 def canonicalize(
@@ -182,7 +191,8 @@ async def create_directory(
 ) -> Encoded:
     """Make a directory."""
     files = _files(confinement, caller, params.sandbox)
-    await files.create_directory(_native_path(params.path), recursive=params.recursive)
+    path = _native_path(params.path)
+    await files.create_directory(path, recursive=params.recursive, permissions=params.permissions)
     return _NOTHING
 
 
@@ -227,8 +237,9 @@ async def copy(confinement: FileConfinement | None, caller: Caller, params: Copy
     """Copy a file, a link or a tree."""
     files = _files(confinement, caller, params.sandbox)
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
-    await files.copy(source, destination, recursive=params.recursive)
-    return _NOTHING
+    wish = Wish(params.keep_mode, params.preserve_times)
+    in_place = await files.copy(source, destination, recursive=params.recursive, wish=wish)
+    return _put(caller, in_place=in_place)
 
 
 async def rename(confinement: FileConfinement | None, caller: Caller, params: RenameParams) -> Encoded:
@@ -239,9 +250,27 @@ async def rename(confinement: FileConfinement | None, caller: Caller, params: Re
     return _NOTHING
 
 
+async def install(confinement: FileConfinement | None, caller: Caller, params: InstallParams) -> Encoded:
+    """Move a finished file to its place."""
+    files = _files(confinement, caller, params.sandbox)
+    source, destination = _native_path(params.source_path), _native_path(params.destination_path)
+    in_place = await files.install(source, destination, _attributes(params))
+    return _put(caller, in_place=in_place)
+
+
+async def set_metadata(
+    confinement: FileConfinement | None, caller: Caller, params: SetMetadataParams
+) -> Encoded:
+    """Set permission bits and times."""
+    files = _files(confinement, caller, params.sandbox)
+    await files.set_metadata(_native_path(params.path), _attributes(params))
+    return _NOTHING
+
+
 async def digest(confinement: FileConfinement | None, caller: Caller, params: DigestParams) -> DigestResult:
     """The SHA-256 of a file."""
-    return await _files(confinement, caller, params.sandbox).digest(_native_path(params.path))
+    files = _files(confinement, caller, params.sandbox)
+    return await files.digest(_native_path(params.path), params.size)
 
 
 async def apply_edits(
@@ -268,7 +297,9 @@ async def open_handle(confinement: FileConfinement | None, caller: Caller, param
     files = _files(confinement, caller, params.sandbox)
     path = _native_path(params.path)
     policy = _policy(confinement, params.sandbox)
-    await _handles(caller).open(params.handle_id, policy, lambda: files.open(path, params.mode))
+    await _handles(caller).open(
+        params.handle_id, policy, lambda: files.open(path, params.mode, params.permissions)
+    )
     return {"handleId": params.handle_id}
 
 
@@ -307,6 +338,17 @@ async def watch_missing(mounts: MountTable, caller: Caller, params: WatchMissing
 
     watch = caller.own(MissingWatch, make_watch)
     return {"watching": await watch.replace(params.watch_id, missing, present)}
+
+
+def _put(caller: Caller, *, in_place: bool) -> Encoded:
+    """The result of a request that has put a file into its place."""
+    if not caller.extensions:
+        return _NOTHING
+    return _PUT_IN_PLACE if in_place else _PUT
+
+
+def _attributes(params: InstallParams | SetMetadataParams) -> Attributes:
+    return Attributes(params.permissions, params.modified_at_ns, params.accessed_at_ns)
 
 
 def _look_up(mounts: MountTable, function: Callable[[str], T], caller: Caller, path: str) -> T | Awaitable[T]:

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from execserver.filesystem.blocking import BlockingCalls
+from execserver.filesystem.copy import PLAIN, Wish
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.digest import digest_opened
 from execserver.filesystem.files import HandleMode
 from execserver.filesystem.listing import entries_json, entries_of, seen_of, walk_json
 from execserver.filesystem.opening import require_regular
 from execserver.filesystem.reading import LargeFile, begin_reading_opened
+from execserver.filesystem.replacing import Attributes
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.worker_link import Adopt, Answer
 from execserver.filesystem.worker_pool import WorkerPool
@@ -96,20 +98,22 @@ class ConfinedFiles:
         descriptor = await self._open("open_to_write", path)
         await self._calls.run(_write, descriptor, content, self._descriptors)
 
-    async def open(self, path: str, mode: HandleMode) -> Descriptor:
+    async def open(self, path: str, mode: HandleMode, permissions: int | None = None) -> Descriptor:
         """See `Files`."""
-        opened = self._open_to_read(path) if mode == "read" else self._open("open_to_replace", path)
+        opened = (
+            self._open_to_read(path) if mode == "read" else self._open("open_to_replace", path, permissions)
+        )
         return await self._calls.run(_require_regular, await opened, path, self._descriptors)
 
-    async def create_directory(self, path: str, *, recursive: bool) -> None:
+    async def create_directory(self, path: str, *, recursive: bool, permissions: int | None = None) -> None:
         """See `Files`."""
-        await self._ask("create_directory", _encoded(path), recursive)
+        await self._ask("create_directory", _encoded(path), recursive, permissions)
 
-    async def metadata(self, path: str) -> Metadata:
+    async def metadata(self, path: str, *, extended: bool = False) -> Metadata:
         """See `Files`."""
         numbers = [int(number) for number in (await self._ask("metadata", _encoded(path))).split()]
-        directory, file, link, size, modified = numbers
-        return {
+        directory, file, link, size, modified, permissions, modified_ns, accessed_ns = numbers
+        found: Metadata = {
             "isDirectory": bool(directory),
             "isFile": bool(file),
             "isSymlink": bool(link),
@@ -117,6 +121,14 @@ class ConfinedFiles:
             "createdAtMs": 0,
             "modifiedAtMs": modified,
         }
+        if extended:
+            found["permissions"] = permissions
+            found["modifiedAtNs"], found["accessedAtNs"] = modified_ns, accessed_ns
+        return found
+
+    async def set_metadata(self, path: str, wanted: Attributes) -> None:
+        """See `Files`."""
+        await self._ask("set_metadata", _encoded(path), *wanted.numbers())
 
     async def canonicalize(self, path: str) -> str:
         """See `Files`."""
@@ -146,11 +158,20 @@ class ConfinedFiles:
         """See `Files`."""
         await self._ask("remove", _encoded(path), recursive, force)
 
-    async def copy(self, source: str, destination: str, *, recursive: bool) -> None:
+    async def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish = PLAIN) -> bool:
         """See `Files`."""
         # A link is copied as one, and not read.
         await self._require_readable(source, follow=False)
-        await self._ask("copy", _encoded(source), _encoded(destination), recursive, newest=True)
+        paths = _encoded(source), _encoded(destination)
+        return bool(await self._ask("copy", *paths, recursive, *map(int, wish), newest=True))
+
+    async def install(self, source: str, destination: str, wanted: Attributes) -> bool:
+        """See `Files`."""
+        # As with a rename. The destination is read when it has to be written in place.
+        await self._require_readable(source, follow=False)
+        await self._require_readable(destination)
+        paths = _encoded(source), _encoded(destination)
+        return bool(await self._ask("install", *paths, *wanted.numbers(), newest=True))
 
     async def rename(self, source: str, destination: str, *, overwrite: bool) -> None:
         """See `Files`."""
@@ -158,26 +179,26 @@ class ConfinedFiles:
         await self._require_readable(source, follow=False)
         await self._ask("rename", _encoded(source), _encoded(destination), overwrite, newest=True)
 
-    async def digest(self, path: str) -> DigestResult:
+    async def digest(self, path: str, size: int | None = None) -> DigestResult:
         """See `Files`."""
         descriptor = await self._open_to_read(path)
         descriptor = await self._calls.run(_require_regular, descriptor, path, self._descriptors)
-        return await self._calls.run(digest_opened, descriptor, self._descriptors, self._calls.stop)
+        return await self._calls.run(digest_opened, descriptor, self._descriptors, self._calls.stop, size)
 
     # -- asking
 
-    async def _ask(self, operation: str, *arguments: bytes | int, newest: bool = False) -> bytes:
+    async def _ask(self, operation: str, *arguments: bytes | int | None, newest: bool = False) -> bytes:
         return (await self._request(None, operation, *arguments, newest=newest))[0]
 
     def _request(
-        self, adopt: Adopt | None, operation: str, *arguments: bytes | int, newest: bool = False
+        self, adopt: Adopt | None, operation: str, *arguments: bytes | int | None, newest: bool = False
     ) -> asyncio.Future[Answer]:
         payload = marshal.dumps((operation, *arguments))
         answer = self._pool.ask(self._policy, self._requests, payload, adopt, newest=newest)
         return self._requests.add(answer)
 
-    async def _open(self, operation: str, path: str) -> Descriptor:
-        _, descriptor = await self._request(self._descriptors.adopt, operation, _encoded(path))
+    async def _open(self, operation: str, path: str, *numbers: int | None) -> Descriptor:
+        _, descriptor = await self._request(self._descriptors.adopt, operation, _encoded(path), *numbers)
         assert descriptor is not None
         return descriptor
 

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 1 << 20
 
 
-def digest(path: str, stop: Stop) -> DigestResult:
+def digest(path: str, stop: Stop, limit: int | None = None) -> DigestResult:
     """Read a regular file to its end, following links. Blocking; the interpreter is free meanwhile.
 
     Args:
         path: the file.
         stop: ends the reading half-way.
+        limit: how many bytes to read at most; None for all.
 
     Raises:
         InvalidRequest: it is a directory, a fifo or a device.
@@ -31,24 +32,26 @@ def digest(path: str, stop: Stop) -> DigestResult:
     """
     number, _ = open_to_read(path)
     try:
-        return _digest(number, stop)
+        return _digest(number, stop, limit)
     finally:
         os.close(number)
 
 
-def digest_opened(descriptor: Descriptor, descriptors: Descriptors, stop: Stop) -> DigestResult:
+def digest_opened(
+    descriptor: Descriptor, descriptors: Descriptors, stop: Stop, limit: int | None = None
+) -> DigestResult:
     """The same of an open file, from its beginning; it is closed."""
     try:
         with descriptor.borrow() as number:
-            return _digest(number, stop)
+            return _digest(number, stop, limit)
     finally:
         descriptors.release(descriptor)
 
 
-def _digest(number: int, stop: Stop) -> DigestResult:
+def _digest(number: int, stop: Stop, limit: int | None) -> DigestResult:
     found, size, block = hashlib.sha256(), 0, memoryview(bytearray(_BLOCK_BYTES))
     # By the file's own offset: those of /proc do not take any other.
-    while length := os.readv(number, [block]):
+    while length := os.readv(number, [block if limit is None else block[: limit - size]]):
         found.update(block[:length])
         size += length
         give_up_if(stop)

@@ -14,28 +14,37 @@ if TYPE_CHECKING:
     from execserver.filesystem.giving_up import Stop
 
 
-def create_directory(path: str, *, recursive: bool) -> None:
+_USUAL_MODE = 0o777
+
+
+def create_directory(path: str, *, recursive: bool, permissions: int | None = None) -> None:
     """Make a directory; with `recursive` also its parents, and one that is there is no error.
+
+    Args:
+        path: which.
+        recursive: see above.
+        permissions: the permission bits of the directory itself, before the umask; None for 0777.
 
     Raises:
         OSError: among others EEXIST, and ENOENT for a missing parent without `recursive`.
     """
+    mode = _USUAL_MODE if permissions is None else permissions
     if not recursive:
-        os.mkdir(path)
+        os.mkdir(path, mode)
         return
-    missing = []
-    while not _made_or_there(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for path in reversed(missing):
-        if not _made_or_there(path):
-            os.mkdir(path)  # Somebody removes what we make; say so.
+    missing: list[tuple[str, int]] = []
+    while not _made_or_there(path, mode):
+        missing.append((path, mode))
+        path, mode = os.path.dirname(path), _USUAL_MODE
+    for path, mode in reversed(missing):
+        if not _made_or_there(path, mode):
+            os.mkdir(path, mode)  # Somebody removes what we make; say so.
 
 
-def _made_or_there(path: str) -> bool:
+def _made_or_there(path: str, mode: int) -> bool:
     """Make one directory; False when its parent is missing."""
     try:
-        os.mkdir(path)
+        os.mkdir(path, mode)
     except FileNotFoundError:
         if path == "/":
             raise

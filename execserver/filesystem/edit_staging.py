@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from contextlib import suppress
 
 from execserver.filesystem.edit_looking import require_still
 from execserver.filesystem.edit_types import Identity, Staged, Staging
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.path_text import printable_path
+from execserver.filesystem.replacing import take_after
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,14 +29,6 @@ MARK = ".execserver-edit-"
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """A file system's words for that it gives a file no second name."""
-
-_ACL = "system.posix_acl_access"
-
-_NOBODY = 65534
-"""What the kernel shows for a user who has no number in a namespace."""
-
-_NOT_OURS = ("security.capability", "security.ima", "security.evm", "trusted.")
-"""Beginnings of the names of attributes that belong to a content, or that only the system sets."""
 
 
 def stage(staging: Staging, stop: Stop) -> tuple[int, Staged]:
@@ -61,7 +51,7 @@ def stage(staging: Staging, stop: Stop) -> tuple[int, Staged]:
     try:
         old = None
         if staging.backup:
-            _take_after(before.target, number)
+            take_after(before.target, number)
             old = _back_up(before.target, staging.backup, stop)
         elif staging.mode is not None:
             os.fchmod(number, staging.mode)
@@ -120,38 +110,10 @@ def _copy(target: str, backup: str, stop: Stop) -> None:
     copy(target, backup, recursive=False, stop=stop)
     number = os.open(backup, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _take_after(target, number)
+        take_after(target, number)
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def _take_after(old: str, number: int) -> None:
-    """Give an open file the owner, the attributes and the mode of another one."""
-    wanted, made = os.lstat(old), os.fstat(number)
-    try:
-        if (wanted.st_uid, wanted.st_gid) != (made.st_uid, made.st_gid):
-            os.fchown(number, wanted.st_uid, wanted.st_gid)
-        elif wanted.st_uid == _NOBODY:
-            # In a sandbox everybody else looks like that; the owner may do this, and nobody else.
-            os.close(os.open(old, os.O_RDONLY | os.O_NOATIME | os.O_NOFOLLOW | os.O_CLOEXEC))
-    except OSError:
-        raise InvalidRequest(
-            f"the owner of {printable_path(old)} cannot be kept when it is replaced: it is another "
-            "user's or group's; write it in place by fs/writeFile",
-            name="permission_denied",
-        ) from None
-    with suppress(OSError):  # a file system without attributes
-        names = os.listxattr(old, follow_symlinks=False)
-        if _ACL not in names:
-            with suppress(OSError):
-                os.removexattr(number, _ACL)  # the folder's, for new files
-        for name in names:
-            if not name.startswith(_NOT_OURS):
-                with suppress(OSError):
-                    os.setxattr(number, name, os.getxattr(old, name, follow_symlinks=False))
-    # Last, for what goes before takes bits away. Set-id bits go, as they do when somebody writes to a file.
-    os.fchmod(number, stat.S_IMODE(wanted.st_mode) & 0o777)
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -12,7 +12,7 @@ import os
 
 from execserver.filesystem.edit_looking import changed_meanwhile
 from execserver.filesystem.edit_staging import identity_of
-from execserver.filesystem.rename import rename
+from execserver.filesystem.rename import rename_to_free_place
 from execserver.protocol.errors import RpcError, file_error
 from execserver.protocol.path_text import printable_path
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execserver.filesystem.edit_types import Step
-
-_CANNOT = (errno.EINVAL, errno.ENOSYS)
-"""A file system's words for that it cannot rename to a free place only."""
 
 _NO_SYNC = (errno.EINVAL, errno.EACCES, errno.ENOENT, errno.ENOTDIR)
 """A folder that cannot be opened, is gone, or lies where nothing is ever written to a disk."""
@@ -103,14 +100,14 @@ def _do(step: Step) -> None:
         if step.old is not None:
             os.rename(step.staged, step.target)
         else:
-            _rename_to_free_place(step.staged, step.target)
+            rename_to_free_place(step.staged, step.target)
 
 
 def _undo(step: Step) -> None:
     standing = identity_of(step.target)
     if step.kind == "remove":
         if standing is None and identity_of(step.backup) == step.old:
-            _rename_to_free_place(step.backup, step.target)
+            rename_to_free_place(step.backup, step.target)
     elif standing != step.identity:
         return
     elif step.kind == "replace":
@@ -118,14 +115,3 @@ def _undo(step: Step) -> None:
     else:
         # Removed there with the other files of ours.
         os.rename(step.target, step.staged)
-
-
-def _rename_to_free_place(source: str, destination: str) -> None:
-    try:
-        rename(source, destination, overwrite=False)
-    except OSError as error:
-        if error.errno not in _CANNOT:
-            raise
-        if os.path.lexists(destination):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
-        os.rename(source, destination)

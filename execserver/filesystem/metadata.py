@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 _TYPE, _LINK, _DIRECTORY, _REGULAR = 0o170000, 0o120000, 0o040000, 0o100000
 
 
-def metadata(path: str) -> Metadata:
+def metadata(path: str, *, extended: bool = False) -> Metadata:
     """Describe a path, in one system call unless it is a link.
+
+    Args:
+        path: which.
+        extended: with the extension members.
 
     Raises:
         OSError: it does not exist, or is a link to nothing.
     """
     status = os.lstat(path)
     is_link = is_symlink(status)
-    return described(os.stat(path) if is_link else status, is_link=is_link)
+    return described(os.stat(path) if is_link else status, is_link=is_link, extended=extended)
 
 
 def is_symlink(status: os.stat_result) -> bool:
@@ -32,16 +36,17 @@ def is_symlink(status: os.stat_result) -> bool:
     return status.st_mode & _TYPE == _LINK
 
 
-def described(status: os.stat_result, *, is_link: bool) -> Metadata:
+def described(status: os.stat_result, *, is_link: bool, extended: bool) -> Metadata:
     """What the wire says of a status.
 
     Args:
         status: of the path, or of what it leads to.
         is_link: whether it leads elsewhere.
+        extended: with the extension members.
     """
     kind = status.st_mode & _TYPE
     modified = status.st_mtime_ns // 1_000_000
-    return {
+    found: Metadata = {
         "isDirectory": kind == _DIRECTORY,
         "isFile": kind == _REGULAR,
         "isSymlink": is_link,
@@ -51,6 +56,11 @@ def described(status: os.stat_result, *, is_link: bool) -> Metadata:
         # The wire counts from 1970; what is older reads as not known.
         "modifiedAtMs": modified if modified > 0 else 0,
     }
+    if extended:
+        found["permissions"] = status.st_mode & 0o7777
+        found["modifiedAtNs"] = status.st_mtime_ns
+        found["accessedAtNs"] = status.st_atime_ns
+    return found
 
 
 def canonicalize(path: str) -> str:

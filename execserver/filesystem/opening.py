@@ -11,7 +11,7 @@ from execserver.protocol.path_text import printable_path
 
 # Without O_NONBLOCK the open of a fifo waits for its other end; without O_NOCTTY that of a
 # terminal can make it the server's.
-_ALWAYS = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+ALWAYS = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 NEW_FILE_MODE = 0o666
 """Of a file that is made here, less the umask's bits."""
@@ -24,18 +24,22 @@ def open_to_read(path: str) -> tuple[int, os.stat_result]:
         InvalidRequest: it is a directory, a fifo or a device.
         OSError: among others ENXIO, it is a socket.
     """
-    number = os.open(path, os.O_RDONLY | _ALWAYS)
+    number = os.open(path, os.O_RDONLY | ALWAYS)
     return number, require_regular(number, path)
 
 
-def open_to_replace(path: str) -> int:
+def open_to_replace(path: str, permissions: int | None = None) -> int:
     """Open or make a regular file, following links, and empty it.
+
+    Args:
+        path: which.
+        permissions: the permission bits of a file that is made, before the umask; None for the usual ones.
 
     Raises:
         InvalidRequest: it is a device, or a fifo that somebody reads.
         OSError: among others EISDIR, and ENXIO for another fifo or a socket.
     """
-    number = open_to_write(path)
+    number = open_to_write(path, NEW_FILE_MODE if permissions is None else permissions)
     require_regular(number, path)
     try:
         os.ftruncate(number, 0)
@@ -52,7 +56,7 @@ def open_to_write(path: str, mode: int = NEW_FILE_MODE) -> int:
         OSError: among others EROFS for a file on a read-only mount, whatever its own mode.
     """
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | _ALWAYS, mode)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | ALWAYS, mode)
     except PermissionError:
         # Who truncates while opening, as other programs do, hears of the mount before the mode.
         if is_read_only(path):
@@ -67,7 +71,7 @@ def may_write(path: str) -> None:
         OSError: it could not; EROFS for a file on a read-only mount, whatever its own mode.
     """
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | _ALWAYS))
+        os.close(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | ALWAYS))
     except PermissionError:
         if is_read_only(path):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS)) from None

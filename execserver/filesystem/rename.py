@@ -9,6 +9,10 @@ _RENAME_NOREPLACE = 1  # linux/fs.h
 _AT_FDCWD = -100  # linux/fcntl.h: a relative path would be that of the working directory
 
 
+_CANNOT = (errno.EINVAL, errno.ENOSYS)
+"""Errors of a file system that cannot rename to a free place only."""
+
+
 def rename(source: str, destination: str, *, overwrite: bool) -> None:
     """Rename a file, a link (never its target) or a directory.
 
@@ -25,6 +29,22 @@ def rename(source: str, destination: str, *, overwrite: bool) -> None:
         os.rename(source, destination)
     else:
         _rename_to_free_place(source, destination)
+
+
+def rename_to_free_place(source: str, destination: str) -> None:
+    """Rename to a place where nothing is; where the file system cannot do that in one step, after a look.
+
+    Raises:
+        OSError: among others EEXIST.
+    """
+    try:
+        rename(source, destination, overwrite=False)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        os.rename(source, destination)
 
 
 def _rename_to_free_place(source: str, destination: str) -> None:

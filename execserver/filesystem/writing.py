@@ -7,7 +7,6 @@ Decoding costs a tenth of what writing does; keeping the decoded pieces costs mo
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
@@ -16,15 +15,12 @@ from collections.abc import Iterator
 import msgspec
 import pybase64
 
+from execserver.filesystem.content import reserve
 from execserver.filesystem.opening import open_to_write
 from execserver.protocol.errors import InvalidRequest
 
 _PIECE_CHARS = 256 << 10
 """Characters of a piece: a multiple of four, and what it decodes to fits into a processor's cache."""
-
-# Words of a file system, or of the C library, for that it cannot reserve space. EBADF is that of
-# glibc, whose substitute needs a descriptor that can be read.
-_CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF})
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -105,7 +101,7 @@ def write_at(number: int, data: bytes, offset: int) -> None:
 def _replace_content(number: int, old_size: int, encoded: memoryview, size: int) -> None:
     try:
         if old_size and size:
-            _reserve(number, old_size, size)
+            reserve(number, old_size, size)
         _write_all(number, encoded)
     except OSError:
         if not old_size:
@@ -113,17 +109,6 @@ def _replace_content(number: int, old_size: int, encoded: memoryview, size: int)
         raise
     if size < old_size:
         os.ftruncate(number, size)
-
-
-def _reserve(number: int, old_size: int, size: int) -> None:
-    """Make sure that writing `size` bytes from the start will find space, without changing a byte."""
-    try:
-        os.posix_fallocate(number, 0, size)
-    except OSError as error:
-        if size > old_size and os.fstat(number).st_size > old_size:
-            os.ftruncate(number, old_size)
-        if error.errno not in _CANNOT_RESERVE:
-            raise
 
 
 def _write_all(number: int, encoded: memoryview) -> None:

@@ -25,6 +25,8 @@ MODULES = (
     "execserver.filesystem.remove",
     "execserver.filesystem.rename",
     "execserver.filesystem.walk",
+    "execserver.filesystem.content",
+    "execserver.filesystem.replacing",
     "execserver.filesystem.copy",
     "execserver.filesystem.edit_types",
     "execserver.filesystem.edit_looking",

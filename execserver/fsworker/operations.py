@@ -43,12 +43,14 @@ class Operations:
             "open_to_write": self.open_to_write,
             "open_to_replace": self.open_to_replace,
             "metadata": self.metadata,
+            "set_metadata": self.set_metadata,
             "canonicalize": self.canonicalize,
             "create_directory": self.create_directory,
             "read_directory": self.read_directory,
             "walk": self.walk,
             "remove": self.remove,
             "copy": self.copy,
+            "install": self.install,
             "rename": self.rename,
             "edit": self.edit,
         }
@@ -72,27 +74,37 @@ class Operations:
         self._refuse_kernel_files(number)
         return b"", number
 
-    def open_to_replace(self, path: bytes) -> Outcome:
+    def open_to_replace(self, path: bytes, permissions: int | None) -> Outcome:
         """No body."""
-        number = opening.open_to_replace(os.fsdecode(path))
+        number = opening.open_to_replace(os.fsdecode(path), permissions)
         self._refuse_kernel_files(number)
         return b"", number
 
     def metadata(self, path: bytes) -> Outcome:
-        """Body: is a directory, is a file, is a link, size, time of the last change; as numbers."""
-        found = looking.metadata(os.fsdecode(path))
+        """Body: is a directory, is a file, is a link, size, time of the last change; as numbers. Then the
+        extension members.
+        """
+        found = looking.metadata(os.fsdecode(path), extended=True)
         numbers = (
-            found["isDirectory"], found["isFile"], found["isSymlink"], found["size"], found["modifiedAtMs"]
+            found["isDirectory"], found["isFile"], found["isSymlink"], found["size"], found["modifiedAtMs"],
+            found["permissions"], found["modifiedAtNs"], found["accessedAtNs"],
         )  # fmt: skip
-        return b"%d %d %d %d %d" % numbers, None
+        return b"%d %d %d %d %d %d %d %d" % numbers, None
+
+    def set_metadata(self, path: bytes, *numbers: int | None) -> Outcome:
+        """No body. The numbers are those of `Attributes`, in its order."""
+        from execserver.filesystem.replacing import Attributes
+
+        Attributes(*numbers).set(os.fsdecode(path))
+        return b"", None
 
     def canonicalize(self, path: bytes) -> Outcome:
         """Body: the path without links."""
         return os.fsencode(looking.canonicalize(os.fsdecode(path))), None
 
-    def create_directory(self, path: bytes, recursive: bool) -> Outcome:
+    def create_directory(self, path: bytes, recursive: bool, permissions: int | None) -> Outcome:
         """No body."""
-        directories.create_directory(os.fsdecode(path), recursive=recursive)
+        directories.create_directory(os.fsdecode(path), recursive=recursive, permissions=permissions)
         return b"", None
 
     def read_directory(self, path: bytes) -> Outcome:
@@ -119,12 +131,20 @@ class Operations:
         remove(os.fsdecode(path), recursive=recursive, force=force)
         return b"", None
 
-    def copy(self, source: bytes, destination: bytes, recursive: bool) -> Outcome:
-        """No body."""
-        from execserver.filesystem.copy import copy
+    def copy(self, source: bytes, destination: bytes, recursive: bool, *wish: int) -> Outcome:
+        """Body: something if a file was written in place. The wish is that of `Wish`, in its order."""
+        from execserver.filesystem.copy import Wish, copy
 
-        copy(os.fsdecode(source), os.fsdecode(destination), recursive=recursive, stop=self._stop)
-        return b"", None
+        what = Wish(*map(bool, wish))
+        paths = os.fsdecode(source), os.fsdecode(destination)
+        return b"1" if copy(*paths, recursive=recursive, stop=self._stop, wish=what) else b"", None
+
+    def install(self, source: bytes, destination: bytes, *numbers: int | None) -> Outcome:
+        """Body: something if the file was written in place. The numbers are those of `Attributes`."""
+        from execserver.filesystem.replacing import Attributes, install
+
+        paths = os.fsdecode(source), os.fsdecode(destination)
+        return b"1" if install(*paths, Attributes(*numbers), self._stop) else b"", None
 
     def rename(self, source: bytes, destination: bytes, overwrite: bool) -> Outcome:
         """No body."""

@@ -118,6 +118,12 @@ EXAMPLES = (
         {"sha256": "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03", "size": 6},
     ),
     Example(
+        "fs/setMetadata",
+        "make it readable by its owner only, and as old as it should be",
+        {"path": _COPY, "permissions": 384, "modifiedAtNs": 1700000000123456789},
+        {},
+    ),
+    Example(
         "fs/rename",
         "put it in its place, where nothing may be",
         {"sourcePath": _COPY, "destinationPath": _RENAMED, "overwrite": False},
@@ -159,7 +165,13 @@ EXAMPLES = (
             ]
         },
     ),
-    Example("fs/remove", "remove a file", {"path": _RENAMED}, {}),
+    Example(
+        "fs/install",
+        "move a finished file over another one",
+        {"sourcePath": _RENAMED, "destinationPath": _FILE, "permissions": 420},
+        {},
+    ),
+    Example("fs/remove", "remove a file", {"path": _FILE}, {}),
     Example(
         "process/start",
         "start a program that can be written to",

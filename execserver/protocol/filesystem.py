@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
@@ -17,6 +17,7 @@ from execserver.protocol.limits import (
     MAX_WALK_ENTRIES,
 )
 from execserver.protocol.model import (
+    EXTENSION,
     U64,
     Base64Bytes,
     Base64Text,
@@ -29,6 +30,12 @@ from execserver.protocol.model import (
 )
 from execserver.protocol.sandbox import SandboxContext
 
+Permissions = Annotated[int, Field(ge=0, le=0o7777)]
+"""The permission bits of a file, with the set-id and sticky bits."""
+
+Nanoseconds = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+"""A time in nanoseconds since 1970. Most programs that read JSON as floating point lose the last 256."""
+
 
 class _Sandboxed(Params):
     sandbox: SandboxContext | None = None
@@ -36,8 +43,9 @@ class _Sandboxed(Params):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
-        # By position it comes last, whatever members a method adds to it.
-        cls.__pydantic_fields__["sandbox"] = cls.__pydantic_fields__.pop("sandbox")
+        # By position it comes last, whatever members a method adds to it; extension members have no position.
+        for name in ("sandbox", *sorted(cls.extension_members)):
+            cls.__pydantic_fields__[name] = cls.__pydantic_fields__.pop(name)
 
 
 class PathParams(_Sandboxed):
@@ -71,8 +79,14 @@ class WriteFileParams(PathParams):
 class CreateDirectoryParams(PathParams):
     """Make a directory, by default with its parents."""
 
+    extension_members = frozenset({"permissions"})
+
     recursive: bool = True
     """Whether missing parents are made too and a directory that is there already is no error."""
+
+    permissions: Permissions | None = None
+    """The permission bits of the directory if it is made, as a number; the daemon's umask takes bits away.
+    Null for 0777, which missing parents get in any case."""
 
 
 class GetMetadataParams(PathParams):
@@ -105,12 +119,15 @@ class RemoveParams(PathParams):
 
 
 class CopyParams(_Sandboxed):
-    """Copy a file, a link or a tree.
+    """Copy a file, a link or a tree; whole or not at all.
 
     A file is copied with its permission bits over one that is there; the folder above it must
     exist. A link is copied as a link. A directory is copied to a place that is free, missing
-    parents being made; special files in it are left out.
+    parents being made; special files in it are left out. A file that grows is copied as large as it was when
+    it was opened.
     """
+
+    extension_members = frozenset({"keep_mode", "preserve_times"})
 
     source_path: PathUri
     """What to copy: a regular file, a link or a directory."""
@@ -120,6 +137,51 @@ class CopyParams(_Sandboxed):
 
     recursive: bool
     """Whether a directory may be copied; without it a directory is refused."""
+
+    keep_mode: bool = False
+    """Whether a file that is there keeps its permission bits, and new files and directories get those of
+    their source without the set-id and sticky bits, as with cp(1)."""
+
+    preserve_times: bool = False
+    """Whether copies get the times of their source, those of the last access and of the last change."""
+
+
+class SetMetadataParams(PathParams):
+    """Set the permission bits and the times of a file or a directory; links are followed."""
+
+    permissions: Permissions | None = None
+    """The permission bits as a number, such as 420 for 0644; null leaves them."""
+
+    modified_at_ns: Nanoseconds | None = None
+    """The time of the last change of the content, in nanoseconds since 1970; null leaves it."""
+
+    accessed_at_ns: Nanoseconds | None = None
+    """The time of the last access, in nanoseconds since 1970; null leaves it."""
+
+
+class InstallParams(_Sandboxed):
+    """Move a finished file to its place; the place has all of the new content, or all of the old one.
+
+    The file is renamed. One that is replaced passes on its owner, access list, extended attributes and
+    permission bits. A place that cannot be renamed to is written in place: a mount point, a file in a folder
+    that takes no new names or on another file system, a file of another owner. Then a failure puts the old
+    content back where there is room to keep it meanwhile, and only a kill leaves a part.
+    """
+
+    source_path: PathUri
+    """The finished file: a regular one, no link. It is gone afterwards."""
+
+    destination_path: PathUri
+    """The full path of its place; links are followed. The folder above it must exist."""
+
+    permissions: Permissions | None = None
+    """The permission bits as a number; null for those of the file that is replaced, else of the source."""
+
+    modified_at_ns: Nanoseconds | None = None
+    """The time of its last change, in nanoseconds since 1970; null for that of the source."""
+
+    accessed_at_ns: Nanoseconds | None = None
+    """The time of its last access, in nanoseconds since 1970; null for that of the source."""
 
 
 class RenameParams(_Sandboxed):
@@ -142,6 +204,12 @@ class RenameParams(_Sandboxed):
 
 class DigestParams(PathParams):
     """Read a whole regular file, of any size, and give its SHA-256; links are followed."""
+
+    extension_members = frozenset({"size"})
+
+    size: U64 | None = None
+    """How many bytes from its beginning to read, fewer where it ends; null for all. It is meant for files
+    that grow."""
 
 
 def _sha256(value: str) -> str:
@@ -261,6 +329,8 @@ class OpenParams(_Sandboxed):
     renamed or removed.
     """
 
+    extension_members = frozenset({"permissions"})
+
     handle_id: Annotated[str, stated(maxLength=MAX_HANDLE_ID_BYTES)]
     """The client's own name for the handle: at most 32 bytes of UTF-8, not in use on this connection."""
 
@@ -269,6 +339,10 @@ class OpenParams(_Sandboxed):
 
     mode: Literal["read", "replace"] = "read"
     """`read` opens a regular file that exists; `replace` makes a file, or empties one at once."""
+
+    permissions: Permissions | None = None
+    """The permission bits of a file that `replace` makes, as a number; the daemon's umask takes bits away.
+    Null for 0666."""
 
 
 class _HandleParams(_Sandboxed):
@@ -337,6 +411,13 @@ class Empty(TypedDict):
     """Done; there is nothing more to say."""
 
 
+class PutResult(TypedDict):
+    """The copy or the file is in its place."""
+
+    inPlace: NotRequired[Annotated[bool, EXTENSION]]
+    """Whether a file that is there could not be replaced, and was written in place."""
+
+
 class ReadFileResult(TypedDict):
     """A whole file."""
 
@@ -391,6 +472,15 @@ class Metadata(TypedDict):
 
     modifiedAtMs: int
     """When its content last changed, in whole milliseconds since 1970."""
+
+    permissions: NotRequired[Annotated[int, EXTENSION]]
+    """The permission bits as a number, the set-id and sticky bits among them."""
+
+    modifiedAtNs: NotRequired[Annotated[int, EXTENSION]]
+    """The same time as `modifiedAtMs` in nanoseconds, negative before 1970."""
+
+    accessedAtNs: NotRequired[Annotated[int, EXTENSION]]
+    """When it was last read, in nanoseconds since 1970."""
 
 
 class CanonicalPath(TypedDict):

@@ -253,6 +253,8 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         *_CHANGE,
         *_SYSTEM,
     ),
+    "fs/install": (*_PATH, "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
+    "fs/setMetadata": (*_PATH, "ReadOnly", *_SYSTEM),
     "fs/digest": (*_PATH, "NotAFile", *_SYSTEM),
     "fs/applyEdits": (
         *_PATH,

@@ -22,7 +22,7 @@ READING: Final = frozenset(
 )
 """Methods that look at the one path they name."""
 
-WRITING: Final = frozenset({"fs/writeFile", "fs/createDirectory", "fs/remove"})
+WRITING: Final = frozenset({"fs/writeFile", "fs/createDirectory", "fs/remove", "fs/setMetadata"})
 """Methods that change it."""
 
 
@@ -49,7 +49,7 @@ class AccessTable:
         """Of `fs/copy`; what follows are those of the other methods."""
         return (Access(Mode.READ, params.source_path), Access(Mode.WRITE, params.destination_path))
 
-    def of_rename(self, params: fs.RenameParams) -> tuple[Access, ...]:
+    def of_rename(self, params: fs.RenameParams | fs.InstallParams) -> tuple[Access, ...]:
         """Both names change."""
         return (Access(Mode.WRITE, params.source_path), Access(Mode.WRITE, params.destination_path))
 
@@ -120,6 +120,7 @@ class AccessTable:
 _FURTHER: Final[dict[str, Callable[[AccessTable, Any], tuple[Access, ...]]]] = {
     "fs/copy": AccessTable.of_copy,
     "fs/rename": AccessTable.of_rename,
+    "fs/install": AccessTable.of_rename,
     "fs/applyEdits": AccessTable.of_edits,
     "fs/open": AccessTable.of_open,
     "fs/writeBlock": AccessTable.of_write_block,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.endpoint import Endpoint, SharedServers
 from tests.sandbox.profiles import DISABLED, READ_ONLY, context, unrestricted
-from tests.support.wire import Client, Json, ReplyError, alive
+from tests.support.wire import Client, Json, ReplyError, alive, path_uri
 
 
 @pytest.fixture
@@ -204,3 +204,31 @@ def test_signal_answers_what_it_found(client: Client, extended: Client, scope: s
         answers.append(each.call("process/signal", {**params, "processId": "nobody"}))
         words = ("delivered", "alreadyExited", "alreadyExited", "unknownProcess")
         assert answers == [{} if each is client else {"status": word} for word in words]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X13", "X4")
+def test_metadata_has_modes_and_exact_times(client: Client, extended: Client, here: Path) -> None:
+    (here / "file").write_text("x")
+    (here / "link").symlink_to("file")
+    for number in range(3):  # what is asked again is answered on a shorter way
+        (here / "file").chmod(0o4640)
+        os.utime(here / "file", ns=(number, 1_700_000_000_123_456_789))
+        for name in ("file", "link"):
+            found = extended.call("fs/getMetadata", {"path": path_uri(here / name)})
+            assert (found["permissions"], found["modifiedAtNs"]) == (0o4640, 1_700_000_000_123_456_789)
+            assert found["accessedAtNs"] == number
+            assert found["modifiedAtMs"] == 1_700_000_000_123
+            plain = client.call("fs/getMetadata", {"path": path_uri(here / name)})
+            assert set(found) - set(plain) == {"permissions", "modifiedAtNs", "accessedAtNs"}
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X14", "X4")
+def test_copies_tell_whether_they_were_written_in_place(client: Client, extended: Client, here: Path) -> None:
+    (here / "s").write_text("x")
+    params = {"sourcePath": path_uri(here / "s"), "destinationPath": path_uri(here / "t"), "recursive": False}
+    for each, expected in ((extended, {"inPlace": False}), (client, {})):
+        assert each.call("fs/copy", params) == expected
+        move = {"sourcePath": path_uri(here / "t"), "destinationPath": path_uri(here / "u")}
+        assert each.call("fs/install", move) == expected

@@ -8,7 +8,9 @@ import os
 import random
 import socket
 import stat
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -622,3 +624,158 @@ def holds(pid: int, path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return any(link.samefile(path) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists())
     return False
+
+
+# -- whole copies, modes and times
+
+
+@pytest.mark.statement("F48")
+def test_a_copy_replaces_the_file_that_is_there(client: Client, here: Path) -> None:
+    (here / "s").write_text("new")
+    (here / "old").write_text("old")
+    os.link(here / "old", here / "other name")
+    client.call("fs/open", {"handleId": "h", "path": path_uri(here / "old")})
+    assert copy(client, here / "s", here / "old") == DONE
+    assert ((here / "old").read_text(), (here / "other name").read_text()) == ("new", "old")
+    assert client.call("fs/readBlock", {"handleId": "h", "offset": 0, "len": 9})["chunk"] == encode("old")
+    assert sorted(os.listdir(here)) == ["old", "other name", "s"]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("F57")
+@pytest.mark.parametrize("hole", [1 << 20, 1 << 26])
+def test_holes_and_sizes_of_zero_are_copied(client: Client, here: Path, hole: int) -> None:
+    with open(here / "s", "wb") as file:
+        file.seek(hole)
+        file.write(b"end")
+    assert copy(client, here / "s", here / "t") == DONE
+    assert (here / "t").stat().st_size == hole + 3
+    assert (here / "t").stat().st_blocks <= (here / "s").stat().st_blocks + 16
+    assert copy(client, Path("/proc/version"), here / "version") == DONE
+    assert (here / "version").read_bytes() == Path("/proc/version").read_bytes()
+
+
+@pytest.mark.statement("F58")
+@pytest.mark.parametrize("recursive", [False, True])
+def test_a_copy_can_keep_modes_and_times(client: Client, tree: Path, recursive: bool) -> None:
+    source = tree / ("d" if recursive else "a.txt")
+    inside = ["", "sub/x"] if recursive else [""]
+    for number, name in enumerate(inside):
+        (source / name).chmod(0o4751)
+        os.utime(source / name, ns=(7, 1_700_000_000_000_000_001 + number))
+    target = tree / "copy"
+    if not recursive:
+        target.touch()
+        target.chmod(0o600)
+    request = {"sourcePath": path_uri(source), "destinationPath": path_uri(target), "recursive": recursive}
+    assert client.call("fs/copy", {**request, "keepMode": True, "preserveTimes": True}) == {}
+    for number, name in enumerate(inside):
+        status = (target / name).stat()
+        assert stat.S_IMODE(status.st_mode) == (0o751 if recursive else 0o600)
+        assert status.st_mtime_ns == 1_700_000_000_000_000_001 + number
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("F55")
+def test_a_finished_file_is_moved_to_its_place(client: Client, here: Path) -> None:
+    (here / "old").write_text("old")
+    (here / "old").chmod(0o640)
+    (here / "link").symlink_to("old")
+    for number, (members, mode) in enumerate((({}, 0o640), ({"permissions": 0o755}, 0o755))):
+        (here / "part").write_text(str(number))
+        params = {
+            "sourcePath": path_uri(here / "part"),
+            "destinationPath": path_uri(here / "link"),
+            **members,
+        }
+        assert client.call("fs/install", {**params, "modifiedAtNs": 123_456_789}) == {}
+        assert (here / "old").read_text() == str(number)
+        status = (here / "old").stat()
+        assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (mode, 123_456_789)
+        assert sorted(os.listdir(here)) == ["link", "old"]
+
+
+@pytest.mark.statement("F55", "F2")
+def test_what_cannot_be_moved_to_a_place(client: Client, tree: Path) -> None:
+    os.link(tree / "a.txt", tree / "hard")
+
+    def outcome(source: str, destination: str) -> int:
+        params = {"sourcePath": path_uri(tree / source), "destinationPath": path_uri(tree / destination)}
+        return client.refused("fs/install", params).code
+
+    assert outcome("missing", "new") == -32004
+    assert outcome("a.txt", "no/f") == -32004
+    assert outcome("a.txt", "d") == -32603
+    with at_most(5):
+        for source, destination in (("d", "new"), ("fifo", "new"), ("a.txt", "fifo"), ("a.txt", "hard")):
+            assert outcome(source, destination) == -32600, source
+    assert (tree / "a.txt").read_text() == "hello"
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("F56")
+def test_modes_and_times_are_set(client: Client, tree: Path) -> None:
+    for name in ("link", "d"):
+        params = {"path": path_uri(tree / name), "permissions": 0o1750, "modifiedAtNs": -5}
+        assert client.call("fs/setMetadata", params) == {}
+        status = (tree / name).stat()
+        assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o1750, -5)
+    assert client.call("fs/setMetadata", {"path": path_uri(tree / "d"), "accessedAtNs": 3}) == {}
+    assert ((tree / "d").stat().st_atime_ns, (tree / "d").stat().st_mtime_ns) == (3, -5)
+    assert refusal(client, "fs/setMetadata", tree / "no", permissions=0) == NOT_FOUND
+    for members in (
+        {"permissions": -1},
+        {"permissions": 0o10000},
+        {"modifiedAtNs": 2**63},
+        {"permissions": "x"},
+    ):
+        assert refusal(client, "fs/setMetadata", tree / "a.txt", **members)[0] == -32602
+
+
+@pytest.mark.statement("F14")
+def test_what_is_made_has_the_mode_that_was_asked_for(client: Client, here: Path) -> None:
+    client.call("fs/createDirectory", {"path": path_uri(here / "a/b"), "permissions": 0o700})
+    assert stat.S_IMODE((here / "a/b").stat().st_mode) == 0o700
+    assert stat.S_IMODE((here / "a").stat().st_mode) == 0o755
+    params = {"handleId": "h", "path": path_uri(here / "f"), "mode": "replace", "permissions": 0o600}
+    client.call("fs/open", params)
+    assert stat.S_IMODE((here / "f").stat().st_mode) == 0o600
+
+
+@pytest.mark.statement("F54")
+def test_the_digest_of_a_beginning(client: Client, here: Path) -> None:
+    (here / "f").write_bytes(b"hello and more")
+    for size, data in ((5, b"hello"), (0, b""), (99, b"hello and more")):
+        found = client.call("fs/digest", {"path": path_uri(here / "f"), "size": size})
+        assert found == {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+
+
+@pytest.fixture
+def irreplaceable(here: Path) -> Iterator[Path]:
+    """A file that may be written and not replaced: for root a mount point, else one in a closed folder."""
+    (here / "closed").mkdir()
+    target = here / "closed" / "file"
+    target.write_text("old")
+    if os.geteuid() == 0:
+        (here / "elsewhere").write_text("old")
+        subprocess.run(["mount", "--bind", here / "elsewhere", target], check=True)
+    (here / "closed").chmod(0o555)
+    yield target
+    (here / "closed").chmod(0o755)
+    if os.geteuid() == 0:
+        subprocess.run(["umount", target], check=True)
+
+
+@pytest.mark.statement("F49", "X14")
+def test_what_cannot_be_replaced_is_written_in_place(
+    endpoint: Endpoint, here: Path, irreplaceable: Path
+) -> None:
+    extended = endpoint.connect(extensions=True)
+    inode = irreplaceable.stat().st_ino
+    for method, members in (("fs/copy", {"recursive": False}), ("fs/install", {})):
+        for text in ("new", "something longer", ""):
+            (here / "source").write_text(text)
+            paths = {"sourcePath": path_uri(here / "source"), "destinationPath": path_uri(irreplaceable)}
+            assert extended.call(method, {**paths, **members}) == {"inPlace": True}
+            assert (irreplaceable.read_text(), irreplaceable.stat().st_ino) == (text, inode)
+    assert os.listdir(here / "closed") == ["file"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.faults.service import Serve
+from tests.faults.service import Serve, eventually
 from tests.support.edits import records, write
 from tests.support.wire import Client, decode, encode, path_uri
 
@@ -68,6 +70,60 @@ def test_a_new_file_that_finds_no_room_is_left_empty(
     assert refusal.message == "No space left on device (os error 28)"
     assert client.call("fs/getMetadata", {"path": path_uri(disk / "file")})["size"] == 0
     client.result(_write(client, disk / "other", bytes(900 * KIB)))
+
+
+@pytest.mark.over("unix")
+def test_a_copy_that_finds_no_room_leaves_what_was_there(
+    transport: str, serve: Serve, folder: Path, launcher: list[str]
+) -> None:
+    client, disk = serve(transport, launcher=launcher).connect(), folder / "disk"
+    old = os.urandom(100 * KIB)
+    client.result(_write(client, disk / "file", old))
+    client.result(_write(client, disk / "source", os.urandom(500 * KIB)))
+    client.call("fs/createDirectory", {"path": path_uri(disk / "tree")})
+    moved = {"sourcePath": path_uri(disk / "source"), "destinationPath": path_uri(disk / "tree/a")}
+    client.call("fs/rename", moved)
+    names = client.call("fs/readDirectory", {"path": path_uri(disk)})
+
+    copies = (("tree/a", "file", False), ("tree/a", "new", False), ("tree", "other", True))
+    for source, target, recursive in copies:
+        paths = {"sourcePath": path_uri(disk / source), "destinationPath": path_uri(disk / target)}
+        refusal = client.refused("fs/copy", {**paths, "recursive": recursive})
+        assert (refusal.code, refusal.message) == (-32603, "No space left on device (os error 28)")
+        assert client.call("fs/readDirectory", {"path": path_uri(disk)}) == names
+    assert _read(client, disk / "file") == old
+
+
+@pytest.mark.over("unix")
+@pytest.mark.parametrize("target", ["old", "new"])
+def test_a_server_that_is_killed_while_it_copies_leaves_what_was_there(
+    transport: str, serve: Serve, folder: Path, target: str
+) -> None:
+    service = serve(transport, may_fail=True)
+    client = service.connect()
+    (folder / "old").write_bytes(b"old")
+    with open(folder / "source", "wb") as file:
+        for _ in range(32):
+            file.write(os.urandom(8 << 20))
+    before = sorted(os.listdir(folder))
+    paths = {"sourcePath": path_uri(folder / "source"), "destinationPath": path_uri(folder / target)}
+    client.request("fs/copy", {**paths, "recursive": False})
+    # The temporary file has no name, and shows as one that was deleted.
+    assert eventually(lambda: any(f"{folder}/#" in link for link in _open_files(service.server_pid)), 10)
+    service.signal_server(signal.SIGKILL)
+    service.successor()
+
+    assert (folder / "old").read_bytes() == b"old"
+    assert sorted(os.listdir(folder)) == before
+    (folder / "source").unlink()
+
+
+def _open_files(pid: int) -> list[str]:
+    links = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return links
 
 
 @pytest.mark.over("unix")

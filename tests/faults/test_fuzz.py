@@ -105,6 +105,12 @@ class Generator:
                 "destinationPath": path(),
                 "overwrite": chance.random() < 0.5,
             },
+            "fs/install": lambda: {
+                "sourcePath": path(),
+                "destinationPath": path(),
+                "permissions": chance.choice([None, 0o600, 0o7777, -1, 8**4]),
+            },
+            "fs/setMetadata": lambda: {"path": path(), "modifiedAtNs": chance.choice([0, -1, 2**62, 2**63])},
             "fs/digest": lambda: {"path": path()},
             "fs/applyEdits": lambda: {"edits": [self._edit() for _ in range(chance.randrange(5))]},
             "process/terminate": lambda: (

@@ -121,6 +121,55 @@ async def test_what_is_written_inside_is_there_and_as_the_daemon_would_write_it(
     assert not (workspace / "file").exists()
 
 
+async def test_files_are_replaced_whole_with_modes_and_times_inside(
+    caller: StubCaller, workspace: Path
+) -> None:
+    sandbox = _sandbox(workspace)
+    (workspace / "old").write_text("old")
+    (workspace / "old").chmod(0o640)
+    (workspace / "file").chmod(0o600)
+    os.utime(workspace / "file", ns=(1, 1_000_000_001))
+    content = (workspace / "file").read_bytes()
+    await caller.call(
+        "fs/open", handleId="h", path=workspace / "part", mode="replace", permissions=0o600, sandbox=sandbox
+    )
+    await caller.call("fs/writeBlock", handleId="h", offset=0, chunk="QUJD")
+    await caller.call("fs/close", handleId="h")
+    caller.extensions = True
+    found = await caller.call("fs/getMetadata", path=workspace / "part", sandbox=sandbox)
+    assert (found["permissions"], found["modifiedAtNs"]) == (
+        0o600,
+        (workspace / "part").stat().st_mtime_ns,
+    )
+
+    copied = await caller.call(
+        "fs/copy",
+        sourcePath=workspace / "file",
+        destinationPath=workspace / "old",
+        recursive=False,
+        keepMode=True,
+        preserveTimes=True,
+        sandbox=sandbox,
+    )
+    status = (workspace / "old").stat()
+    assert copied == {"inPlace": False}
+    assert (workspace / "old").read_bytes() == content
+    assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o640, 1_000_000_001)
+    paths = {"sourcePath": workspace / "part", "destinationPath": workspace / "old"}
+    assert await caller.call("fs/install", **paths, modifiedAtNs=-5, sandbox=sandbox) == {"inPlace": False}
+    status = (workspace / "old").stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o640, -5)
+    assert (workspace / "old").read_bytes() == b"ABC"
+    await caller.call("fs/setMetadata", path=workspace / "old", permissions=0o700, sandbox=sandbox)
+    await caller.call("fs/createDirectory", path=workspace / "d", permissions=0o700, sandbox=sandbox)
+    digest = await caller.call("fs/digest", path=workspace / "old", size=1, sandbox=sandbox)
+
+    assert stat.S_IMODE((workspace / "old").stat().st_mode) == 0o700
+    assert stat.S_IMODE((workspace / "d").stat().st_mode) == 0o700
+    assert digest["size"] == 1
+    assert sorted(os.listdir(workspace)) == ["d", "file", "link", "old"]
+
+
 async def test_everything_can_be_looked_at_and_read(caller: StubCaller, workspace: Path) -> None:
     for path in (workspace / "link" / "file", workspace.parent / "outside" / "file"):
         looks: list[tuple[str, dict[str, Any]]] = [
@@ -159,6 +208,13 @@ async def test_nothing_outside_is_changed(
             "fs/copy",
             {"sourcePath": workspace, "destinationPath": outside / "tree", "recursive": True},
         ),
+        (
+            "fs/copy",
+            {"sourcePath": workspace / "file", "destinationPath": outside / "file", "recursive": False},
+        ),
+        ("fs/install", {"sourcePath": workspace / "file", "destinationPath": outside / "file"}),
+        ("fs/setMetadata", {"path": outside / "file", "permissions": 0o777}),
+        ("fs/setMetadata", {"path": workspace / "link" / "file", "modifiedAtNs": 5}),
     ]
     for method, params in acts:
         with pytest.raises(InternalError) as refused:

@@ -49,7 +49,7 @@ from execclient.filesystem import Entry, FileSystem, Stat, WalkEntry
 from execclient.inbox import Chunk, Page
 from execclient.process import Process, ProcessInfo, TextChunk, TextStream
 from execclient.run import RunResult
-from execclient.transfer import Progress
+from execclient.transfer import Copied, Progress
 
 __all__ = [
     "AccessDenied",
@@ -60,6 +60,7 @@ __all__ = [
     "CommandNotRun",
     "ConnectionFailed",
     "ConnectionLost",
+    "Copied",
     "DaemonNotRunning",
     "Entry",
     "EnvironmentOffline",

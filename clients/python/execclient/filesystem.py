@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from contextlib import aclosing
@@ -13,9 +12,10 @@ from pybase64 import b64decode, b64encode
 
 from execclient import arguments
 from execclient.arguments import AnyPath
+from execclient.connection import Json
 from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
 from execclient.session import Session
-from execclient.transfer import Download, Progress, RemoteFile, Upload
+from execclient.transfer import Copied, Download, Progress, RemoteFile, Upload
 from execserver.protocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_WALK_DEPTH,
@@ -29,6 +29,8 @@ WHOLE_FILE_BYTES = 32 << 20
 
 DIGEST_SECONDS = COPY_SECONDS = 3600.0
 """For what takes as long as the file is large and its disk slow; `call_timeout` is for all else."""
+
+_SET_METADATA = "fs/setMetadata"
 
 ShowProgress = Callable[[Progress], None]
 
@@ -44,6 +46,11 @@ class Stat:
     modified: float
     created: float | None
     """None where the file system does not know."""
+    mode: int | None = None
+    """The permission bits; None from an executor of an earlier version, as the times below."""
+    modified_ns: int | None = None
+    """The same time as `modified`, exactly: in nanoseconds."""
+    accessed_ns: int | None = None
 
 
 class Entry(NamedTuple):
@@ -122,6 +129,9 @@ class FileSystem:
             size=result["size"],
             modified=result["modifiedAtMs"] / 1000,
             created=result["createdAtMs"] / 1000 if result["createdAtMs"] else None,
+            mode=result.get("permissions"),
+            modified_ns=result.get("modifiedAtNs"),
+            accessed_ns=result.get("accessedAtNs"),
         )
 
     async def exists(self, path: AnyPath) -> bool:
@@ -163,7 +173,7 @@ class FileSystem:
         ]
         for entry in entries:
             # Who joins them with a path of this machine must not be led out of it.
-            if "/" in entry.name or entry.name in ("", ".", ".."):
+            if not _is_name(entry.name):
                 raise ProtocolFault(f"the server names {entry.name!r} in a directory, which is no name there")
         return entries
 
@@ -205,26 +215,87 @@ class FileSystem:
             raise WalkIncomplete(os.fspath(path), entries)
         return entries
 
-    async def mkdir(self, path: AnyPath, *, parents: bool = False) -> None:
-        """Make a directory; with `parents` its parents too, and it may be there already."""
-        await self._call("fs/createDirectory", {"path": self.uri(path), "recursive": parents})
+    async def mkdir(self, path: AnyPath, *, parents: bool = False, mode: int | None = None) -> None:
+        """Make a directory; with `parents` its parents too, and it may be there already.
+
+        Args:
+            path: where.
+            parents: see above.
+            mode: the permission bits of the directory itself, from which the umask there takes some away;
+                None for 0o777.
+
+        Raises:
+            Unsupported: `mode` is given, and the server does not take it.
+        """
+        params: dict[str, Json] = {"path": self.uri(path), "recursive": parents}
+        if mode is not None:
+            self._session.require("fs/createDirectory.permissions")
+            params["permissions"] = _mode(mode)
+        await self._call("fs/createDirectory", params)
+
+    async def chmod(self, path: AnyPath, mode: int) -> None:
+        """Set the permission bits of a file or a directory; links are followed.
+
+        Raises:
+            Unsupported: the server does not serve `fs/setMetadata`.
+        """
+        self._session.require(_SET_METADATA)
+        await self._call(_SET_METADATA, {"path": self.uri(path), "permissions": _mode(mode)})
+
+    async def utime(self, path: AnyPath, *, ns: tuple[int, int]) -> None:
+        """Set the times of a file or a directory; links are followed.
+
+        Args:
+            path: of what.
+            ns: of the last access and the last change, in nanoseconds since 1970, as for `os.utime`.
+
+        Raises:
+            Unsupported: the server does not serve `fs/setMetadata`.
+        """
+        self._session.require(_SET_METADATA)
+        params = {"path": self.uri(path), "accessedAtNs": ns[0], "modifiedAtNs": ns[1]}
+        await self._call(_SET_METADATA, params)
 
     async def remove(self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
         """Remove a file, a link (never its target), or a directory: an empty one unless `recursive`."""
         params = {"path": self.uri(path), "recursive": recursive, "force": missing_ok}
         await self._call("fs/remove", params)
 
-    async def copy(self, source: AnyPath, destination: AnyPath, *, recursive: bool = False) -> None:
+    async def copy(
+        self,
+        source: AnyPath,
+        destination: AnyPath,
+        *,
+        recursive: bool = False,
+        keep_mode: bool = False,
+        preserve_times: bool = False,
+    ) -> Copied:
         """Copy a file, or a link as a link; with `recursive` a directory, to a place that is free.
 
-        It may take an hour, whatever the `call_timeout`.
+        The copy appears whole or not at all, with the permission bits of the source. It may take an hour,
+        whatever the `call_timeout`.
+
+        Args:
+            source: what.
+            destination: the full path of the copy; a link to a file is followed.
+            recursive: whether it may be a directory.
+            keep_mode: a file that is there keeps its permission bits, and new ones have no set-id bits.
+            preserve_times: copies get the times of their source.
+
+        Raises:
+            Unsupported: the server does not take `keep_mode` or `preserve_times`.
         """
-        params = {
+        params: dict[str, Json] = {
             "sourcePath": self.uri(source),
             "destinationPath": self.uri(destination),
             "recursive": recursive,
         }
-        await self._call("fs/copy", params, limit=max(COPY_SECONDS, self._session.call_timeout))
+        for member, wanted in (("keepMode", keep_mode), ("preserveTimes", preserve_times)):
+            if wanted:
+                self._session.require(f"fs/copy.{member}")
+                params[member] = True
+        result = await self._call("fs/copy", params, limit=max(COPY_SECONDS, self._session.call_timeout))
+        return Copied(None, bool(result.get("inPlace")))
 
     async def rename(self, source: AnyPath, destination: AnyPath, *, overwrite: bool = True) -> None:
         """Rename a file, a link or a directory, in one step; a link itself, never its target.
@@ -245,19 +316,23 @@ class FileSystem:
         }
         await self._call("fs/rename", params)
 
-    async def digest(self, path: AnyPath) -> str:
+    async def digest(self, path: AnyPath, size: int | None = None) -> str:
         """The SHA-256 of a file, as 64 hexadecimal digits.
 
-        Computed where the file is; with a server that does not serve `fs/digest`, the file is read.
+        Computed where the file is; with a server that cannot do that, the file is read.
+
+        Args:
+            path: a regular file.
+            size: of how many bytes at its beginning, for a file that grows; None for all.
         """
+        params: dict[str, Json] = {"path": self.uri(path)}
         if "fs/digest" in self._session.capabilities:
-            result = await self._call("fs/digest", {"path": self.uri(path)}, limit=DIGEST_SECONDS)
-            return str(result["sha256"])
-        digest = hashlib.sha256()
-        async with RemoteFile(self._session, self.uri(path)) as file, aclosing(file.blocks()) as blocks:
-            async for block in blocks:
-                digest.update(block)
-        return digest.hexdigest()
+            if size is not None and "fs/digest.size" in self._session.capabilities:
+                params["size"] = size
+            result = await self._call("fs/digest", params, limit=DIGEST_SECONDS)
+            if size is None or result["size"] <= size:
+                return str(result["sha256"])
+        return await RemoteFile(self._session, self.uri(path)).digest(size)
 
     async def download(
         self,
@@ -266,11 +341,17 @@ class FileSystem:
         *,
         progress: ShowProgress | None = None,
         verify: bool = True,
-    ) -> None:
+        preserve_times: bool = False,
+    ) -> Copied:
         """Copy a file from the executor to this machine, in blocks: memory does not grow with the file.
 
-        The local file appears, or is replaced, when all of it is there; its mode stays, or is that of
-        a new file. A lost connection is made up for, unless the file has changed meanwhile.
+        The local file appears, or is replaced, when all of it is there; one that cannot be replaced, such as
+        a mount point, is written in place then. A file that is replaced passes on its mode; a new one has the
+        permission bits of its source, without the set-id and sticky bits. A lost connection is made up for,
+        unless the file has changed meanwhile.
+
+        A file that grows is copied as large as it was when it was opened. One that tells no size, as those of
+        /proc, is read to its end, and not verified. What is no file, such as a FIFO, is refused.
 
         Args:
             path: a regular file at the executor.
@@ -278,13 +359,18 @@ class FileSystem:
                 the blocks come.
             progress: called after each block.
             verify: compare the SHA-256 of what came with that of the file at the executor.
+            preserve_times: the local file gets the times of the source, and its permission bits also where it
+                replaces another one, as with `cp -p`.
 
         Raises:
-            TransferFailed: the file changed meanwhile, or what came is not what is there.
+            TransferFailed: the file changed or shrank meanwhile, or what came is not what is there.
+            Unsupported: `preserve_times`, and the server does not tell times.
             OSError: the local file cannot be written.
         """
-        await Download(self._session, self.uri(path), os.fspath(path), progress).run(
-            local, self.digest if verify else None
+        if preserve_times:
+            self._session.require(_SET_METADATA)  # of the same version as what tells them
+        return await Download(self._session, self.uri(path), os.fspath(path), progress).run(
+            local, self.digest if verify else None, preserve_times=preserve_times
         )
 
     async def upload(
@@ -294,28 +380,38 @@ class FileSystem:
         *,
         progress: ShowProgress | None = None,
         verify: bool = True,
-    ) -> None:
+        preserve_times: bool = False,
+    ) -> Copied:
         """Copy a file from this machine to the executor, in blocks: memory does not grow with the file.
 
-        It is written beside its place, and renamed into it when all of it is there. A file that is
-        replaced passes on its mode; otherwise the mode is that of a new file. A link stays, and what it
-        leads to is replaced. After a failure everything is as it was.
+        It is written beside its place, and renamed into it when all of it is there; a file that cannot be
+        replaced, such as a mount point, is written in place then. A file that is replaced passes on its mode;
+        a new one has the permission bits of its source, without the set-id and sticky bits, or those of a new
+        file where the source has none. A link stays, and what it leads to is replaced. After a failure
+        everything is as it was.
+
+        A file that grows is copied as large as it was when it was opened. A FIFO is read to its end; a device
+        is refused.
 
         Args:
             local: a path here, or a file that is open for reading in binary, which is read to its end.
             path: a path at the executor; its directory must exist.
             progress: called after each block.
             verify: compare the SHA-256 of what was sent with that of what is there, before it is renamed.
+            preserve_times: the file gets the times of the local one, and its permission bits also where it
+                replaces another one, as with `cp -p`.
 
         Raises:
-            TransferFailed: what arrived is not what was sent.
+            TransferFailed: what arrived is not what was sent, or the local file shrank meanwhile.
             OutcomeUnknown: the connection was lost; what is written is not written twice. The place
                 is as it was, unless the last step was under way.
-            Unsupported: the server does not serve `fs/rename`.
+            Unsupported: the server does not serve `fs/rename`, or with `preserve_times` `fs/install`.
             OSError: the local file cannot be read.
         """
-        self._session.require("fs/rename")
-        await Upload(self, self._session, progress).run(local, path, verify=verify)
+        self._session.require("fs/rename", *(["fs/install"] if preserve_times else []))
+        return await Upload(self, self._session, progress).run(
+            local, path, verify=verify, preserve_times=preserve_times
+        )
 
     async def _read_blocks(self, path: AnyPath) -> bytes:
         async with RemoteFile(self._session, self.uri(path)) as file, aclosing(file.blocks()) as blocks:
@@ -325,3 +421,18 @@ class FileSystem:
         async with RemoteFile(self._session, self.uri(path), writing=True) as file:
             for offset in range(0, len(data), MAX_BLOCK_BYTES):
                 await file.write(offset, data[offset : offset + MAX_BLOCK_BYTES])
+
+
+def _is_name(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
+
+
+def _mode(value: int) -> int:
+    mode = arguments.count(value, "mode")
+    if mode is None or mode > 0o7777:
+        raise ValueError(f"mode is at most 0o7777, not {value:#o}")
+    return mode

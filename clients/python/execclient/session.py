@@ -33,6 +33,7 @@ from execclient.errors import (
 )
 from execclient.inbox import Inbox, Key
 from execclient.recovery import Link, Pace, join, resume
+from execserver.protocol.path_uri import parse_path_uri
 
 SENT_AGAIN = frozenset(
     {
@@ -101,6 +102,8 @@ class Session:
         self._inboxes: dict[Key, list[Inbox]] = {}
         self.capabilities: frozenset[str] = frozenset()
         """The extensions that the daemon serves (`docs/protocol.md`, D3)."""
+        self.temporary_folder = ""
+        """The daemon's folder for temporary files; empty when it does not tell."""
         self.ttl: float | None = None
         """Seconds for which the daemon keeps it without a connection (`docs/protocol.md`, X12)."""
         self._recovery: asyncio.Task[None] | None = None
@@ -114,7 +117,10 @@ class Session:
         connection, result = await join(self._link, self.id or None)
         try:
             self.id = result["sessionId"]
-            capabilities = (result.get("environmentInfo") or {}).get("capabilities") or {}
+            environment = result.get("environmentInfo") or {}
+            capabilities = environment.get("capabilities") or {}
+            folder = environment.get("tempDir")
+            self.temporary_folder = parse_path_uri(folder) if folder else ""
             self.capabilities = frozenset(capabilities.get("execserver") or ())
             ttl = result.get("sessionTtlMs")
             self.ttl = None if ttl is None else ttl / 1000

@@ -79,16 +79,15 @@ def _opening(
 
 
 def _transferring(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, None]],
-) -> Callable[Concatenate[Any, P], None]:
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], R]:
     """As `_blocking`; `progress` is called in the thread that waits, and may make calls itself."""
 
     @functools.wraps(method)
-    def call(self: _Skin, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def call(self: _Skin, /, *args: P.args, **kwargs: P.kwargs) -> R:
         show = kwargs.get("progress")
         if show is None:
-            self._thread.call(lambda: method(self._core, *args, **kwargs))
-            return
+            return self._thread.call(lambda: method(self._core, *args, **kwargs))
         news: SimpleQueue[Progress | None] = SimpleQueue()
         kwargs["progress"] = news.put
         transfer = Call(self._thread, lambda: method(self._core, *args, **kwargs), lambda: news.put(None))
@@ -99,7 +98,7 @@ def _transferring(
         except BaseException:
             transfer.give_up()
             raise
-        transfer.result()
+        return transfer.result()
 
     return _ours(call)
 
@@ -351,6 +350,8 @@ class FileSystem:
     stat = _blocking(core.FileSystem.stat)
     iterdir = _blocking(core.FileSystem.iterdir)
     mkdir = _blocking(core.FileSystem.mkdir)
+    chmod = _blocking(core.FileSystem.chmod)
+    utime = _blocking(core.FileSystem.utime)
     remove = _blocking(core.FileSystem.remove)
     copy = _blocking(core.FileSystem.copy)
     rename = _blocking(core.FileSystem.rename)

@@ -1,7 +1,7 @@
 """Files between this machine and the executor, block by block: a few blocks are in memory, never a file.
 
-    download   open ── read blocks, several on their way ──> part file here ── digest ──> renamed
-    upload     open a part file there ── write blocks ── digest ──> renamed
+    download   open ── read blocks, several on their way ──> part file here ── digest ──> mode, times, renamed
+    upload     open a part file there ── write blocks ── digest ──> fs/install: mode, times, renamed
 
 Handles belong to a connection (`docs/protocol.md`, G13). A file that is read is opened again after a
 lost one, and has to be the same file still; what is written is never written twice.
@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
@@ -23,8 +24,9 @@ from pybase64 import b64decode, b64encode
 
 from execclient.cancellation import cancel
 from execclient.connection import Json
-from execclient.errors import ExecServerError, NotFound, OutcomeUnknown, TransferFailed
+from execclient.errors import CallFailed, ExecServerError, NotFound, OutcomeUnknown, TransferFailed
 from execclient.identifiers import new_id
+from execclient.local_files import Attributes, Place, Source, opened, part_path
 from execclient.session import Session
 from execserver.protocol.limits import MAX_BLOCK_BYTES
 
@@ -36,11 +38,14 @@ BLOCKS_AHEAD = 8
 """Requests for blocks that are on their way at a time: enough to hide the way there and back."""
 
 
-MAX_NAME_BYTES = 230
-"""Of a file's name in that of its part file; a name has at most 255."""
+Verify = Callable[[str, int | None], Awaitable[str]]
+"""Gives the digest of a file at the executor, or of so many bytes at its beginning."""
 
-Verify = Callable[[str], Awaitable[str]]
-"""Gives the digest of a file at the executor."""
+
+_INSTALL = "fs/install"
+
+_INSTALL_SECONDS = 3600.0
+"""A file that is written in place takes as long as it is large and its disk slow."""
 
 
 class Progress(NamedTuple):
@@ -51,6 +56,17 @@ class Progress(NamedTuple):
     """None when the size is not known before."""
 
 
+class Copied(NamedTuple):
+    """What a copy came to."""
+
+    size: int | None
+    """Bytes that were copied; None where they were not counted."""
+    in_place: bool = False
+    """Whether a file that is there could not be replaced, such as a mount point, and was written in place."""
+    mode_kept: bool = True
+    """False when an executor of an earlier version does not tell or set permission bits."""
+
+
 class RemoteFile:
     """A file that is open at the executor, as an async context.
 
@@ -58,12 +74,16 @@ class RemoteFile:
         session: where to.
         uri: which file.
         writing: make it, or empty it.
+        mode: permission bits of a file that is made, for an executor that takes them.
     """
 
-    def __init__(self, session: Session, uri: str, *, writing: bool = False) -> None:
+    def __init__(self, session: Session, uri: str, *, writing: bool = False, mode: int | None = None) -> None:
         self._session = session
         self._uri = uri
         self._mode = "replace" if writing else "read"
+        self._permissions = {} if mode is None else {"permissions": mode}
+        self.attributes = Attributes()
+        """Of a file that is read, when it was opened first."""
         self._handle = ""
         self._recoveries = 0
         """Of the session, when the file was opened."""
@@ -78,7 +98,7 @@ class RemoteFile:
         """
         while True:
             handle = new_id()
-            params = {"handleId": handle, "path": self._uri, "mode": self._mode}
+            params = {"handleId": handle, "path": self._uri, "mode": self._mode, **self._permissions}
             try:
                 await self._session.call("fs/open", params)
             except BaseException as error:
@@ -94,7 +114,13 @@ class RemoteFile:
             await self._check_identity()
 
     async def blocks(self) -> AsyncGenerator[bytes, None]:
-        """Its content to its end; the way there and back is hidden by reading ahead."""
+        """Its content, as far as it went when it was opened; to its end where it told no size.
+
+        The way there and back is hidden by reading ahead.
+
+        Raises:
+            TransferFailed: it is shorter than it was.
+        """
         offset = 0
         while True:
             async with aclosing(self._read_ahead(offset)) as reading:
@@ -111,24 +137,42 @@ class RemoteFile:
 
     async def _read_ahead(self, offset: int) -> AsyncGenerator[bytes, None]:
         ahead: deque[asyncio.Task[tuple[bytes, bool]]] = deque()
+        done = offset
         try:
-            while True:
-                # One at least, since what the size says need not be so, in /proc for instance.
-                while not ahead or (len(ahead) < BLOCKS_AHEAD and offset <= self.size):
-                    ahead.append(asyncio.create_task(self._read(offset)))
-                    offset += MAX_BLOCK_BYTES
+            while not self.size or done < self.size:
+                # A file without a size, as those of /proc, is read one block after the other.
+                while not ahead or (len(ahead) < BLOCKS_AHEAD and offset < self.size):
+                    length = min(MAX_BLOCK_BYTES, self.size - offset) if self.size else MAX_BLOCK_BYTES
+                    ahead.append(asyncio.create_task(self._read(offset, length)))
+                    offset += length
                 block, end = await ahead.popleft()
                 if block:
+                    done += len(block)
                     yield block
                 if end:
-                    return
+                    break
         finally:
             await cancel(ahead)
+        if done < self.size:
+            raise TransferFailed(f"the file shrank while it was read: {done} of {self.size} bytes are left")
 
-    async def _read(self, offset: int) -> tuple[bytes, bool]:
-        params = {"handleId": self._handle, "offset": offset, "len": MAX_BLOCK_BYTES}
+    async def _read(self, offset: int, length: int) -> tuple[bytes, bool]:
+        params = {"handleId": self._handle, "offset": offset, "len": length}
         result = await self._session.call("fs/readBlock", params)
         return b64decode(result["chunk"], validate=True), result["eof"]
+
+    async def digest(self, size: int | None) -> str:
+        """Open it, and read the SHA-256 of its content, or of so many bytes at its beginning."""
+        digest, left = hashlib.sha256(), size
+        async with self, aclosing(self.blocks()) as blocks:
+            async for block in blocks:
+                part = block if left is None else block[:left]
+                digest.update(part)
+                if left is not None:
+                    left -= len(part)
+                    if not left:
+                        break
+        return digest.hexdigest()
 
     async def write(self, offset: int, block: bytes) -> None:
         """Write a block, of 1 MiB at most."""
@@ -146,6 +190,10 @@ class RemoteFile:
         identity = metadata["size"], metadata["modifiedAtMs"], metadata["createdAtMs"]
         if self._identity not in (None, identity):
             raise TransferFailed("the file changed while it was read, and the connection was lost meanwhile")
+        if self._identity is None and "permissions" in metadata:
+            self.attributes = Attributes(
+                metadata["permissions"] & 0o777, metadata["modifiedAtNs"], metadata["accessedAtNs"]
+            )
         self._identity = identity
 
     @property
@@ -157,6 +205,10 @@ class RemoteFile:
         with suppress(ExecServerError):  # the file is closed with its connection at the latest
             await self._session.call("fs/close", {"handleId": handle})
 
+    async def close(self) -> None:
+        """Close it."""
+        await self._close(self._handle)
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
@@ -164,7 +216,7 @@ class RemoteFile:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close(self._handle)
+        await self.close()
 
 
 class Download:
@@ -185,21 +237,21 @@ class Download:
         self._path = path
         self._progress = progress
 
-    async def run(self, local: AnyPath | BinaryIO, verify: Verify | None) -> None:
+    async def run(self, local: AnyPath | BinaryIO, verify: Verify | None, *, preserve_times: bool) -> Copied:
         """All of it. `verify` gives the digest at the executor."""
-        if not isinstance(local, str | os.PathLike):
-            await self._copy(local, verify)
-            return
-        place = await _local_place(local)
-        try:
-            with place.file:
-                await self._copy(place.file, verify)
-            await asyncio.to_thread(place.fill)
-        except BaseException:
-            place.leave()
-            raise
+        async with RemoteFile(self._session, self._uri) as remote:
+            if not isinstance(local, str | os.PathLike):
+                return Copied(await self._copy(remote, local, verify))
+            place = await _local_place(local, remote.attributes.mode)
+            try:
+                size = await self._copy(remote, place.file, verify)
+                preserved = remote.attributes if preserve_times else None
+                in_place = await asyncio.to_thread(place.fill, preserved)
+            finally:
+                place.leave()
+            return Copied(size, in_place, remote.attributes.mode is not None)
 
-    async def _copy(self, file: BinaryIO, verify: Verify | None) -> None:
+    async def _copy(self, remote: RemoteFile, file: BinaryIO, verify: Verify | None) -> int:
         digest = hashlib.sha256()
         done = 0
 
@@ -208,15 +260,17 @@ class Download:
             if verify is not None:
                 digest.update(block)
 
-        async with RemoteFile(self._session, self._uri) as remote, aclosing(remote.blocks()) as blocks:
+        async with aclosing(remote.blocks()) as blocks:
             async for block in blocks:
                 await asyncio.to_thread(take, block)
                 done += len(block)
                 if self._progress is not None:
                     self._progress(Progress(done, max(done, remote.size)))
         await asyncio.to_thread(file.flush)
-        if verify is not None and await verify(self._path) != digest.hexdigest():
+        # A file that tells no size, as those of /proc, is made anew each time that it is read.
+        if verify is not None and remote.size and await verify(self._path, done) != digest.hexdigest():
             raise TransferFailed(f"{self._path}: what came is not what is there now: it changed meanwhile")
+        return done
 
 
 class Upload:
@@ -235,26 +289,34 @@ class Upload:
         self._session = session
         self._progress = progress
 
-    async def run(self, local: AnyPath | BinaryIO, path: AnyPath, *, verify: bool) -> None:
+    async def run(
+        self, local: AnyPath | BinaryIO, path: AnyPath, *, verify: bool, preserve_times: bool
+    ) -> Copied:
         """All of it."""
-        if isinstance(local, str | os.PathLike):
-            with await asyncio.to_thread(open, local, "rb") as file:
-                total = os.fstat(file.fileno()).st_size
-                await self._put(file, total, path, verify=verify)
-        else:
-            await self._put(local, None, path, verify=verify)
+        if not isinstance(local, str | os.PathLike):
+            return await self._put(Source(local, None, Attributes()), path, verify=verify, preserve=False)
+        with opened(local) as source:
+            return await self._put(source, path, verify=verify, preserve=preserve_times)
 
-    async def _put(self, file: BinaryIO, total: int | None, path: AnyPath, *, verify: bool) -> None:
+    async def _put(self, source: Source, path: AnyPath, *, verify: bool, preserve: bool) -> Copied:
         target, replaces = await self._place(path)
-        part = part_path(target)
+        mode = source.attributes.mode
+        installs = _INSTALL in self._session.capabilities
+        private = installs and (replaces or mode is not None)
+        part, remote = await self._open_part(target, replaces=replaces, mode=0o600 if private else None)
         try:
-            if replaces:
-                await self._files.copy(target, part)  # for its mode; the wire has no other way to give one
-            async with RemoteFile(self._session, self._files.uri(part), writing=True) as remote:
-                digest = await self._send(file, total, remote)
+            try:
+                size, digest = await self._send(source, remote)
+            finally:
+                await remote.close()
             if verify and await self._files.digest(part) != digest:
                 raise TransferFailed(f"{os.fspath(path)}: what arrived is not what was sent")
-            await self._rename(part, target, digest)
+            if not installs:
+                await self._rename(part, target, digest)
+                return Copied(size, mode_kept=replaces or mode is None)
+            # A file that is replaced passes on its mode, as with cp(1).
+            wanted = source.attributes if preserve else Attributes(None if replaces else mode)
+            return Copied(size, await self._install(part, target, wanted, digest))
         except BaseException:
             with suppress(ExecServerError):
                 await self._files.remove(part, missing_ok=True)
@@ -270,34 +332,85 @@ class Upload:
             raise TransferFailed(f"{target} is there, and is no regular file")
         return target, True
 
-    async def _send(self, file: BinaryIO, total: int | None, remote: RemoteFile) -> str:
-        digest = hashlib.sha256()
+    async def _open_part(self, target: str, *, replaces: bool, mode: int | None) -> tuple[str, RemoteFile]:
+        """Begin a part file: beside the target, or where that takes no new names in the temporary folder."""
+        part = part_path(target)
+        try:
+            if replaces and _INSTALL not in self._session.capabilities:
+                await self._files.copy(target, part)  # for its mode; there is no other way to give one
+            remote = self._part(part, mode)
+            await remote.open()
+        except CallFailed as error:
+            folder = self._session.temporary_folder
+            if not (replaces and mode is not None and folder and _takes_no_names(error)):
+                with suppress(ExecServerError):
+                    await self._files.remove(part, missing_ok=True)
+                raise
+            part = part_path(os.path.join(folder, os.path.basename(target)))
+            remote = self._part(part, mode)
+            await remote.open()
+        except BaseException:
+            with suppress(ExecServerError):
+                await self._files.remove(part, missing_ok=True)
+            raise
+        return part, remote
 
-        def read() -> bytes:
-            block = file.read(MAX_BLOCK_BYTES)
+    def _part(self, path: str, mode: int | None) -> RemoteFile:
+        return RemoteFile(self._session, self._files.uri(path), writing=True, mode=mode)
+
+    async def _send(self, source: Source, remote: RemoteFile) -> tuple[int, str]:
+        """All of the source, as far as it went when it was opened; how much that was, and its digest."""
+        digest = hashlib.sha256()
+        total = source.size
+
+        def read(offset: int) -> bytes:
+            length = MAX_BLOCK_BYTES if total is None else min(MAX_BLOCK_BYTES, total - offset)
+            block = source.file.read(length)
             digest.update(block)
             return block
 
         under_way: deque[tuple[int, asyncio.Task[None]]] = deque()
         offset = 0
         try:
-            while block := await asyncio.to_thread(read):
+            while block := await asyncio.to_thread(read, offset):
                 if len(under_way) == BLOCKS_AHEAD:
                     await self._written(under_way, total)
                 writing = asyncio.create_task(remote.write(offset, block))
                 offset += len(block)
                 under_way.append((offset, writing))
+            if total is not None and offset < total:
+                raise TransferFailed(f"the file shrank while it was read: {offset} of {total} bytes are left")
             while under_way:
                 await self._written(under_way, total)
         finally:
             await cancel(task for _, task in under_way)
-        return digest.hexdigest()
+        return offset, digest.hexdigest()
 
     async def _written(self, under_way: deque[tuple[int, asyncio.Task[None]]], total: int | None) -> None:
         done, task = under_way.popleft()
         await task
         if self._progress is not None:
             self._progress(Progress(done, None if total is None else max(done, total)))
+
+    async def _install(self, part: str, target: str, wanted: Attributes, digest: str) -> bool:
+        params = {
+            "sourcePath": self._files.uri(part),
+            "destinationPath": self._files.uri(target),
+            "permissions": wanted.mode,
+            "modifiedAtNs": wanted.modified_ns,
+            "accessedAtNs": wanted.accessed_ns,
+        }
+        try:
+            result = await self._session.call(_INSTALL, params, limit=_INSTALL_SECONDS)
+        except OutcomeUnknown:
+            if await self._files.exists(part) or await self._files.digest(target) != digest:
+                raise
+            return False
+        if result["inPlace"]:
+            # Where its folder takes no new names, it gives none back either.
+            with suppress(ExecServerError):
+                await self._files.remove(part, missing_ok=True)
+        return bool(result["inPlace"])
 
     async def _rename(self, part: str, target: str, digest: str) -> None:
         try:
@@ -307,46 +420,20 @@ class Upload:
                 raise
 
 
-def part_path(target: str) -> str:
-    """Where the beginning of a file is kept: beside it, under a name that nobody else has."""
-    folder, name = os.path.split(target)
-    return os.path.join(folder, f".{os.fsdecode(os.fsencode(name)[:MAX_NAME_BYTES])}.{new_id()}.part")
+def _takes_no_names(error: CallFailed) -> bool:
+    """Whether a folder is closed for new names: EPERM, EACCES, EROFS (`docs/protocol.md`, I1)."""
+    return re.search(r"\(os error (1|13|30)\)$", error.message) is not None
 
 
-class _LocalPlace:
-    """Where a file goes on this machine: a part file first, but what is no file is written to as it is."""
-
-    def __init__(self, local: str | os.PathLike[str]) -> None:
-        # A link stays, and what it leads to is replaced.
-        self._target = Path(os.path.realpath(local))
-        self._part: Path | None = None
-        if self._target.exists() and not self._target.is_file():
-            self.file: BinaryIO = open(self._target, "wb")  # noqa: SIM115 - the caller closes it
-            return
-        self._part = Path(part_path(str(self._target)))
-        self.file = open(self._part, "xb")  # noqa: SIM115 - the same
-        with suppress(FileNotFoundError):
-            os.fchmod(self.file.fileno(), self._target.stat().st_mode & 0o7777)
-
-    def fill(self) -> None:
-        """All of it is there."""
-        if self._part is not None:
-            self._part.replace(self._target)
-
-    def leave(self) -> None:
-        """It was not to be."""
-        if self._part is not None:
-            self._part.unlink(missing_ok=True)
-
-
-async def _local_place(local: str | os.PathLike[str]) -> _LocalPlace:
-    making = asyncio.create_task(asyncio.to_thread(_LocalPlace, local))
+async def _local_place(local: str | os.PathLike[str], mode: int | None) -> Place:
+    stop = threading.Event()
+    making = asyncio.create_task(asyncio.to_thread(Place, local, mode, stop))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
         # The thread makes the part file all the same.
+        stop.set()
         with suppress(OSError):
             place = await making
-            place.file.close()
             place.leave()
         raise

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from execclient.connection import Json
 from execclient.patch import (
     Applied,
     PatchConflict,
+    PatchError,
     PatchFileError,
     PatchMismatch,
     TurnDiff,
@@ -211,3 +214,63 @@ async def test_a_patch_stays_within_its_sandbox(
 
     assert (tree / "inside" / "f").read_text() == "a\n"
     assert (tmp_path / "outside").read_text() == "a\n"
+
+
+@pytest.fixture
+def mounted(tree: Path) -> Iterator[Path]:
+    """A file that is a mount point, as /etc/hosts is in containers."""
+    if os.geteuid() != 0:
+        pytest.skip("a bind mount in this namespace needs root")
+    (tree / "elsewhere").write_text("old\nhosts\n")
+    (tree / "hosts").touch()
+    subprocess.run(["mount", "--bind", tree / "elsewhere", tree / "hosts"], check=True)
+    yield tree / "hosts"
+    subprocess.run(["umount", tree / "hosts"], check=True)
+
+
+HOSTS = ["*** Update File: hosts", "@@", "-old", "+new", " hosts"]
+
+
+async def test_a_mount_point_is_patched_in_place_and_that_is_told(
+    server: Executor | OneByOne, tree: Path, mounted: Path
+) -> None:
+    inode = mounted.stat().st_ino
+    applied = await patched(server, tree, "*** Add File: new", "+x", *HOSTS)
+
+    assert (mounted.read_text(), (tree / "new").read_text()) == ("new\nhosts\n", "x\n")
+    assert mounted.stat().st_ino == inode
+    assert not applied.was_atomic
+    if isinstance(server, Executor):
+        assert applied.in_place == (str(mounted),)
+        assert applied.text.endswith(f"Written in place, since it cannot be replaced: {mounted}\n")
+    assert sorted(os.listdir(tree)) == ["elsewhere", "hosts", "new"]
+
+
+async def test_a_mount_point_gets_its_content_back_when_the_rest_fails(
+    executor: Executor, tree: Path, mounted: Path
+) -> None:
+    (tree / "gone").write_text("x\n")
+    patch = parse_patch("\n".join(["*** Begin Patch", *HOSTS, "*** Delete File: gone", "*** End Patch"]))
+    plan = await plan_at(executor, patch, cwd=str(tree))
+    (tree / "gone").unlink()
+
+    with pytest.raises(PatchError):
+        await apply(plan, executor)
+
+    assert mounted.read_text() == "old\nhosts\n"
+
+
+async def test_several_mount_points_and_a_read_only_one(
+    executor: Executor, tree: Path, mounted: Path
+) -> None:
+    (tree / "fixed").write_text("old\nhosts\n")
+    for option in ("bind", "remount,bind,ro"):
+        source = [tree / "elsewhere"] if option == "bind" else []
+        subprocess.run(["mount", "-o", option, *source, tree / "fixed"], check=True)
+    try:
+        fixed = ["*** Update File: fixed", *HOSTS[1:]]
+        with pytest.raises(PatchFileError, match="Read-only file system"):
+            await patched(executor, tree, *HOSTS, *fixed)
+        assert mounted.read_text() == "old\nhosts\n"
+    finally:
+        subprocess.run(["umount", tree / "fixed"], check=True)

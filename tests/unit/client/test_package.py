@@ -55,7 +55,7 @@ def test_the_public_names_are_these() -> None:
     assert set(execclient.__all__) - failures == {
         *("connect", "Executor", "Process", "FileSystem"),
         *("RunResult", "Chunk", "TextChunk", "TextStream", "Page", "ProcessInfo"),
-        *("Stat", "Entry", "WalkEntry", "Progress"),
+        *("Stat", "Entry", "WalkEntry", "Progress", "Copied"),
     }
     assert failures <= set(execclient.__all__)
 

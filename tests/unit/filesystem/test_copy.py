@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.copy import copy
+from execserver.filesystem.copy import Wish, copy
 from execserver.filesystem.directories import create_directory
 from execserver.filesystem.giving_up import Abandoned
 from execserver.protocol.errors import InvalidRequest
 from tests.support.mounts import Mount
 
+PLAIN = Wish()
 
-def _copy(source: Path, destination: Path, *, recursive: bool = False) -> None:
-    copy(str(source), str(destination), recursive=recursive, stop=threading.Event())
+
+def _copy(source: Path, destination: Path, *, recursive: bool = False, wish: Wish = PLAIN) -> bool:
+    return copy(str(source), str(destination), recursive=recursive, stop=threading.Event(), wish=wish)
 
 
 def _mode(path: Path) -> int:
@@ -35,17 +37,78 @@ def test_a_file_is_copied_with_its_permissions(tmp_path: Path, size: int) -> Non
     assert _mode(tmp_path / "to") == 0o451
 
 
-def test_a_file_is_replaced_in_place_also_through_a_link(tmp_path: Path) -> None:
+def test_a_file_is_replaced_also_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "from").write_text("new")
     (tmp_path / "to").write_text("a much longer old content")
+    os.setxattr(tmp_path / "to", "user.note", b"stays")
     (tmp_path / "link").symlink_to("to")
-    inode = (tmp_path / "to").stat().st_ino
+
+    with open(tmp_path / "to", "rb") as old:
+        in_place = _copy(tmp_path / "from", tmp_path / "link")
+        assert old.read() == b"a much longer old content"
+
+    assert not in_place
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "to").read_text() == "new"
+    assert os.getxattr(tmp_path / "to", "user.note") == b"stays"
+    assert sorted(os.listdir(tmp_path)) == ["from", "link", "to"]
+
+
+def test_a_link_to_nothing_gets_its_target(tmp_path: Path) -> None:
+    (tmp_path / "from").write_text("new")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/made")
 
     _copy(tmp_path / "from", tmp_path / "link")
 
     assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "to").read_text() == "new"
-    assert (tmp_path / "to").stat().st_ino == inode
+    assert (tmp_path / "folder" / "made").read_text() == "new"
+
+
+def test_a_copy_that_keeps_modes_is_as_one_of_cp(tmp_path: Path) -> None:
+    (tmp_path / "from").write_text("new")
+    (tmp_path / "from").chmod(0o4755)
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "old").chmod(0o600)
+
+    for name in ("old", "new"):
+        _copy(tmp_path / "from", tmp_path / name, wish=Wish(keep_mode=True))
+
+    assert (_mode(tmp_path / "old"), _mode(tmp_path / "new")) == (0o600, 0o755)
+
+
+def test_times_are_kept_on_files_links_and_folders(tmp_path: Path) -> None:
+    tree = tmp_path / "from"
+    (tree / "closed").mkdir(parents=True)
+    (tree / "closed" / "file").write_text("content")
+    (tree / "link").symlink_to("nothing")
+    (tree / "closed").chmod(0o555)
+    times = {".": 111_222_333_444, "closed": 5, "closed/file": 1_700_000_000_123_456_789, "link": -7}
+    for name, time in times.items():
+        os.utime(tree / name, ns=(time + 1, time), follow_symlinks=False)
+
+    _copy(tree, tmp_path / "to", recursive=True, wish=Wish(preserve_times=True))
+    _copy(tree / "closed" / "file", tmp_path / "alone", wish=Wish(preserve_times=True))
+
+    for name, time in times.items():
+        assert os.stat(tmp_path / "to" / name, follow_symlinks=False).st_mtime_ns == time, name
+    assert (tmp_path / "to" / "closed" / "file").stat().st_atime_ns == times["closed/file"] + 1
+    assert (tmp_path / "alone").stat().st_mtime_ns == times["closed/file"]
+    for folder in (tree / "closed", tmp_path / "to" / "closed"):
+        folder.chmod(0o755)
+
+
+def test_holes_stay_holes(tmp_path: Path) -> None:
+    with open(tmp_path / "from", "wb") as file:
+        file.truncate(256 << 20)
+        for offset in (5 << 20, 200 << 20):
+            file.seek(offset)
+            file.write(b"data" * 4096)
+
+    _copy(tmp_path / "from", tmp_path / "to")
+
+    assert (tmp_path / "to").stat().st_blocks <= (tmp_path / "from").stat().st_blocks + 16
+    assert (tmp_path / "to").read_bytes() == (tmp_path / "from").read_bytes()
 
 
 @pytest.mark.parametrize("way", ["itself", "hard link", "link"])
@@ -211,4 +274,4 @@ def test_a_copy_that_nobody_waits_for_is_given_up(memory_folder: Path) -> None:
         with pytest.raises(Abandoned):
             copy(source, destination, recursive=True, stop=stop)
 
-    assert (memory_folder / "copy of large").stat().st_size < 64 << 20
+    assert sorted(os.listdir(memory_folder)) == ["large", "tree"]

@@ -316,8 +316,8 @@ async def test_a_copy_is_given_up_with_its_connection_and_the_worker_goes_on(
 
     assert (await connection.confined(pool, policy).metadata(str(tmp_path)))["isDirectory"]
     assert len(launcher.started) == 1
-    # It had begun, and saw that nobody waits.
-    assert os.listdir(tmp_path / "copied") == []
+    # It had begun, saw that the request was withdrawn, and left nothing.
+    assert os.listdir(tmp_path) == ["tree"]
 
 
 async def test_the_old_content_stays_when_there_is_no_space_for_the_new(

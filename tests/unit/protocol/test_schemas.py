@@ -78,7 +78,7 @@ VALID: dict[str, dict[str, Any]] = {
     "process/terminate": {"processId": "p", "scope": "tree", "sessionId": "s"},
     "fs/readFile": PATH,
     "fs/writeFile": {**PATH, "dataBase64": "eA=="},
-    "fs/createDirectory": {**PATH, "recursive": False},
+    "fs/createDirectory": {**PATH, "recursive": False, "permissions": 0o700},
     "fs/getMetadata": PATH,
     "fs/canonicalize": PATH,
     "fs/readDirectory": PATH,
@@ -97,6 +97,8 @@ VALID: dict[str, dict[str, Any]] = {
         "sourcePath": "file:///a",
         "destinationPath": "file:///b",
         "recursive": True,
+        "keepMode": True,
+        "preserveTimes": True,
         "sandbox": SANDBOX,
     },
     "fs/rename": {
@@ -105,7 +107,16 @@ VALID: dict[str, dict[str, Any]] = {
         "overwrite": False,
         "sandbox": SANDBOX,
     },
-    "fs/digest": PATH,
+    "fs/install": {
+        "sourcePath": "file:///a",
+        "destinationPath": "file:///b",
+        "permissions": 0o600,
+        "modifiedAtNs": 1,
+        "accessedAtNs": -1,
+        "sandbox": SANDBOX,
+    },
+    "fs/setMetadata": {**PATH, "permissions": 0o755, "modifiedAtNs": 1, "accessedAtNs": 2},
+    "fs/digest": {**PATH, "size": 5},
     "fs/applyEdits": {
         "edits": [
             {
@@ -121,7 +132,7 @@ VALID: dict[str, dict[str, Any]] = {
         ],
         "sandbox": SANDBOX,
     },
-    "fs/open": {**PATH, "handleId": "h", "mode": "replace"},
+    "fs/open": {**PATH, "handleId": "h", "mode": "replace", "permissions": 0o600},
     "fs/readBlock": {"handleId": "h", "offset": 0, "len": 1, "sandbox": SANDBOX},
     "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "eA==", "sandbox": SANDBOX},
     "fs/close": {"handleId": "h"},

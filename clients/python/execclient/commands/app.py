@@ -228,26 +228,22 @@ def cp(
     url: Url = None,
     token_file: TokenFile = None,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Directories too.")] = False,
+    preserve: Annotated[
+        bool, typer.Option("--preserve", "-p", help="Keep times, and modes also of files that are there.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a file or a directory to the daemon's machine, or back.
 
-    Paths at the daemon begin with ':'. '-' is standard input or output.
+    Paths at the daemon begin with ':'. '-' is standard input or output. New files have the modes of their
+    sources.
     """
-    from execclient.commands.cp import cp as copying
+    from execclient.commands import cp as copying
 
+    wish = copying.Wish(recursive=recursive, preserve=preserve, quiet=quiet or as_json)
     raise typer.Exit(
-        perform(
-            lambda: copying(
-                Daemon(url, token_file),
-                source,
-                destination,
-                recursive=recursive,
-                quiet=quiet,
-                as_json=as_json,
-            )
-        )
+        perform(lambda: copying.cp(Daemon(url, token_file), source, destination, wish, as_json=as_json))
     )
 
 

@@ -19,6 +19,7 @@ from execclient import (
     SystemFailure,
     UntrustedServer,
 )
+from execclient.commands.printable import printable
 
 INCOMPLETE = 1
 """Some of what was named could not be done; each was said."""
@@ -59,10 +60,14 @@ class Failure(Exception):
         self.status = status
 
 
-def complain(text: str) -> None:
-    """A line on stderr, under our name."""
+def complain(*lines: str) -> None:
+    """A message on stderr, under our name: one line, unless it is made of several.
+
+    Names and errors of the other side are in it, so no control character reaches the terminal.
+    """
+    text = "\n".join(printable(line, keep="\t") for line in lines)
     try:
-        os.write(2, f"execserver: {text}\n".encode(errors="backslashreplace"))
+        os.write(2, f"execserver: {text}\n".encode())
     except OSError:
         return  # nobody takes it, and there is no other place to say it
 

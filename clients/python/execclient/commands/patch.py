@@ -127,7 +127,7 @@ def _tell_plan(plan: Plan, wish: Wish) -> None:
     if wish.as_json:
         _print_json(_outcome(plan, diff, was_atomic=None))
     elif plan.already_applied:
-        complain(plan.text.rstrip())
+        complain(*plan.text.rstrip().split("\n"))
     elif diff:
         _print(shown(diff, wish.color))
     else:
@@ -147,6 +147,7 @@ def _outcome(done: Plan | Applied, diff: str, *, was_atomic: bool | None) -> Map
         "dryRun": isinstance(done, Plan),
         "alreadyApplied": done.already_applied,
         "wasAtomic": was_atomic,
+        "inPlace": list(done.in_place) if isinstance(done, Applied) else [],
         "files": _files(done.edits),
         "diff": diff,
     }
@@ -172,7 +173,7 @@ def _refused(error: PatchError, wish: Wish, done: Sequence[Edit] | None = None) 
     """Say why; `done` is what was carried out before, None when nothing was begun."""
     if wish.as_json:
         _print_json({"error": _error(error), "files": _files(done or ())})
-    complain(visible("\n".join(_explained(error, done))))
+    complain(*"\n".join(_explained(error, done)).split("\n"))
     return UNUSABLE if isinstance(error, PatchSyntaxError | EmptyPatch) else NOT_APPLIED
 
 

@@ -1,8 +1,9 @@
 """Plans carried out at an executor: it is its files that are read and written, never this machine's.
 
 A server that serves `fs/applyEdits` gets all edits in one request, and does all or none of them; those that
-go beyond the sandbox in a second one. Any other gets them one after the other, in the order of the patch, and
-a failure leaves the earlier ones done; the error has them.
+go beyond the sandbox in a second one. A file that cannot be replaced, such as a mount point, is written in
+place before the others, and gets its old content back when these fail. Any other server gets the edits one
+after the other, in the order of the patch, and a failure leaves the earlier ones done; the error has them.
 
 No edit is done twice, and none over a file that changed since it was planned: each compares the file
 before it writes. When a connection is lost and an answer with it, the files tell whether it was done.
@@ -11,7 +12,9 @@ before it writes. When a connection is lost and an answer with it, the files tel
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pybase64 import b64encode
@@ -34,6 +37,15 @@ _READS_AT_A_TIME = 8
 """Enough to hide the way there and back; a reply may hold a whole file."""
 
 _TRANSACTION = "fs/applyEdits"
+
+_IN_PLACE = "Written in place, since it cannot be replaced"
+
+_OF_ONE_EDIT = re.compile(
+    r"edits\[(?P<index>[0-9]+)\] .*(?:\(os error (?:1|13|16|18|30)\)|cannot be kept when it is replaced)",
+    re.DOTALL,
+)
+"""How the server says that a file cannot be replaced (`docs/protocol.md`, A6 and A11): EPERM, EACCES, EBUSY,
+EXDEV, EROFS, or another owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,8 @@ class Applied:
     """All was done in one step, or in one for each sandbox; else file by file."""
     already_applied: bool = False
     """Nothing was done: an earlier call had applied the patch."""
+    in_place: tuple[str, ...] = ()
+    """Files that could not be replaced, such as mount points, and were written in place."""
 
     def diff(self, root: str | None = None) -> str:
         """What changed, as a unified diff; paths are shown relative to `root`, by default `cwd`."""
@@ -152,8 +166,8 @@ async def apply(
         SessionLost, ExecutorClosed, CallTimeout: the executor is out of reach.
     """
     was_atomic = False
+    run = _Run(executor, sandbox, beyond)
     if plan.edits:
-        run = _Run(executor, sandbox, beyond)
         if _TRANSACTION in executor.capabilities:
             was_atomic = await run.all_at_once(plan)
         if not was_atomic:
@@ -162,7 +176,12 @@ async def apply(
         AppliedFile(edit.kind, edit.target, edit.after_digest, edit.path if edit.move_to else None)
         for edit in plan.edits
     )
-    return Applied(plan.edits, plan.text, files, plan.cwd, was_atomic, plan.already_applied)
+    in_place = tuple(change.path for change in run.in_place)
+    text = plan.text + "".join(
+        f"Written in place, since it cannot be replaced: {path}\n" for path in in_place
+    )
+    was_atomic = was_atomic and not in_place
+    return Applied(plan.edits, text, files, plan.cwd, was_atomic, plan.already_applied, in_place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +226,18 @@ class _Run:
         self._files = RemoteFiles(executor, sandbox)
         self._beyond = RemoteFiles(executor, None if beyond is None else beyond.sandbox)
         self._beyond_paths = frozenset[str]() if beyond is None else beyond.paths
+        self.in_place: list[_Change] = []
+        """What was written in place beside a transaction."""
 
     async def all_at_once(self, plan: Plan) -> bool:
         """All edits of a sandbox in one request; False when one cannot hold them."""
+        try:
+            return await self._all_at_once(plan)
+        except PatchError:
+            await self._put_back()
+            raise
+
+    async def _all_at_once(self, plan: Plan) -> bool:
         changes = _net_changes(plan.edits)
         inside = [change for change in changes if change.path not in self._beyond_paths]
         outside = [change for change in changes if change.path in self._beyond_paths]
@@ -229,6 +257,29 @@ class _Run:
 
     async def _transaction(self, changes: Sequence[_Change]) -> bool:
         """Do all of these, which have the same sandbox; False when one request cannot hold them."""
+        changes = list(changes)
+        while True:
+            try:
+                return await self._request(changes)
+            except PatchFileError as error:
+                index = _irreplaceable(changes, error)
+                if index is None:
+                    raise
+                change = changes.pop(index)
+                try:
+                    await self._files_of(change).write(change.path, change.after or b"", with_parents=False)
+                except CallFailed:
+                    raise error from None
+                self.in_place.append(change)
+
+    async def _put_back(self) -> None:
+        """Give files that were written in place their old content."""
+        while self.in_place:
+            change = self.in_place.pop()
+            with suppress(CallFailed):
+                await self._files_of(change).write(change.path, change.before or b"", with_parents=False)
+
+    async def _request(self, changes: Sequence[_Change]) -> bool:
         request = {"edits": [_edit_on_the_wire(change) for change in changes]}
         for attempt in range(MAX_ATTEMPTS):
             try:
@@ -316,6 +367,18 @@ class _Run:
                 continue
             if change.is_known and found != digest_of(change.before):
                 raise _conflict(change.path)
+
+
+def _irreplaceable(changes: Sequence[_Change], error: PatchFileError) -> int | None:
+    """Which of the changes a transaction could not make, though the file can perhaps be written in place."""
+    cause = error.__cause__
+    found = _OF_ONE_EDIT.match(cause.message) if isinstance(cause, CallFailed) else None
+    if found is None:
+        return None
+    index = int(found["index"])
+    is_change = index < len(changes) and changes[index].is_known
+    written = is_change and changes[index].before is not None and changes[index].after is not None
+    return index if written else None
 
 
 def _conflict(path: str) -> PatchConflict:
