@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
 
 LISTENER, DATAGRAMS, FREE = sys.argv[1:] if len(sys.argv) == 4 else ("", "", "")
 
@@ -80,7 +81,7 @@ def a_pool_of_processes(method: str) -> None:
 
 
 def a_queue_of_processes(method: str) -> None:
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     queue: multiprocessing.Queue[int] = context.Queue()
     child = context.Process(target=queue.put, args=(7,))
     child.start()
@@ -96,7 +97,7 @@ def executors() -> None:
 def a_child_on_a_pair() -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        child = subprocess.Popen(["cat"], stdin=theirs, stdout=theirs)
+        child = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=theirs.fileno())
         theirs.close()
         ours.settimeout(20)
         ours.sendall(b"text")

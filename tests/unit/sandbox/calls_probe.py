@@ -141,7 +141,7 @@ CALLS = (
 
 
 def main() -> None:
-    numbers = ARCHITECTURES[platform.machine()].numbers | OF_PAIRS[platform.machine()]
+    numbers = {**ARCHITECTURES[platform.machine()].numbers, **OF_PAIRS[platform.machine()]}
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     if len(sys.argv) > 1:
