@@ -220,7 +220,7 @@ class _Looker:
             return False
         raise refused(
             f"{rule.path} leads through the symbolic link {link}, and nothing can keep a command from "
-            "replacing it: name what it leads to",
+            f"replacing it: name what it leads to, {place.path}",
             _ENTRIES,
         )
 
