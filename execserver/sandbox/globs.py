@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from execserver.protocol.errors import InvalidRequest, file_error
-from execserver.sandbox.disk import locate
+from execserver.sandbox.disk import Place, locate
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.refusal import refused
 
@@ -52,6 +52,9 @@ _MOST_SHOWN = 200
 
 _KERNEL_FOLDERS = ("/proc", "/sys")
 """What is in them has no names that a user gave."""
+
+_SAME_FOR_ALL = ("/proc/self", "/proc/thread-self")
+"""Links in `/proc` on the way to `/proc/self/root`, which is the root for commands too."""
 
 _WHOLE = r"\Z"
 _WITHIN = r"(?:\Z|(?<=[^/])(?=/))"
@@ -330,19 +333,14 @@ class _Search:
 
     def _add(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> None:
         states = self._names.behind(current.states, entry.name)
-        if entry.path in _KERNEL_FOLDERS:
-            return
-        if states and self._may_go_into(current.level):
-            real = f"{current.real.rstrip('/')}/{entry.name}"
+        real = f"{current.real.rstrip('/')}/{entry.name}"
+        if states and real not in _KERNEL_FOLDERS and self._may_go_into(current.level):
             pending.append(_Folder(entry.path, real, states, current.level + 1, current.link))
 
     def _add_link(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> bool:
         """Add the folder that a link leads to; True: it matches by a name that it leads to."""
-        place = locate(entry.path)
-        # What lies in /proc is another thing for each process that follows the link.
-        if place is None or not place.exists or any(is_below(path, "/proc") for path, _ in place.links):
-            return False
-        if is_below(place.path, "/proc"):
+        place = _followed(entry.path)
+        if place is None:
             return False
         names = [entry.name, *_names_behind(entry.path), os.path.basename(place.path)]
         if any(map(self._names.matching(current.states), names)):
@@ -360,6 +358,18 @@ class _Search:
                 f"look into more than {MAX_LEVELS} folders in each other", "set glob_scan_max_depth"
             )
         return True
+
+
+def _followed(link: str) -> Place | None:
+    """Where a link leads; None: nowhere now, or to another thing for each process that follows it."""
+    try:
+        place = locate(link)
+    except OSError:
+        return None  # removed just now, or in the /proc of another user's process
+    if place is None or not place.exists or is_below(place.path, "/proc"):
+        return None
+    of_proc = (path for path, _ in place.links if is_below(path, "/proc"))
+    return place if all(path in _SAME_FOR_ALL or path.endswith("/root") for path in of_proc) else None
 
 
 def _names_behind(link: str) -> Iterator[str]:

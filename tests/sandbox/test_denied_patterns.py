@@ -45,6 +45,8 @@ CASES = (
     Case("a folder of another name", "out/.ssh/id", {"ws/keys": "{out}/.ssh"}, ("ws/keys/id",), "**/.ssh/**"),
     Case("a link up", "side/.env", {"ws/up": ".."}, ("ws/up/side/.env",)),
     Case("a circle", "ws/sub/.env", {"ws/sub/round": "..", "ws/self": "."}, ("ws/self/sub/round/sub/.env",)),
+    Case("the root of /proc", "out/.env", {"ws/ln": "/proc/self/root{out}"}, ("ws/ln/.env",)),
+    Case("an odd name", "out/.env", {"ws/a\nb c": "{out}"}, ()),
     Case("a fixed depth", "out/keys/x", {"ws/sub/ln": "{out}"}, ("ws/sub/ln/keys/x",), "*/*/keys/*"),
 )
 

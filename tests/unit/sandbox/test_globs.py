@@ -442,7 +442,13 @@ def test_a_folder_is_searched_again_for_what_may_match_by_another_path(base: Pat
 
 def test_links_that_lead_nowhere_or_into_proc_are_passed_over(base: Path) -> None:
     (secret,) = make(base, "w/.env")
-    for name, text in {"gone": "/none", "loop": "loop", "cwd": "/proc/self/cwd", "fd": "/dev/fd"}.items():
+    for name, text in {
+        "gone": "/none",
+        "loop": "loop",
+        "cwd": "/proc/self/cwd",
+        "fd": "/dev/fd",
+        "other": "/proc/1/cwd",
+    }.items():
         (base / "w" / name).symlink_to(text)
     assert denied(f"{base}/w/**/.env") == [secret]
 
