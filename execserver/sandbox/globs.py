@@ -3,6 +3,7 @@
 `*` and `?` stay within a name, `**` as a whole component crosses folders, `[…]` is one of some
 characters, `{a,b}` one of some texts. Case counts; hidden and ignored names match like others. A pattern
 is expanded when a sandbox is made: what appears later is not covered (`docs/protocol.md`, "Sandbox context").
+A denial follows links, also out of the folder of the pattern; a grant does not.
 """
 
 from __future__ import annotations
