@@ -15,7 +15,7 @@ PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,pr
 STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
-.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests docs docs-check bench bench-gate bench-relay soak faults fuzz bubblewrap terminal-tools ssh-server interop interop-setup probe vectors stock-client stock-websocket stock-stdio relay-stock relay-probe foreign-clients systemd-setup systemd-verify clean
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests docs docs-check bench bench-gate bench-relay soak faults fuzz bubblewrap terminal-tools ssh-server runtimes interop interop-setup probe vectors stock-client stock-websocket stock-stdio relay-stock relay-probe foreign-clients systemd-setup systemd-verify clean
 
 help:
 	@echo "make run       set up, start a daemon, run the quick start through the client"
@@ -86,7 +86,7 @@ schemas-check: setup
 FIRST_TESTS := tests/faults tests/sandbox \
 	$(filter-out %/__pycache__ $(addprefix tests/integration/,patch relay tools),$(wildcard tests/integration/*))
 
-unit: setup bubblewrap terminal-tools ssh-server
+unit: setup bubblewrap terminal-tools ssh-server runtimes
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests
 
 first-tests: setup
@@ -114,6 +114,10 @@ terminal-tools:
 # The manual's page on ssh is followed with a real one.
 ssh-server:
 	$(call install,command -v ssh >/dev/null && test -x /usr/sbin/sshd,openssh-client openssh-server,ssh or sshd)
+
+# What programs of C and Node do with sockets in a sandbox is tried with real ones.
+runtimes:
+	$(call install,command -v cc >/dev/null && command -v node >/dev/null,gcc libc6-dev nodejs,cc or node)
 
 # -- the manual; `make test` checks it too, tests/docs being tests like others
 

@@ -29,7 +29,7 @@ from execserver.filesystem.worker_pool import WorkerPool
 from execserver.filesystem.writing import Content, check_content, write_opened
 from execserver.protocol.errors import RpcError, file_error
 from execserver.sandbox.globs import refuse_denied
-from execserver.sandbox.policy import Policy
+from execserver.sandbox.policy import Policy, normal
 
 if TYPE_CHECKING:
     from execserver.protocol.filesystem import DigestResult, Metadata
@@ -136,8 +136,8 @@ class ConfinedFiles:
 
     async def read_directory(self, path: str) -> bytes:
         """See `Files`."""
-        await self._require_readable(path)
-        body = await self._ask("read_directory", _encoded(path))
+        newest = await self._require_readable(path)
+        body = await self._ask("read_directory", _encoded(path), newest=newest)
         return await self._made(body, lambda: entries_json(entries_of(body)))
 
     async def walk(self, path: str, limits: WalkLimits) -> bytes:
@@ -204,32 +204,44 @@ class ConfinedFiles:
 
     async def _open_to_read(self, path: str) -> Descriptor:
         self._refuse_denied(path)
-        resolved, descriptor = await self._request(self._descriptors.adopt, "open_to_read", _encoded(path))
-        assert descriptor is not None
+        resolved, descriptor = await self._open_resolved(path)
+        if self._policy.deny_globs and not resolved.endswith(normal(path)):
+            # Through a link, which may be newer than the worker's sandbox, and so may a denial by its name.
+            self._descriptors.release(descriptor)
+            resolved, descriptor = await self._open_resolved(path, newest=True)
         try:
-            self._refuse_denied(os.fsdecode(resolved))
+            self._refuse_denied(resolved)
         except RpcError:
             self._descriptors.release(descriptor)
             raise
         return descriptor
+
+    async def _open_resolved(self, path: str, *, newest: bool = False) -> tuple[str, Descriptor]:
+        answer = self._request(self._descriptors.adopt, "open_to_read", _encoded(path), newest=newest)
+        resolved, descriptor = await answer
+        assert descriptor is not None
+        return os.fsdecode(resolved), descriptor
 
     async def _made(self, body: bytes, make: Callable[[], bytes]) -> bytes:
         return make() if len(body) <= _LISTED_AT_ONCE else await self._calls.run(make)
 
     # -- patterns
 
-    async def _require_readable(self, path: str, *, follow: bool = True) -> None:
-        """Refuse a path that a pattern denies, by its text or by where it leads."""
+    async def _require_readable(self, path: str, *, follow: bool = True) -> bool:
+        """Refuse a path that a pattern denies, by its text or by where it leads; whether links lead there, so
+        that it takes a worker that knows them.
+        """
         if not self._policy.deny_globs:
-            return
+            return False
         self._refuse_denied(path)
         folder, name = ("", path) if follow else os.path.split(path)
         try:
             resolved = await self.canonicalize(path if follow else folder)
         except RpcError:
             # The operation itself will say what is wrong with it.
-            return
+            return False
         self._refuse_denied(resolved if follow else os.path.join(resolved, name))
+        return follow and not resolved.endswith(normal(path))
 
     def _refuse_denied(self, path: str) -> None:
         refuse_denied(self._policy.deny_globs, path)

@@ -3,6 +3,7 @@
 `*` and `?` stay within a name, `**` as a whole component crosses folders, `[…]` is one of some
 characters, `{a,b}` one of some texts. Case counts; hidden and ignored names match like others. A pattern
 is expanded when a sandbox is made: what appears later is not covered (`docs/protocol.md`, "Sandbox context").
+A denial follows links, also out of the folder of the pattern; a grant does not.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from execserver.protocol.errors import InvalidRequest, file_error
+from execserver.sandbox.disk import Place, locate
+from execserver.sandbox.policy import is_below
 from execserver.sandbox.refusal import refused
 
 MAX_MATCHES = 256
@@ -41,8 +46,16 @@ _SET = "(?!/)["
 """How the expression of a set begins."""
 
 _PATH_MAX = 4096
+_MOST_LINKS = 40
+"""As many as the kernel follows."""
 _MOST_SHOWN = 200
 """Characters of a pattern that an error names."""
+
+_KERNEL_FOLDERS = ("/proc", "/sys")
+"""What is in them has no names that a user gave."""
+
+_SAME_FOR_ALL = ("/proc/self", "/proc/thread-self")
+"""Links in `/proc` on the way to `/proc/self/root`, which is the root for commands too."""
 
 _WHOLE = r"\Z"
 _WITHIN = r"(?:\Z|(?<=[^/])(?=/))"
@@ -116,24 +129,25 @@ def folder_of(pattern: str) -> str:
 
 
 def expand(
-    pattern: str, folders: Iterable[str], depth: int | None, budget: Budget, *, unlistable: bool = False
+    pattern: str, folders: Iterable[str], depth: int | None, budget: Budget, *, denies: bool = False
 ) -> Iterator[str]:
     """The paths that match, below the pattern's own folder.
 
     Args:
         pattern: an absolute one.
-        folders: where to look when the pattern has no folder of its own.
+        folders: where to look when the pattern has no folder of its own (`/**/.env`).
         depth: levels of folders to search, counted from the folder; None for all.
         budget: shared by all patterns of a policy.
-        unlistable: whether a folder counts as a match when what is in it cannot be seen now, and a command
-            could change that. For denials.
+        denies: whether what matches is to be kept from commands. Then links are followed, and a folder
+            counts as a match when what is in it cannot be seen now and a command could change that.
 
     Raises:
         InvalidRequest: there is too much to look at, or too many matches.
         OSError: something went wrong with a folder that is there.
     """
     own = folder_of(pattern)
-    search = _Search(matcher(pattern), _most_slashes(pattern), depth, budget, unlistable)
+    budget.pattern = pattern
+    search = _Search(_Names(pattern), depth, budget, denies)
     for folder in [own] if own != "/" else sorted(set(folders)):
         yield from search.below(folder)
 
@@ -144,77 +158,230 @@ class Budget:
     def __init__(self) -> None:
         self._scanned = 0
         self._matched = 0
+        self.pattern = ""
+        """The pattern that is searched, for errors."""
+        self.link: str | None = None
+        """The link behind which it is searched, if it is one."""
 
     def scanned(self) -> None:
         """One name more was looked at."""
         self._scanned += 1
         if self._scanned > MAX_SCANNED:
-            raise _too_much(f"look at more than {MAX_SCANNED} names", "set glob_scan_max_depth")
+            raise self.exceeded(f"look at more than {MAX_SCANNED} names", "set glob_scan_max_depth")
 
     def matched(self) -> None:
         """One name more matches."""
         self._matched += 1
         if self._matched > MAX_MATCHES:
-            raise _too_much(f"match more than {MAX_MATCHES} paths", "name their folder instead")
+            raise self.exceeded(f"match more than {MAX_MATCHES} paths", "name their folder instead")
+
+    def exceeded(self, what: str, fix: str) -> InvalidRequest:
+        """The error of a search that has no end in sight, with the pattern and the link that it is about."""
+        if self.link is not None:
+            fix = f"{fix}, or remove the symbolic link {self.link}"
+        return _too_much(what, f"{fix} (the pattern is {_shown(self.pattern)})")
 
 
 def _too_much(what: str, fix: str) -> InvalidRequest:
     return refused(f"the glob patterns {what}; {fix}", "sandbox.permissions.file_system.entries")
 
 
-class _Search:
-    """What matches one pattern."""
+_States = frozenset[tuple[int, int]]
+"""How much of a pattern the names of a folder's path have used up: alternatives, and names in each."""
 
-    def __init__(
-        self,
-        compiled: re.Pattern[str],
-        most_slashes: int | None,
-        depth: int | None,
-        budget: Budget,
-        unlistable: bool,
-    ) -> None:
-        self._compiled = compiled
-        self._most_slashes = most_slashes
+
+class _Names:
+    """A pattern name by name, so that a folder can be reached by several paths and is searched once.
+
+    Of a path the search needs only which parts of the pattern may come next (`_States`). From folders with
+    the same states the same names match.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        parsed = _parsed(pattern)
+        self._alternatives = [_by_name(parsed.prefix + atoms) for atoms in parsed.alternatives]
+        self._matching: dict[_States, Callable[[str], object]] = {}
+
+    def of_folder(self, folder: str) -> _States:
+        """The states behind an absolute path; empty if nothing in it can match."""
+        states = self._closed((each, 0) for each in range(len(self._alternatives)))
+        for name in folder.split("/"):
+            states = self.behind(states, name) if name else states
+        return states
+
+    def behind(self, states: _States, name: str) -> _States:
+        """The states of a folder with this name, in a folder with those states."""
+        found = []
+        for alternative, index in states:
+            part = self._alternatives[alternative][index]
+            if part in (_FOLDERS, _REST):
+                found.append((alternative, index))
+            elif index + 1 < len(self._alternatives[alternative]) and _is_name(part, name):
+                found.append((alternative, index + 1))
+        return self._closed(found)
+
+    def matching(self, states: _States) -> Callable[[str], object]:
+        """What says whether a name, in a folder with those states, makes a path that matches."""
+        found = self._matching.get(states)
+        if found is None:
+            last = {
+                parts[i]
+                for parts, i in ((self._alternatives[a], i) for a, i in states)
+                if i + 1 == len(parts)
+            }
+            expression = ".*" if _REST in last else "|".join(sorted(last - {_FOLDERS})) or "(?!)"
+            found = self._matching[states] = _compiled(expression).match
+        return found
+
+    def _closed(self, states: Iterable[tuple[int, int]]) -> _States:
+        found = set()
+        for alternative, index in states:
+            parts = self._alternatives[alternative]
+            found.add((alternative, index))
+            while parts[index] == _FOLDERS and index + 1 < len(parts):
+                index += 1
+                found.add((alternative, index))
+        return frozenset(found)
+
+
+def _by_name(atoms: list[str]) -> list[str]:
+    """The parts of an alternative: expressions for a name, `_FOLDERS`, and `_REST` at the end."""
+    parts = []
+    for block in _split(atoms, "/")[1:]:  # a pattern begins with a slash
+        *folders, rest = _split(block, _FOLDERS)
+        parts += [_FOLDERS] * len(folders)
+        parts.append(_REST if rest == [_REST] else f"{_name(*_split(rest, _STAR))}{_WHOLE}")
+    return parts
+
+
+@lru_cache(maxsize=4096)
+def _compiled(expression: str) -> re.Pattern[str]:
+    return re.compile(expression, re.DOTALL)
+
+
+def _is_name(expression: str, name: str) -> bool:
+    return expression != _FOLDERS and _compiled(expression).match(name) is not None
+
+
+class _Folder(NamedTuple):
+    """One to be searched."""
+
+    path: str
+    """By which it is reached, perhaps through links."""
+    real: str
+    states: _States
+    level: int
+    link: str | None
+    """The last link on the way."""
+
+
+class _Search:
+    """What matches one pattern.
+
+    A link counts as what it leads to, both by its own name and by the name that it leads to: what is denied
+    as `.env` is denied behind a link `notes` too. Folders that links lead to are searched like others, each
+    once for the same states of the pattern, so that links in a circle end.
+    """
+
+    def __init__(self, names: _Names, depth: int | None, budget: Budget, denies: bool) -> None:
+        self._names = names
         self._depth = depth
         self._budget = budget
-        self._unlistable = unlistable
+        self._denies = denies
+        self._searched: dict[str, list[_Folder]] = {}
 
     def below(self, folder: str) -> Iterator[str]:
-        pending = [(folder, 1)]
-        while pending:
-            directory, level = pending.pop()
+        states = self._names.of_folder(folder)
+        pending = deque([_Folder(folder, os.path.realpath(folder), states, 1, None)] if states else [])
+        behind_links: deque[_Folder] = deque()
+        while pending or behind_links:
+            # Links last: most lead to what is searched anyway.
+            current = pending.popleft() if pending else behind_links.popleft()
+            if self._is_searched(current):
+                continue
+            self._budget.link = current.link
             try:
-                scan = os.scandir(directory)
+                scan = os.scandir(current.path)
             except OSError as error:
-                if _may_hide_matches(directory, error) and self._unlistable:
+                if _may_hide_matches(current.path, error) and self._denies:
                     # Nobody can see what is in it, so all of it is taken for a match.
                     self._budget.matched()
-                    yield directory
+                    yield current.path
                 continue
+            matches = self._names.matching(current.states)
             with scan:
                 for entry in scan:
                     self._budget.scanned()
-                    if self._compiled.fullmatch(entry.path):
+                    if matches(entry.name):
                         self._budget.matched()
                         yield entry.path
-                    elif entry.is_dir(follow_symlinks=False) and self._may_go_into(entry.path, level):
-                        pending.append((entry.path, level + 1))
+                    elif entry.is_dir(follow_symlinks=False):
+                        self._add(pending, current, entry)
+                    elif self._denies and entry.is_symlink() and self._add_link(behind_links, current, entry):
+                        self._budget.matched()
+                        yield entry.path
 
-    def _may_go_into(self, path: str, level: int) -> bool:
-        if self._most_slashes is not None and path.count("/") >= self._most_slashes:
+    def _is_searched(self, folder: _Folder) -> bool:
+        """Whether a folder was searched for all that could match in it now; else it is noted as searched."""
+        before = self._searched.setdefault(folder.real, [])
+        if any(
+            folder.states <= each.states and (self._depth is None or each.level <= folder.level)
+            for each in before
+        ):
+            return True
+        before.append(folder)
+        return False
+
+    def _add(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> None:
+        states = self._names.behind(current.states, entry.name)
+        real = f"{current.real.rstrip('/')}/{entry.name}"
+        if states and real not in _KERNEL_FOLDERS and self._may_go_into(current.level):
+            pending.append(_Folder(entry.path, real, states, current.level + 1, current.link))
+
+    def _add_link(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> bool:
+        """Add the folder that a link leads to; True: it matches by a name that it leads to."""
+        place = _followed(entry.path)
+        if place is None:
             return False
+        names = [entry.name, *_names_behind(entry.path), os.path.basename(place.path)]
+        if any(map(self._names.matching(current.states), names)):
+            return True
+        states = frozenset().union(*(self._names.behind(current.states, name) for name in names))
+        if place.is_folder and states and self._may_go_into(current.level):
+            pending.append(_Folder(entry.path, place.path, states, current.level + 1, entry.path))
+        return False
+
+    def _may_go_into(self, level: int) -> bool:
         if self._depth is not None and level >= self._depth:
             return False
         if level >= MAX_LEVELS:
-            raise _too_much(
+            raise self._budget.exceeded(
                 f"look into more than {MAX_LEVELS} folders in each other", "set glob_scan_max_depth"
             )
         return True
 
 
-def _most_slashes(pattern: str) -> int | None:
-    """How many slashes a path that matches can have; None when there is no such number."""
-    return None if "**" in pattern else pattern.count("/")
+def _followed(link: str) -> Place | None:
+    """Where a link leads; None: nowhere now, or to another thing for each process that follows it."""
+    try:
+        place = locate(link)
+    except OSError:
+        return None  # removed just now, or in the /proc of another user's process
+    if place is None or not place.exists or is_below(place.path, "/proc"):
+        return None
+    of_proc = (path for path, _ in place.links if is_below(path, "/proc"))
+    return place if all(path in _SAME_FOR_ALL or path.endswith("/root") for path in of_proc) else None
+
+
+def _names_behind(link: str) -> Iterator[str]:
+    """The last names of what a link leads to, and the links behind it."""
+    for _ in range(_MOST_LINKS):
+        try:
+            link = os.path.join(os.path.dirname(link), os.readlink(link))
+        except OSError:
+            return
+        if (name := os.path.basename(link.rstrip("/"))) not in ("", ".", ".."):
+            yield name
 
 
 def _may_hide_matches(directory: str, error: OSError) -> bool:
@@ -228,7 +395,7 @@ def _may_hide_matches(directory: str, error: OSError) -> bool:
         return False
     if error.errno == errno.EACCES:
         # Its owner has only to change the mode; nobody else inside has more rights than we have.
-        return os.lstat(directory).st_uid == os.geteuid()
+        return os.stat(directory).st_uid == os.geteuid()
     if error.errno == errno.ENAMETOOLONG:
         raise _too_much("look into folders whose paths are too long", "remove these folders")
     raise error
@@ -458,9 +625,12 @@ def _only_match(component: str) -> str | None:
 
 
 def _malformed(pattern: str, why: str) -> InvalidRequest:
-    shown = repr(pattern) if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]!r}…"
     return InvalidRequest(
-        f"glob pattern {shown}: {why}",
+        f"glob pattern {_shown(pattern)}: {why}",
         name="sandbox_refused",
         field="sandbox.permissions.file_system.entries",
     )
+
+
+def _shown(pattern: str) -> str:
+    return repr(pattern) if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]!r}…"

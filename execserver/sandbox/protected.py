@@ -66,7 +66,7 @@ class _Root:
 
     def _is_repository_of_a_root(self) -> bool:
         """Whether this is what a `.git` leads to, so that an entry that makes it writable is meant."""
-        if os.path.basename(self._path) == ".git":
+        if ".git" in self._path.split("/"):  # that of a submodule lies in `.git/modules`
             return True
         files = (f"{root.rstrip('/')}/.git" for root in self._roots if root.rstrip("/") != self._path)
         found = (each for file in files for each in git_files.repository(file))
@@ -118,13 +118,17 @@ class _Root:
             self._tree.guard(place.path)
 
     def _protect_link(self, path: str) -> None:
+        place = locate(path)
         if replaceable_inside(path):
+            # A commit writes to the repository, wherever it is.
+            is_repository = place is not None and place.is_folder and path.endswith("/.git")
+            commits = f", and one for {place.path} to commit" if place is not None and is_repository else ""
             raise refused(
                 f"{path} is a symbolic link, and nothing can keep a command from replacing it: put what it "
-                "leads to in its place, or add an entry with access `write` for it if that is meant",
+                f"leads to in its place, or add an entry with access `write` for {path} if that is meant"
+                f"{commits}",
                 _ENTRIES,
             )
-        place = locate(path)
         if place is not None and place.exists and any(is_below(place.path, root) for root in self._roots):
             self._tree.narrow(place)
 

@@ -267,7 +267,7 @@ class Sandboxes:
         budget = globs.Budget()
         denied = [*self._own.folders, *self._own.files]
         for pattern in policy.deny_globs:
-            denied += globs.expand(pattern, [command.cwd], policy.glob_depth, budget, unlistable=True)
+            denied += globs.expand(pattern, [command.cwd], policy.glob_depth, budget, denies=True)
         granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
         return backends.Seatbelted(policy, command.cwd, seatbelt.profile(granted))
 

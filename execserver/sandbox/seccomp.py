@@ -29,7 +29,6 @@ KILL_PROCESS = 0x8000_0000  # SECCOMP_RET_KILL_PROCESS
 _FAIL = 0x0005_0000  # SECCOMP_RET_ERRNO
 REFUSE = _FAIL | errno.EPERM
 NOT_IMPLEMENTED = _FAIL | errno.ENOSYS
-NO_SOCKET = _FAIL | errno.ENOTSOCK
 
 _NUMBER = 0  # offsets in struct seccomp_data
 _ARCHITECTURE = 4
@@ -93,18 +92,17 @@ REFUSED_WITHOUT_NETWORK = (
     "accept4",
     "bind",
     "listen",
-    "getsockname",
-    "shutdown",
-    "sendto",
-    "sendmmsg",
-    "recvmmsg",
-    "getsockopt",
-    "setsockopt",
 )
-"""And `socket` and `socketpair` but for Unix streams and sequenced packets. Datagrams are out because
-`sendmsg`, which pairs need, could send one to any Unix socket of the host. `sendmsg`, `recvmsg` and
-`recvfrom` stay. `getpeername` says that the descriptor is no socket: bash takes EPERM for the word of a
-remote shell, and would run `~/.bashrc` for every script."""
+"""And `sendto` with an address, and `socket` and `socketpair` but for Unix streams and sequenced packets.
+
+What remains makes the two ends of a pair work wholly, and reaches nothing else:
+
+- `send` is `sendto` without an address; threads of asyncio and `child_process` of Node need it.
+- The address of `sendmsg` and `sendmmsg` lies in memory, where a filter cannot look. The kernel fails for a
+  stream that has one (EISCONN, or EOPNOTSUPP without a peer), and sends sequenced packets to the peer all the
+  same. A datagram would go to any Unix socket of the host, so that there are no datagrams, in pairs either.
+- The others (`shutdown`, `getsockopt`, `setsockopt`, `getsockname`, `getpeername`, `recv…`) take no address.
+"""
 
 REFUSED_WITHOUT_NAMESPACES = (
     "mount",
@@ -184,7 +182,7 @@ def _built(machine: Architecture, network: bool, namespaces_denied: bool, tracin
         refused += REFUSED_WITHOUT_NETWORK
         examined += [
             (("socket", "socketpair"), _examine_socket),
-            (("getpeername",), lambda code: code.leave(NO_SOCKET)),
+            (("sendto",), _examine_no_address),
         ]
     elif namespaces_denied:
         examined += [(("socketpair",), _examine_pair), (("socket",), _examine_no_unix)]
@@ -299,6 +297,14 @@ def _examine_socket(code: Assembler) -> None:
     _load_argument(code, 0)
     code.if_equal(_AF_UNIX, otherwise="refuse")
     _examine_type(code)
+
+
+def _examine_no_address(code: Assembler) -> None:
+    """Of `sendto`: only without an address, which is a pointer of 64 bits; its length means nothing then."""
+    for upper in (False, True):
+        _load_argument(code, 4, upper=upper)
+        code.if_equal(0, otherwise="refuse")
+    code.leave(ALLOW)
 
 
 def _examine_pair(code: Assembler) -> None:

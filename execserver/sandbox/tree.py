@@ -113,6 +113,14 @@ class Tree:
             if access is Access.WRITE and path in self._places and self._places[path].is_folder
         ]
 
+    def readable_folders(self) -> list[str]:
+        """The folders that rules, or the lack of rules, make readable at least."""
+        return [
+            path
+            for path, access in self._access.items()
+            if access is not Access.DENY and (path == "/" or self._places[path].is_folder)
+        ]
+
     def add_masks(self, own: OwnThings) -> None:
         """Cover things whatever entries say of them. Entries for deeper paths still hold."""
         for path in (*own.folders, *own.files):

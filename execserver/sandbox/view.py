@@ -220,7 +220,7 @@ class _Looker:
             return False
         raise refused(
             f"{rule.path} leads through the symbolic link {link}, and nothing can keep a command from "
-            "replacing it: name what it leads to",
+            f"replacing it: name what it leads to, {place.path}",
             _ENTRIES,
         )
 
@@ -259,13 +259,17 @@ class _Looker:
         folders = self._tree.writable_folders()
         if self._needs.cwd is not None:
             folders.append(self._needs.cwd)
+        # `fs/*` looks at the pattern for every path, and so it has to hold wherever commands may read.
+        readable = [*folders, *self._tree.readable_folders()]
+        if self._policy.minimal:
+            readable += PLATFORM_FOLDERS
         for glob in self._policy.globs:
             found = globs.expand(
                 glob.pattern,
-                folders,
+                readable if glob.access is Access.DENY else folders,
                 self._policy.glob_depth,
                 budget,
-                unlistable=glob.access is Access.DENY,
+                denies=glob.access is Access.DENY,
             )
             for path in found:
                 # A link that matches stands for what it leads to; for a grant only where it can be trusted.

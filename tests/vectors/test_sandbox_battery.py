@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.sandbox.host import Host
@@ -23,6 +25,10 @@ WORDS = (
 )
 SIGSYS = 128 + 31
 
+ON_A_PAIR = re.compile(r"socket\.socketpair\(\); a\.(send|getsockopt)\(")
+"""Denied by the reference, and allowed here on purpose (C23 of `docs/protocol.md`): threads of asyncio and
+children of Node live on it."""
+
 
 @pytest.mark.parametrize("policy", sorted(PERMISSIONS))
 def test_policy_lets_programs_run_at_all(host: Host, policy: str) -> None:
@@ -39,7 +45,8 @@ def test_policies_of_the_file_are_the_ones_we_know() -> None:
 @pytest.mark.parametrize("case", VECTORS.cases, ids=VECTORS.ids(lambda case: str(case["id"])))
 def test_act_ends_as_expected(host: Host, case: Json) -> None:
     verdict = act(host, case)
-    assert ("allowed" if verdict.allowed else "denied") == case[COLUMN], verdict.done
+    expected = "allowed" if ON_A_PAIR.search(case["script"]) else case[COLUMN]
+    assert ("allowed" if verdict.allowed else "denied") == expected, verdict.done
     done = verdict.done
     says_so = any(word in done.output.lower() for word in WORDS) or done.exit_code == SIGSYS
     assert done.denied is (case["policy"] != "none" and done.exit_code != 0 and says_so), done

@@ -52,13 +52,8 @@ WITHOUT_NETWORK: dict[str, tuple[int, ...]] = {
     "accept4": (-1,),
     "bind": (-1,),
     "listen": (-1,),
-    "getsockname": (-1,),
-    "shutdown": (-1,),
-    "sendto": (-1,),
-    "sendmmsg": (-1,),
-    "recvmmsg": (-1,),
-    "getsockopt": (-1,),
-    "setsockopt": (-1,),
+    "sendto an address": (-1, 0, 0, 0, 0x1000),
+    "sendto an address with upper bits only": (-1, 0, 0, 0, HIGH),
     "socket INET": (INET, STREAM),
     "socket INET with upper bits": (INET | HIGH, STREAM),
     "socket INET datagram": (INET, DGRAM),
@@ -110,21 +105,43 @@ UNIX_DATAGRAMS: dict[str, tuple[int, ...]] = {
     "socketpair UNIX datagram": (UNIX, DGRAM),
 }
 NOT_THERE: dict[str, tuple[int, ...]] = {"clone3": ()}
-NO_SOCKETS: dict[str, tuple[int, ...]] = {"getpeername": (-1,)}
+PAIRS: dict[str, tuple[int, ...]] = {
+    "sendto": (-1,),
+    "sendmsg": (-1,),
+    "recvfrom": (-1,),
+    "recvmsg": (-1,),
+    "shutdown": (-1,),
+    "getsockname": (-1,),
+    "getpeername": (-1,),
+    "getsockopt": (-1,),
+    "setsockopt": (-1,),
+}
+"""Of a descriptor that is none."""
 HARMLESS: dict[str, tuple[int, ...]] = {
     "ioctl FIONREAD": (-1, FIONREAD),
     "pidfd_open 2": (0x7FFFFFFF, 1 << 30),
     "prlimit64 to read": (0x7FFFFFFF, 0, 0, 0),
     "unshare FS": (CLONE_FS,),
 }
+OF_PAIRS = {
+    "x86_64": {
+        "sendmsg": 46, "recvfrom": 45, "recvmsg": 47, "shutdown": 48, "getsockname": 51, "getpeername": 52,
+        "getsockopt": 55, "setsockopt": 54,
+    },
+    "aarch64": {
+        "sendmsg": 211, "recvfrom": 207, "recvmsg": 212, "shutdown": 210, "getsockname": 204,
+        "getpeername": 205, "getsockopt": 209, "setsockopt": 208,
+    },
+}  # fmt: skip
+"""Numbers that no filter names."""
 CALLS = (
     *(ALWAYS, OTHER_PROCESSES, WITHOUT_NETWORK, UNIX_DATAGRAMS, PACKETS, VSOCKETS),
-    *(WITHOUT_NAMESPACES, OF_OTHERS, NOT_THERE, NO_SOCKETS, UNIX_SOCKETS, HARMLESS),
+    *(WITHOUT_NAMESPACES, OF_OTHERS, NOT_THERE, PAIRS, UNIX_SOCKETS, HARMLESS),
 )
 
 
 def main() -> None:
-    numbers = ARCHITECTURES[platform.machine()].numbers
+    numbers = {**ARCHITECTURES[platform.machine()].numbers, **OF_PAIRS[platform.machine()]}
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     if len(sys.argv) > 1:

@@ -23,8 +23,8 @@ from execserver.sandbox import globs
 from execserver.sandbox.globs import Budget, expand, folder_of, matcher, matches, refuse_denied, require_few
 
 
-def found(pattern: str, *folders: str, depth: int | None = None, unlistable: bool = False) -> list[str]:
-    return sorted(expand(pattern, folders, depth, Budget(), unlistable=unlistable))
+def found(pattern: str, *folders: str, depth: int | None = None, denies: bool = False) -> list[str]:
+    return sorted(expand(pattern, folders, depth, Budget(), denies=denies))
 
 
 def make(base: Path, *names: str) -> list[str]:
@@ -346,10 +346,14 @@ def test_a_pattern_is_searched_below_what_stands_before_its_first_special_charac
     assert folder_of(pattern) == folder
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(pattern=_patterns, path=_some_paths)
 def test_all_matches_lie_in_the_folder_of_the_pattern(pattern: str, path: str) -> None:
-    if matcher(pattern).fullmatch(path):
+    try:
+        compiled = matcher(pattern)
+    except InvalidRequest:
+        reject()  # too many braces
+    if compiled.fullmatch(path):
         assert path.startswith(folder_of(pattern).rstrip("/") + "/")
 
 
@@ -374,11 +378,119 @@ def test_a_folder_that_matches_is_not_searched_any_further(base: Path) -> None:
     assert found(f"{base}/**/*.d") == [f"{base}/x.d"]
 
 
-def test_links_are_found_and_not_followed(base: Path) -> None:
+def test_links_are_found_and_for_grants_not_followed(base: Path) -> None:
     make(base, "real/a.key")
     (base / "link").symlink_to("real")
     (base / "b.key").symlink_to("/nowhere")
     assert found(f"{base}/**/*.key") == [f"{base}/b.key", f"{base}/real/a.key"]
+
+
+def denied(pattern: str, *folders: str, depth: int | None = None) -> list[str]:
+    """Where the matches of a denying pattern lie."""
+    return sorted({os.path.realpath(path) for path in found(pattern, *folders, depth=depth, denies=True)})
+
+
+def test_denials_follow_links_to_folders_by_chains_and_two_dots(base: Path) -> None:
+    expected = make(base, "out/deep/.env", "far/.env")
+    (base / "w/sub").mkdir(parents=True)
+    (base / "hop").symlink_to("out")
+    (base / "w/chain").symlink_to(base / "hop")
+    (base / "w/sub/up").symlink_to("../../far")
+    assert denied(f"{base}/w/**/.env") == sorted(expected)
+    assert found(f"{base}/w/**/.env") == []
+
+
+@pytest.mark.parametrize("text", ["{out}/.env", "../out/.env", "hop", "{out}/dotted/../.env"])
+def test_a_link_is_denied_by_the_names_that_it_leads_to(base: Path, text: str) -> None:
+    secret, _ = make(base, "out/.env", "out/dotted/x")
+    (base / "w").mkdir()
+    (base / "w/hop").symlink_to("../out/.env")
+    (base / "w/notes").symlink_to(text.format(out=base / "out"))
+    assert denied(f"{base}/w/note{{s,}}/**") == []
+    assert denied(f"{base}/w/*.env") == [secret]
+    assert denied(f"{base}/w/**/.env") == [secret]
+
+
+def test_a_folder_is_denied_by_the_name_that_a_link_leads_to(base: Path) -> None:
+    key, other = make(base, "out/.ssh/id", "out/open/id")
+    (base / "w").mkdir()
+    (base / "w/keys").symlink_to(base / "out/.ssh")
+    (base / "w/open").symlink_to(base / "out/open")
+    assert denied(f"{base}/w/**/.ssh/**") == [key]
+    assert denied(f"{base}/w/.ss?/*") == [key]
+    assert denied(f"{base}/w/keys/*") == [key]
+    assert denied(f"{base}/w/*/id") == sorted([key, other])
+
+
+def test_links_in_circles_end_and_hide_nothing(base: Path) -> None:
+    expected = make(base, "w/a/.env", "out/b/.env")
+    for name, text in {"w/self": ".", "w/a/up": "..", "w/out": "../out", "out/back": "../w"}.items():
+        (base / name).symlink_to(text)
+    assert denied(f"{base}/w/**/.env") == sorted(expected)
+    assert denied(f"{base}/w/*/*/*/.env") == sorted(expected)
+
+
+def test_a_folder_is_searched_again_for_what_may_match_by_another_path(base: Path) -> None:
+    (secret,) = make(base, "w/a/secret/x.key")
+    (base / "w/link").symlink_to("a")
+    (base / "w/b").mkdir()
+    (base / "w/b/inner").symlink_to("../a/secret")
+    assert denied(f"{base}/w/link/secret/*.key") == [secret]
+    assert denied(f"{base}/w/b/**/*.key") == [secret]
+    assert denied(f"{base}/w/{{a/none,b/inner}}/*.key") == [secret]
+
+
+def test_links_that_lead_nowhere_or_into_proc_are_passed_over(base: Path) -> None:
+    (secret,) = make(base, "w/.env")
+    for name, text in {
+        "gone": "/none",
+        "loop": "loop",
+        "cwd": "/proc/self/cwd",
+        "fd": "/dev/fd",
+        "other": "/proc/1/cwd",
+    }.items():
+        (base / "w" / name).symlink_to(text)
+    assert denied(f"{base}/w/**/.env") == [secret]
+
+
+def test_the_depth_counts_folders_behind_links_too(base: Path) -> None:
+    one, two = make(base, "out/k", "out/a/k")
+    (base / "w/x/y").mkdir(parents=True)
+    (base / "w/x/y/deep").symlink_to(base / "out")
+    assert denied(f"{base}/w/**/k", depth=3) == []
+    assert denied(f"{base}/w/**/k", depth=4) == [one]
+    assert denied(f"{base}/w/**/k", depth=5) == sorted([one, two])
+    (base / "w/near").symlink_to(base / "out")  # The shorter way counts.
+    assert denied(f"{base}/w/**/k", depth=2) == [one]
+
+
+def test_a_link_to_too_much_is_an_error_that_names_it_and_the_pattern(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(base, *(f"out/{number}" for number in range(20)), "w/x")
+    (base / "w/link").symlink_to("../out")
+    monkeypatch.setattr(globs, "MAX_SCANNED", 19)
+    pattern = f"{base}/w/**/none"
+    with pytest.raises(InvalidRequest) as refusal:
+        denied(pattern)
+    assert f"or remove the symbolic link {base}/w/link (the pattern is {pattern!r})" in str(refusal.value)
+    (base / "w/link").unlink()
+    assert denied(pattern) == []
+
+
+@settings(deadline=None, max_examples=600)
+@given(pattern=st.one_of(_patterns, _any_patterns), path=_some_paths)
+@example("/a{/**/,}b", "/a/b")
+@example("/a/{**,b}/b", "/a/b/b")
+@example("/{a/,}**/b", "/a/a/b")
+def test_names_one_by_one_match_as_the_whole_path_does(pattern: str, path: str) -> None:
+    try:
+        expected = matcher(pattern).fullmatch(path) is not None
+    except InvalidRequest:
+        reject()
+    names = globs._Names(pattern)
+    matches = names.matching(names.of_folder(os.path.dirname(path)))
+    assert (matches(os.path.basename(path)) is not None) is expected
 
 
 def test_the_depth_is_counted_from_the_patterns_own_folder(base: Path) -> None:
@@ -399,7 +511,7 @@ def test_a_folder_that_is_missing_or_none_has_no_matches(base: Path) -> None:
     make(base, "file")
     (base / "loop").symlink_to("loop")
     for name in ("missing", "file", "loop"):
-        assert found(f"{base}/{name}/*", unlistable=True) == []
+        assert found(f"{base}/{name}/*", denies=True) == []
 
 
 def test_no_more_is_looked_at_than_can_match(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,7 +579,7 @@ def too_deep(base: Path) -> Iterator[Path]:
 
 def test_what_is_too_deep_for_a_path_is_an_error_and_not_passed_over(too_deep: Path) -> None:
     with pytest.raises(InvalidRequest, match="paths are too long; remove these folders"):
-        found(f"{too_deep}/**/.env", unlistable=True)
+        found(f"{too_deep}/**/.env", denies=True)
 
 
 def test_too_many_folders_in_each_other_are_an_error_that_says_what_to_do(base: Path) -> None:
@@ -522,7 +634,7 @@ def ordinary() -> Iterator[Path]:
 def test_a_folder_that_its_owner_has_closed_counts_as_a_match_for_a_denial(ordinary: Path) -> None:
     make(ordinary, "hidden/.env")
     (ordinary / "hidden").chmod(0)
-    assert found(f"{ordinary}/**/.env", unlistable=True) == [f"{ordinary}/hidden"]
+    assert found(f"{ordinary}/**/.env", denies=True) == [f"{ordinary}/hidden"]
     assert found(f"{ordinary}/**/.env") == []
 
 
@@ -533,7 +645,7 @@ def test_a_folder_that_another_user_has_closed_does_not(ordinary: Path) -> None:
     make(ordinary, "hidden/.env")
     (ordinary / "hidden").chmod(0)
     os.seteuid(65534)
-    assert found(f"{ordinary}/**/.env", unlistable=True) == []
+    assert found(f"{ordinary}/**/.env", denies=True) == []
 
 
 def test_compiled_patterns_are_whole_expressions() -> None:

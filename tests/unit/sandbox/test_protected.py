@@ -142,7 +142,7 @@ def test_an_entry_for_one_that_is_a_link_lifts_its_protection_as_the_refusal_say
 ) -> None:
     (base / "dotfiles").mkdir()
     (ws / name).symlink_to(base / "dotfiles")
-    with pytest.raises(InvalidRequest, match="or add an entry with access `write` for it"):
+    with pytest.raises(InvalidRequest, match=f"or add an entry with access `write` for {ws}/{name}"):
         rig.look(workspace(ws))
     # What a link leads to that can be replaced is not granted with it.
     rig.run(workspace(ws, (ws / name, WRITE)), f"echo 1 > {ws}/n; echo 1 > {ws}/{name}/n")

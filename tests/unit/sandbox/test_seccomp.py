@@ -11,7 +11,6 @@ from execserver.sandbox.seccomp_numbers import ARCHITECTURES
 from tests.unit.sandbox import bpf
 
 ALLOWED, REFUSED, NOT_IMPLEMENTED, KILLED = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-NO_SOCKET = 0x00050058
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 AUDIT_I386, AUDIT_ARM = 0x40000003, 0x40000028
 MACHINES = ("x86_64", "aarch64")
@@ -63,9 +62,10 @@ PRIORITIES = {
     "ioprio_set": (1, 0),
 }
 """And the arguments by which a thread names itself."""
-SOCKETS = (
-    "connect", "accept", "accept4", "bind", "listen", "getsockname", "shutdown", "sendto",
-    "sendmmsg", "recvmmsg", "getsockopt", "setsockopt",
+SOCKETS = ("connect", "accept", "accept4", "bind", "listen")
+PAIRS = (
+    "getsockname", "getpeername", "shutdown", "sendmsg", "sendmmsg", "recvmsg", "recvmmsg", "recvfrom",
+    "getsockopt", "setsockopt",
 )  # fmt: skip
 MOUNTS = (
     "mount", "umount2", "pivot_root", "move_mount", "open_tree", "open_tree_attr", "fsopen", "fsmount",
@@ -290,12 +290,25 @@ def test_threads_forks_and_own_copies_are_made_as_ever(machine: str) -> None:
         assert verdict(machine, OFFLINE_ALONE, "unshare", flags) == ALLOWED
 
 
-def test_without_the_network_descriptors_are_said_to_be_no_sockets_when_their_peer_is_asked(
-    machine: str,
-) -> None:
-    for program in (OFFLINE, OFFLINE_ALONE):
-        assert verdict(machine, program, "getpeername") == NO_SOCKET
-    assert verdict(machine, ONLINE, "getpeername") == ALLOWED
+@pytest.mark.parametrize("which", FILTERS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_the_ends_of_a_pair_need_is_always_allowed(machine: str, which: Filter, name: str) -> None:
+    assert verdict(machine, which, name, 3, 0x1000, 1, 0, 0x1000, 16) == ALLOWED
+
+
+@pytest.mark.parametrize("address", [1, 0x1000, 1 << 31, 1 << 32, 0x7FFF_0000_0000, HIGH])
+def test_without_the_network_nothing_is_sent_to_an_address(machine: str, address: int) -> None:
+    for length in (0, 16):
+        for which in OFFLINES:
+            assert verdict(machine, which, "sendto", 3, 0x1000, 1, 0, address, length) == REFUSED
+        for which in ONLINES:
+            assert verdict(machine, which, "sendto", 3, 0x1000, 1, 0, address, length) == ALLOWED
+
+
+@pytest.mark.parametrize("which", FILTERS)
+def test_a_call_of_send_has_no_address_and_is_allowed(machine: str, which: Filter) -> None:
+    for length in (0, 16, HIGH):
+        assert verdict(machine, which, "sendto", 3, 0x7FFF_0000_1000, 1, 0x4000, 0, length) == ALLOWED
 
 
 def test_clone3_is_said_not_to_exist_so_that_clone_is_used(machine: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from execserver.protocol.errors import InvalidRequest
-from execserver.sandbox import view
+from execserver.sandbox import globs, view
 from execserver.sandbox.options import OwnThings, executed, socket_addresses
 from execserver.sandbox.policy import Access, Glob, Policy, Rule
 from execserver.sandbox.view import Bind, Hollow, Mask, Needs, View, look
@@ -703,16 +703,26 @@ def test_a_pattern_grants_nothing_through_a_planted_link(rig: Rig, ws: Path, out
     assert (out / "secret").read_text() == "what nobody may see\n"
 
 
-def test_a_pattern_without_a_folder_is_looked_for_in_workspaces_and_the_working_directory(
+def test_a_pattern_without_a_folder_is_looked_for_wherever_it_may_be_read(
     rig: Rig, ws: Path, out: Path
 ) -> None:
     (ws / "x.key").write_text("")
     (out / "x.key").write_text("")
-    view = rig.look(policy(("/", READ), (ws, WRITE), globs=[deny("/**/*.key")]), cwd=str(out))
+    limits = policy((out, READ), (ws, WRITE), minimal=True, globs=[deny("/**/x.key")])
+    view = rig.look(limits, cwd=None)
     assert mounts_at(view, ws / "x.key")
     assert mounts_at(view, out / "x.key")
-    view = rig.look(policy(("/", READ), (ws, WRITE), globs=[deny("/**/*.key")]), cwd=None)
-    assert not mounts_at(view, out / "x.key")
+
+
+def test_a_pattern_that_would_have_to_be_looked_for_everywhere_is_refused_with_the_way_out(
+    rig: Rig, ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(globs, "MAX_SCANNED", 2000)
+    limits = policy(("/", READ), (ws, WRITE), globs=[deny("/**/x.key")])
+    with pytest.raises(InvalidRequest, match=r"set glob_scan_max_depth.*the pattern is '/\*\*/x.key'"):
+        rig.look(limits)
+    limits = policy(("/", READ), (ws, WRITE), globs=[deny("/**/x.key")], glob_depth=1)
+    rig.look(limits)
 
 
 # -- places that a sandbox has of its own
