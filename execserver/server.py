@@ -29,6 +29,7 @@ from execserver.credentials import Credentials
 from execserver.fault_points import reach
 from execserver.filesystem import mounts, worker_pool
 from execserver.filesystem.blocking import run_in_background
+from execserver.filesystem.small import SmallFiles
 from execserver.folders import FolderError, state_folder
 from execserver.host import Host
 from execserver.loading import LOADER
@@ -446,10 +447,10 @@ class Server:
         loop.add_reader(table.fileno(), table.refresh)
         # The kernel tells of each change once; the registration may have taken one.
         loop.call_later(1, table.refresh)
-        confinement = filesystem.FileConfinement(
-            self._make_workers(executor, lambda: table.can_hang), self._host.environment.get("TMPDIR")
-        )
-        return filesystem.handlers(table, confinement, self._make_edits)
+        small = SmallFiles(table)
+        workers = self._make_workers(executor, lambda: table.can_hang)
+        confinement = filesystem.FileConfinement(workers, self._host.environment.get("TMPDIR"), small)
+        return filesystem.handlers(table, small, confinement, self._make_edits)
 
     def _make_workers(self, executor: Executor, can_hang: Callable[[], bool]) -> worker_pool.WorkerPool:
         launcher = worker_launch.WorkerLauncher(self._sandboxes, executor.service_tag)

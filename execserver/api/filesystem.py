@@ -81,9 +81,13 @@ class FileConfinement(msgspec.Struct, frozen=True):
     tmpdir: str | None
     """The daemon's `TMPDIR`, which the role `tmpdir` stands for."""
 
+    small: SmallFiles
+    """Reads and writes small files that a worker has opened."""
+
 
 def handlers(
     mounts: MountTable,
+    small: SmallFiles,
     confinement: FileConfinement | None = None,
     edits: Callable[[], Edits] | None = None,
 ) -> dict[str, Handler]:
@@ -91,10 +95,10 @@ def handlers(
 
     Args:
         mounts: kept up to date by the caller (`MountTable.fileno`).
+        small: does small operations at once, by the same table.
         confinement: None refuses every sandbox that limits files.
         edits: gives what carries out `fs/applyEdits`; None refuses it.
     """
-    small = SmallFiles(mounts)
     return {
         "fs/readFile": partial(read_file, small, confinement),
         "fs/writeFile": partial(write_file, small, confinement),
@@ -389,7 +393,8 @@ def _confined(
         return None
     assert confinement is not None
     requests = caller.own(ConfinedRequests, ConfinedRequests)
-    return ConfinedFiles(confinement.pool, policy, requests, _calls(caller), _descriptors(caller))
+    calls, descriptors = _calls(caller), _descriptors(caller)
+    return ConfinedFiles(confinement.pool, policy, requests, calls, descriptors, confinement.small)
 
 
 def _policy(confinement: FileConfinement | None, sandbox: SandboxContext | None) -> Policy | None:

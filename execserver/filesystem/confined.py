@@ -21,8 +21,9 @@ from execserver.filesystem.digest import digest_opened
 from execserver.filesystem.files import HandleMode
 from execserver.filesystem.listing import entries_json, entries_of, seen_of, walk_json
 from execserver.filesystem.opening import require_regular
-from execserver.filesystem.reading import LargeFile, begin_reading_opened
+from execserver.filesystem.reading import LargeFile, begin_reading_opened, check_reply_size
 from execserver.filesystem.replacing import Attributes
+from execserver.filesystem.small import SmallFiles
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.worker_link import Adopt, Answer
 from execserver.filesystem.worker_pool import WorkerPool
@@ -75,8 +76,10 @@ class ConfinedFiles:
         requests: ConfinedRequests,
         calls: BlockingCalls,
         descriptors: Descriptors,
+        small: SmallFiles,
     ) -> None:
         self._pool = pool
+        self._small = small
         self._policy = policy
         self._requests = requests
         self._calls = calls
@@ -85,6 +88,15 @@ class ConfinedFiles:
     async def begin_reading(self, path: str, max_reply_bytes: int | None) -> bytes | LargeFile:
         """See `Files`."""
         descriptor = await self._open_to_read(path)
+        try:
+            content = self._small.read_opened(descriptor)
+        except BaseException:
+            self._descriptors.release(descriptor)
+            raise
+        if content is not None:
+            self._descriptors.release(descriptor)
+            check_reply_size(len(content), max_reply_bytes)
+            return content
         return await self._calls.run(
             begin_reading_opened, descriptor, path, max_reply_bytes, self._descriptors
         )
@@ -96,7 +108,15 @@ class ConfinedFiles:
         else:
             content = await self._calls.run(check_content, text)
         descriptor = await self._open("open_to_write", path)
-        await self._calls.run(_write, descriptor, content, self._descriptors)
+        try:
+            written = self._small.write_opened(descriptor, content)
+        except BaseException:
+            self._descriptors.release(descriptor)
+            raise
+        if written:
+            self._descriptors.release(descriptor)
+        else:
+            await self._calls.run(_write, descriptor, content, self._descriptors)
 
     async def open(self, path: str, mode: HandleMode, permissions: int | None = None) -> Descriptor:
         """See `Files`."""

@@ -22,11 +22,12 @@ from time import perf_counter
 
 import pybase64
 
+from execserver.filesystem.descriptors import Descriptor
 from execserver.filesystem.directories import entry_kind
 from execserver.filesystem.listing import entries_json
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.opening import open_to_read
-from execserver.filesystem.writing import write_file
+from execserver.filesystem.writing import Content, write_file, write_opened
 from execserver.protocol.errors import file_error
 
 MOST_BYTES = 64 << 10
@@ -44,12 +45,12 @@ REST_SECONDS = 1.0
 OUTSIDE = "/proc/"
 """Below it are the roots of other processes, with mounts that are not in our table."""
 
-# EAGAIN: not in the page cache, or a lease is to be broken. EOPNOTSUPP: this file system cannot tell.
+# EAGAIN: not in the page cache. EOPNOTSUPP: this file system cannot tell.
 _ASK_A_THREAD = frozenset({errno.EAGAIN, errno.EOPNOTSUPP})
 
 
 class SmallFiles:
-    """The small operations. For one thread.
+    """The small operations: of paths, and of files that an fs worker has opened. For one thread.
 
     Args:
         mounts: kept up to date by its owner.
@@ -75,18 +76,32 @@ class SmallFiles:
         try:
             number, status = open_to_read(path)
             try:
-                if not 0 < status.st_size <= MOST_BYTES:  # the files of /sys do not report their size
-                    return None
-                data = self._cached(number, status)
+                return self._cached(number, status)
             finally:
                 os.close(number)
+        except BlockingIOError:  # a lease is to be broken
+            return None
         except OSError as error:
-            if error.errno in _ASK_A_THREAD:
-                return None
             raise file_error(error) from None
         finally:
             self._end("read")
-        return None if data is None else pybase64.b64encode(data)
+
+    def read_opened(self, descriptor: Descriptor) -> bytes | None:
+        """The same of an open file.
+
+        Raises:
+            RpcError: it cannot be read, or was closed.
+        """
+        if not self._begin("read"):
+            return None
+        try:
+            with descriptor.borrow() as number:
+                status = os.fstat(number)
+                return self._cached(number, status) if stat.S_ISREG(status.st_mode) else None
+        except OSError as error:
+            raise file_error(error) from None
+        finally:
+            self._end("read")
 
     def read_directory(self, path: str) -> bytes | None:
         """The JSON of `listing.read_directory`; None if a thread has to list it.
@@ -137,7 +152,26 @@ class SmallFiles:
             self._end("write")
         return True
 
-    def _begin(self, kind: str, path: str) -> bool:
+    def write_opened(self, descriptor: Descriptor, content: Content) -> bool:
+        """Do `writing.write_opened` with a file that an fs worker has opened; false if a thread has to do it.
+
+        Raises:
+            RpcError: it cannot be written, or was closed.
+        """
+        if content.size > MOST_BYTES or not self._begin("write"):
+            return False
+        try:
+            with descriptor.borrow() as number:
+                if not stat.S_ISREG(os.fstat(number).st_mode):
+                    return False
+                write_opened(number, content)
+        except OSError as error:
+            raise file_error(error) from None
+        finally:
+            self._end("write")
+        return True
+
+    def _begin(self, kind: str, path: str = "") -> bool:
         """Whether this thread may do it."""
         if self._mounts.can_hang or path.startswith(OUTSIDE):
             return False
@@ -153,12 +187,16 @@ class SmallFiles:
             self._slow_until[kind] = now + REST_SECONDS
 
     def _cached(self, number: int, status: os.stat_result) -> bytes | None:
-        """The whole content, if the page cache has it."""
+        """The whole content in base64, if it is small and the page cache has it."""
         size = status.st_size
-        if status.st_dev in self._mounts.in_memory:
-            data = os.pread(number, size, 0)
-        else:
-            buffer = bytearray(size)
-            read = os.preadv(number, [buffer], 0, os.RWF_NOWAIT)
-            data = bytes(buffer) if read == size else b""
-        return data if len(data) == size else None
+        if not 0 < size <= MOST_BYTES:  # the files of /sys do not report their size
+            return None
+        buffer = bytearray(size)
+        flags = 0 if status.st_dev in self._mounts.in_memory else os.RWF_NOWAIT
+        try:
+            read = os.preadv(number, [buffer], 0, flags)
+        except OSError as error:
+            if error.errno in _ASK_A_THREAD:
+                return None
+            raise
+        return pybase64.b64encode(buffer) if read == size else None

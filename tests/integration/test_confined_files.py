@@ -16,6 +16,7 @@ import uvloop
 
 from execserver.api.filesystem import FileConfinement
 from execserver.filesystem.mounts import MountTable
+from execserver.filesystem.small import SmallFiles
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.fsworker.interpreter import interpreter_paths
 from execserver.fsworker.process import WorkerProcess
@@ -62,7 +63,7 @@ def launcher() -> BareLauncher:
 @pytest.fixture
 async def caller(launcher: BareLauncher, mounts: MountTable) -> AsyncIterator[StubCaller]:
     pool = WorkerPool(launcher)
-    connection = StubCaller(mounts, FileConfinement(pool, None))
+    connection = StubCaller(mounts, FileConfinement(pool, None, SmallFiles(mounts)))
     yield connection
     connection.close()
     await pool.close()
@@ -311,7 +312,7 @@ async def test_a_view_with_the_interpreter_alone_is_enough_for_a_worker(
         )
 
     pool = WorkerPool(launch)
-    caller = StubCaller(mounts, FileConfinement(pool, None))
+    caller = StubCaller(mounts, FileConfinement(pool, None, SmallFiles(mounts)))
     sandbox = _sandbox(workspace)
     try:
         await caller.call("fs/writeFile", path=workspace / "new", dataBase64="QUJD", sandbox=sandbox)
@@ -341,7 +342,7 @@ async def test_a_sandbox_that_cannot_be_made_runs_nothing(mounts: MountTable, wo
         return confined(["--ro-bind", "/does/not/exist", "/"])
 
     pool = WorkerPool(launch)
-    caller = StubCaller(mounts, FileConfinement(pool, None))
+    caller = StubCaller(mounts, FileConfinement(pool, None, SmallFiles(mounts)))
     try:
         with pytest.raises(InvalidRequest, match=r"^failed to prepare process sandbox: .*bwrap: .*exist"):
             await caller.call(

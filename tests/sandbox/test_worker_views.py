@@ -17,6 +17,8 @@ import pytest
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
 from execserver.filesystem.descriptors import Descriptors
+from execserver.filesystem.mounts import MountTable
+from execserver.filesystem.small import SmallFiles
 from execserver.filesystem.worker_pool import PoolTimes, WorkerPool
 from execserver.fsworker.process import WorkerProcess
 from execserver.membership import children_of
@@ -190,6 +192,7 @@ class Scene:
         self.pool = WorkerPool(self.launcher, can_hang=lambda: can_hang, times=PoolTimes(brief=60.0))
         self._calls, self._descriptors = BlockingCalls(), Descriptors()
         self._requests = ConfinedRequests()
+        self._mounts = MountTable()
 
     def fill(self) -> None:
         """Make all protected names, with something in them."""
@@ -205,7 +208,8 @@ class Scene:
         await self._confined(self.policy).remove(str(path), recursive=False, force=False)
 
     def _confined(self, policy: Policy) -> ConfinedFiles:
-        return ConfinedFiles(self.pool, policy, self._requests, self._calls, self._descriptors)
+        small = SmallFiles(self._mounts)
+        return ConfinedFiles(self.pool, policy, self._requests, self._calls, self._descriptors, small)
 
     async def is_refused(self, path: Path) -> bool:
         with pytest.raises(RpcError) as caught:
@@ -223,6 +227,7 @@ class Scene:
         self._calls.close()
         self._descriptors.close()
         await self.pool.close(seconds=30)
+        self._mounts.close()
         self.sandboxes.close()
 
 

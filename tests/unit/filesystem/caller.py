@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from execserver.api.filesystem import FileConfinement, handlers
 from execserver.filesystem.mounts import MountTable
+from execserver.filesystem.small import SmallFiles
 from execserver.protocol.methods import METHODS
 from execserver.protocol.path_uri import path_to_uri
 from execserver.rpc.handlers import Caller, Closable, Encoded, Result, StreamedResult
@@ -25,7 +26,7 @@ class StubCaller:
         self.extensions = False
         self.max_reply_bytes: int | None = None
         self.notifications: asyncio.Queue[tuple[str, Mapping[str, Any]]] = asyncio.Queue()
-        self._handlers = handlers(mounts, confinement)
+        self._handlers = handlers(mounts, SmallFiles(mounts), confinement)
         self._owned: dict[type[Any], Closable] = {}
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:

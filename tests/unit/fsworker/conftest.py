@@ -15,6 +15,8 @@ from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
 from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.files import DirectFiles
+from execserver.filesystem.mounts import MountTable
+from execserver.filesystem.small import SmallFiles
 from execserver.filesystem.worker_pool import WorkerPool
 from execserver.sandbox.policy import Policy
 from tests.support.fs_workers import BareLauncher
@@ -33,15 +35,18 @@ class Connection:
         self.calls = BlockingCalls()
         self.descriptors = Descriptors()
         self.requests = ConfinedRequests()
+        self.mounts = MountTable()
         self.direct = DirectFiles(self.calls, self.descriptors)
 
     def confined(self, pool: WorkerPool, policy: Policy) -> ConfinedFiles:
-        return ConfinedFiles(pool, policy, self.requests, self.calls, self.descriptors)
+        small = SmallFiles(self.mounts)
+        return ConfinedFiles(pool, policy, self.requests, self.calls, self.descriptors, small)
 
     def close(self) -> None:
         self.requests.close()
         self.calls.close()
         self.descriptors.close()
+        self.mounts.close()
 
 
 @pytest.fixture
