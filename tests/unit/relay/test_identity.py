@@ -17,7 +17,7 @@ from execserver.relay.key_files import load_key_pair
 from execserver.relay.keys import KeyPair
 from execserver.relay.remote_options import RemoteOptions, options_of_service
 from execserver.transports.authentication import ConfigurationError
-from tests.support.mounts import Mount, mounting
+from tests.support.mounts import NO_FUSE, Mount, can_hang, mounting
 
 PLACE = RemoteOptions(remote="https://registry", environment_id="box")
 VARIABLE = {"EXECSERVER_REMOTE_TOKEN": " from-variable "}
@@ -75,6 +75,8 @@ async def test_the_token_of_stdin_outlives_the_server(tmp_path: Path, memory: in
 async def test_a_file_that_does_not_answer_is_given_up(
     tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, mount: Mount
 ) -> None:
+    if not can_hang():
+        pytest.skip(NO_FUSE)
     (tmp_path / "token").write_text("x")
     identity = make(replace(PLACE, remote_token_file="token"), tmp_path, memory, {})
     (tmp_path / "token").unlink()
