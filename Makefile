@@ -101,7 +101,7 @@ second-tests: setup
 BACKGROUND = tests/unit/test_trust.py tests/unit/supervisor tests/unit/processes/test_inside.py \
 	tests/unit/sandbox/test_state_folder.py tests/integration/supervisor tests/integration/commands \
 	$(addprefix tests/integration/client/,test_quickstart.py test_stdio.py test_sync.py) \
-	-k '(signal or interrupt or nohup or hangup or ctrl or ignored or trust or state) and not any_line'
+	-k '(signal or interrupt or nohup or hangup or ctrl or ignored or trust or state or background) and not any_line'
 
 background-tests: setup
 	$(BIN)/python -m tests.background $(BACKGROUND)
