@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -112,17 +113,13 @@ def test_coroutine_functions_are_told_apart_as_inspect_does(value: object) -> No
     assert is_coroutine_function(value) == inspect.iscoroutinefunction(value)
 
 
-def test_a_module_that_is_put_off_may_be_used_in_the_middle_of_an_import() -> None:
+def test_a_module_that_is_put_off_may_be_used_in_the_middle_of_an_import(tmp_path: Path) -> None:
     # One thread imports a module that uses `platform`, the other has the loader and imports the same module.
     program = """
-import pathlib, tempfile, threading
+import threading
 from importlib import import_module
 from execserver.loading import LOADER
-folder = tempfile.mkdtemp()
-pathlib.Path(folder, "circle.py").write_text(
-    "import builtins, platform\\nbuiltins.begun.set()\\nbuiltins.held.wait(10)\\nplatform.system()\\n"
-)
-sys.path.insert(0, folder)
+sys.path.insert(0, FOLDER)
 import builtins
 builtins.begun, builtins.held = threading.Event(), threading.Event()
 
@@ -136,4 +133,7 @@ threads = [threading.Thread(target=work, daemon=True) for work in both]
 [thread.join(10) for thread in threads]
 print(*(thread.is_alive() for thread in threads))
 """
-    assert output_of(program) == ["False", "False"]
+    (tmp_path / "circle.py").write_text(
+        "import builtins, platform\nbuiltins.begun.set()\nbuiltins.held.wait(10)\nplatform.system()\n"
+    )
+    assert output_of(f"FOLDER = {str(tmp_path)!r}\n{program}") == ["False", "False"]
