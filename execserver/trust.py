@@ -73,7 +73,7 @@ def open_file(path: str, *, secret: bool = False) -> int:
     # O_NONBLOCK: a pipe must not hold the caller.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        check_file(os.path.abspath(path), descriptor, secret=secret)
+        check_file(path, descriptor, secret=secret)
     except BaseException:
         os.close(descriptor)
         raise
@@ -84,10 +84,12 @@ def check_file(path: str, descriptor: int, *, secret: bool = False) -> None:
     """Check an open file, and the way to it; arguments and errors as for `open_file`.
 
     Args:
-        path: absolute.
+        path: see there.
         descriptor: what is checked is what is read from it.
         secret: see there.
     """
+    # Not `abspath`, which takes `link/..` for the folder of the link.
+    path = os.path.join(os.getcwd(), path)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise UntrustedError(f"{path} is no regular file")

@@ -80,7 +80,7 @@ class ClientList:
 
     def _check(self, descriptor: int, status: os.stat_result) -> None:
         try:
-            check_file(os.path.abspath(self._path), descriptor)
+            check_file(str(self._path), descriptor)
         except UntrustedError as error:
             raise ClientListError(
                 f"the list of clients {self._path} decides who may come in: {error}"

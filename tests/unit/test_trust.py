@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,9 @@ from execserver.transports.authentication import (
 from execserver.trust import UntrustedError, check_way, read_file
 from tests.integration.http.certificates import make_authority
 from tests.sandbox_user import NOBODY, NOT_ROOT, REPOSITORY
+
+Use = Callable[[Path], None]
+"""Something that reads a file, or makes one, that decides who may connect."""
 
 
 @pytest.fixture
@@ -116,7 +119,7 @@ REFUSALS = (
 )
 
 
-def file_for(use: object, place: Path) -> Path:
+def file_for(use: Use, place: Path) -> Path:
     path = place / "file"
     if use in (read_tls_key, read_certificate):
         make_authority(place)
@@ -140,9 +143,8 @@ def open_place() -> Iterator[Path]:
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("writable", [".", ".."])
 def test_a_folder_on_the_way_that_others_may_write_is_refused_with_owner_and_mode(
-    use: object, writable: str, place: Path
+    use: Use, writable: str, place: Path
 ) -> None:
-    assert callable(use)
     path = file_for(use, place)
     use(path)  # it works where others only read
     path = file_for(use, place)
@@ -160,8 +162,7 @@ def test_a_folder_on_the_way_that_others_may_write_is_refused_with_owner_and_mod
 
 @pytest.mark.parametrize("use", [*SECRETS, *OPEN_FILES])
 @pytest.mark.parametrize("mode", [0o666, 0o602, 0o620])
-def test_a_file_that_others_may_write_is_refused(use: object, mode: int, place: Path) -> None:
-    assert callable(use)
+def test_a_file_that_others_may_write_is_refused(use: Use, mode: int, place: Path) -> None:
     path = file_for(use, place)
     path.chmod(0o644)
     use(path)
@@ -177,9 +178,8 @@ def test_a_file_that_others_may_write_is_refused(use: object, mode: int, place: 
 @pytest.mark.parametrize("use", SECRETS)
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o640])
 def test_a_secret_that_others_may_read_is_refused_with_the_way_out(
-    use: object, mode: int, open_place: Path
+    use: Use, mode: int, open_place: Path
 ) -> None:
-    assert callable(use)
     path = file_for(use, open_place)
     path.chmod(mode)
     with pytest.raises(
@@ -202,6 +202,22 @@ def test_a_secret_behind_a_link_is_judged_where_it_lies(open_place: Path, place:
     link = open_place / "link"
     link.symlink_to(hidden)
     read_token(link)
+
+
+@pytest.mark.parametrize("use", [*SECRETS, *OPEN_FILES, read_key])
+def test_a_name_with_two_dots_behind_a_link_is_followed_as_the_kernel_does(
+    use: Use, place: Path, tmp_path: Path
+) -> None:
+    """`link/../file` is beside the folder that the link leads to, and not beside the link."""
+    (place / "deeper").mkdir()
+    path = file_for(use, place)
+    (tmp_path / "link").symlink_to(place / "deeper")
+    beside = Path(f"{tmp_path}/link/../file")
+    use(beside)
+    place.chmod(0o777)
+    with pytest.raises(REFUSALS, match=f"folder {place} of .* can be written by others"):
+        use(beside)
+    assert path.exists()
 
 
 def test_a_secret_in_a_folder_that_others_cannot_enter_is_not_read_by_them(open_place: Path) -> None:
@@ -257,8 +273,7 @@ def as_nobody(statement: str, before: str = "true") -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("use", [*SECRETS, *OPEN_FILES, read_key])
-def test_what_is_no_regular_file_is_refused_at_once(use: object, place: Path) -> None:
-    assert callable(use)
+def test_what_is_no_regular_file_is_refused_at_once(use: Use, place: Path) -> None:
     path = file_for(use, place)
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
