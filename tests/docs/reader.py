@@ -21,6 +21,7 @@ from tests.docs.commands import Command, commands_of, matches
 from tests.docs.conversation import Conversation, check_message, same, values_of
 from tests.docs.pages import PICTURES, ROOT, SHOWN, Block
 from tests.docs.terminal import Terminal
+from tests.sandbox_user import remove_tree
 
 SECONDS = 30.0
 """For one command; pages have a limit of their own."""
@@ -222,8 +223,7 @@ def reader(
     finally:
         for process in _processes_of(home):
             process.kill()
-        # Of an ordinary user: a daemon leaves an empty folder that its owner cannot look into.
-        subprocess.run(["rm", "-rf", base], check=True)
+        remove_tree(base)
 
 
 def _free_ports(count: int) -> list[str]:
