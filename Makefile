@@ -15,7 +15,7 @@ PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,pr
 STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
-.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests docs docs-check bench bench-gate bench-relay soak faults fuzz bubblewrap terminal-tools ssh-server runtimes interop interop-setup probe vectors stock-client stock-websocket stock-stdio relay-stock relay-probe foreign-clients systemd-setup systemd-verify clean
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests background-tests docs docs-check bench bench-gate bench-relay soak faults fuzz bubblewrap terminal-tools ssh-server runtimes interop interop-setup probe vectors stock-client stock-websocket stock-stdio relay-stock relay-probe foreign-clients systemd-setup systemd-verify clean
 
 help:
 	@echo "make run       set up, start a daemon, run the quick start through the client"
@@ -28,6 +28,7 @@ help:
 	@echo "make faults    kill, cut, fill and starve the daemon in every state and at every step of a patch"
 	@echo "make fuzz      200,000 mutated messages over each framing (EXECSERVER_FUZZ_MESSAGES),"
 	@echo "               and 100,000 scripts read by the policy and run by bash (EXECSERVER_FUZZ_SCRIPTS)"
+	@echo "make background-tests  a part of the tests as a background job of an ordinary user, below /tmp"
 	@echo "make docs      the manual as a site, in site/; make docs-check runs its commands"
 	@echo "make format | lint | types | schemas   the parts"
 
@@ -87,13 +88,23 @@ FIRST_TESTS := tests/faults tests/sandbox \
 	$(filter-out %/__pycache__ $(addprefix tests/integration/,patch relay tools),$(wildcard tests/integration/*))
 
 unit: setup bubblewrap terminal-tools ssh-server runtimes
-	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
 	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/first $(FIRST_TESTS)
 
 second-tests: setup
 	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%)
+
+# What depends on signals, users and folders, as a background job of an ordinary user below /tmp runs it:
+# `make test` holds there too. BACKGROUND=tests/faults runs a whole folder so.
+BACKGROUND = tests/unit/test_trust.py tests/unit/supervisor tests/unit/processes/test_inside.py \
+	tests/unit/sandbox/test_state_folder.py tests/integration/supervisor tests/integration/commands \
+	$(addprefix tests/integration/client/,test_quickstart.py test_stdio.py test_sync.py) \
+	-k '(signal or interrupt or nohup or hangup or ctrl or ignored or trust or state or background) and not any_line'
+
+background-tests: setup
+	$(BIN)/python -m tests.background $(BACKGROUND)
 
 # What the distribution has: $(call install,TEST,PACKAGES,WHAT IS MISSING).
 define install

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from execserver.transports.authentication import (
     AuthenticationOptions,
     Authenticator,
+    CapabilityToken,
     ConfigurationError,
     Folder,
     authenticator_from,
@@ -30,6 +31,11 @@ class Credentials:
     def required(self) -> bool:
         """Whether credentials are asked for at all."""
         return self._current.required
+
+    @property
+    def has_short_token(self) -> bool:
+        """Whether they are a token that can be guessed unless it is random."""
+        return isinstance(self._current, CapabilityToken) and self._current.is_short
 
     def refusal(self, authorization: str | None) -> str | None:
         """Why the peer is refused (the body of the 401), or None when it may pass."""

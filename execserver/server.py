@@ -503,6 +503,10 @@ class Server:
         assert passed.kind != "stdio"
         if passed.kind == "tcp" and self._config.authentication.ws_auth is None:
             log.warning("every local user can connect without credentials", url=passed.url)
+        elif passed.kind == "tcp" and self._credentials.has_short_token:
+            log.warning(
+                "the token has fewer than 16 bytes, and can be guessed unless it is random", url=passed.url
+            )
         self._listeners.append(
             await sockets.serve_socket(
                 passed.socket,

@@ -1,6 +1,10 @@
-"""Who else may write what decides who may connect: a file, and every folder on the way to it.
+"""Files that decide who may connect: which other users could change, replace or read them.
 
-Who can write a folder can put another file in the place of the one that was looked at. Standard library only.
+    settings, lists of clients, certificates    no other user may write the file or a folder on the way to it
+    tokens, secrets, private keys               nor read the file (`secret=True`)
+    Unix sockets, state folders                 no other user may write a folder on the way (`check_way`)
+
+Every such file is opened here, and what was checked is what is read. Standard library only.
 """
 
 from __future__ import annotations
@@ -8,9 +12,16 @@ from __future__ import annotations
 import os
 import stat
 
+MAX_BYTES = 1 << 20
+"""A hundred times what such a file has; a device would be read for ever."""
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS_SEARCH = stat.S_IXGRP | stat.S_IXOTH
 _MAX_LINKS = 40
 """As the kernel follows."""
+
+_CONTAINER_SECRETS = "/run/secrets/"
+"""Where Docker, Podman and Compose mount secrets: for all users of the container, in which there is one."""
 
 
 class UntrustedError(Exception):
@@ -27,18 +38,69 @@ def owner_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def check_file(path: str, status: os.stat_result) -> None:
-    """Check an open file that is ours or root's, and the way to it.
+def read_file(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> bytes:
+    """Read a file that decides who may connect.
 
     Args:
-        path: absolute.
-        status: of the descriptor: what is checked is what is read.
+        path: relative to the working directory, or absolute; links are followed.
+        secret: other users may not read it either.
+        limit: in bytes.
 
     Raises:
-        UntrustedError: another user may write it, or put another one in its place.
+        UntrustedError: as `open_file`, or the file is larger.
+        OSError: it cannot be read.
     """
-    _check(path, status, "file")
+    descriptor = open_file(path, secret=secret)
+    try:
+        content = b""
+        while len(content) <= limit and (part := os.read(descriptor, limit + 1 - len(content))):
+            content += part
+    finally:
+        os.close(descriptor)
+    if len(content) > limit:
+        raise UntrustedError(f"{path} has more than {limit} bytes")
+    return content
+
+
+def open_file(path: str, *, secret: bool = False) -> int:
+    """Open such a file for reading; arguments as for `read_file`. Returns a descriptor.
+
+    Raises:
+        UntrustedError: it is no regular file, or another user may write it, replace it or, if it is secret,
+            read it.
+        OSError: it cannot be opened.
+    """
+    # O_NONBLOCK: a pipe must not hold the caller.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        check_file(path, descriptor, secret=secret)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_file(path: str, descriptor: int, *, secret: bool = False) -> None:
+    """Check an open file, and the way to it; arguments and errors as for `open_file`.
+
+    Args:
+        path: see there.
+        descriptor: what is checked is what is read from it.
+        secret: see there.
+    """
+    # Not `abspath`, which takes `link/..` for the folder of the link.
+    path = os.path.join(os.getcwd(), path)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise UntrustedError(f"{path} is no regular file")
+    _check(path, status, "file", remedy="600" if secret else "go-w")
     check_way(path)
+    if secret and _others_read(path, descriptor, status):
+        raise UntrustedError(
+            f"file {path} of {owner_name(status.st_uid)} can be read by others "
+            f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 {path}, and if others may have read it, "
+            "put a new secret into it"
+        )
 
 
 def check_way(path: str) -> None:
@@ -97,7 +159,9 @@ def _status(path: str) -> os.stat_result | None:
         return None
 
 
-def _check(path: str, status: os.stat_result, kind: str, *, writable: bool = False) -> None:
+def _check(
+    path: str, status: os.stat_result, kind: str, *, writable: bool = False, remedy: str = "go-w"
+) -> None:
     mode = stat.S_IMODE(status.st_mode)
     owner = owner_name(status.st_uid)
     if not _is_trusted(status.st_uid):
@@ -108,8 +172,39 @@ def _check(path: str, status: os.stat_result, kind: str, *, writable: bool = Fal
     writable = writable or (kind == "folder" and _is_private_group(path, status))
     if mode & _OTHERS_WRITE and not writable:
         raise UntrustedError(
-            f"{kind} {path} of {owner} can be written by others (mode {mode:04o}): chmod go-w it"
+            f"{kind} {path} of {owner} can be written by others (mode {mode:04o}): chmod {remedy} {path}"
         )
+
+
+def _others_read(path: str, descriptor: int, status: os.stat_result) -> bool:
+    """Whether other users can read a file, as far as its owner could keep them from it."""
+    # Root gives a file to a service by its group, and systemd by an access list, which shows as the group's.
+    is_ours = status.st_uid == os.geteuid()
+    readers = stat.S_IROTH | (stat.S_IRGRP if is_ours else 0)
+    if not status.st_mode & readers:
+        return False
+    real = os.path.realpath(path)
+    folder = real
+    while folder != "/":
+        folder = os.path.dirname(folder)
+        if not os.stat(folder).st_mode & _OTHERS_SEARCH:
+            return False  # other users do not get so far
+    return not real.startswith(_CONTAINER_SECRETS) and not _is_mounted_secret(descriptor, status.st_dev)
+
+
+def _is_mounted_secret(descriptor: int, device: int) -> bool:
+    """Whether a file lies on a read-only file system in memory, as Kubernetes mounts secrets: mode 0644."""
+    if not os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+            mounts = [line.split(" ") for line in file]
+    except OSError:
+        return False
+    return any(
+        fields[2] == number and fields[fields.index("-") + 1] in ("tmpfs", "ramfs") for fields in mounts
+    )
 
 
 def _is_trusted(uid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,27 @@ import hypothesis  # noqa: F401
 import pytest
 
 from tests.support.wire import Server
+
+
+def _undo_background() -> None:
+    """Give the programs that tests start what a shell gives to a command in the foreground.
+
+    A job of `&`, nohup or a service manager has signals ignored or blocked, perhaps a closed stdin, and its
+    children inherit each of these. A signal that was ignored stays without effect on pytest itself, but for
+    SIGINT, by which tests interrupt calls.
+    """
+    # Python ignores these two itself, and sets them right in its children.
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda _number, _frame: None)  # exec makes the default of it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+_undo_background()  # before any fixture starts a program
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,6 +16,7 @@ import ctypes
 import os
 import pwd
 import stat
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,14 @@ def user_named(name: str) -> User | None:
 def in_private_mounts(user: User, *argv: str) -> list[str]:
     """A command that may change mounts without the machine noticing, when it runs as root at all."""
     return ["unshare", "--mount", "--propagation", "private", *argv] if user.is_root else list(argv)
+
+
+def remove_tree(folder: str | os.PathLike[str]) -> None:
+    """Remove a folder with the state of a daemon, in which there is one that its owner cannot look into.
+
+    Root's `shutil.rmtree` does it too; an ordinary user's does not.
+    """
+    subprocess.run(["rm", "-rf", folder], check=False)
 
 
 # ------------------------------------------------------------------ the program

@@ -139,7 +139,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _option("what a client must present", group=WEBSOCKET, unset="nothing, on loopback only"),
     ] = None
     ws_token_file: Annotated[
-        Path | None, _option("the file with the capability token", group=WEBSOCKET, metavar="FILE")
+        Path | None,
+        _option(
+            "the file with the capability token, of at least 6 bytes; for no other user to read or write",
+            group=WEBSOCKET,
+            metavar="FILE",
+        ),
     ] = None
     ws_token_sha256: Annotated[
         str | None,
@@ -152,7 +157,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     ws_shared_secret_file: Annotated[
         Path | None,
-        _option("the file with the key of signed bearer tokens (HS256)", group=WEBSOCKET, metavar="FILE"),
+        _option(
+            "the file with the key of signed bearer tokens (HS256), of at least 32 bytes; for no other user "
+            "to read or write",
+            group=WEBSOCKET,
+            metavar="FILE",
+        ),
     ] = None
     ws_issuer: Annotated[
         str | None,
@@ -209,8 +219,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     remote_token_file: Annotated[
         Path | None,
         _option(
-            "the file with the executor's token, read at each request; or the token is in the variable "
-            "EXECSERVER_REMOTE_TOKEN",
+            "the file with the executor's token, read at each request, for no other user to read or write; "
+            "or the token is in the variable EXECSERVER_REMOTE_TOKEN",
             group=REMOTE,
             metavar="FILE",
         ),

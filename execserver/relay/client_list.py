@@ -10,7 +10,6 @@ The file is read again when it has changed. One that cannot be used any more let
 from __future__ import annotations
 
 import os
-import stat
 import string
 import time
 from pathlib import Path
@@ -68,7 +67,7 @@ class ClientList:
                 seen = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
                 known, fingerprints = self._known
                 if seen != known:
-                    self._check_owner(status)
+                    self._check(descriptor, status)
                     fingerprints = self._parsed(_content(descriptor))
                     changed = max(status.st_mtime_ns, status.st_ctime_ns)
                     if time.time_ns() - changed > SETTLED_NANOSECONDS:
@@ -79,11 +78,9 @@ class ClientList:
             raise ClientListError(f"cannot read the list of clients {self._path}: {error.strerror}") from None
         return fingerprints
 
-    def _check_owner(self, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            raise ClientListError(f"the list of clients {self._path} is no regular file")
+    def _check(self, descriptor: int, status: os.stat_result) -> None:
         try:
-            check_file(os.path.abspath(self._path), status)
+            check_file(str(self._path), descriptor)
         except UntrustedError as error:
             raise ClientListError(
                 f"the list of clients {self._path} decides who may come in: {error}"

@@ -24,7 +24,7 @@ from execserver.relay.key_files import KeyFileError, load_key_pair
 from execserver.relay.keys import KeyFault, KeyPair
 from execserver.relay.remote_options import TOKEN_VARIABLE, RemoteOptions, place_of
 from execserver.transports.authentication import ConfigurationError
-from execserver.trust import UntrustedError, check_file
+from execserver.trust import UntrustedError, read_file
 
 MAX_TOKEN_BYTES = 16 << 10
 """As of a line on stdin. Servers of HTTP take no longer headers anyway."""
@@ -174,9 +174,7 @@ def _token_source(
 def _token_in(path: Path) -> str:
     place = f"--remote-token-file: {path}"
     try:
-        with path.open("rb") as file:
-            check_file(os.path.abspath(path), os.fstat(file.fileno()))
-            content = file.read(MAX_TOKEN_BYTES + 1)
+        content = read_file(str(path), secret=True)
     except UntrustedError as error:
         raise ConfigurationError(f"{place} decides who may connect: {error}") from None
     except OSError as error:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from execserver.relay.keys import SEED_BYTES, KeyFault, KeyPair
-from execserver.trust import UntrustedError, check_way
+from execserver.trust import UntrustedError, open_file
 
 MODE = 0o600
 
@@ -58,27 +58,18 @@ def load_key_pair(path: Path, *, create: bool) -> KeyPair:
 
 
 def _read(path: Path) -> KeyPair:
-    # A FIFO would otherwise keep us waiting for somebody who writes.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        descriptor = open_file(str(path), secret=True)
+    except UntrustedError as error:
+        raise KeyFileError(f"the key file {path} cannot be trusted: {error}") from None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise KeyFileError(f"{path} is no regular file, and so no key file")
         if status.st_mode & OTHERS:
             mode = stat.S_IMODE(status.st_mode)
             raise KeyFileError(
                 f"others than its owner have access to the key file {path} (mode {mode:04o}): if nobody has "
                 f"read it yet, `chmod 600 {path}`, else remove it and make a new one"
             )
-        if status.st_uid not in (os.geteuid(), 0):
-            raise KeyFileError(
-                f"the key file {path} belongs to another user (uid {status.st_uid}), who can read it: use "
-                "one of your own"
-            )
-        try:
-            check_way(os.path.abspath(path))
-        except UntrustedError as error:
-            raise KeyFileError(f"the key file {path} could be replaced: {error}") from None
         content = file.read(MAX_FILE_BYTES + 1)
     try:
         seed = base64.b64decode(content.removesuffix(b"\n"), validate=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from execserver.relay.settings import Address, RelaySettings
 from execserver.supervisor import activation, listeners
+from execserver.trust import UntrustedError, open_file
 
 BACKLOG = 4096
 """After a restart of the relay all its peers come at once; the kernel caps it by somaxconn."""
@@ -99,7 +100,11 @@ def load_certificate(context: ssl.SSLContext, settings: RelaySettings) -> None:
         ListenError: they cannot be, and why.
     """
     assert settings.certificate is not None, "only called with TLS"
+    assert settings.key is not None, "settings have both or neither"
     try:
+        # TLS opens them by their names once more: no other user can put other files there.
+        os.close(open_file(str(settings.certificate)))
+        os.close(open_file(str(settings.key), secret=True))
         # Tried elsewhere first: a context that has taken a certificate and then refuses the key beside it has
         # none at all. A password would be asked for on a terminal that nobody watches.
         for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
@@ -107,7 +112,7 @@ def load_certificate(context: ssl.SSLContext, settings: RelaySettings) -> None:
     except ssl.SSLError as error:
         reason = error.reason or "not a certificate chain and its key, in PEM"
         raise ListenError(f"--tls-cert {settings.certificate}, --tls-key {settings.key}: {reason}") from None
-    except (OSError, ValueError) as error:
+    except (UntrustedError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ListenError(f"--tls-cert {settings.certificate}, --tls-key {settings.key}: {reason}") from None
 

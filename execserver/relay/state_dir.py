@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from execserver.folders import FolderError, lock, open_private
+from execserver.trust import UntrustedError, check_way
 
 LOCK_NAME = "relay.lock"
 
@@ -21,14 +22,15 @@ class StateDir:
         path: absolute; made when missing, with mode 0700.
 
     Raises:
-        StateDirError: others may read it, it is somebody else's, or another relay has it.
+        StateDirError: others may read or replace it, it is another user's, or another relay has it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            check_way(str(path))
             self.descriptor = open_private(str(path))
-        except FolderError as error:
+        except (FolderError, UntrustedError) as error:
             raise StateDirError(f"--state-dir: {error}") from None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:

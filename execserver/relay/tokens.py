@@ -32,6 +32,7 @@ from execserver.relay.token_record import (
     check_note,
     check_role,
 )
+from execserver.trust import UntrustedError, check_way
 
 FILE_NAME, LOCK_NAME = "tokens.json", "tokens.lock"
 VERSION = 1
@@ -92,8 +93,9 @@ class TokenStore:
         if not create and not self._folder.is_dir():
             raise TokenFileError(f"there is no state folder {self._folder}")
         try:
+            check_way(os.path.abspath(self._folder))
             os.close(open_private(str(self._folder)))
-        except FolderError as error:
+        except (FolderError, UntrustedError) as error:
             raise TokenFileError(str(error)) from None
         self._load()
 

@@ -13,6 +13,7 @@ from collections.abc import MutableMapping
 
 from execserver.supervisor import launch
 from execserver.supervisor.listeners import MAX_LISTENERS, Listener, ListenError
+from execserver.trust import UntrustedError, check_way
 
 FIRST_DESCRIPTOR = 3
 
@@ -118,3 +119,7 @@ def _warn_if_open_to_others(path: str) -> None:
         return
     if mode & 0o022:
         launch.say(f"{path} has mode {mode:04o}: other users are refused; SocketMode=0600 keeps them out")
+    try:
+        check_way(path)
+    except UntrustedError as error:
+        launch.say(f"{path} could be replaced, and clients would reach another program: {error}")

@@ -13,9 +13,8 @@ which reads by this module too.
 from __future__ import annotations
 
 import os
-import stat
 
-from execserver.trust import UntrustedError, check_file
+from execserver.trust import UntrustedError, read_file
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 FLAG = "--config"
 CONFIG_VARIABLE = "EXECSERVER_CONFIG"
 SYSTEM_PATH = "/etc/execserver/config.toml"
-
-MAX_BYTES = 1 << 20
-"""A hundred times a file with every key and a comment on each; a device would be read for ever."""
 
 
 class ConfigFileError(Exception):
@@ -63,20 +59,14 @@ def read(path: str) -> str:
         ConfigFileError: it is missing, no file, too large, no UTF-8, or others may write it.
     """
     try:
-        # O_NONBLOCK: a pipe must not hold the start.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        content = read_file(path)
+    except UntrustedError as error:
+        # The file decides who may connect, so whoever can write it can run commands as us.
+        raise ConfigFileError(
+            f"configuration file {path} decides who may connect: {error}, or name another one with {FLAG}"
+        ) from None
     except OSError as error:
         raise ConfigFileError(f"configuration file {path}: {error.strerror}") from None
-    try:
-        # The descriptor is checked, not the name: what was checked is what is read.
-        _check_owner(path, os.fstat(descriptor))
-        content = _content(descriptor)
-    except OSError as error:
-        raise ConfigFileError(f"configuration file {path}: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
-    if len(content) > MAX_BYTES:
-        raise ConfigFileError(f"configuration file {path} has more than {MAX_BYTES} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -120,25 +110,6 @@ def listen_values(arguments: Sequence[str], environment: Mapping[str, str]) -> l
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ConfigFileError("listen must be a list of strings")
     return values
-
-
-def _content(descriptor: int) -> bytes:
-    content = b""
-    while len(content) <= MAX_BYTES and (part := os.read(descriptor, MAX_BYTES)):
-        content += part
-    return content
-
-
-def _check_owner(path: str, status: os.stat_result) -> None:
-    """The file decides who may connect, so whoever can write it can run commands as us."""
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigFileError(f"configuration file {path} is no regular file")
-    try:
-        check_file(path, status)
-    except UntrustedError as error:
-        raise ConfigFileError(
-            f"configuration file {path} decides who may connect: {error}, or name another one with {FLAG}"
-        ) from None
 
 
 def _flag_value(arguments: Sequence[str]) -> str | None:

@@ -17,12 +17,18 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from execserver.trust import UntrustedError, check_file
+from execserver.trust import UntrustedError, read_file
 
 CAPABILITY_TOKEN, SIGNED_BEARER_TOKEN = "capability-token", "signed-bearer-token"
 
 MIN_SECRET_BYTES = 32
 """As long as the digest of HS256; below it a secret can be guessed from one token."""
+
+MIN_TOKEN_BYTES = 6
+"""Of a capability token: one of five characters can be tried out over the network within hours."""
+
+SAFE_TOKEN_BYTES = 16
+"""Below it the start warns: a shorter token can be guessed unless it is random."""
 
 DEFAULT_CLOCK_SKEW_SECONDS = 30
 
@@ -70,6 +76,8 @@ class CapabilityToken(msgspec.Struct, frozen=True):
     required: ClassVar[bool] = True
 
     sha256: bytes
+    is_short: bool = False
+    """Whether the token has fewer than `SAFE_TOKEN_BYTES`; unknown, and so false, of a digest."""
 
     def __repr__(self) -> str:
         return "CapabilityToken()"
@@ -203,9 +211,13 @@ def _capability_token(options: AuthenticationOptions, base: Folder) -> Authentic
             f"--ws-auth {CAPABILITY_TOKEN} needs exactly one of --ws-token-file and --ws-token-sha256"
         )
     if file is not None:
-        return CapabilityToken(
-            hashlib.sha256(_secret_in(os.path.join(base, file), "--ws-token-file")).digest()
-        )
+        token = _secret_in(os.path.join(base, file), "--ws-token-file")
+        if len(token) < MIN_TOKEN_BYTES:
+            raise ConfigurationError(
+                f"--ws-token-file: the token must have at least {MIN_TOKEN_BYTES} bytes, better 32: "
+                "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+            )
+        return CapabilityToken(hashlib.sha256(token).digest(), len(token) < SAFE_TOKEN_BYTES)
     if not re.fullmatch(r"[0-9a-fA-F]{64}", (digest or "").strip()):
         raise ConfigurationError("--ws-token-sha256 must be 64 hexadecimal digits")
     return CapabilityToken(bytes.fromhex(digest or ""))
@@ -239,9 +251,7 @@ def _given(options: AuthenticationOptions, name: str) -> str | None:
 
 def _secret_in(path: str, flag: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            check_file(os.path.abspath(path), os.fstat(file.fileno()))
-            secret = file.read().strip()
+        secret = read_file(path, secret=True).strip()
     except UntrustedError as error:
         raise ConfigurationError(f"{flag} decides who may connect: {error}") from None
     except OSError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.sandbox_user import remove_tree
 from tests.support.relay_service import RelayService
 from tests.support.relayed_server import RelayedServer
 from tests.support.wire import Client, Server, spawn_stdio
@@ -74,7 +74,7 @@ class SharedServers:
     def stop(self) -> dict[str, int]:
         """End them all; their exit statuses."""
         statuses = {name: server.stop() for name, server in self._servers.items()}
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_tree(self._folder)
         return statuses
 
 
@@ -164,7 +164,7 @@ class Endpoint:
             endpoint.close()
         with contextlib.ExitStack() as stack:
             if self._folder is not None:
-                stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+                stack.callback(remove_tree, self._folder)
             if self._server is not None:
                 statuses.append(self._server.stop())
         assert not any(statuses), f"{self.transport}: exit statuses {statuses}"

@@ -10,9 +10,11 @@ import http.client
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -684,6 +686,8 @@ def test_authentication_flags_that_make_no_sense(environment: dict[str, str], tm
     token.write_text("t" * 40)
     empty.write_text(" \n")
     short.write_text("x" * 31)
+    guessed = tmp_path / "guessed"
+    guessed.write_text("x" * 5)
     capability = ("--ws-auth", "capability-token")
     signed = ("--ws-auth", "signed-bearer-token")
     digest = hashlib.sha256(b"x").hexdigest()
@@ -693,6 +697,7 @@ def test_authentication_flags_that_make_no_sense(environment: dict[str, str], tm
         (*websocket, *capability),
         (*websocket, *capability, "--ws-token-file", str(tmp_path / "missing")),
         (*websocket, *capability, "--ws-token-file", str(empty)),
+        (*websocket, *capability, "--ws-token-file", str(guessed)),
         (*websocket, *capability, "--ws-token-file", str(token), "--ws-token-sha256", digest),
         (*websocket, *capability, "--ws-token-sha256", "not a digest"),
         (*websocket, *capability, "--ws-token-file", str(token), "--ws-issuer", "i"),
@@ -704,6 +709,28 @@ def test_authentication_flags_that_make_no_sense(environment: dict[str, str], tm
         done = run(*flags, env=environment)
         assert (done.returncode, done.stdout) == (1, b""), flags
         assert done.stderr
+
+
+@pytest.mark.statement("T55")
+@pytest.mark.parametrize("mode", [0o666, 0o644, 0o640, 0o602])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--ws-auth", "capability-token", "--ws-token-file"),
+        ("--ws-auth", "signed-bearer-token", "--ws-shared-secret-file"),
+    ],
+)
+def test_a_credential_that_other_users_can_read_or_write_ends_the_start(
+    environment: dict[str, str], mode: int, flags: tuple[str, ...]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:  # others can enter it, as they cannot pytest's own folders
+        os.chmod(name, 0o755)
+        file = Path(name, "secret")
+        file.write_text("t" * 40)
+        file.chmod(mode)
+        done = run("--listen", "ws://127.0.0.1:0", *flags, str(file), env=environment)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert re.search(rf"{flags[-1]} .*\(mode {mode:04o}\): chmod 600 {file}", done.stderr.decode())
 
 
 # -- the test client itself

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from tests.docs.commands import Command, commands_of, matches
 from tests.docs.conversation import Conversation, check_message, same, values_of
 from tests.docs.pages import PICTURES, ROOT, SHOWN, Block
 from tests.docs.terminal import Terminal
+from tests.sandbox_user import remove_tree
 
 SECONDS = 30.0
 """For one command; pages have a limit of their own."""
@@ -223,7 +223,7 @@ def reader(
     finally:
         for process in _processes_of(home):
             process.kill()
-        shutil.rmtree(base)
+        remove_tree(base)
 
 
 def _free_ports(count: int) -> list[str]:

@@ -17,9 +17,12 @@ import pytest
 
 from tests.docs.commands import commands_of, matches
 from tests.docs.pages import ROOT, blocks_of
+from tests.support.toolsets import shell_for
 
 AGENT = ROOT / "examples" / "agent.py"
 PAGE = ROOT / "docs" / "tutorial" / "governed-agent.md"
+
+SHELL = shell_for(pwd.getpwuid(os.getuid()).pw_shell)
 PATIENCE = 30.0
 PROMPT = "\n> "
 
@@ -100,7 +103,7 @@ def read_from(terminal: int, deadline: float) -> str:
 
 def test_a_person_at_a_terminal_sees_the_session_of_the_tutorial(environment: dict[str, str]) -> None:
     (shown,) = (block for block in blocks_of(PAGE) if block.place is not None)
-    (command,) = commands_of(shown.text.replace("/bin/bash", pwd.getpwuid(os.getuid()).pw_shell))
+    (command,) = commands_of(shown.text.replace("/bin/bash", SHELL))
     answers = [line.removeprefix("> ") for line in command.expected if line.startswith("> ")]
 
     session = played_at_a_terminal(environment, answers)
@@ -115,7 +118,7 @@ def test_what_was_refused_does_not_happen_and_the_end_of_the_input_ends_the_turn
     session = played(environment, "n\n")
 
     (removal,) = session.of_call("rm -rf build")
-    assert "\n  | $ /bin/bash -lc 'rm -rf build'\n" in removal
+    assert f"\n  | $ {SHELL} -lc 'rm -rf build'\n" in removal
     assert removal.endswith("refuse (heuristic, then user): rejected by user\n  -> rejected\n")
     denied, asked = session.of_call("cp notes.txt ../shared/")
     assert denied.endswith("Read-only file system\n  -> denied\n")

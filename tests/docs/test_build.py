@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -55,6 +56,24 @@ def test_nothing_is_loaded_from_the_net(site: Path) -> None:
     for style in site.rglob("*.css"):
         loaded += [f"{style.name}: {found[0]}" for found in _URL.finditer(style.read_text())]
     assert not loaded
+
+
+def test_the_search_works_from_a_folder(site: Path) -> None:
+    """A page of file: can neither fetch the index nor start a worker: it loads both as scripts of its own."""
+    script = (site / "search" / "search_index.js").read_text()
+    index = json.loads(script.removeprefix("var __index = "))
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert found == {str(page.relative_to(site)) for page in site.rglob("*.html")} - {"404.html"}
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":  # of web servers
+            continue
+        loaded = [str(tag[1]) for tag in _LOADED.finditer(page.read_text()) if tag[1]]
+        shim, bundle = (
+            next(number for number, target in enumerate(loaded) if part in target)
+            for part in ("iframe-worker.js", "javascripts/bundle")
+        )
+        assert shim < bundle
+        assert (page.parent / loaded[shim]).resolve() == site / "assets" / "iframe-worker.js"
 
 
 def test_files_of_examples_are_not_pages(site: Path) -> None:

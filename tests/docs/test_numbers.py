@@ -6,7 +6,9 @@ import importlib
 import re
 
 import pytest
+from httpcore._async.http11 import AsyncHTTP11Connection
 
+from execserver.configuration.model import Settings
 from tests.docs.pages import ROOT
 
 EXPLANATION = ROOT / "docs" / "explanation"
@@ -83,3 +85,204 @@ def test_constants_that_a_page_names_exist() -> None:
         for module in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page.read_text()):
             places = ("execserver", "clients/python/execclient", "")
             assert any((ROOT / place / module).is_file() for place in places), f"{page.name}: {module}"
+
+
+# -- the limits of the wire, and the tables of settings
+
+
+WIRE = ROOT / "docs" / "protocol.md"
+_SETTINGS = "configuration.model.Settings"
+
+LIMITS: dict[str, list[str | int]] = {
+    "line from a client": [
+        f"protocol.limits.{name}" for name in ("MAX_LINE_BYTES", "MAX_MESSAGE_BYTES", "MAX_FRAME_BYTES")
+    ],
+    "WebSocket message to a client": [
+        "protocol.limits.MAX_WEBSOCKET_REPLY_BYTES",
+        "protocol.limits.WEBSOCKET_FRAGMENT_BYTES",
+    ],
+    "JSON nesting": ["protocol.limits.MAX_JSON_DEPTH", "protocol.limits.MAX_JSON_VALUES"],
+    "members of objects": [
+        f"protocol.limits.MAX_JSON_{name}" for name in ("MEMBERS", "QUOTES", "BARE_BYTES")
+    ],
+    "read at a time": [
+        "transports.frame_parser.BUFFER_BYTES",
+        "transports.stream_channel.READ_BYTES",
+        "transports.frame_parser.BULK_BYTES",
+        "transports.stream_channel.BULK_READ_BYTES",
+        "relay.sockets.READ_BYTES",
+    ],
+    "requests under way": [],
+    "bytes of requests under way": ["rpc.connection.MAX_PENDING_BYTES", "rpc.room.MAX_UNSENT_BYTES"],
+    "detached session": [f"{_SETTINGS}.session_ttl", f"{_SETTINGS}.process_ttl"],
+    "output kept: a process": [
+        f"{_SETTINGS}.retained_output_bytes",
+        "processes.output_log.MAX_CHUNKS",
+        f"{_SETTINGS}.spool_max_bytes",
+    ],
+    "output kept in memory": ["spool.spool.SpoolLimits.process_memory"],
+    "`timeoutMs`": [1, "protocol.limits.MAX_TIMEOUT_MS"],
+    "output chunk": ["protocol.limits.MAX_CHUNK_BYTES", "protocol.limits.MAX_PAGE_BYTES"],
+    "lost numbers": ["protocol.limits.MAX_FILLED_GAP"],
+    "output on its way": ["sessions.feed.WINDOW_BYTES"],
+    "remembered write ids": ["protocol.limits.REMEMBERED_WRITE_IDS", "spool.records.REMEMBERED_WRITES"],
+    "kept of a command line": ["processes.listing.MAX_KEPT_ARGV"],
+    "terminal": [
+        "protocol.limits.TTY_ROWS",
+        "protocol.limits.TTY_COLUMNS",
+        1,
+        "protocol.limits.MAX_TERMINAL_SIDE",
+    ],
+    "`fs/readFile`": ["protocol.limits.MAX_READ_FILE_BYTES", "protocol.limits.MAX_BLOCK_BYTES"],
+    "handles of a connection": ["protocol.limits.MAX_FILE_HANDLES", "protocol.limits.MAX_HANDLE_ID_BYTES"],
+    "walk": [f"protocol.limits.MAX_WALK_{name}" for name in ("DEPTH", "DIRECTORIES", "ENTRIES")],
+    "edits at a time": ["protocol.limits.MAX_EDITS"],
+    "characters of a path URI": ["protocol.path_uri.MAX_URI"],
+    "paths of a watch": ["protocol.limits.MAX_WATCHED_PATHS"],
+    "paths that the patterns": ["sandbox.globs.MAX_MATCHES", "sandbox.globs.MAX_SCANNED"],
+    "patterns of a sandbox": ["sandbox.globs.MAX_ALTERNATIVES", "sandbox.globs.MAX_CHARACTERS"],
+    "characters of the patterns": ["processes.child_environment.MAX_PATTERN_CHARACTERS"],
+    "workers for confined": ["filesystem.worker_pool.MAX_WORKERS", "filesystem.worker_link.SILENT_SECONDS"],
+    "HTTP body": [
+        "protocol.limits.MAX_HTTP_BODY_BYTES",
+        "protocol.limits.MAX_HTTP_HELD_BYTES",
+        AsyncHTTP11Connection.MAX_INCOMPLETE_EVENT_SIZE,
+    ],
+    "HTTP requests": [
+        f"protocol.limits.MAX_HTTP_{n}" for n in ("RUNNING", "WAITING", "STREAMS", "EXCHANGES")
+    ],
+    "shell snapshot scope": [256],  # a literal of the model, `protocol/process.py`
+    "WebSocket ping": [
+        "transports.greeting.PING_SECONDS",
+        "sessions.table.PROBE_SECONDS",
+        "transports.authentication.DEFAULT_CLOCK_SKEW_SECONDS",
+    ],
+}
+"""What each row of the table says, in its order, by the first words of the row."""
+
+_NUMBER = re.compile(r"2\^(\d+)|(\d[\d,]*)(?: (KiB|MiB|GiB))?")
+
+
+def numbers_in(text: str) -> list[float]:
+    """The numbers of a cell, in bytes, seconds or as they are; not those within code."""
+    return [
+        2 ** int(power) if power else int(digits.replace(",", "")) * UNITS[unit]
+        for power, digits, unit in _NUMBER.findall(re.sub(r"`[^`]*`", "", text))
+    ]
+
+
+def wire_limits() -> list[tuple[str, str]]:
+    table = WIRE.read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
+    found = [tuple(line.strip("| ").split(" | ")) for line in table.splitlines() if line.startswith("| ")]
+    return [(name, value) for name, value in found[2:]]
+
+
+@pytest.mark.parametrize(("what", "value"), wire_limits(), ids=[what for what, _ in wire_limits()])
+def test_a_limit_of_the_wire_is_that_of_its_constants(what: str, value: str) -> None:
+    begin = next((each for each in LIMITS if what.startswith(each)), None)
+    assert begin is not None, f"docs/protocol.md has a new limit: add {what!r} to LIMITS, with its constants"
+    expected = [value_of(each) if isinstance(each, str) else each for each in LIMITS[begin]]
+    assert numbers_in(value) == expected
+
+
+def test_every_limit_that_has_a_constant_is_in_the_table() -> None:
+    table = [what for what, _ in wire_limits()]
+    assert [begin for begin in LIMITS if not any(what.startswith(begin) for what in table)] == []
+
+
+def test_the_defaults_in_the_table_of_limits_are_those_of_the_settings() -> None:
+    page = (ROOT / "docs" / "how-to" / "limits.md").read_text()
+    table = re.findall(r"^\| `--([a-z-]+) [NS]` \| ([^|]+) \|", page, re.MULTILINE)
+    assert len(table) == 5
+    for flag, default in table:
+        value = getattr(Settings(), flag.replace("-", "_"))
+        assert ([] if value is None else [value]) == numbers_in(default), flag
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "names"),
+    [
+        (
+            "how-to/limits.md",
+            r"(\S+ MiB) a line, (\S+ MiB) a WebSocket frame, (\S+ MiB) a `fs/readFile`, (\S+) file handles",
+            [
+                "protocol.limits.MAX_LINE_BYTES",
+                "protocol.limits.MAX_FRAME_BYTES",
+                "protocol.limits.MAX_READ_FILE_BYTES",
+                "protocol.limits.MAX_FILE_HANDLES",
+            ],
+        ),
+        (
+            "how-to/limits.md",
+            r"above (\S+) values, (\S+) members of objects, (\S+) quotation marks or (\S+ MiB) outside",
+            [
+                "protocol.limits.MAX_JSON_VALUES",
+                *(f"protocol.limits.MAX_JSON_{name}" for name in ("MEMBERS", "QUOTES", "BARE_BYTES")),
+            ],
+        ),
+        (
+            "how-to/limits.md",
+            r"keeps (\d+) for itself, .* when (\d+) for each process, (\d+) more for one in a sandbox",
+            [
+                "processes.executor._RESERVED_DESCRIPTORS",
+                "processes.executor._DESCRIPTORS_A_PROCESS",
+                "processes.executor._DESCRIPTORS_A_SANDBOX",
+            ],
+        ),
+        (
+            "how-to/systemd.md",
+            r"(\d+) descriptors each, \d+ in a sandbox",
+            ["processes.executor._DESCRIPTORS_A_PROCESS"],
+        ),
+        ("how-to/sandbox.md", r"patterns match more than (\d+) paths", ["sandbox.globs.MAX_MATCHES"]),
+        (
+            "how-to/websocket.md",
+            r"shared secret of at least (\d+) bytes",
+            ["transports.authentication.MIN_SECRET_BYTES"],
+        ),
+        (
+            "how-to/websocket.md",
+            r"fewer than (\d+) bytes is refused, and one of fewer than (\d+) is served with a warning",
+            [
+                "transports.authentication.MIN_TOKEN_BYTES",
+                "transports.authentication.SAFE_TOKEN_BYTES",
+            ],
+        ),
+        ("protocol.md", r"one of fewer than (\d+) bytes", ["transports.authentication.MIN_TOKEN_BYTES"]),
+        ("protocol.md", r"Patterns that match more than (\d+) paths", ["sandbox.globs.MAX_MATCHES"]),
+        ("protocol.md", r"A file above (\d+ MiB) is .32600", ["protocol.limits.MAX_READ_FILE_BYTES"]),
+        (
+            "protocol.md",
+            r"holds (\d+ MiB) of bodies that do not stream, and (\d+) connections",
+            ["protocol.limits.MAX_HTTP_HELD_BYTES", "protocol.limits.MAX_HTTP_EXCHANGES"],
+        ),
+        ("protocol.md", r"WebSocket message above (\d+ KiB) ends", ["relay.frames.MAX_FRAME_BYTES"]),
+        (
+            "reference/command-line.md",
+            r"`--session-ttl`, (\d+) s unless the daemon was told otherwise",
+            [f"{_SETTINGS}.session_ttl"],
+        ),
+        (
+            "../SECURITY.md",
+            r"tokens of fewer than (\d+) bytes",
+            ["transports.authentication.MIN_TOKEN_BYTES"],
+        ),
+    ],
+)
+def test_a_limit_in_a_sentence_is_that_of_its_constant(page: str, sentence: str, names: list[str]) -> None:
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    found = re.search(sentence, text)
+    assert found, f"{page} does not say {sentence!r}"
+    assert [number for group in found.groups() for number in numbers_in(group)] == [
+        value_of(name) for name in names
+    ]
+
+
+def test_the_flags_that_the_command_line_names_are_those_of_the_settings() -> None:
+    """A flag in a page that the programs do not know would be copied, and refused."""
+    known = {f"--{name.replace('_', '-')}" for name in Settings.__struct_fields__} | {"--config"}
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    serve = page.partition("## `execserver serve`")[2].partition("\n### Exit status")[0]
+    named = set(re.findall(r"`(--[a-z0-9-]+)\b(?!-…)", serve))
+    assert named - known - {"--help", "--remote-", "--ws-"} == set()
+    assert len(named & known) >= 8

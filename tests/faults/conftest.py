@@ -7,7 +7,6 @@ and none may have logged a failure of its own.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from tests.faults.service import Fifo, Serve, Service, Watched
 from tests.faults.sizes import LONG, Report
+from tests.sandbox_user import remove_tree
 from tests.support.noise import Noise, noise_watched
 
 EVERYWHERE = ("stdio", "unix", "ws")
@@ -58,7 +58,7 @@ def folder() -> Iterator[Path]:
     """Short: a Unix socket's path has 107 bytes."""
     path = Path(tempfile.mkdtemp(prefix="faults-"))
     yield path
-    shutil.rmtree(path, ignore_errors=True)
+    remove_tree(path)
 
 
 @pytest.fixture

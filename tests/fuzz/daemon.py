@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from tests.faults.service import Service
 from tests.fuzz.link import KINDS, NOBODY
 from tests.fuzz.rounds import lay_out
+from tests.sandbox_user import remove_tree
 
 FLAGS = ("--session-ttl", "1", "--process-ttl", "1")
 """Sessions are left behind by the hundred."""
@@ -46,4 +46,4 @@ def daemon(name: str) -> Iterator[tuple[Service, Path]]:
             status = service.end()
         assert (status, failures) == (0, [])
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_tree(place)

@@ -221,7 +221,7 @@ def test_show_needs_no_working_directory(folder: Path) -> None:
     command = 'rmdir "$PWD" && exec "$@"'
     show = subprocess.run(
         ["sh", "-c", command, "sh", *EXECSERVER, "config", "show"],
-        env={"PATH": os.environ["PATH"], "XDG_CONFIG_HOME": str(folder)},
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)},
         cwd=folder / "cwd",
         capture_output=True,
         text=True,

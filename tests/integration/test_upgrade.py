@@ -12,13 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import execserver
@@ -38,7 +38,7 @@ class Installation:
             Path(execserver.__file__).parent, self.package, ignore=shutil.ignore_patterns("__pycache__")
         )
         # Behind the copy: everything else that this environment has.
-        (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (packages / "others.pth").write_text(f"{Path(msgspec.__file__).parents[1]}\n")
         self._clients = contextlib.ExitStack()
         self.config = folder / "config.toml"
         self.config.touch(mode=0o600)

@@ -15,7 +15,6 @@ import ctypes
 import itertools
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from typing import Self
 
 from tests.conformance.endpoint import OWN_SERVER
 from tests.sandbox.profiles import context
-from tests.sandbox_user import User
+from tests.sandbox_user import User, remove_tree
 from tests.support.wire import Client, Json, Process, Server, path_uri
 
 BASE = "/var/tmp"
@@ -259,7 +258,7 @@ class Host:
         self._names = itertools.count(1)
         with contextlib.ExitStack() as stack:
             self.base = Path(tempfile.mkdtemp(prefix="confine-", dir=BASE))
-            stack.callback(shutil.rmtree, self.base, ignore_errors=True)
+            stack.callback(remove_tree, self.base)
             self.base.chmod(0o755)
             for name in ("daemon", "daemon/state", "daemon/home"):
                 (self.base / name).mkdir(mode=0o700)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from execserver.fault_points import VARIABLE
 from tests.faults.service import Service
 from tests.sandbox.host import Host
 from tests.sandbox.profiles import WORKSPACE, at, context, restricted, special
+from tests.sandbox_user import remove_tree
 from tests.support.edits import (
     FiveFiles,
     Picture,
@@ -69,7 +69,7 @@ def make_scene() -> Iterator[Callable[..., Scene]]:
     yield make
     for scene in scenes:
         scene.service.end()
-    shutil.rmtree(folder)
+    remove_tree(folder)
 
 
 def test_an_edit_outside_is_refused_and_all_others_with_it(make_scene: Callable[..., Scene]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -17,6 +16,7 @@ from execserver.fault_points import VARIABLE
 from tests.faults.resuming_client import EventRow, ResumingClient
 from tests.faults.service import Service
 from tests.sandbox.profiles import at, context, restricted, special
+from tests.sandbox_user import remove_tree
 from tests.support.wire import PATIENCE, Json
 
 # Says what it could do with each protected name once it is told to go on.
@@ -88,7 +88,7 @@ def make_scene() -> Iterator[Callable[..., Scene]]:
     yield make
     for scene in made:
         scene.service.end()
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
 
 
 @pytest.fixture

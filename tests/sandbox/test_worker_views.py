@@ -31,6 +31,7 @@ from execserver.worker_launch import WorkerLauncher
 from tests.sandbox.host import Host, Tree
 from tests.sandbox.profiles import READ_ROOT, WRITE_WORKSPACE, restricted
 from tests.sandbox.test_files import READ_ONLY_ERROR, Files
+from tests.sandbox_user import remove_tree
 from tests.support.fs_workers import policy_for
 from tests.support.servers import is_server
 from tests.support.wire import encode
@@ -237,7 +238,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     made = Scene(Path(folder), can_hang=request.param)
     yield made
     await made.close()
-    shutil.rmtree(folder)
+    remove_tree(folder)
 
 
 async def test_mount_points_that_come_and_go_replace_no_worker(scene: Scene) -> None:

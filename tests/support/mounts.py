@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,13 @@ sys.stdin.read()
 _SLOW = str(Path(__file__).with_name("slow_disk.py"))
 
 Mount = Callable[..., Path]
+
+NO_FUSE = "a mount that hangs needs the right to open /dev/fuse"
+
+
+def can_hang() -> bool:
+    """Whether `mount("fuse")` is possible."""
+    return os.access("/dev/fuse", os.R_OK | os.W_OK)
 
 
 def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:

@@ -18,6 +18,11 @@ INSIDE = WorkspaceWrite(exclude_slash_tmp=True, exclude_tmpdir=True)
 Make = Callable[..., Toolset]
 
 
+def shell_for(account_shell: str) -> str:
+    """The shell that runs scripts: the one of the account, unless that is `nologin`, as of a service."""
+    return "/bin/sh" if account_shell.endswith(("nologin", "/false")) else account_shell
+
+
 class User:
     """Gives one answer to all questions, and keeps them."""
 

@@ -34,7 +34,8 @@ class CommandLine:
     @property
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EXECSERVER_")}
-        return {**kept, "EXECSERVER_URL": self.url, "TERM": "xterm", "COLUMNS": "200"}
+        own = {"EXECSERVER_URL": self.url, "TERM": "xterm", "COLUMNS": "200"}
+        return {**kept, **own, "HISTFILE": os.devnull}  # of the shells that tests type into
 
     def __call__(self, *arguments: str, data: bytes | None = None) -> Done:
         """Run to the end, with pipes; without data for its input that is /dev/null."""

@@ -108,16 +108,17 @@ def test_a_command_that_dies_of_a_signal_gives_128_and_its_number(execserver: Co
     assert execserver("run", "--", "sh", "-c", "kill -TERM $$").returncode == 128 + signal.SIGTERM
 
 
-def test_a_signal_that_we_were_told_to_ignore_is_not_handed_on(execserver: CommandLine) -> None:
+@pytest.mark.parametrize("name", ["INT", "HUP", "QUIT", "TERM"])
+def test_a_signal_that_we_were_told_to_ignore_is_not_handed_on(execserver: CommandLine, name: str) -> None:
     command = " ".join([*EXECSERVER, "run", "-n", "--", "sh", "-c", "'echo ready; read x < fifo; echo $x'"])
     os.mkfifo(execserver.folder / "fifo")
-    shell = f"trap '' INT; exec {command.replace('fifo', str(execserver.folder / 'fifo'))}"
+    shell = f"trap '' {name}; exec {command.replace('fifo', str(execserver.folder / 'fifo'))}"
     with subprocess.Popen(
         ["sh", "-c", shell], stdout=subprocess.PIPE, env=execserver.environment, cwd=execserver.folder
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.Signals[f"SIG{name}"])
         (execserver.folder / "fifo").write_text("alive\n")
         assert process.stdout.readline() == b"alive\n"
         assert process.wait(20) == 0

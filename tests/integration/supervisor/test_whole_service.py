@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from execserver.descriptor_table import ENTRIES
+from execserver.trust import owner_name
 from tests.support.service_manager import ServiceManager, only_child, passing
 from tests.support.wire import (
     PATIENCE,
@@ -208,16 +209,16 @@ def test_the_watchdog_is_fed_while_the_loop_of_the_server_turns(
 def test_a_reload_takes_a_new_token_and_a_new_server_and_keeps_the_commands(
     serve: Start, folder: Path, manager: ServiceManager
 ) -> None:
-    (folder / "token").write_text("first\n")
+    (folder / "token").write_text("first-token\n")
     with listen_on_tcp("127.0.0.1") as tcp:
         url = url_of(tcp)
         flags = ["--ws-auth", "capability-token", "--ws-token-file", "token"]
         service = serve(tcp, flags=flags)
         ready = manager.message()
-        with connect_ws(url, bearer("first")).handshake() as old:
+        with connect_ws(url, bearer("first-token")).handshake() as old:
             process = old.shell("read line; echo $line", pipeStdin=True)
-            (folder / "token").write_text("second\n")
-            assert refusal(url, "second") == b"invalid websocket bearer token"
+            (folder / "token").write_text("second-token\n")
+            assert refusal(url, "second-token") == b"invalid websocket bearer token"
 
             server = only_child(service.process.pid)
             service.process.send_signal(signal.SIGHUP)
@@ -225,23 +226,23 @@ def test_a_reload_takes_a_new_token_and_a_new_server_and_keeps_the_commands(
             assert manager.until("READY") == ready
             assert not os.path.exists(f"/proc/{server}")
 
-            assert refusal(url, "first") == b"invalid websocket bearer token"
-            with connect_ws(url, bearer("second")).handshake(resume=old.session_id) as new:
+            assert refusal(url, "first-token") == b"invalid websocket bearer token"
+            with connect_ws(url, bearer("second-token")).handshake(resume=old.session_id) as new:
                 assert new.shell("echo new", processId="new").wait_closed().output == b"new\n"
                 resumed = new.process(process.id)
                 assert resumed.write("still here\n", "w1") == "accepted"
                 assert resumed.wait_closed().output == b"still here\n"
         assert service.stop() == 0
-        assert "first" not in service.log()
-        assert "second" not in service.log()
+        assert "first-token" not in service.log()
+        assert "second-token" not in service.log()
 
 
-@pytest.mark.parametrize("fault", ["missing", "empty"])
+@pytest.mark.parametrize("fault", ["missing", "empty", "short", "writable"])
 def test_a_reload_that_fails_keeps_the_old_token_and_says_why(
     serve: Start, folder: Path, manager: ServiceManager, fault: str
 ) -> None:
     token = folder / "token"
-    token.write_text("first\n")
+    token.write_text("first-token\n")
     with listen_on_tcp("127.0.0.1") as tcp:
         url = url_of(tcp)
         service = serve(tcp, flags=["--ws-auth", "capability-token", "--ws-token-file", str(token)])
@@ -249,23 +250,30 @@ def test_a_reload_that_fails_keeps_the_old_token_and_says_why(
         reason = {
             "missing": f"--ws-token-file: cannot read {token}: No such file or directory",
             "empty": f"--ws-token-file: {token} is empty",
+            "short": "--ws-token-file: the token must have at least 6 bytes, better 32: "
+            "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
+            "writable": f"--ws-token-file decides who may connect: file {token} of "
+            f"{owner_name(os.geteuid())} can be written by others (mode 0666): chmod 600 {token}",
         }[fault]
         if fault == "missing":
             token.unlink()
+        elif fault == "writable":
+            token.chmod(0o666)
         else:
-            token.write_text("\n")
+            token.write_text({"empty": "\n", "short": "guess\n"}[fault])
 
         service.process.send_signal(signal.SIGHUP)
         manager.until("RELOADING")
         assert manager.until("READY")["STATUS"] == f"Reload failed: {reason}"
         assert f"execserver: reload failed, everything is as before: {reason}\n" in service.log()
-        connect_ws(url, bearer("first")).handshake().close()
+        connect_ws(url, bearer("first-token")).handshake().close()
 
-        token.write_text("third\n")
+        token.write_text("third-token\n")
+        token.chmod(0o600)
         service.process.send_signal(signal.SIGHUP)
         assert manager.until("READY")["STATUS"] == f"Serving on {url}"
-        connect_ws(url, bearer("third")).handshake().close()
-        refusal(url, "first")
+        connect_ws(url, bearer("third-token")).handshake().close()
+        refusal(url, "first-token")
         assert service.stop() == 0
 
 

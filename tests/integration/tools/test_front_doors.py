@@ -29,7 +29,7 @@ from execclient.tools.result import CallRecord, ToolResult
 from execclient.tools.toolset import Toolset
 from tests.integration.tools.patience import limited, until
 from tests.support.noise import noise_watched
-from tests.support.toolsets import INSIDE, ONE_TRANSPORT, Make, User
+from tests.support.toolsets import INSIDE, ONE_TRANSPORT, Make, User, shell_for
 from tests.support.wire import at_most, wait_gone
 
 
@@ -80,10 +80,10 @@ async def test_the_shell_that_a_model_family_has_built_in_comes_parsed(tools: To
     assert "cannot handle payload" in (await tools.call("shell", CustomPayload("ls"))).content
 
 
-async def test_a_script_runs_in_the_shell_of_the_account(tools: Toolset, executor: Executor) -> None:
+async def test_a_script_runs_in_the_shell_for_the_account(tools: Toolset, executor: Executor) -> None:
     result = await tools.call("shell_command", {"command": "echo $0; echo a | tr a b", "login": False})
 
-    assert result.stdout == f"{executor.info['shell']['path']}\nb\n"
+    assert result.stdout == f"{shell_for(executor.info['shell']['path'])}\nb\n"
     assert result.record.command[1] == "-c"
 
 

@@ -19,7 +19,7 @@ from execclient.tools.function_handler import CommandHandler
 from execclient.tools.payloads import FunctionPayload
 from execclient.tools.toolset import Toolset
 from tests.integration.tools.patience import shown
-from tests.support.toolsets import ONE_TRANSPORT
+from tests.support.toolsets import ONE_TRANSPORT, shell_for
 
 GREP = '{"command": "grep -r \'TODO\' src/", "timeout_ms": 5000}'
 
@@ -55,7 +55,7 @@ async def test_a_search_from_its_call_to_its_output(
     handler = tools.registry.lookup("shell_command", FunctionPayload(GREP))
     assert isinstance(handler, CommandHandler)
     inspected = await tools.inspect("shell_command", GREP)
-    shell = executor.info["shell"]["path"]
+    shell = shell_for(executor.info["shell"]["path"])
     assert inspected.command == (shell, "-lc", "grep -r 'TODO' src/")
     assert inspected.cwd == str(project)
 

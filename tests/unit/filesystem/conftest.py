@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from execserver.filesystem.mounts import MountTable
-from tests.support.mounts import Mount, mounting
+from tests.support.mounts import NO_FUSE, Mount, can_hang, mounting
 from tests.support.noise import noise_watched
 from tests.unit.filesystem.caller import StubCaller
 
@@ -56,8 +56,8 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 @pytest.fixture
 def dead_mount(mount: Mount) -> Path:
     """A mount whose server never answers: every lookup in it hangs until the test ends."""
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("a mount that hangs needs the right to open /dev/fuse")
+    if not can_hang():
+        pytest.skip(NO_FUSE)
     return mount("fuse")
 
 

@@ -21,7 +21,7 @@ from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.worker_pool import PoolTimes, WorkerPool
 from execserver.protocol.errors import InternalError, InvalidRequest, RpcError
 from tests.support.fs_workers import BareLauncher, policy_for
-from tests.support.mounts import Mount
+from tests.support.mounts import NO_FUSE, Mount, can_hang
 from tests.unit.fsworker.conftest import Connection
 
 _NAMES = [b"a", b"b c", "ü\u2028".encode(), b"\xff\xfe", b'"\\\n', b".hidden", b"%41", b"x" * 200]
@@ -338,8 +338,8 @@ async def test_the_old_content_stays_when_there_is_no_space_for_the_new(
 async def test_a_worker_on_a_mount_whose_server_is_dead_holds_up_nobody_else(
     launcher: BareLauncher, connection: Connection, mount: Mount, tmp_path: Path
 ) -> None:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("a mount that hangs needs the right to open /dev/fuse")
+    if not can_hang():
+        pytest.skip(NO_FUSE)
     pool = WorkerPool(launcher, times=PoolTimes(silent=5.0))
     stuck = connection.confined(pool, policy_for(tmp_path / "stuck"))
     others = connection.confined(pool, policy_for(tmp_path))

@@ -23,6 +23,7 @@ from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, Spool, SpoolBudget, SpoolLimits
 from execserver.spool.system_calls import enlarge_pipe, unread_bytes
+from tests.sandbox_user import NOT_ROOT
 from tests.unit.processes.log_rig import Rig
 
 KILLS = 30
@@ -222,6 +223,8 @@ def test_a_chunk_that_a_killed_server_moved_is_kept_and_what_is_older_goes(tmp_p
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip(NOT_ROOT)
     folder = tmp_path / "disk"
     folder.mkdir(mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "spool", folder], check=True)

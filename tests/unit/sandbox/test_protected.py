@@ -246,4 +246,4 @@ def test_the_root_has_protected_names_too_when_it_is_writable(rig: Rig, ws: Path
             view.mount_points
         )
     else:
-        assert view.mount_points == ()
+        assert not any(os.path.dirname(path) == "/" for path in view.mount_points)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from execserver.folders import state_folder
+from execserver.folders import FolderError, state_folder
 from execserver.sandbox.state_folder import StateFolderError, empty_file, empty_folder, open_state_folder
-from tests.sandbox_user import NOT_ROOT
+from tests.sandbox_user import NOT_ROOT, needed_paths
 
 UID = os.geteuid()
 
@@ -66,7 +66,12 @@ def test_without_an_absolute_variable_it_is_below_the_home_folder(state: str, tm
 
 @pytest.mark.parametrize("environment", [{}, {"HOME": ""}, {"HOME": "relative"}], ids=str)
 def test_without_an_absolute_home_it_is_below_the_accounts(environment: dict[str, str]) -> None:
-    assert state_folder(environment) == f"{pwd.getpwuid(UID).pw_dir.rstrip('/')}/.local/state/execserver"
+    home = pwd.getpwuid(UID).pw_dir
+    if os.path.isdir(home):
+        assert state_folder(environment) == f"{home.rstrip('/')}/.local/state/execserver"
+        return
+    with pytest.raises(FolderError, match=f"the home folder {home} .of the account. is not there"):
+        state_folder(environment)
 
 
 def test_a_home_folder_that_is_missing_is_not_made_and_the_way_out_is_said(tmp_path: Path) -> None:
@@ -79,9 +84,20 @@ def test_a_home_folder_that_is_missing_is_not_made_and_the_way_out_is_said(tmp_p
 
 def in_namespace(program: str, *before: str) -> str:
     """What a program prints as root of a user and mount namespace of its own, with an empty /tmp."""
-    shell = f'mount -t tmpfs tmpfs /tmp; {" ".join(before)} exec "$0" -c "$1"'
+    # Empty but for the way to the repository and its interpreter, which may lie there.
+    shell = f"""
+        mount -t tmpfs tmpfs /mnt
+        for needed; do
+            mkdir -p "/mnt/${{needed#/tmp/}}"
+            mount --rbind "$needed" "/mnt/${{needed#/tmp/}}"
+        done
+        mount --rbind /mnt /tmp
+        {" ".join(before)} exec "$PYTHON" -c "$PROGRAM"
+    """
+    needed = sorted({str(path) for path in needed_paths() if path.is_relative_to("/tmp")})
     result = subprocess.run(
-        ["unshare", "-rm", "sh", "-ec", shell, sys.executable, program],
+        ["unshare", "-rm", "sh", "-ec", shell, "sh", *needed],
+        env={**os.environ, "PYTHON": sys.executable, "PROGRAM": program},
         capture_output=True,
         text=True,
         check=False,

@@ -17,7 +17,7 @@ from execserver.supervisor.remote import (
     check_registry_url,
 )
 
-NO_FILE = {"EXECSERVER_CONFIG": ""}
+NO_FILE = {"EXECSERVER_CONFIG": "", "XDG_STATE_HOME": "/state"}  # the account may have no home folder
 FLAGS = ["--remote", "https://registry/base/", "--environment-id=box"]
 URL = "relay+https://registry/base?environment=box"
 
