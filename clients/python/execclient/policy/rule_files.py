@@ -61,6 +61,7 @@ def parse_rules(text: str, file: str, *, known: RuleSet = NO_RULES) -> RuleSet:
     Warns:
         PolicyWarning: it was written for an older version.
     """
+    text = text.removeprefix("\ufeff")  # a byte order mark, as some editors write it
     _check_version(text, file)
     reading = _Reading(file)
     run_rule_file(text, file, reading.state)
@@ -132,7 +133,7 @@ class _Reading:
 
 
 def _check_version(text: str, file: str) -> None:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # `splitlines` also splits within a comment
         if line.strip() and not line.startswith("#"):
             return  # it stands above the first statement
         found = _VERSION_LINE.fullmatch(line)
