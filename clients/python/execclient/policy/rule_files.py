@@ -165,7 +165,8 @@ def _rule_files(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise PolicyError(str(folder), None, f"cannot be listed: {error.strerror}") from error
+        failure = PolicyError(str(folder), None, f"cannot be listed: {error.strerror}")
+        raise failure.about(errno=error.errno) from error
 
 
 def _read(file: Path) -> str:
@@ -173,7 +174,8 @@ def _read(file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise PolicyError(str(file), None, f"cannot be read: {error.strerror}") from error
+        failure = PolicyError(str(file), None, f"cannot be read: {error.strerror}")
+        raise failure.about(errno=error.errno) from error
     if len(content) > MAX_FILE_BYTES:
         raise PolicyError(str(file), None, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
     try:
