@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from execserver.processes.launch import LaunchPlan, require_program
+from execserver.processes.start_obstacle import require_interpreter
 from execserver.protocol.errors import InvalidParams, SpawnFailed
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.policy import Policy, Surroundings, resolve
@@ -82,6 +83,7 @@ class Preparation:
         try:
             plan = self._make_plan()
             require_program(plan.program, plan.cwd)
+            require_interpreter(plan.program, plan.cwd)
         except (OSError, ValueError) as error:
             measures.failed_starts += 1
             raise SpawnFailed(error) from None

@@ -73,6 +73,22 @@ def find_obstacle(
         return None  # the disk changes under our eyes
 
 
+def require_interpreter(program: str, cwd: str) -> None:
+    """What the spawn would say of a program whose interpreter is missing, for one that a sandbox starts.
+
+    Raises:
+        OSError: ENOENT, there is none.
+    """
+    path = os.path.join(cwd, program)
+    for _ in range(MAX_DEPTH):
+        interpreter = _interpreter(path)
+        if interpreter is None:
+            return
+        path = os.path.join(cwd, interpreter)
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
 def _found(
     error: OSError | ValueError, argv: Sequence[str], cwd: str, environment: Mapping[str, str]
 ) -> Obstacle | None:

@@ -224,6 +224,10 @@ async def test_a_confined_start_says_it_too(executor: Executor, tmp_path: Path) 
     with pytest.raises(FileNotFoundError) as raised:
         await executor.run(["/no/such"], sandbox=sandbox, cwd=tmp_path)
     assert raised.value.filename == "/no/such"
+    by_script = script(tmp_path / "script", "#!/no/interpreter\n")
+    with pytest.raises(FileNotFoundError) as raised:
+        await executor.run([by_script], sandbox=sandbox, cwd=tmp_path)
+    assert raised.value.filename == "/no/interpreter"
     with pytest.raises(FileNotFoundError) as raised:
         await executor.run(["true"], sandbox=sandbox, cwd=tmp_path / "gone")
     assert raised.value.filename == str(tmp_path / "gone")
