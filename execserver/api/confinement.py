@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from execserver.processes.launch import LaunchPlan, require_program
-from execserver.protocol.errors import InternalError, InvalidParams, os_error_text
+from execserver.processes.start_obstacle import require_interpreter
+from execserver.protocol.errors import InvalidParams, SpawnFailed
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.policy import Policy, Surroundings, resolve
 from execserver.sandbox.refusal import refused
@@ -77,17 +78,15 @@ class Preparation:
 
         Raises:
             InvalidRequest: it cannot be confined.
-            InternalError: it could not be started without a sandbox either.
+            SpawnFailed: it could not be started without a sandbox either.
         """
         try:
             plan = self._make_plan()
             require_program(plan.program, plan.cwd)
-        except OSError as error:
+            require_interpreter(plan.program, plan.cwd)
+        except (OSError, ValueError) as error:
             measures.failed_starts += 1
-            raise InternalError(os_error_text(error), name="spawn_failed") from None
-        except ValueError as error:
-            measures.failed_starts += 1
-            raise InternalError(f"cannot start the process: {error}", name="spawn_failed") from None
+            raise SpawnFailed(error) from None
         confinement = self._sandboxes.prepare(self._policy, plan.command())
         with self._lock:
             if not self._given_up:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from execserver.api import confinement
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.host import Host
+from execserver.processes import start_obstacle
 from execserver.processes.child_environment import child_environment
 from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan, plan_launch
@@ -26,6 +27,7 @@ from execserver.protocol.errors import (
     InternalError,
     InvalidParams,
     InvalidRequest,
+    SpawnFailed,
     os_error_text,
     start_cancelled,
     start_differs,
@@ -214,7 +216,11 @@ class ProcessHandlers:
             bounded_argv(params.argv),
             kept_folder(params.cwd),
         )
-        process = caller.session.processes.start(params.process_id, lambda: make_plan(params), terms)
+        try:
+            process = caller.session.processes.start(params.process_id, lambda: make_plan(params), terms)
+        except SpawnFailed as error:
+            self._explain(error, params)
+            raise
         result = _start_result(caller, params, process)
         # No event of a process may overtake the reply to its start.
         release = caller.attachment.follow(process)
@@ -253,7 +259,11 @@ class ProcessHandlers:
         preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._plan(params))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
-                plan, confined = await caller.own(BlockingCalls, BlockingCalls).run(preparation.run)
+                try:
+                    plan, confined = await caller.own(BlockingCalls, BlockingCalls).run(preparation.run)
+                except SpawnFailed as error:
+                    self._explain(error, params)
+                    raise
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
@@ -262,6 +272,15 @@ class ProcessHandlers:
             return result
         finally:
             run_in_background(preparation.give_up)
+
+    def _explain(self, error: SpawnFailed, params: StartParams) -> None:
+        """Say what is missing or in the way, where that can be told."""
+        found = start_obstacle.find_obstacle(error.error, params.argv, params.cwd, self._environment(params))
+        if found is not None:
+            error.field = found.field
+            error.details["reason"] = found.reason
+            if found.path is not None:
+                error.details["path"] = found.path
 
     def _policy(self, params: StartParams, sandbox: SandboxContext) -> Policy | None:
         managed = params.enforce_managed_network

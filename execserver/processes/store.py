@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text, unknown_process
+from execserver.protocol.errors import InvalidRequest, SpawnFailed, unknown_process
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
@@ -110,7 +110,7 @@ class ProcessStore:
 
         Raises:
             InvalidRequest: the name is taken, or the session has ended.
-            InternalError: the operating system's reason why it cannot be started.
+            SpawnFailed: the operating system's reason why it cannot be started.
         """
         if self._ended or self.executor.stopping:
             raise InvalidRequest(
@@ -119,12 +119,9 @@ class ProcessStore:
         self.require_free(process_id)
         try:
             process = self.executor.start(self._session_id, process_id, make_plan(), self.on_closed, terms)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             measures.failed_starts += 1
-            raise InternalError(os_error_text(error), name="spawn_failed") from None
-        except ValueError as error:
-            measures.failed_starts += 1
-            raise InternalError(f"cannot start the process: {error}", name="spawn_failed") from None
+            raise SpawnFailed(error) from None
         self._processes[process_id] = process
         self._numbers.add(process.number)
         self._log.debug("process started", process=process_id, pid=process.pid, tty=process.tty)

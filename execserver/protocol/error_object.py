@@ -8,13 +8,21 @@ from typing_extensions import TypedDict
 
 
 class ErrorData(TypedDict):
-    """What programs match on; it is sent to connections that speak standard JSON-RPC 2.0."""
+    """What programs match on. Connections that speak standard JSON-RPC 2.0 get it; with a `reason`, also
+    those with extensions.
+    """
 
     code: str
     """The name of the error: finer than the number, and it never changes its meaning."""
 
     field: NotRequired[str]
     """The parameter at fault, as it is called on the wire; members of members stand behind dots."""
+
+    reason: NotRequired[str]
+    """A sentence for people: what kept a program from being started."""
+
+    path: NotRequired[str]
+    """The folder, the program or the interpreter that is missing, or may not be used."""
 
 
 class ErrorObject(TypedDict):

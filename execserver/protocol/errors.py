@@ -46,10 +46,13 @@ class RpcError(Exception):
         self.message = message
         self.name = name or self.default_name
         self.field = field
+        self.details: dict[str, str] = {}
+        """What is known beyond the message. With it, `data` is in the lean dialect too (X15)."""
 
     def data(self) -> dict[str, str]:
         """The `data` member of an error reply in the standard dialect."""
-        return {"code": self.name} if self.field is None else {"code": self.name, "field": self.field}
+        named = {"code": self.name} if self.field is None else {"code": self.name, "field": self.field}
+        return named | self.details
 
 
 class ParseFailure(RpcError):
@@ -85,6 +88,20 @@ class InternalError(RpcError):
 
     code = -32603
     default_name = "internal_error"
+
+
+class SpawnFailed(InternalError):
+    """A program could not be started.
+
+    Attributes:
+        error: what the system said.
+    """
+
+    def __init__(self, error: OSError | ValueError) -> None:
+        is_system = isinstance(error, OSError)
+        text = os_error_text(error) if is_system else f"cannot start the process: {error}"  # type: ignore[arg-type]
+        super().__init__(text, name="spawn_failed")
+        self.error = error
 
 
 class NotFound(RpcError):

@@ -62,6 +62,8 @@ class Admission(Protocol):
     """The connection, as a dialect sees it."""
 
     max_reply_bytes: int | None
+    extensions: bool
+    """Whether the client asked for extension members."""
 
     def admit(
         self, target: Any, method: str, params: Any, size: int, trace: Mapping[str, Any] | None
@@ -154,7 +156,7 @@ def encode_standard_error(request_id: int | float | str | None, error: RpcError)
             "error": {
                 "code": error.code,
                 "message": envelope.printable(error.message),
-                "data": {name: envelope.printable(text) for name, text in error.data().items()},
+                "data": envelope.printable_members(error.data()),
             },
         }
     )

@@ -42,7 +42,7 @@ def _method(name: str) -> Method:
         try:
             return Success(await context.perform(name, list(args) if args else kwargs))
         except RpcError as error:
-            data = {key: envelope.printable(text) for key, text in error.data().items()}
+            data = envelope.printable_members(error.data())
             return Error(error.code, envelope.printable(error.message), data)
 
     return call

@@ -163,13 +163,22 @@ def encode_result(request_id: int | str, result: Any) -> bytes:
     return b'{"id":%b,"result":%b}' % (_encode(request_id), _encode(result))
 
 
-def encode_error(request_id: int | str, code: int, message: str) -> bytes:
+def encode_error(
+    request_id: int | str, code: int, message: str, data: Mapping[str, str] | None = None
+) -> bytes:
     """The reply to a request that failed."""
-    return b'{"id":%b,"error":{"code":%d,"message":%b}}' % (
+    more = b"" if data is None else b',"data":' + _encode(printable_members(data))
+    return b'{"id":%b,"error":{"code":%d,"message":%b%b}}' % (
         _encode(request_id),
         code,
         _encode(printable(message)),
+        more,
     )
+
+
+def printable_members(data: Mapping[str, str]) -> dict[str, str]:
+    """The `data` of an error as JSON can carry it."""
+    return {name: printable(text) for name, text in data.items()}
 
 
 def printable(text: str) -> str:

@@ -76,7 +76,8 @@ class LeanDialect:
 
     def error(self, target: int | str, error: RpcError) -> None:
         """Reply that a request failed."""
-        self._channel.send((envelope.encode_error(target, error.code, error.message),))
+        data = error.data() if error.details and self._admission.extensions else None
+        self._channel.send((envelope.encode_error(target, error.code, error.message, data),))
 
     async def stream(self, target: int | str, result: StreamedResult) -> int:
         """Reply piece by piece."""

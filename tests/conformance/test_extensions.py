@@ -232,3 +232,39 @@ def test_copies_tell_whether_they_were_written_in_place(client: Client, extended
         assert each.call("fs/copy", params) == expected
         move = {"sourcePath": path_uri(here / "t"), "destinationPath": path_uri(here / "u")}
         assert each.call("fs/install", move) == expected
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X15", "X4", "P5", "P6")
+@pytest.mark.parametrize("tty", [False, True])
+def test_a_failed_start_says_what_is_missing(client: Client, extended: Client, here: Path, tty: bool) -> None:
+    script = here / "script"
+    script.write_text("#!/no/interpreter\n")
+    script.chmod(0o755)
+    cases: list[tuple[str, Path, str, Path]] = [
+        ("/no/such", here, "argv", Path("/no/such")),
+        (str(script), here, "argv", Path("/no/interpreter")),
+        ("true", here / "gone", "cwd", here / "gone"),
+    ]
+    for program, cwd, field, path in cases:
+        params = client.start_params([program], cwd=path_uri(cwd), tty=tty)
+        plain, explained = (
+            each.reply(each.request("process/start", params))["error"] for each in (client, extended)
+        )
+
+        data = explained.pop("data")
+        assert plain == explained == {"code": -32603, "message": "No such file or directory (os error 2)"}
+        assert (data.pop("code"), data.pop("field"), data.pop("path")) == ("spawn_failed", field, str(path))
+        assert set(data) == {"reason"}
+        assert f"{path} " in data["reason"]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X15")
+def test_other_errors_have_no_data(extended: Client) -> None:
+    for method, params in (
+        ("fs/readFile", {"path": "file:///no/such"}),
+        ("process/start", {"processId": "p"}),
+        ("process/read", {"processId": "p"}),
+    ):
+        assert set(extended.reply(extended.request(method, params))["error"]) == {"code", "message"}

@@ -210,6 +210,19 @@ def test_errors_carry_a_name_for_programs(
     assert (error["code"], error["data"]) == (code, data)
 
 
+@sockets
+@pytest.mark.statement("J7", "X15")
+def test_a_failed_start_says_what_is_missing(client: Client) -> None:
+    error = error_of(client, "process/start", client.start_params(["/no/such"]))
+
+    assert error["data"] == {
+        "code": "spawn_failed",
+        "field": "argv",
+        "path": "/no/such",
+        "reason": "the program /no/such does not exist",
+    }
+
+
 @pytest.mark.transports("unix/standard")
 @pytest.mark.statement("J7")
 def test_texts_and_numbers_of_errors_are_those_of_the_lean_dialect(

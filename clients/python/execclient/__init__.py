@@ -8,6 +8,7 @@
 `python -m execclient.quickstart` shows what there is.
 """
 
+from execclient import os_errors as os_errors  # so that error replies become these
 from execclient.client import Executor
 from execclient.connect import connect
 from execclient.errors import (

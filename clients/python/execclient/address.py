@@ -135,9 +135,10 @@ class Token:
         except TimeoutError:
             raise ConnectionFailed(
                 f"cannot read the token file {self.file}: it did not come within {CONNECT_SECONDS:g} s"
-            ) from None
+            ).about(path=str(self.file)) from None
         except (OSError, ValueError) as error:
-            raise ConnectionFailed(f"cannot read the token file {self.file}: {error}") from error
+            failure = ConnectionFailed(f"cannot read the token file {self.file}: {error}")
+            raise failure.about(path=str(self.file), errno=getattr(error, "errno", None)) from error
         return _checked(content.strip(), f"the token file {self.file}")
 
 

@@ -27,6 +27,7 @@ from execclient.errors import (
 from execclient.filesystem import FileSystem
 from execclient.identifiers import new_id
 from execclient.inbox import Inbox
+from execclient.os_errors import CommandTimedOut
 from execclient.process import Process, ProcessInfo, until_silent
 from execclient.run import TIME_LIMITS, TIMED_OUT, RunOutput, RunResult
 from execclient.session import Session
@@ -162,14 +163,16 @@ class Executor:
             else:
                 async with asyncio.timeout(timeout + BACKSTOP_SECONDS):
                     await self._run(inbox, start, data)
-        except TimeoutError:
+        except TimeoutError as error:
+            if isinstance(error, ExecServerError):  # of a single call, and not of the command
+                await self._abandon(inbox)
+                raise
             inbox.forced_cause = "timeout"
             if inbox.started:
                 await self._session.kill(inbox)
                 await until_silent(self._session, inbox)
         except BaseException:
-            if inbox.started and not inbox.closed:
-                await self._session.kill(inbox)
+            await self._abandon(inbox)
             raise
         finally:
             self._session.forget(inbox)
@@ -180,7 +183,8 @@ class Executor:
             exit_code, clock() - begin, cause=cause, timed_out=timed_out, denial=inbox.denial
         )
         if check and exit_code:
-            raise CommandFailed(os.fspath(argv[0]), result)
+            kind = CommandTimedOut if timed_out else CommandFailed
+            raise kind(os.fspath(argv[0]), result).about(cwd=self._cwd_of(start))
         return result
 
     async def start(
@@ -327,6 +331,14 @@ class Executor:
 
     # -- inside
 
+    async def _abandon(self, inbox: Inbox) -> None:
+        """Kill what was started and is of no use any more."""
+        if inbox.started and not inbox.closed:
+            await self._session.kill(inbox)
+
+    def _cwd_of(self, start: _Start) -> str:
+        return self.cwd if start.cwd is None else os.path.join(self.cwd, start.cwd)
+
     async def _run(self, inbox: Inbox, start: _Start, data: bytes | None) -> None:
         process = await self._start(inbox, start)
         try:
@@ -379,6 +391,8 @@ class Executor:
             self._session,
             inbox,
             pid=result.get("pid"),
+            program=params["argv"][0],
+            cwd=self._cwd_of(start),
             tty=start.tty,
             confined=start.sandbox is not None,
             deadlines=self._deadlines(inbox, start),

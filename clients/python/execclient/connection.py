@@ -188,8 +188,14 @@ class Connection:
             return
         if "error" in message:
             error = message["error"]
+            more = error.get("data")
             pending.reply.set_exception(
-                call_failed(pending.method, int(error["code"]), str(error["message"]))
+                call_failed(
+                    pending.method,
+                    int(error["code"]),
+                    str(error["message"]),
+                    more if isinstance(more, dict) else None,
+                )
             )
         else:
             pending.reply.set_result(message["result"])

@@ -34,12 +34,21 @@
         ├── NotFound               not_found            -32004  a path or a handle that is not there
         └── SessionAttached        session_attached     -32010  the session has another connection
 
+Those for which Python has a class are of that class, too: `NotFound` is a `FileNotFoundError`, `CallTimeout`
+a `TimeoutError`, `ConnectionLost` a `ConnectionError`, `SystemFailure` an `OSError`, and by its `errno` a
+`FileNotFoundError`, `FileExistsError`, `PermissionError`, `IsADirectoryError` or `NotADirectoryError`.
+
+All can be pickled and copied, with their attributes and notes; causes and tracebacks stay behind, as always.
+
 The wire's codes: `docs/protocol.md`, "Error codes".
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from execserver.protocol import errors as wire
 
@@ -48,10 +57,70 @@ if TYPE_CHECKING:
     from execclient.run import RunResult
 
 
+_OS_ERROR = re.compile(r"\(os error (\d+)\)\Z")
+"""How the wire writes the number of a failed system call: `docs/protocol.md`, I1."""
+
+
 class ExecServerError(Exception):
-    """Whatever this package raises on its own account."""
+    """Whatever this package raises on its own account.
+
+    Attributes:
+        program: the command's program, as it was given; None where the error is not about one.
+        path: the absolute path that it is about, at the executor or, of a socket or a file of rules, here;
+            of a start the program, interpreter or folder that is missing or may not be used. None where there
+            is none, or it is not known.
+        cwd: the working directory of the command.
+        errno: of the system call that failed, by the numbers of Linux; None where none did.
+    """
 
     code: ClassVar[str] = "exec_server_error"
+    program: str | None = None
+    path: str | None = None
+    cwd: str | None = None
+    errno: int | None = None
+
+    def __str__(self) -> str:
+        # Not that of OSError, which has a text of its own as soon as there is a path.
+        return Exception.__str__(self)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return _remade, (type(self), self.args), self.__dict__ | _os_members(self)
+
+    def about(
+        self,
+        *,
+        program: str | None = None,
+        path: str | None = None,
+        cwd: str | None = None,
+        errno: int | None = None,
+    ) -> Self:
+        """The same error, with what is given here and was not known yet."""
+        self.program = self.program or program
+        self.path = self.path or path
+        self.cwd = self.cwd or cwd
+        self.errno = self.errno or errno
+        _tell_os_members(self, self.path, self.errno)
+        return self
+
+
+def _os_members(error: Exception) -> dict[str, object]:
+    """What an OSError keeps outside of its `__dict__`."""
+    if not isinstance(error, OSError):
+        return {}
+    return {name: getattr(error, name) for name in ("filename", "filename2", "strerror")}
+
+
+def _tell_os_members(error: Exception, path: str | None, number: int | None) -> None:
+    if isinstance(error, OSError):
+        error.filename = path
+        error.strerror = os.strerror(number) if number else None
+
+
+def _remade(kind: type[ExecServerError], args: tuple[object, ...]) -> ExecServerError:
+    """An error as it was pickled, without the parameters of its own `__init__`."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 class UnsupportedUrl(ExecServerError):
@@ -60,13 +129,13 @@ class UnsupportedUrl(ExecServerError):
     code = "unsupported_url"
 
 
-class ConnectionFailed(ExecServerError):
+class ConnectionFailed(ExecServerError, ConnectionError):
     """No connection came about; the message says why."""
 
     code = "connection_failed"
 
 
-class DaemonNotRunning(ConnectionFailed):
+class DaemonNotRunning(ConnectionFailed, ConnectionRefusedError):
     """Nobody listens at the URL; the message says how to start a daemon."""
 
     code = "daemon_not_running"
@@ -104,7 +173,7 @@ class WrongExecutor(UntrustedServer):
     code = "wrong_executor"
 
 
-class AccessDenied(ConnectionFailed):
+class AccessDenied(ConnectionFailed, PermissionError):
     """A WebSocket server refused the upgrade, or a relay or its executor us; the message has the reason
     and the way out.
 
@@ -125,7 +194,7 @@ class InsecureToken(ConnectionFailed):
     code = "insecure_token"
 
 
-class ConnectionLost(ExecServerError):
+class ConnectionLost(ExecServerError, ConnectionError):
     """The connection ended.
 
     Attributes:
@@ -173,7 +242,7 @@ class RequestTooLarge(ExecServerError):
     code = "request_too_large"
 
 
-class CallTimeout(ExecServerError):
+class CallTimeout(ExecServerError, TimeoutError):
     """The answer did not come within the limit. The call may still be carried out."""
 
     code = "call_timeout"
@@ -223,7 +292,7 @@ class OutputGap(ExecServerError):
         self.result = result
 
 
-class NoSuchProcess(ExecServerError):
+class NoSuchProcess(ExecServerError, ProcessLookupError):
     """The daemon does not know the process: it never ran, or closed longer ago than it is kept."""
 
     code = "no_such_process"
@@ -248,6 +317,7 @@ class CommandFailed(ExecServerError):
         why = "ran into its time limit" if result.timed_out else f"exited with {result.exit_code}"
         last = result.stderr_text.strip().rpartition("\n")[2][:200]
         super().__init__(f"{program} {why}" + (f": {last}" if last else ""))
+        self.program = program
         self.result = result
 
 
@@ -274,6 +344,7 @@ class WalkIncomplete(ExecServerError):
 
     def __init__(self, path: str, entries: list[WalkEntry]) -> None:
         super().__init__(f"{path}: more than one walk gives; these are the first {len(entries)} names")
+        self.path = path
         self.entries = entries
 
 
@@ -290,7 +361,7 @@ class PolicyError(ExecServerError):
 
     def __init__(self, file: str, line: int | None, reason: str) -> None:
         super().__init__(f"{file}: {reason}" if line is None else f"{file}:{line}: {reason}")
-        self.file = file
+        self.file = self.path = file
         self.line = line
         self.reason = reason
 
@@ -302,15 +373,28 @@ class CallFailed(ExecServerError):
         method: the wire's method.
         wire_code: the number in the reply.
         message: the text in the reply.
+        reason: of a start that failed, what is missing or in the way, where the server says so.
     """
 
     code = "call_failed"
 
-    def __init__(self, method: str, wire_code: int, message: str) -> None:
-        super().__init__(f"{method}: {message} ({wire_code})")
+    def __init_subclass__(cls, errnos: Iterable[int] = (), **others: Any) -> None:
+        super().__init_subclass__(**others)
+        for number in errnos:
+            _BY_ERRNO[cls.__bases__[0], number] = cls
+
+    def __init__(self, method: str, wire_code: int, message: str, reason: str | None = None) -> None:
+        told = f"{message}: {reason}" if reason else message
+        super().__init__(f"{method}: {told} ({wire_code})")
         self.method = method
         self.wire_code = wire_code
         self.message = message
+        self.reason = reason
+        self.about(errno=os_error_number(message))
+
+
+_BY_ERRNO: dict[tuple[type, int], type[CallFailed]] = {}
+"""Classes that are for one `errno` only, by that and by the class for all others: `execclient.os_errors`."""
 
 
 class Refused(CallFailed):
@@ -331,13 +415,13 @@ class InvalidParams(CallFailed):
     code = "invalid_params"
 
 
-class SystemFailure(CallFailed):
+class SystemFailure(CallFailed, OSError):
     """The operating system refused, at the server; also every start that failed."""
 
     code = "system_failure"
 
 
-class NotFound(CallFailed):
+class NotFound(CallFailed, FileNotFoundError):
     """The path or the handle does not exist."""
 
     code = "not_found"
@@ -359,6 +443,27 @@ _BY_WIRE_CODE: dict[int, type[CallFailed]] = {
 }
 
 
-def call_failed(method: str, wire_code: int, message: str) -> CallFailed:
-    """The error of an error reply."""
-    return _BY_WIRE_CODE.get(wire_code, CallFailed)(method, wire_code, message)
+def call_failed(
+    method: str, wire_code: int, message: str, data: Mapping[str, object] | None = None
+) -> CallFailed:
+    """The error of an error reply.
+
+    Args:
+        method: of the request.
+        wire_code: the number in the reply.
+        message: the text in the reply.
+        data: what an execserver adds (`docs/protocol.md`, X15).
+    """
+    kind = _BY_WIRE_CODE.get(wire_code, CallFailed)
+    number = os_error_number(message)
+    if number is not None:
+        kind = _BY_ERRNO.get((kind, number), kind)
+    reason, path = (None if data is None else data.get(name) for name in ("reason", "path"))
+    error = kind(method, wire_code, message, reason if isinstance(reason, str) else None)
+    return error.about(path=path if isinstance(path, str) else None)
+
+
+def os_error_number(text: str) -> int | None:
+    """The number of a failed system call, as the wire writes it at the end of a text; None without one."""
+    found = _OS_ERROR.search(text)
+    return None if found is None else int(found[1])

@@ -12,9 +12,12 @@ A `RemoteSpawn` is a `pexpect.spawnbase.SpawnBase`, and has what people know of 
 besides. What differs from that:
 
 - `argv` is a list; `env` is laid over the daemon's environment and does not replace it.
-- There is no descriptor: `fileno` raises, and there are neither `getecho`, `setecho` and
-  `waitnoecho` nor `ignore_sighup`, `echo` and `preexec_fn`.
-- `delaybeforesend` and `delayafterread` are None: what they are there for does not happen here.
+- There is no descriptor: `fileno` raises, and there are neither `ptyproc` and `use_poll` nor
+  `ignore_sighup` and `preexec_fn`.
+- `getecho`, `setecho` and `waitnoecho` run `stty` at the daemon. With `echo=False` a shell switches the
+  echo off before it becomes the program; a program that is missing is then an exit status of 127.
+- `delaybeforesend` is None unless it is set, and `delayafterread` has no effect: what they are there for
+  does not happen here.
 - Half a character at the end of the output is what `codec_errors` makes of it, not dropped.
 - Whatever the connection and the session raise (`execclient.errors`) comes out of the call that
   meets it; `OutputGap` among them, when the daemon or the client had to drop output.
@@ -30,6 +33,7 @@ import select
 import signal
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -44,6 +48,7 @@ except ImportError as error:
 
 from execclient.arguments import AnyPath
 from execclient.errors import ExecServerError, Unsupported, WaitTimeout
+from execclient.remote_echo import RemoteEcho, without_echo
 from execclient.sync import Executor, connect
 
 if TYPE_CHECKING:
@@ -101,6 +106,7 @@ class RemoteSpawn(_SpawnBase):
         dimensions: rows and columns of the terminal, 24 × 80 by default.
         env: variables laid over the daemon's.
         cwd: where; by default where the daemon was started.
+        echo: whether the terminal repeats what is typed, at first.
 
     Raises:
         ExecServerError: it could not be started, or the daemon not be reached.
@@ -125,24 +131,30 @@ class RemoteSpawn(_SpawnBase):
         dimensions: tuple[int, int] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: AnyPath | None = None,
+        echo: bool = True,
     ) -> None:
         if url is not None and executor is not None:
             raise TypeError("either url or executor, not both")
         super().__init__(timeout, maxread, searchwindowsize, logfile, encoding, codec_errors)
         self.delaybeforesend = None
         self.delayafterread = None
-        self.argv = list(argv)
+        self.argv = self.args = list(argv)
+        self.command = self.argv[0] if self.argv else None
+        self.env, self.cwd = env, cwd
+        self.echo = echo
         self.name = f"<{' '.join(argv)}>"
         self._size = dimensions or (24, 80)
         self._owns_executor = executor is None
         self._executor = connect(url) if executor is None else executor
         try:
-            self._process = self._executor.start(argv, tty=True, size=dimensions, env=env, cwd=cwd)
+            started = argv if echo else without_echo(argv)
+            self._process = self._executor.start(started, tty=True, size=dimensions, env=env, cwd=cwd)
         except BaseException:
             self._end_connection()
             raise
         self._output = self._process._output  # noqa: SLF001 - one package
         self.pid = self._process.pid
+        self._echo = RemoteEcho(self._executor, self.name, self.pid)
         self.terminated = False
         self.closed = False
         self.flag_eof = False
@@ -267,7 +279,10 @@ class RemoteSpawn(_SpawnBase):
                 return index
         except EOF as error:
             return int(expecter.eof(error))
-        except TimeoutError:
+        except TimeoutError as error:
+            if isinstance(error, ExecServerError):  # of a call, and not of the expectation
+                expecter.errored()
+                raise
             return int(expecter.timeout(TIMEOUT("Timeout exceeded.")))
         except BaseException:
             expecter.errored()
@@ -295,6 +310,8 @@ class RemoteSpawn(_SpawnBase):
 
         In its usual mode a terminal takes lines of at most 4,095 bytes, and drops what is longer.
         """
+        if self.delaybeforesend is not None:
+            time.sleep(self.delaybeforesend)
         text = self._coerce_send_string(s)
         self._log(text, "send")
         data = self._encoder.encode(text, final=False)
@@ -350,6 +367,40 @@ class RemoteSpawn(_SpawnBase):
         self._check_open()
         self._process.resize(rows, cols)
         self._size = rows, cols
+
+    def getecho(self) -> bool:
+        """Whether the terminal repeats what is typed; programs that ask for a password switch that off.
+
+        Raises:
+            pexpect.ExceptionPexpect: it is out of reach; the message says why.
+        """
+        self._check_open()
+        return self._echo.get()
+
+    def setecho(self, state: bool) -> None:
+        """Let the terminal repeat what is typed, or not.
+
+        A line editor such as readline puts back at each line what it found when it began: for a program that
+        has one, use `echo=False`.
+
+        Raises:
+            pexpect.ExceptionPexpect: as for `getecho`.
+        """
+        self._check_open()
+        self._echo.set(state)
+        self.echo = state
+
+    def waitnoecho(self, timeout: float | None = -1) -> bool:
+        """Wait until the terminal does not repeat what is typed; whether that came.
+
+        Args:
+            timeout: seconds; -1 stands for `self.timeout`, None for ever.
+
+        Raises:
+            pexpect.ExceptionPexpect: as for `getecho`.
+        """
+        self._check_open()
+        return self._echo.wait_off(self.timeout if timeout == -1 else timeout)
 
     def interact(
         self,

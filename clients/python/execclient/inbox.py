@@ -291,6 +291,8 @@ class Inbox:
         try:
             async with asyncio.timeout(seconds):
                 await self.until_exited()
+        except ExecServerError:
+            raise
         except TimeoutError:
             return False
         return True

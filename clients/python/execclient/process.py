@@ -123,6 +123,8 @@ class Process:
         inbox: Inbox,
         *,
         pid: int | None = None,
+        program: str | None = None,
+        cwd: str | None = None,
         tty: bool | None = None,
         confined: bool = False,
         deadlines: Deadlines | None = None,
@@ -131,6 +133,10 @@ class Process:
         """The session's name for it."""
         self.pid = pid
         """The process id at the daemon; None from a server that does not tell."""
+        self.program = program
+        """As it was given to `start`; None for one that was attached to."""
+        self.cwd = cwd
+        """Its working directory at the start, absolute; None likewise."""
         self.tty = tty
         """Whether it has a terminal; None for one that was attached to and whose server does not tell."""
         self._session = session
@@ -312,8 +318,12 @@ class Process:
                 if code and self._confined and self._inbox.broken_sandbox is None:
                     await self._ask_for_failure()
                 return code
+        except ExecServerError as error:
+            error.about(program=self.program, cwd=self.cwd)
+            raise
         except TimeoutError:
-            raise WaitTimeout(f"process {self.id} did not exit within {timeout:g} s") from None
+            late = WaitTimeout(f"process {self.id} did not exit within {timeout:g} s")
+            raise late.about(program=self.program, cwd=self.cwd) from None
 
     async def wait_closed(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the process goes on
         """Wait until the process has exited and nobody holds its output open any more.
@@ -328,8 +338,12 @@ class Process:
         try:
             async with asyncio.timeout(arguments.waiting(timeout)):
                 await self._inbox.until_closed()
+        except ExecServerError as error:
+            error.about(program=self.program, cwd=self.cwd)
+            raise
         except TimeoutError:
-            raise WaitTimeout(f"process {self.id} did not close within {timeout:g} s") from None
+            late = WaitTimeout(f"process {self.id} did not close within {timeout:g} s")
+            raise late.about(program=self.program, cwd=self.cwd) from None
 
     async def signal(self, sig: str | int | signals.Signals, scope: Scope = "group") -> bool:
         """Send a signal. Returns whether there was a process to take it: False once it has exited.
@@ -429,9 +443,14 @@ async def until_silent(session: Session, inbox: Inbox) -> None:
     """
     while not inbox.closed:
         connection = await session.connected()
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(LINGER_SECONDS):
                 await inbox.until_closed()
+        except ExecServerError:
+            raise
+        except TimeoutError:
+            pass
+        else:
             return
         # One that was lost meanwhile may have had the rest on its way.
         if await session.connected() is connection:

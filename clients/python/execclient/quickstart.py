@@ -165,10 +165,10 @@ async def tour(url: str) -> None:
             try:
                 async with asyncio.timeout(STEP_SECONDS):
                     await step(executor)
-            except TimeoutError:
-                raise TourFailed(f"step {number}: not done within {STEP_SECONDS:g} s") from None
             except (TourFailed, ExecServerError) as error:
                 raise TourFailed(f"step {number}: {error}") from error
+            except TimeoutError:
+                raise TourFailed(f"step {number}: not done within {STEP_SECONDS:g} s") from None
             print(f"   ok, {time.monotonic() - begin:.2f} s", flush=True)
 
 

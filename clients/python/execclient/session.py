@@ -57,6 +57,9 @@ SENT_AGAIN = frozenset(
 NOT_OF_THE_PROTOCOL = (ValueError, LookupError, TypeError, AttributeError)
 """What taking apart a value raises that is not what it should be."""
 
+_PATHS = ("path", "sourcePath")
+"""The parameters that say what an error is about."""
+
 KILL_SECONDS = 5.0
 """How long the answer to a terminate is waited for by somebody who wants to be gone."""
 
@@ -211,8 +214,11 @@ class Session:
                             raise OutcomeUnknown(
                                 f"{method}: {error}; whether it was done is unknown"
                             ) from error
+        except ExecServerError as error:
+            _named(error, params)
+            raise
         except TimeoutError:
-            raise CallTimeout(method, seconds) from None
+            raise _named(CallTimeout(method, seconds), params) from None
 
     async def connected(self) -> Connection:
         """The connection, once there is one.
@@ -463,3 +469,17 @@ class Session:
 
 def _fault(what: str, error: Exception) -> ProtocolFault:
     return ProtocolFault(f"{what} is not of the protocol: {type(error).__name__} {error}")
+
+
+def _named(error: ExecServerError, params: Mapping[str, Json]) -> ExecServerError:
+    """The error of a call, with what the call was about."""
+    argv, cwd = params.get("argv"), params.get("cwd")
+    path = next((params[name] for name in _PATHS if isinstance(params.get(name), str)), None)
+    try:
+        return error.about(
+            program=argv[0] if isinstance(argv, list) and argv else None,
+            path=None if path is None else parse_path_uri(path),
+            cwd=parse_path_uri(cwd) if isinstance(cwd, str) else None,
+        )
+    except ValueError:  # a path of another kind of machine
+        return error

@@ -89,9 +89,10 @@ async def open_unix(path: str, url: str, receiver: Receiver) -> None:
         raise DaemonNotRunning(
             f"nobody answers at {url} ({error.strerror}). "
             f"Start a daemon with: execserver serve --listen {url}"
-        ) from error
+        ).about(path=path, errno=error.errno) from error
     except OSError as error:
-        raise ConnectionFailed(f"cannot connect to {url}: {error.strerror or 'no answer'}") from error
+        failure = ConnectionFailed(f"cannot connect to {url}: {error.strerror or 'no answer'}")
+        raise failure.about(path=path, errno=error.errno) from error
     try:
         _check_server(transport.get_extra_info("socket"), url)
     except ConnectionFailed:

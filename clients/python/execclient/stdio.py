@@ -11,6 +11,7 @@ started elsewhere ends because its input does.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -215,7 +216,9 @@ async def open_child(command: Sequence[str] | None, receiver: Receiver) -> None:
     if not argv:
         raise ConnectionFailed("stdio: the command is empty")
     if shutil.which(argv[0]) is None:
-        raise ConnectionFailed(f"stdio: no such program: {argv[0]}")
+        raise ConnectionFailed(f"stdio: no such program: {argv[0]}").about(
+            program=argv[0], errno=errno.ENOENT
+        )
     name = os.path.basename(argv[0]) if command is not None else "execserver"
     try:
         await asyncio.get_running_loop().subprocess_exec(
@@ -224,4 +227,5 @@ async def open_child(command: Sequence[str] | None, receiver: Receiver) -> None:
             start_new_session=command is None,
         )
     except (OSError, ValueError) as error:
-        raise ConnectionFailed(f"stdio: cannot spawn {argv[0]}: {error}") from error
+        failure = ConnectionFailed(f"stdio: cannot spawn {argv[0]}: {error}")
+        raise failure.about(program=argv[0], errno=getattr(error, "errno", None)) from error

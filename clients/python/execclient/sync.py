@@ -226,6 +226,8 @@ class Process:
     def __init__(self, thread: LoopThread[core.Executor], process: core.Process) -> None:
         self.id = process.id
         self.pid = process.pid
+        self.program = process.program
+        self.cwd = process.cwd
         self.tty = process.tty
         self._thread = thread
         self._core = process

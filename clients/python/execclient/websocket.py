@@ -208,15 +208,17 @@ async def open_websocket(
             raise DaemonNotRunning(
                 f"nobody answers at {shown} ({error.strerror}). "
                 f"Start a daemon with: execserver serve --listen {url.scheme}://{url.netloc}"
-            ) from error
-        raise ConnectionFailed(f"cannot connect to {shown}: nobody listens there") from error
+            ).about(errno=error.errno) from error
+        failure = ConnectionFailed(f"cannot connect to {shown}: nobody listens there")
+        raise failure.about(errno=error.errno) from error
     except ssl.SSLCertVerificationError as error:
         raise UntrustedServer(
             f"the certificate of {shown} does not hold: {error.verify_message}. If it is right and only "
             "unknown here, pass ssl=ssl.create_default_context(cafile=…)"
         ) from error
     except (OSError, ValueError) as error:
-        raise ConnectionFailed(f"cannot connect to {shown}: {_text(error)}") from error
+        failure = ConnectionFailed(f"cannot connect to {shown}: {_text(error)}")
+        raise failure.about(errno=getattr(error, "errno", None)) from error
     if channel is None:
         raise ConnectionFailed(f"{shown} hung up instead of answering the upgrade")
 

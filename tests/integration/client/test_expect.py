@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
+from pexpect import replwrap
 from pexpect.spawnbase import SpawnBase
 
 from execclient import ExecutorClosed, SystemFailure
 from execclient.expect import RemoteSpawn
+from execclient.remote_echo import RemoteEcho
 from execclient.sync import Executor, connect
 from tests.support.threads import settled
 from tests.support.wire import wait_gone
@@ -79,6 +82,137 @@ def test_a_python_prompt_is_scripted(spawn: Spawn) -> None:
 
         assert python.wait() == 3
         assert (python.exitstatus, python.signalstatus, python.isalive()) == (3, None, False)
+
+
+# -- as pexpect.replwrap does it
+
+REPLS = {
+    "python": ([sys.executable, "-q"], ">>> ", "import sys; sys.ps1={0!r}; sys.ps2={1!r}"),
+    "bash": (["bash", "--norc"], r"\$ |# ", "PS1='{0}' PS2='{1}' PROMPT_COMMAND=''"),
+    "sh": (["sh", "-i"], r"\$ |# ", "PS1='{0}' PS2='{1}'"),
+}
+REPL_ENV = {"TERM": "dumb", "PYTHON_BASIC_REPL": "1", "PS1": "$ ", "ENV": ""}
+
+
+def repl(spawn: Spawn, name: str, **options: Any) -> replwrap.REPLWrapper:
+    argv, prompt, change = REPLS[name]
+    if name == "bash":
+        # As pexpect's own: the marks are not in what is typed, so that an echo is no prompt.
+        change = change.replace("{0}", "[PEXP\\[\\]ECT_PROMPT>").replace("{1}", "[PEXP\\[\\]ECT_PROMPT+")
+    child = spawn(*argv, env=REPL_ENV, **options)
+    return replwrap.REPLWrapper(child, prompt, change)
+
+
+ONE_TRANSPORT = pytest.mark.parametrize("url", ["unix"], indirect=True)
+
+
+@ONE_TRANSPORT
+@pytest.mark.parametrize(
+    ("name", "echo"),
+    [("python", False), ("bash", False), ("sh", False), ("sh", True)],  # the others have line editors
+)
+def test_a_prompt_is_wrapped(spawn: Spawn, name: str, echo: bool) -> None:
+    wrapped = repl(spawn, name, echo=echo)
+    command, several, unfinished = {
+        "python": ("6 * 7", "if True:\n    print(42)\n", "("),
+    }.get(name, ("echo 4''2", "if true\nthen echo 42\nfi", "("))
+
+    assert wrapped.run_command(command).splitlines()[-1] == "42"
+    assert wrapped.run_command(several).splitlines()[-1] == "42"
+    with pytest.raises(ValueError, match="incomplete"):
+        wrapped.run_command(unfinished)
+    assert wrapped.run_command(command).splitlines()[-1] == "42"
+    assert not wrapped.child.getecho()
+
+
+@ONE_TRANSPORT
+@pytest.mark.parametrize("name", REPLS)
+def test_a_wrapped_prompt_without_echo_gives_the_output_alone(spawn: Spawn, name: str) -> None:
+    wrapped = repl(spawn, name, echo=False)
+    command = "print('x', 'y')" if name == "python" else "echo x y"
+
+    assert wrapped.run_command(command) == "x y\r\n"
+
+
+@ONE_TRANSPORT
+async def test_a_prompt_is_wrapped_on_a_loop(url: str) -> None:
+    def begin() -> tuple[Executor, replwrap.REPLWrapper]:
+        executor = connect(url)
+        child = RemoteSpawn(REPLS["python"][0], executor=executor, encoding="utf-8", env=REPL_ENV, echo=False)
+        return executor, replwrap.REPLWrapper(child, *REPLS["python"][1:])
+
+    executor, wrapped = await asyncio.to_thread(begin)
+
+    assert await wrapped.run_command("6 * 7", async_=True) == "42\r\n"
+    await asyncio.to_thread(executor.close)
+
+
+@ONE_TRANSPORT
+def test_the_echo_is_switched_and_waited_for(spawn: Spawn) -> None:
+    child = spawn("sh", "-c", "read a; stty -echo; read b; stty echo; echo end; read c")
+    assert (child.echo, child.getecho()) == (True, True)
+    assert not child.waitnoecho(0)
+    threading.Timer(0.3, child.sendline).start()
+    assert child.waitnoecho()
+    child.sendline()
+    child.expect_exact("end")
+    assert child.getecho()
+    child.setecho(False)
+    assert (child.echo, child.getecho(), child.waitnoecho(None)) == (False, False, True)
+    child.setecho(True)
+    assert child.getecho()
+
+
+@ONE_TRANSPORT
+def test_the_echo_of_a_command_with_another_input_is_that_of_its_terminal(spawn: Spawn) -> None:
+    child = spawn("sh", "-c", "exec </dev/null; echo ready; sleep 100")
+    child.expect_exact("ready")
+
+    child.setecho(False)
+
+    assert not child.getecho()
+
+
+@ONE_TRANSPORT
+def test_the_echo_of_what_has_ended_is_a_clear_error(spawn: Spawn) -> None:
+    child = spawn("true")
+    child.expect(pexpect.EOF)
+    child.wait()
+
+    for ask in (child.getecho, child.waitnoecho, lambda: child.setecho(False)):
+        with pytest.raises(pexpect.ExceptionPexpect, match=r"the echo of <true> is out of reach: "):
+            ask()
+    child.close()
+    with pytest.raises(ValueError, match="closed"):
+        child.getecho()
+
+
+@ONE_TRANSPORT
+def test_the_echo_at_a_server_that_tells_no_process_id_is_a_clear_error(connected: Executor) -> None:
+    with pytest.raises(pexpect.ExceptionPexpect, match="start it with echo=False, or run stty in it"):
+        RemoteEcho(connected, "<sh>", None).get()
+
+
+@ONE_TRANSPORT
+def test_a_missing_program_without_echo_is_a_status(spawn: Spawn) -> None:
+    child = spawn("/no/such", echo=False)
+    child.expect(pexpect.EOF)
+
+    assert "/no/such" in str(child.before)
+    assert child.wait() == 127
+
+
+@ONE_TRANSPORT
+def test_habits_of_pexpect_find_what_they_set(spawn: Spawn, tmp_path: Path) -> None:
+    child = spawn("cat", "-", cwd=tmp_path, env={"A": "b"})
+    assert (child.command, child.args, child.cwd, child.env) == ("cat", ["cat", "-"], tmp_path, {"A": "b"})
+    child.delaybeforesend = 0.2
+    begin = time.monotonic()
+    child.sendline("x")
+    assert time.monotonic() - begin >= 0.2
+    child.expect_exact("x\r\nx\r\n")
+    with pytest.raises(OSError, match="no descriptor"):
+        child.fileno()
 
 
 def test_a_shell_is_scripted(bash: RemoteSpawn) -> None:

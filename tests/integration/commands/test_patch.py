@@ -111,6 +111,31 @@ def test_a_dry_run_prints_what_git_would_apply_and_changes_nothing(
     assert tree(copy) == tree(there)
 
 
+@pytest.mark.parametrize(
+    ("before", "lines", "after"),
+    [
+        (b"a\nb\nc", "-a\n+A", b"A\nb\nc"),
+        (b"a\nb\nc", "-c\n+C", b"a\nb\nC"),
+        (b"1%\r2%\nb\nc\n", "-b\n+B\n+x", b"1%\r2%\nB\nx\nc\n"),
+        (b"\xef\xbb\xbfa\r\nb\n", "-a\n+A\n b\n+c", b"\xef\xbb\xbfA\r\nb\nc\n"),
+        (b"a\r\nb\nc\r", "-b\n+b", b"a\r\nb\nc\r"),
+    ],
+)
+def test_line_ends_and_a_byte_order_mark_stay(
+    execserver: CommandLine, there: Path, before: bytes, lines: str, after: bytes
+) -> None:
+    (there / "f").write_bytes(before)
+
+    done = run(
+        execserver,
+        there,
+        f"\ufeff*** Begin Patch\n*** Update File: f\n*** Move to: g\n@@\n{lines}\n*** End Patch\n",
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (there / "g").read_bytes() == after
+
+
 def test_a_dry_run_without_a_diff_says_why_there_is_none(execserver: CommandLine, there: Path) -> None:
     idle = run(
         execserver, there, "*** Begin Patch\n*** Update File: a.txt\n@@\n one\n*** End Patch", "--dry-run"

@@ -184,3 +184,45 @@ def test_nothing_that_a_terminal_would_obey_is_printed(check: Check) -> None:
 
     assert "\x1b" not in done.stdout
     assert r"printf '\x1b[2J\n'" in done.stdout
+
+
+@pytest.fixture
+def removed(tmp_path: Path) -> Path:
+    """A folder for a shell to remove while it is in it."""
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        ("policy check -- git status", 125, "was removed: change to another one, or give an absolute --cwd"),
+        ("policy check --cwd x -- git status", 125, "or give an absolute --cwd"),
+        ("policy check --json -- git status", 125, "was removed"),
+        ("policy check --cwd / -- git status", 0, "decision: run"),
+        ("cp --url unix:///no/such :/etc/hosts x", 69, "nobody answers"),
+        ("ps --url unix:///no/such", 69, "nobody answers"),
+        ("patch --url unix:///no/such x", 2, "x: No such file"),
+        ("config show", 0, "log_level"),
+        ("run --url stdio: -- pwd", 0, "/"),
+    ],
+)
+def test_a_command_in_a_removed_folder_works_or_says_so(
+    removed: Path, home: Path, arguments: str, status: int, told: str
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EXECSERVER_")}
+    done = subprocess.run(
+        ["sh", "-c", f'rmdir "$PWD" && exec "$@" {arguments}', "sh", *EXECSERVER],
+        env={**kept, "EXECSERVER_POLICY_HOME": str(home)},
+        cwd=removed,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+    assert done.returncode == status
+    assert told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -20,6 +20,7 @@ from execclient.approvals import ACCEPT, Review
 from execclient.policy.policy import Policy
 from execclient.policy.rules import PrefixRule, RuleSet
 from execclient.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
+from execclient.shells import ZSH, Shell
 from execclient.tools.config import ToolsConfig, Turn
 from execclient.tools.environment import EXEC_ENVIRONMENT
 from execclient.tools.errors import PolicyChanged, RespondToModel, TurnAborted
@@ -111,6 +112,43 @@ async def test_a_program_that_is_not_there_is_exit_code_127(tools: Toolset) -> N
     result = await tools.call("shell", {"command": ["no-such-program"]})
 
     assert (result.exit_code, result.success) == (127, False)
+
+
+@ONE_TRANSPORT
+async def test_a_model_is_told_what_is_missing(tools: Toolset, workspace: Path) -> None:
+    script = workspace / "script"
+    script.write_text("#!/no/interpreter\n")
+    script.chmod(0o755)
+    missing = "No such file or directory (os error 2)"
+    gone = f"the working directory {workspace}/gone does not exist"
+
+    for tool, arguments, reason in (
+        (
+            "shell",
+            {"command": ["no-such-program"]},
+            "the program no-such-program is not in the PATH of the executor",
+        ),
+        ("shell", {"command": [str(script)]}, f"the interpreter /no/interpreter of {script} does not exist"),
+        ("shell", {"command": ["true"], "workdir": "gone"}, gone),
+        ("shell_command", {"command": "true", "workdir": "gone"}, gone),
+        ("exec_command", {"cmd": "true", "workdir": "gone"}, gone),
+    ):
+        result = await tools.call(tool, arguments)
+
+        assert result.failure is not None
+        assert missing in result.content
+        assert reason in result.content, tool
+
+
+@ONE_TRANSPORT
+async def test_a_model_is_told_that_the_shell_of_the_account_is_missing(
+    executor: Executor, make: Make
+) -> None:
+    tools = make(shell=Shell(ZSH, "/no/such/zsh"))
+
+    result = await tools.call("exec_command", {"cmd": "echo hi"})
+
+    assert "the program /no/such/zsh does not exist" in result.content
 
 
 async def test_standard_input_is_empty(tools: Toolset) -> None:

@@ -322,7 +322,7 @@ def check(
         asked = checking.Question(
             argv=command,
             files=checking.rule_files(rules, home),
-            cwd=cwd or Path.cwd(),
+            cwd=cwd or Path(),
             approval=checking.approval_named(approval),
             resolve=resolve,
             parity=parity,

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 from execclient import (
     AccessDenied,
@@ -47,6 +48,9 @@ _STATUS_OF_START = {
 """How the wire writes what the operating system said: `docs/protocol.md`, I1."""
 
 
+FOLDER_REMOVED = "the folder that we are in was removed: change to another one"
+
+
 class Failure(Exception):
     """The command ends here.
 
@@ -82,18 +86,44 @@ def perform(work: Callable[[], Coroutine[None, None, int]]) -> int:
         if str(failure):
             complain(str(failure))
         return failure.status
+    except ExecServerError as error:
+        complain(str(error))
+        return NO_DAEMON if _nobody_answers(error) else FAILED
     except BrokenPipeError:
         _give_up_stdout()
         return OUTPUT_CLOSED
-    except (ExecServerError, OSError) as error:
-        complain(str(error))
-        return NO_DAEMON if _nobody_answers(error) else FAILED
+    except OSError as error:
+        complain(FOLDER_REMOVED if error.filename is None and _is_folder_removed() else str(error))
+        return FAILED
+
+
+def current_folder(option: str) -> Path:
+    """The folder that we are in.
+
+    Args:
+        option: what may name another one, absolute.
+
+    Raises:
+        Failure: it was removed.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise Failure(f"{FOLDER_REMOVED}, or give an absolute {option}") from error
+
+
+def _is_folder_removed() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def start_failure(program: str, error: SystemFailure) -> Failure:
     """Why a program could not be started, with the status that a shell would give."""
     status = next((status for end, status in _STATUS_OF_START.items() if error.message.endswith(end)), FAILED)
-    return Failure(f"{program}: {error.message}", status)
+    return Failure(f"{program}: {error.message}" + (f": {error.reason}" if error.reason else ""), status)
 
 
 def _nobody_answers(error: Exception) -> bool:

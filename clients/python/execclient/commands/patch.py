@@ -92,8 +92,7 @@ async def _patch(daemon: Daemon, text: str, wish: Wish) -> int:
 async def _carry_out(executor: Executor, parsed: Patch, wish: Wish) -> int:
     cwd = executor.cwd if wish.cwd is None else await _folder(executor, wish.cwd)
     try:
-        # The entry of the reference's command, not of its tool: a path may occur more than once.
-        plan = await plan_at(executor, parsed, cwd=cwd, entry="applet")
+        plan = await plan_at(executor, parsed, cwd=cwd, entry="command")
     except PatchError as error:
         return _refused(error, wish)
     if wish.dry_run:

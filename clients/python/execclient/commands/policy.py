@@ -6,11 +6,11 @@ import json
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from execclient.approval_policy import ApprovalPolicy, approval_policy
-from execclient.commands.failures import Failure, complain
+from execclient.commands.failures import Failure, complain, current_folder
 from execclient.commands.printable import printable
 from execclient.connection import Json
 from execclient.errors import PolicyError
@@ -39,6 +39,7 @@ class Question:
     files: Sequence[Path] | Path
     """Rule files, or the home that has them."""
     cwd: Path
+    """A relative one begins in the folder that we are in."""
     approval: ApprovalPolicy
     resolve: bool
     parity: bool
@@ -80,7 +81,13 @@ def approval_named(text: str) -> ApprovalPolicy:
 
 
 async def check(question: Question, *, as_json: bool) -> int:
-    """Print the answer; returns the status that stands for it."""
+    """Print the answer; returns the status that stands for it.
+
+    Raises:
+        Failure: a rule file cannot be used, or a relative folder begins in one that was removed.
+    """
+    if not question.cwd.is_absolute():
+        question = replace(question, cwd=current_folder("--cwd") / question.cwd)
     answer = _answer(question)
     if as_json:
         print(json.dumps(_as_json(question, answer), indent=2), flush=True)
@@ -104,16 +111,12 @@ def _answer(question: Question) -> _Answer:
         policy=policy,
         approval=question.approval,
         sandbox=WorkspaceWrite(),
-        cwd=_cwd(question),
+        cwd=str(question.cwd),
         explicit_repositories=explicit_repositories(exec_environment()),
     )
     shown = {tuple(question.argv), *requirement.lowered.commands}
     hidden = [each for each in dict.fromkeys(literal_commands(question.argv)) if each not in shown]
     return _Answer(files, policy.rules, requirement, hidden, unreadable(question.argv))
-
-
-def _cwd(question: Question) -> str:
-    return str(question.cwd.absolute())
 
 
 # -- for scripts
@@ -123,7 +126,7 @@ def _as_json(question: Question, answer: _Answer) -> Mapping[str, Json]:
     requirement = answer.requirement
     return {
         # First what the reference's `execpolicy check` prints, of the command as it was given.
-        **report(answer.rules.matches(question.argv, cwd=_cwd(question), resolve=question.resolve)),
+        **report(answer.rules.matches(question.argv, cwd=str(question.cwd), resolve=question.resolve)),
         "revision": requirement.revision,
         "files": [str(file) for file in answer.files],
         "lowering": {

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from execclient.errors import ExecServerError
+from execclient.errors import ExecServerError, os_error_number
 
 if TYPE_CHECKING:
     from execclient.patch.plan import Edit
@@ -116,6 +116,7 @@ class PatchFileError(PatchError):
         super().__init__(message)
         self.path = path
         self.reason = reason
+        self.about(errno=os_error_number(reason or message))
 
 
 class PatchConflict(PatchFileError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from execclient.patch.errors import VERIFICATION_FAILED, PatchSyntaxError
-from execclient.patch.parse import BEGIN, WHITESPACE, Patch, parse_patch
+from execclient.patch.parse import BEGIN, MARK, WHITESPACE, Patch, parse_patch
 from execclient.policy.shell_syntax import text_of, tree
 
 if TYPE_CHECKING:
@@ -125,9 +125,10 @@ def _script(argv: Sequence[str]) -> str | None:
 
 def _is_patch(text: str) -> bool:
     # Also one that is broken: no script begins like this, and a shell would expand the asterisks.
-    if text.lstrip(WHITESPACE).partition("\n")[0].rstrip(WHITESPACE) == BEGIN:
+    text = text.lstrip(WHITESPACE + MARK)
+    if text.partition("\n")[0].rstrip(WHITESPACE) == BEGIN:
         return True
-    if not text.lstrip(WHITESPACE).startswith("<<"):
+    if not text.startswith("<<"):
         return False
     try:
         parse_patch(text)

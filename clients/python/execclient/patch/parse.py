@@ -18,6 +18,9 @@ WHITESPACE = (
 )
 """Unicode's White_Space. Python's `strip()` alone also takes the separators U+001C to U+001F."""
 
+MARK = "\ufeff"
+"""The byte order mark, which some editors and shells put in front of a text."""
+
 BEGIN = "*** Begin Patch"
 END = "*** End Patch"
 ENVIRONMENT = "*** Environment ID:"
@@ -127,7 +130,7 @@ def _require_unicode(text: str) -> None:
 
 
 def _split(text: str) -> list[str]:
-    trimmed = text.strip(WHITESPACE)
+    trimmed = text.strip(WHITESPACE + MARK)
     return trimmed.replace("\r\n", "\n").split("\n") if trimmed else []
 
 
@@ -147,7 +150,7 @@ def _without_here_document(lines: list[str]) -> list[str]:
 
 
 def _check_envelope(lines: list[str]) -> None:
-    if lines and lines[0].strip(WHITESPACE) != BEGIN:
+    if lines and lines[0].strip(WHITESPACE + MARK) != BEGIN:
         raise PatchSyntaxError(f"The first line of the patch must be '{BEGIN}'")
     if not lines or lines[-1].strip(WHITESPACE) != END:
         raise PatchSyntaxError(f"The last line of the patch must be '{END}'")

@@ -34,9 +34,10 @@ Resolve = Callable[[str], str]
 
 EditKind = Literal["add", "update", "delete", "move"]
 
-Entry = Literal["tool", "applet"]
-"""Which entry point of the reference is followed where the two differ. Through the tool a path may occur
-once, and what is deleted must be text; the stand-alone command takes the files one after the other."""
+Entry = Literal["tool", "command", "applet"]
+"""The rules of a patch. With `tool`, as models call it, a path may occur once, and a file that is deleted
+must be text. `command` takes the files one after the other, and `applet` as well: it also reads and ends
+lines as the stand-alone command of the reference, which adds a missing final line end."""
 
 NO_FILE = "No such file or directory (os error 2)"
 
@@ -160,7 +161,7 @@ def plan(
         patch: what to do.
         read: gives the files that there are.
         cwd: the absolute directory of relative paths.
-        entry: whose rules hold, where the tool and the stand-alone command differ.
+        entry: whose rules hold.
         resolve: tells whether a file would be moved onto itself by another name.
 
     Raises:
@@ -237,7 +238,7 @@ class _Planner:
 
     def _update(self, hunk: UpdateFile, name: UpdateName) -> Edit:
         before, text = self._read_text(name.path, f"Failed to read file to update {name.path}")
-        after = rewrite(text, hunk.chunks, name).encode()
+        after = rewrite(text, hunk.chunks, name, as_reference=self._entry == "applet").encode()
         if hunk.move_to is None:
             return Edit("update", name.path, hunk.path, before, after)
         move_to = absolute(hunk.move_to, self._cwd)

@@ -1,22 +1,35 @@
 """The new text of one file, from its old text and the chunks of an update.
 
-Lines keep their own ends (LF, CRLF or a lone CR), also between two changes, and lines that stay keep the
-file's own text even where the patch has them with other blanks. New lines get the first line end of the
-file, and so does a last line that has none.
+Rules kept in this file:
+
+1. A line that stays is byte for byte what it was: its line end, the missing one of the last line, and its
+   text where the patch has it with other blanks. A line that the patch replaces by itself stays.
+2. A line that is replaced hands its line end to the one in its place. A line that is added ends as the line
+   before it does, else as the one after it. A file without a final line end has none afterwards, unless its
+   last line is then empty: without a line end it would be none.
+3. A byte order mark belongs to the file and not to the first line, unless the patch names it.
+4. Line ends are LF and CRLF. A lone CR is one in a file that has no LF; elsewhere it is text, unless the
+   patch fits only where it is a line end. Nothing else ends a line.
+
+The reference adds a final line end, and gives new lines the first line end of the file (`as_reference`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from execclient.patch.errors import PatchMismatch, PatchTooComplex
+from execclient.patch.line_diff import changed_blocks
 from execclient.patch.match import LineSearch
-from execclient.patch.parse import Chunk
+from execclient.patch.parse import MARK, Chunk
 from execclient.patch.repair import Repair, Wanted, nearest
 
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_LONE_CR = re.compile(r"\r(?!\n)")
+_LINE = re.compile(r"([^\n]*?)(\r?\n|\Z)")
+_LINE_OR_CR = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
 
 class Replacement(NamedTuple):
@@ -28,28 +41,67 @@ class Replacement(NamedTuple):
 
 
 class SourceText:
-    """The text of a file, in lines."""
+    """The text of a file, in lines.
 
-    def __init__(self, text: str) -> None:
-        self._pieces: list[str] = _LINE.findall(text)
-        self.lines = [piece.rstrip("\r\n") for piece in self._pieces]
-        self._ending = "\n"
-        if self._pieces:
-            self._ending = self._pieces[0][len(self.lines[0]) :] or "\n"
+    Args:
+        text: without the mark.
+        mark: the byte order mark in front of it, or nothing.
+        splits_at_cr: whether a lone CR ends a line.
+    """
+
+    def __init__(self, text: str, mark: str = "", *, splits_at_cr: bool = True) -> None:
+        found: list[tuple[str, str]] = (_LINE_OR_CR if splits_at_cr else _LINE).findall(text)
+        found.pop()  # the empty one behind all others
+        self.lines = [line for line, _ in found]
+        self._ends = [end for _, end in found]
+        self._mark = mark
+        # A lone CR is no line end for new lines where the file has others.
+        self._new_ends = ("\n", "\r\n") if "\n" in text else ("\r",)
 
     def with_replacements(self, replacements: Sequence[Replacement]) -> str:
         """The text with lines replaced; `replacements` are in order and do not overlap."""
+        is_unended = bool(self._ends) and not self._ends[-1]
+        end = next((each for each in self._ends if each in self._new_ends), "\n")
+        pieces: list[str] = []
+        """Text and line end in turn."""
+        done = 0
+        for start, length, lines in replacements:
+            pieces += self._kept(done, start)
+            end = next((each for each in reversed(self._ends[done:start]) if each in self._new_ends), end)
+            done = start + length
+            if lines and pieces and not pieces[-1]:
+                pieces[-1] = end
+            for line, own_end in zip_longest(lines, self._ends[start : start + min(length, len(lines))]):
+                end = own_end if own_end in self._new_ends else end
+                pieces += [line if pieces else line.removeprefix(self._mark), own_end or end]
+            if is_unended and done == len(self.lines) and lines and lines[-1]:
+                pieces[-1] = ""
+        return self._mark + "".join(pieces + self._kept(done, len(self.lines)))
+
+    def as_reference(self, replacements: Sequence[Replacement]) -> str:
+        """The same with the line ends of the reference."""
+        first = next(iter(self._ends), "") or "\n"
         pieces: list[str] = []
         done = 0
-        old = self._pieces
-        if old and old[-1] == self.lines[-1]:
-            old = [*old[:-1], old[-1] + self._ending]
-        for replacement in replacements:
-            pieces += old[done : replacement.start]
-            pieces += [line + self._ending for line in replacement.lines]
-            done = replacement.start + replacement.length
-        pieces += old[done:]
-        return "".join(pieces)
+        for start, length, lines in replacements:
+            pieces += self._kept(done, start, missing=first)
+            pieces += [line + first for line in lines]
+            done = start + length
+        return "".join(pieces + self._kept(done, len(self.lines), missing=first))
+
+    def _kept(self, start: int, stop: int, missing: str = "") -> list[str]:
+        """Lines that stay, text and line end in turn."""
+        pieces = zip(self.lines[start:stop], self._ends[start:stop], strict=True)
+        return [piece for line, end in pieces for piece in (line, end or missing)]
+
+
+def readings(text: str) -> list[SourceText]:
+    """The ways in which the text of a file can be read as lines, the most likely one first."""
+    marked = [(text.removeprefix(MARK), MARK), (text, "")] if text.startswith(MARK) else [(text, "")]
+    splits = [False, True] if "\n" in text else [True, False]
+    if not _LONE_CR.search(text):
+        splits = [False]
+    return [SourceText(body, mark, splits_at_cr=split) for body, mark in marked for split in splits]
 
 
 class UpdateName(NamedTuple):
@@ -61,14 +113,35 @@ class UpdateName(NamedTuple):
     """In the patch, from 1."""
 
 
-def rewrite(text: str, chunks: Sequence[Chunk], name: UpdateName) -> str:
+def rewrite(text: str, chunks: Sequence[Chunk], name: UpdateName, *, as_reference: bool = False) -> str:
     """The text with all chunks applied.
+
+    Args:
+        text: of the file.
+        chunks: of the update.
+        name: for errors.
+        as_reference: read and end lines as the reference does.
 
     Raises:
         PatchMismatch: one fits nowhere.
         PatchTooComplex: it would take too long to find that out.
     """
-    source = SourceText(text)
+    if as_reference:
+        source = SourceText(text)
+        replacements = _all_replacements(source, chunks, name)
+        return source.as_reference(replacements) if replacements else text
+    first: PatchMismatch | None = None
+    for source in readings(text):
+        try:
+            return source.with_replacements(_all_replacements(source, chunks, name))
+        except PatchMismatch as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _all_replacements(source: SourceText, chunks: Sequence[Chunk], name: UpdateName) -> list[Replacement]:
+    """Those of all chunks, in the order of the file. Raises as `rewrite`."""
     wanted = {line for chunk in chunks for line in chunk.old_lines}
     wanted.update(chunk.context for chunk in chunks if chunk.context is not None)
     search = LineSearch(source.lines, wanted)
@@ -93,10 +166,10 @@ def rewrite(text: str, chunks: Sequence[Chunk], name: UpdateName) -> str:
             found = search.find(old, start, at_end=chunk.at_end)
         if found is None:
             raise _mismatch(source.lines, chunk, number, start, "lines", name)
-        replacements += _replacements(chunk, found, len(old), new)
+        replacements += _replacements(chunk, found, old, new)
         start = found + len(old)
     replacements.sort(key=lambda replacement: replacement.start)
-    return source.with_replacements(replacements)
+    return replacements
 
 
 def is_rewritten(text: str, chunks: Sequence[Chunk]) -> bool:
@@ -107,7 +180,7 @@ def is_rewritten(text: str, chunks: Sequence[Chunk]) -> bool:
     that is a bracket or blank proves nothing.
     """
     try:
-        return _is_rewritten(SourceText(text).lines, chunks)
+        return any(_is_rewritten(source.lines, chunks) for source in readings(text))
     except PatchTooComplex:
         return False
 
@@ -143,22 +216,27 @@ def _result_place(search: LineSearch, lines: Sequence[str], chunk: Chunk, start:
     return found if search.find(new, found + 1) is None else None
 
 
-def _replacements(chunk: Chunk, start: int, length: int, new: tuple[str, ...]) -> list[Replacement]:
-    """Those of a chunk that was found: what lies between the lines that stay."""
+def _replacements(chunk: Chunk, start: int, old: tuple[str, ...], new: tuple[str, ...]) -> list[Replacement]:
+    """Those of a chunk that was found at `start`: what lies between the lines that stay."""
     result: list[Replacement] = []
     old_done = new_done = old_at = new_at = 0
     for mark in chunk.marks:
         if mark == " ":
-            if old_at >= length or new_at >= len(new):
+            if old_at >= len(old) or new_at >= len(new):
                 break
-            if old_done != old_at or new_done != new_at:
-                result.append(Replacement(start + old_done, old_at - old_done, new[new_done:new_at]))
+            result += _changed(start + old_done, old[old_done:old_at], new[new_done:new_at])
             old_done, new_done = old_at + 1, new_at + 1
         old_at += mark != "+"
         new_at += mark != "-"
-    if old_done != length or new_done != len(new):
-        result.append(Replacement(start + old_done, length - old_done, new[new_done:]))
-    return result
+    return result + _changed(start + old_done, old[old_done:], new[new_done:])
+
+
+def _changed(start: int, old: tuple[str, ...], new: tuple[str, ...]) -> list[Replacement]:
+    """What differs between lines that go and those that come in their place."""
+    return [
+        Replacement(start + block.start, block.end - block.start, new[block.new_start : block.new_end])
+        for block in changed_blocks(old, new)
+    ]
 
 
 def _mismatch(

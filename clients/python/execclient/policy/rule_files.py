@@ -61,6 +61,7 @@ def parse_rules(text: str, file: str, *, known: RuleSet = NO_RULES) -> RuleSet:
     Warns:
         PolicyWarning: it was written for an older version.
     """
+    text = text.removeprefix("\ufeff")  # a byte order mark, as some editors write it
     _check_version(text, file)
     reading = _Reading(file)
     run_rule_file(text, file, reading.state)
@@ -132,7 +133,7 @@ class _Reading:
 
 
 def _check_version(text: str, file: str) -> None:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # `splitlines` also splits within a comment
         if line.strip() and not line.startswith("#"):
             return  # it stands above the first statement
         found = _VERSION_LINE.fullmatch(line)
@@ -164,7 +165,8 @@ def _rule_files(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise PolicyError(str(folder), None, f"cannot be listed: {error.strerror}") from error
+        failure = PolicyError(str(folder), None, f"cannot be listed: {error.strerror}")
+        raise failure.about(errno=error.errno) from error
 
 
 def _read(file: Path) -> str:
@@ -172,7 +174,8 @@ def _read(file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise PolicyError(str(file), None, f"cannot be read: {error.strerror}") from error
+        failure = PolicyError(str(file), None, f"cannot be read: {error.strerror}")
+        raise failure.about(errno=error.errno) from error
     if len(content) > MAX_FILE_BYTES:
         raise PolicyError(str(file), None, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
     try:

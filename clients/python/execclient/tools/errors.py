@@ -84,7 +84,7 @@ class TurnAborted(ToolError):
     code = "turn_aborted"
 
 
-class TimedOut(ToolError):
+class TimedOut(ToolError, TimeoutError):
     """The command ran into its time limit and was killed with all that it had started.
 
     Attributes:

@@ -86,9 +86,9 @@ async def _run(
         )
         return record if refusal.before else record.with_text(exec_text.rejected(str(refusal)))
     except NOT_STARTED as error:
-        start = start_failure(error, trace, call.tool)
+        start = start_failure(error, trace, call.tool, context)
         record = failed(begun(call, trace, runtime.env, loop.time() - began), "io", start.message)
-        return record.with_text(start.text or exec_text.not_started(start.message))
+        return record.with_text(start.with_reason(start.text or exec_text.not_started(start.message)))
     record = begun(call, trace, runtime.env, runtime.seconds)
     clean = call.params.tty and context.services.config.clean_terminal
     session = ToolSession(done.output, call, trace.attempts[-1].policy, TerminalText() if clean else None)

@@ -59,9 +59,10 @@ async def run_to_end(context: CallContext, call: CommandCall, *, gently: bool = 
         record = begun(call, trace, runtime.env, loop.time() - began)
         return failed(record, "rejected", str(refusal), terminal=True)
     except NOT_STARTED as error:
-        start = start_failure(error, trace, call.tool)
+        start = start_failure(error, trace, call.tool, context)
         record = replace(begun(call, trace, runtime.env, loop.time() - began), exit_code=start.exit_code)
-        return failed(record, "io", start.text or f"failed to start: {start.message}")
+        text = start.text or f"failed to start: {start.message}"
+        return failed(record, "io", start.with_reason(text, ": "))
     session = done.output
     if done.retry_refused is not None:
         context.warnings.append(retry_refused(done.retry_refused))
@@ -84,10 +85,19 @@ class StartFailure(NamedTuple):
     """For the model; None for the tool's own words around the message."""
     exit_code: int | None
     """None if it may have run."""
+    reason: str
+    """What is missing or in the way; empty where that is not known, or not told."""
+
+    def with_reason(self, text: str, separator: str = "\n") -> str:
+        """A text for the model, and behind it what is missing."""
+        return separator.join(filter(None, (text, self.reason)))
 
 
-def start_failure(error: ExecServerError, trace: Trace, tool: str) -> StartFailure:
-    """What to tell of one of `NOT_STARTED`: not that nothing has run when that is not known."""
+def start_failure(error: ExecServerError, trace: Trace, tool: str, context: CallContext) -> StartFailure:
+    """What to tell of one of `NOT_STARTED`: not that nothing has run when that is not known.
+
+    With parity only what the reference says, which does not name what is missing.
+    """
     message = error.message if isinstance(error, CallFailed) else str(error)
     code: int | None = NOT_FOUND if message.endswith(NO_SUCH_FILE) else NOT_RUN
     text = None
@@ -95,7 +105,8 @@ def start_failure(error: ExecServerError, trace: Trace, tool: str) -> StartFailu
         text, code = may_have_run(message, tool=tool), None
     if len(trace.attempts) > 1:
         text, code = ran_within_sandbox(text or f"failed to start: {message}"), None
-    return StartFailure(message, text, code)
+    reason = error.reason if isinstance(error, CallFailed) and not context.services.policy.parity else None
+    return StartFailure(message, text, code, reason or "")
 
 
 async def intercepted(context: CallContext, call: CommandCall) -> CallRecord | None:

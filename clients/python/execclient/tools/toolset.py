@@ -188,14 +188,11 @@ class Toolset:
         try:
             async with self._calls.entered():
                 record = await self._handled(invocation)
-        except TimeoutError:
-            record = failed(CallRecord(call_id, name, duration=clock() - began), "cancelled", CLOSED)
         except BaseException as error:
-            aborted = isinstance(error, TurnAborted)
-            message = ABORTED if aborted else f"{type(error).__name__}"
-            kind = "rejected" if aborted else "cancelled"
-            events.end(success=False, exit_code=None, duration=clock() - began, preview=message, failure=kind)
-            raise
+            if not isinstance(error, TimeoutError) or isinstance(error, ExecServerError):
+                self._fail(events, error, clock() - began)
+                raise
+            record = failed(CallRecord(call_id, name, duration=clock() - began), "cancelled", CLOSED)
         result = ToolResult.from_record(record)
         events.end(
             success=result.success,
@@ -206,6 +203,13 @@ class Toolset:
             process_id=result.process_id,
         )
         return result
+
+    @staticmethod
+    def _fail(events: CallEvents, error: BaseException, seconds: float) -> None:
+        aborted = isinstance(error, TurnAborted)
+        message = ABORTED if aborted else f"{type(error).__name__}"
+        kind = "rejected" if aborted else "cancelled"
+        events.end(success=False, exit_code=None, duration=seconds, preview=message, failure=kind)
 
     async def inspect(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -115,6 +116,27 @@ def test_git_applies_a_diff_of_every_kind(tmp_path: Path) -> None:
     assert tree(tmp_path) == after
     assert "rename from only moved\nrename to other\n" in diff
     assert "similarity index 100%" in diff
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        ["a", "b", " ", "\t", "\n", "\n", "\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\ufeff"]
+    ),
+    max_size=12,
+).map("".join)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge")
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, TEXTS)
+def test_git_applies_a_diff_of_any_line_ends(before: str, after: str) -> None:
+    diff = unified_diff([FileChange("/w/f", before.encode(), after.encode())], root="/w")
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "f").write_bytes(before.encode())
+        if diff:
+            in_git(Path(folder), diff)
+        assert (Path(folder) / "f").read_bytes() == after.encode()
 
 
 def test_what_is_no_text_is_only_named() -> None:

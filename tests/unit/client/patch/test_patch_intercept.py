@@ -243,3 +243,12 @@ def test_any_script_is_taken_whole_or_left(script: str) -> None:
         before, _, rest = script.partition("<<")
         assert before.split("&&")[-1].split() == ["apply_patch"], "nothing else is before it"
         assert rest.rstrip().endswith("EOF"), "nor behind it"
+
+
+def test_a_patch_behind_a_byte_order_mark_is_recognized() -> None:
+    assert in_shell(f"\ufeff{PATCH}") == PatchWithoutCall()
+    assert intercept([f"\ufeff\n{PATCH}"], "/w") == PatchWithoutCall()
+    assert in_shell(f"\ufeff{DOCUMENT.replace(chr(39), '')}") == PatchWithoutCall()
+    call = in_shell(f"apply_patch <<'EOF'\n\ufeff{PATCH}\nEOF")
+    assert isinstance(call, Intercepted)
+    assert len(call.parse().hunks) == 1

@@ -264,3 +264,24 @@ def test_a_patch_of_five_megabytes_is_read_in_two_seconds(head: str, repeated: s
     except PatchSyntaxError as found:
         assert found.line is not None  # noqa: PT017 - also an error must come soon
     assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff*** Begin Patch\n*** Delete File: f\n*** End Patch",
+        "\ufeff*** Begin Patch\r\n*** Delete File: f\r\n*** End Patch\r\n",
+        "\n\ufeff \n*** Begin Patch\n*** Delete File: f\n*** End Patch",
+        "\ufeff<<EOF\n*** Begin Patch\n*** Delete File: f\n*** End Patch\nEOF",
+        "<<EOF\n\ufeff*** Begin Patch\n*** Delete File: f\n*** End Patch\nEOF",
+    ],
+)
+def test_a_byte_order_mark_in_front_of_a_patch_is_ignored(text: str) -> None:
+    assert [hunk.path for hunk in parse_patch(text).hunks] == ["f"]
+
+
+def test_a_byte_order_mark_in_a_line_of_a_patch_is_text() -> None:
+    hunk = parse_patch(wrapped("*** Add File: f", "+\ufeffa")).hunks[0]
+
+    assert isinstance(hunk, AddFile)
+    assert hunk.content == "\ufeffa\n"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from execclient.patch.errors import PatchFileError
 from execclient.patch.parse import parse_patch
 from execclient.patch.plan import Entry, plan
 
-ENDINGS = ["\n", "\r\n", "\r"]
+ENDINGS = ["\n", "\r\n"]
+LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 WORDS = st.sampled_from(
     [
         "a",
@@ -47,13 +50,30 @@ class Edited:
     def before(self) -> bytes:
         return "".join(text + end for mark, text, end in self.steps if mark != "+").encode()
 
+    def require(self, after: bytes) -> None:
+        """That the lines are as they should be: those that stay with their own ends, the last as it was."""
+        lines = [(text, end) for text, end in LINE.findall(after.decode()) if text or end]
+        wanted = [step for step in self.steps if step[0] != "-"]
+        assert [text for text, _ in lines] == [text for _, text, _ in wanted]
+        for (mark, _, own_end), (_, end) in zip(wanted[:-1], lines[:-1], strict=True):
+            assert end == own_end if mark == " " and own_end else end in self.ends
+        if not wanted:
+            return
+        (mark, text, own_end), (_, end) = wanted[-1], lines[-1]
+        if mark == " ":
+            assert end == own_end
+        elif ("-", text) not in [step[:2] for step in self.steps]:
+            assert end in self.ends if self.is_ended or not text else not end
+
     @property
-    def after(self) -> bytes:
-        ends = [end for mark, _, end in self.steps if mark != "+"]
-        first = (ends[0] if ends else "") or "\n"
-        return "".join(
-            text + (first if mark == "+" else end or first) for mark, text, end in self.steps if mark != "-"
-        ).encode()
+    def is_ended(self) -> bool:
+        """Whether the old text ends with a line end, or is empty."""
+        return all(end for mark, _, end in self.steps if mark != "+")
+
+    @property
+    def ends(self) -> set[str]:
+        """Those that a line may get."""
+        return {end for mark, _, end in self.steps if mark != "+" and end} or {"\n"}
 
     def chunks(self, context: int) -> list[str]:
         """The lines of a patch: as little context as `context` says, as much as is needed to be clear."""
@@ -98,13 +118,10 @@ class Edited:
 @st.composite
 def edited_files(draw: st.DrawFn) -> Edited:
     marked = draw(st.lists(st.tuples(st.sampled_from(" -+"), WORDS, st.sampled_from(ENDINGS)), max_size=12))
-    # Two empty lines between a CR and an LF would be one line end.
-    steps = [(mark, text, end) for mark, text, end in marked]
+    if draw(st.booleans()):
+        marked = [(mark, text, draw(st.just("\r"))) for mark, text, _ in marked]
+    steps = marked
     kept = [at for at, (mark, _, _) in enumerate(steps) if mark != "+"]
-    for earlier, later in itertools.pairwise(kept):
-        if steps[earlier][2] == "\r" and not steps[later][1] and steps[later][2] == "\n":
-            mark, text, _ = steps[earlier]
-            steps[earlier] = (mark, text, "\r\n")
     is_unended = draw(st.booleans())
     if kept and is_unended and steps[kept[-1]][1]:
         mark, text, _ = steps[kept[-1]]
@@ -122,10 +139,13 @@ def trees(draw: st.DrawFn) -> dict[str, tuple[str, Edited]]:
     return {name: (draw(acts), draw(edited_files())) for name in names}
 
 
-def as_tree(files: dict[str, tuple[str, Edited]]) -> tuple[dict[str, bytes], dict[str, bytes], list[str]]:
+Tree = dict[str, bytes]
+
+
+def as_tree(files: dict[str, tuple[str, Edited]]) -> tuple[Tree, dict[str, bytes | Edited], list[str]]:
     """The tree before, the tree afterwards, and the patch between them."""
     before: dict[str, bytes] = {}
-    after: dict[str, bytes] = {}
+    after: dict[str, bytes | Edited] = {}
     lines: list[str] = []
     for name, (act, edited) in files.items():
         path = f"/w/{name}"
@@ -146,13 +166,13 @@ def as_tree(files: dict[str, tuple[str, Edited]]) -> tuple[dict[str, bytes], dic
             if act == "move":
                 target += ".moved"
                 lines += [f"*** Move to: {name}.moved"]
-            after[target] = edited.after
+            after[target] = edited
             lines += chunks
     return before, after, lines
 
 
 @settings(max_examples=250, deadline=None)
-@given(trees(), st.sampled_from(["tool", "applet"]), st.sampled_from(["\n", "\r\n"]))
+@given(trees(), st.sampled_from(["tool", "command"]), st.sampled_from(["\n", "\r\n"]))
 def test_the_patch_of_an_edit_gives_the_edited_tree(
     files: dict[str, tuple[str, Edited]], entry: Entry, ending: str
 ) -> None:
@@ -168,7 +188,12 @@ def test_the_patch_of_an_edit_gives_the_edited_tree(
         assert edit.before == tree.pop(edit.path, None)
         if edit.after is not None:
             tree[edit.target] = edit.after
-    assert tree == after
+    assert tree.keys() == after.keys()
+    for path, wanted in after.items():
+        if isinstance(wanted, Edited):
+            wanted.require(tree[path])
+        else:
+            assert tree[path] == wanted
 
 
 @settings(max_examples=250, deadline=None)
@@ -181,4 +206,82 @@ def test_any_amount_of_context_gives_the_edited_file(edited: Edited, context: in
 
     result = plan(parse_patch(text), lambda _: edited.before, cwd="/w")
 
-    assert result.edits[0].after == edited.after
+    assert result.edits[0].after is not None
+    edited.require(result.edits[0].after)
+
+
+# -- any bytes
+
+PIECES = st.sampled_from(
+    [b"a", b"b", b" ", b"\t", b"-", b"+", b"\n", b"\n", b"\r\n", b"\r", b"\0", b"\x0b", b"\x0c", b"\x1c"]
+    + [each.encode() for each in ("\x85", "\u2028", "\u2029", "\ufeff", "\u2013", "ü", "\U0001f600")]
+)
+TEXTS = st.lists(PIECES, max_size=14).map(b"".join)
+"""Text with all that some program or other takes for the end of a line."""
+
+BYTES = st.lists(PIECES | st.binary(max_size=3), max_size=14).map(b"".join)
+MARKS = st.sampled_from([b"", "\ufeff".encode()])
+SPLITS = st.sampled_from([rb"\n", rb"\r?\n", rb"\r\n|\r|\n"])
+
+
+def patched(content: bytes, *lines: str) -> bytes:
+    """The content after an update of these lines."""
+    text = "\n".join(["*** Begin Patch", "*** Update File: f", *lines, "*** End Patch"])
+    after = plan(parse_patch(text), lambda _: content, cwd="/w").edits[0].after
+    assert after is not None
+    return after
+
+
+@settings(max_examples=1500, deadline=None)
+@given(MARKS, BYTES, SPLITS, st.data())
+def test_a_line_that_is_replaced_by_itself_changes_no_byte(
+    mark: bytes, rest: bytes, split: bytes, data: st.DataObject
+) -> None:
+    content = mark + rest
+    try:
+        lines = re.split(split, content.decode().encode())
+    except UnicodeDecodeError:
+        with pytest.raises(PatchFileError, match="utf-8"):
+            patched(content, "-a", "+a")
+        return
+    line = data.draw(st.sampled_from(lines)).decode()
+
+    assert patched(content, f"-{line}", f"+{line}") == content
+
+
+FOLLOWING = TEXTS.flatmap(lambda rest: st.sampled_from([b"", b"\n" + rest, b"\r\n" + rest]))
+"""What stands behind a line: nothing, or its end and others."""
+
+
+@st.composite
+def preceding(draw: st.DrawFn) -> bytes:
+    """What stands in front of a line."""
+    before: bytes = draw(MARKS) + draw(TEXTS)
+    return before if before in (b"", "\ufeff".encode()) else before + draw(st.sampled_from([b"\n", b"\r\n"]))
+
+
+@settings(max_examples=1000, deadline=None)
+@given(preceding(), FOLLOWING)
+def test_a_line_that_is_replaced_leaves_all_other_bytes(before: bytes, behind: bytes) -> None:
+    after = patched(before + b"target" + behind, "-target", "+other")
+
+    assert after == before + b"other" + behind
+
+
+@settings(max_examples=1000, deadline=None)
+@given(preceding(), FOLLOWING)
+def test_a_line_that_is_removed_leaves_all_other_bytes(before: bytes, behind: bytes) -> None:
+    after = patched(before + b"target" + behind, "-target")
+
+    assert after == before + re.sub(rb"^\r?\n", b"", behind)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(preceding(), FOLLOWING)
+def test_a_line_that_is_added_leaves_all_other_bytes(before: bytes, behind: bytes) -> None:
+    after = patched(before + b"target" + behind, " target", "+other")
+
+    matched = re.fullmatch(re.escape(before + b"target") + rb"(\r?\n)other(.*)", after, re.DOTALL)
+    assert matched is not None
+    assert behind in (b"", matched[1] + re.sub(rb"^\r?\n", b"", behind))
+    assert matched[2] == behind

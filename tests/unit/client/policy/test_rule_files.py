@@ -237,6 +237,21 @@ def test_a_version_below_the_first_statement_is_a_comment() -> None:
     assert len(parse_rules('prefix_rule(["a"])\n# policy version: 9', "f").prefix_rules) == 1
 
 
+def test_a_byte_order_mark_in_front_of_a_file_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "a.rules"
+    file.write_bytes('\ufeffprefix_rule(["a"])\r\nprefix_rule(["b"])\r\n'.encode())
+
+    assert [str(rule.source) for rule in load_rules([file]).prefix_rules] == [f"{file}:1", f"{file}:2"]
+    assert "policy version 99" in str(refusal("\ufeff# policy version: 99\n"))
+    assert "policy version 99" in str(refusal("\ufeff\r\n# policy version: 99\r\n"))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c", "\x0b", "\x1c"])
+def test_only_a_line_end_ends_the_comment_with_the_version(separator: str) -> None:
+    parse_rules(f"# by hand{separator}# policy version: 99\n", "f")
+    assert refusal(f"# by{separator}hand\n# policy version: 99\n").line == 2
+
+
 def test_files_are_read_in_order_and_the_last_word_on_an_executable_counts(write: Write) -> None:
     first = write("a.rules", 'prefix_rule(["git"])\nhost_executable("git", ["/a/git"])')
     second = write("b.rules", 'prefix_rule(["ls"], match=["/bin/ls"])\nhost_executable("git", ["/b/git"])')

@@ -1,0 +1,244 @@
+"""Why a program could not be started: what is missing or in the way. Looked for after the start has failed.
+
+The error of the system call is the same for a missing working directory, program and interpreter. Which it
+was is told from the disk as it is now, and only where that gives the same error. It explains, and decides
+nothing: the disk may have changed in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from execserver.processes.launch import DEFAULT_PATH, find_program
+
+MAX_STRING_BYTES = 131071
+"""Of one argument or one variable with its name, in Linux (MAX_ARG_STRLEN, without the NUL)."""
+
+MAX_DEPTH = 4
+"""Of scripts whose interpreters are scripts; the kernel goes no further."""
+
+_HEAD_BYTES = 4096
+_SHOWN_PATH_CHARACTERS = 1000
+
+_PROGRAM_INTERPRETER = 3
+"""PT_INTERP: the segment of an ELF file with the path of its loader."""
+
+_FOLDER_TEXTS = {
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "is no directory, or a part of its path is none",
+    errno.EACCES: "may not be entered",
+    errno.ELOOP: "is behind too many links",
+    errno.ENAMETOOLONG: "has a path or a name that is too long",
+}
+
+_FILE_TEXTS = {
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "has a file in its path where a directory is needed",
+    errno.EACCES: "is in a folder that may not be entered",
+    errno.ELOOP: "is behind too many links",
+    errno.ENAMETOOLONG: "has a path or a name that is too long",
+}
+
+
+class Obstacle(NamedTuple):
+    """What kept a program from being started."""
+
+    field: str
+    """The parameter of the start that is to be changed."""
+    reason: str
+    """A sentence for people."""
+    path: str | None = None
+    """The folder, the program or the interpreter; None where it is none of them."""
+
+
+def find_obstacle(
+    error: OSError | ValueError, argv: Sequence[str], cwd: str, environment: Mapping[str, str]
+) -> Obstacle | None:
+    """What a start failed with, if that can be told.
+
+    Args:
+        error: of the start.
+        argv: the program as it was asked for, and its arguments.
+        cwd: the working directory, absolute.
+        environment: that of the child.
+    """
+    try:
+        return _found(error, argv, cwd, environment)
+    except (OSError, ValueError):
+        return None  # the disk changes under our eyes
+
+
+def require_interpreter(program: str, cwd: str) -> None:
+    """What the spawn would say of a program whose interpreter is missing, for one that a sandbox starts.
+
+    Raises:
+        OSError: ENOENT, there is none.
+    """
+    path = os.path.join(cwd, program)
+    for _ in range(MAX_DEPTH):
+        interpreter = _interpreter(path)
+        if interpreter is None:
+            return
+        path = os.path.join(cwd, interpreter)
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def _found(
+    error: OSError | ValueError, argv: Sequence[str], cwd: str, environment: Mapping[str, str]
+) -> Obstacle | None:
+    if isinstance(error, ValueError):
+        return _with_nul(argv, environment)
+    if error.errno == errno.E2BIG:
+        return _too_long(argv, environment)
+    folder = _of_folder(cwd, error.errno)
+    if folder is not None:
+        return folder
+    program = argv[0]
+    if "/" in program:
+        return _of_program(os.path.join(cwd, program), error.errno)
+    path = environment.get("PATH", DEFAULT_PATH)
+    try:
+        return _of_program(find_program(program, path, cwd), error.errno)
+    except OSError as failure:
+        if failure.errno != error.errno:
+            return None
+        what = "is only found as a file that is not executable" if failure.errno == errno.EACCES else "is not"
+        return Obstacle(
+            "argv",
+            f"the program {program} {what} in the PATH of the executor: {path[:_SHOWN_PATH_CHARACTERS]}",
+        )
+
+
+def _with_nul(argv: Sequence[str], environment: Mapping[str, str]) -> Obstacle | None:
+    for place, argument in enumerate(argv):
+        if "\0" in argument:
+            return Obstacle("argv", f"argv[{place}] holds a NUL character, which no argument can")
+    for name, value in environment.items():
+        if "\0" in name or "\0" in value:
+            return Obstacle("env", f"the variable {name!r} holds a NUL character, which none can")
+    return None
+
+
+def _too_long(argv: Sequence[str], environment: Mapping[str, str]) -> Obstacle:
+    for place, argument in enumerate(argv):
+        size = len(os.fsencode(argument))
+        if size > MAX_STRING_BYTES:
+            return Obstacle(
+                "argv",
+                f"argv[{place}] has {size} bytes, and an argument may have {MAX_STRING_BYTES}: "
+                "give it by a file, or by standard input",
+            )
+    for name, value in environment.items():
+        size = len(os.fsencode(f"{name}={value}"))
+        if size > MAX_STRING_BYTES:
+            return Obstacle(
+                "env",
+                f"the variable {name} has {size} bytes, and one may have {MAX_STRING_BYTES} with its name",
+            )
+    size = sum(len(os.fsencode(argument)) + 1 for argument in argv)
+    return Obstacle(
+        "argv",
+        f"the {len(argv)} arguments have {size} bytes, and with the environment more than may be passed",
+    )
+
+
+def _of_folder(cwd: str, number: int | None) -> Obstacle | None:
+    found: int | None = None
+    try:
+        if not stat.S_ISDIR(os.stat(cwd).st_mode):
+            found = errno.ENOTDIR
+        elif not os.access(cwd, os.X_OK):
+            found = errno.EACCES
+    except OSError as error:
+        found = error.errno
+    if found is None or found != number or found not in _FOLDER_TEXTS:
+        return None
+    return Obstacle("cwd", f"the working directory {cwd} {_FOLDER_TEXTS[found]}", cwd)
+
+
+def _of_program(path: str, number: int | None) -> Obstacle | None:
+    return _of_file(f"the program {path}", path, number)
+
+
+def _of_file(named: str, path: str, number: int | None, depth: int = 0) -> Obstacle | None:
+    """What is wrong with a program, or with the interpreter that it needs."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        if error.errno != number or error.errno not in _FILE_TEXTS:
+            return None
+        text = _FILE_TEXTS[error.errno]
+        if error.errno == errno.ENOENT and os.path.islink(path):
+            text = f"is a link to {os.readlink(path)}, which does not exist"
+        if path.endswith("\r"):
+            text += ": the line that names it ends with CR LF, and must end with LF"
+        return Obstacle("argv", f"{named} {text}", path)
+    if number == errno.EACCES:
+        obstacle = _not_executable(path, mode)
+        if obstacle is not None:
+            return Obstacle("argv", f"{named} {obstacle}", path)
+    if number == errno.ETXTBSY:
+        return Obstacle("argv", f"{named} is open for writing", path)
+    interpreter = _interpreter(path) if stat.S_ISREG(mode) and depth < MAX_DEPTH else None
+    if interpreter is not None:
+        return _of_file(f"the interpreter {interpreter} of {path}", interpreter, number, depth + 1)
+    if number == errno.ENOEXEC:
+        text = "is neither a program for this machine nor a script that begins with #!"
+        return Obstacle("argv", f"{named} {text}", path)
+    return None
+
+
+def _not_executable(path: str, mode: int) -> str | None:
+    if stat.S_ISDIR(mode):
+        return "is a directory"
+    if not stat.S_ISREG(mode):
+        return "is no regular file"
+    if not mode & 0o111:
+        return "is not executable: chmod +x would make it so"
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        return "is on a file system that is mounted with noexec"
+    if not os.access(path, os.X_OK):
+        return "may not be executed by the executor's user"
+    return None
+
+
+def _interpreter(path: str) -> str | None:
+    """What the kernel starts in the place of a script, or to load a program; None where nothing is."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        head = os.pread(descriptor, _HEAD_BYTES, 0)
+        if head.startswith(b"#!"):
+            words = head[2:].partition(b"\n")[0].strip(b" \t").replace(b"\t", b" ").split(b" ")
+            return os.fsdecode(words[0]) or None
+        return _loader(descriptor, head) if head.startswith(b"\x7fELF") else None
+    except (OSError, struct.error, IndexError):
+        return None  # it is no longer, or never was, what it said
+    finally:
+        os.close(descriptor)
+
+
+def _loader(descriptor: int, head: bytes) -> str | None:
+    is_wide = head[4] == 2
+    order = "<" if head[5] == 1 else ">"
+    table = struct.unpack_from(f"{order}{'Q' if is_wide else 'I'}", head, 32 if is_wide else 28)[0]
+    size, count = struct.unpack_from(f"{order}HH", head, 54 if is_wide else 42)
+    headers = os.pread(descriptor, size * count, table)
+    for at in range(0, len(headers), size):
+        if struct.unpack_from(f"{order}I", headers, at)[0] != _PROGRAM_INTERPRETER:
+            continue
+        if is_wide:
+            offset, length = (struct.unpack_from(f"{order}Q", headers, at + place)[0] for place in (8, 32))
+        else:
+            offset, length = (struct.unpack_from(f"{order}I", headers, at + place)[0] for place in (4, 16))
+        name = os.pread(descriptor, min(length, _HEAD_BYTES), offset).partition(b"\0")[0]
+        return os.fsdecode(name) or None
+    return None
