@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from execserver.processes.launch import LaunchPlan, require_program
 from execserver.processes.start_obstacle import require_interpreter
-from execserver.protocol.errors import InvalidParams, SpawnFailed
+from execserver.protocol.errors import InvalidParams, RpcError, SpawnFailed
 from execserver.sandbox.confinement import Confinement
-from execserver.sandbox.policy import Policy, Surroundings, resolve
+from execserver.sandbox.globs import refuse_denied
+from execserver.sandbox.policy import Access, Policy, Surroundings, resolve
 from execserver.sandbox.refusal import refused
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
@@ -62,6 +65,16 @@ def _refuse_older_kind(sandbox: SandboxContext, policy: Policy) -> None:
         raise refused("useLegacyLandlock cannot limit files; leave it out", "sandbox.useLegacyLandlock")
 
 
+def may_read(policy: Policy, path: str) -> bool:
+    """Whether a policy lets a file be read. May block."""
+    real = os.path.realpath(path)
+    try:
+        refuse_denied(policy.deny_globs, real)
+    except RpcError:
+        return False
+    return policy.access(real) is not Access.DENY
+
+
 class Preparation:
     """A confinement that is being made in a thread for a start that may be given up meanwhile."""
 
@@ -83,7 +96,7 @@ class Preparation:
         try:
             plan = self._make_plan()
             require_program(plan.program, plan.cwd)
-            require_interpreter(plan.program, plan.cwd)
+            require_interpreter(plan.program, plan.cwd, partial(may_read, self._policy))
         except (OSError, ValueError) as error:
             measures.failed_starts += 1
             raise SpawnFailed(error) from None

@@ -262,7 +262,7 @@ class ProcessHandlers:
                 try:
                     plan, confined = await caller.own(BlockingCalls, BlockingCalls).run(preparation.run)
                 except SpawnFailed as error:
-                    self._explain(error, params)
+                    self._explain(error, params, partial(confinement.may_read, policy))
                     raise
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
@@ -273,9 +273,13 @@ class ProcessHandlers:
         finally:
             run_in_background(preparation.give_up)
 
-    def _explain(self, error: SpawnFailed, params: StartParams) -> None:
+    def _explain(
+        self, error: SpawnFailed, params: StartParams, may_read: start_obstacle.MayRead = lambda _: True
+    ) -> None:
         """Say what is missing or in the way, where that can be told."""
-        found = start_obstacle.find_obstacle(error.error, params.argv, params.cwd, self._environment(params))
+        found = start_obstacle.find_obstacle(
+            error.error, params.argv, params.cwd, self._environment(params), may_read
+        )
         if found is not None:
             error.field = found.field
             error.details["reason"] = found.reason

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from execserver.processes.launch import DEFAULT_PATH, find_program
@@ -45,6 +45,10 @@ _FILE_TEXTS = {
 }
 
 
+MayRead = Callable[[str], bool]
+"""Whether the content of the file of this path may be told."""
+
+
 class Obstacle(NamedTuple):
     """What kept a program from being started."""
 
@@ -57,7 +61,11 @@ class Obstacle(NamedTuple):
 
 
 def find_obstacle(
-    error: OSError | ValueError, argv: Sequence[str], cwd: str, environment: Mapping[str, str]
+    error: OSError | ValueError,
+    argv: Sequence[str],
+    cwd: str,
+    environment: Mapping[str, str],
+    may_read: MayRead = lambda _: True,
 ) -> Obstacle | None:
     """What a start failed with, if that can be told.
 
@@ -66,14 +74,15 @@ def find_obstacle(
         argv: the program as it was asked for, and its arguments.
         cwd: the working directory, absolute.
         environment: that of the child.
+        may_read: whether the content of a file may be told; a sandbox may deny it.
     """
     try:
-        return _found(error, argv, cwd, environment)
+        return _found(error, argv, cwd, environment, may_read)
     except (OSError, ValueError):
         return None  # the disk changes under our eyes
 
 
-def require_interpreter(program: str, cwd: str) -> None:
+def require_interpreter(program: str, cwd: str, may_read: MayRead) -> None:
     """What the spawn would say of a program whose interpreter is missing, for one that a sandbox starts.
 
     Raises:
@@ -81,7 +90,7 @@ def require_interpreter(program: str, cwd: str) -> None:
     """
     path = os.path.join(cwd, program)
     for _ in range(MAX_DEPTH):
-        interpreter = _interpreter(path)
+        interpreter = _interpreter(path) if may_read(path) else None
         if interpreter is None:
             return
         path = os.path.join(cwd, interpreter)
@@ -90,7 +99,11 @@ def require_interpreter(program: str, cwd: str) -> None:
 
 
 def _found(
-    error: OSError | ValueError, argv: Sequence[str], cwd: str, environment: Mapping[str, str]
+    error: OSError | ValueError,
+    argv: Sequence[str],
+    cwd: str,
+    environment: Mapping[str, str],
+    may_read: MayRead,
 ) -> Obstacle | None:
     if isinstance(error, ValueError):
         return _with_nul(argv, environment)
@@ -101,10 +114,10 @@ def _found(
         return folder
     program = argv[0]
     if "/" in program:
-        return _of_program(os.path.join(cwd, program), error.errno)
+        return _of_program(os.path.join(cwd, program), error.errno, may_read)
     path = environment.get("PATH", DEFAULT_PATH)
     try:
-        return _of_program(find_program(program, path, cwd), error.errno)
+        return _of_program(find_program(program, path, cwd), error.errno, may_read)
     except OSError as failure:
         if failure.errno != error.errno:
             return None
@@ -162,11 +175,11 @@ def _of_folder(cwd: str, number: int | None) -> Obstacle | None:
     return Obstacle("cwd", f"the working directory {cwd} {_FOLDER_TEXTS[found]}", cwd)
 
 
-def _of_program(path: str, number: int | None) -> Obstacle | None:
-    return _of_file(f"the program {path}", path, number)
+def _of_program(path: str, number: int | None, may_read: MayRead) -> Obstacle | None:
+    return _of_file(f"the program {path}", path, number, may_read)
 
 
-def _of_file(named: str, path: str, number: int | None, depth: int = 0) -> Obstacle | None:
+def _of_file(named: str, path: str, number: int | None, may_read: MayRead, depth: int = 0) -> Obstacle | None:
     """What is wrong with a program, or with the interpreter that it needs."""
     try:
         mode = os.stat(path).st_mode
@@ -185,9 +198,11 @@ def _of_file(named: str, path: str, number: int | None, depth: int = 0) -> Obsta
             return Obstacle("argv", f"{named} {obstacle}", path)
     if number == errno.ETXTBSY:
         return Obstacle("argv", f"{named} is open for writing", path)
-    interpreter = _interpreter(path) if stat.S_ISREG(mode) and depth < MAX_DEPTH else None
+    is_looked_into = stat.S_ISREG(mode) and depth < MAX_DEPTH and may_read(path)
+    interpreter = _interpreter(path) if is_looked_into else None
     if interpreter is not None:
-        return _of_file(f"the interpreter {interpreter} of {path}", interpreter, number, depth + 1)
+        named = f"the interpreter {interpreter} of {path}"
+        return _of_file(named, interpreter, number, may_read, depth + 1)
     if number == errno.ENOEXEC:
         text = "is neither a program for this machine nor a script that begins with #!"
         return Obstacle("argv", f"{named} {text}", path)

@@ -23,6 +23,7 @@ from tests.sandbox.profiles import (
     WRITE_WORKSPACE,
     at,
     context,
+    glob,
     restricted,
     unrestricted,
 )
@@ -430,6 +431,23 @@ def test_a_folder_or_program_that_cannot_be_read_is_named(client: Client, ws: Pa
     denied = context(restricted(READ_ROOT, at(ws.parent, "deny")), cwd=ws, roots=[ws])
     params = client.start_params(["/bin/true"], cwd=path_uri(ws), sandbox=denied)
     assert client.refused("process/start", params).code == -32600
+
+
+@pytest.mark.statement("C33", "X15")
+def test_the_reason_of_a_failed_start_tells_nothing_of_a_denied_file(endpoint: Endpoint, ws: Path) -> None:
+    client = endpoint.connect(extensions=True)
+    script = ws / "script"
+    script.write_text("#!/the/secret/interpreter\n")
+    script.chmod(0o755)
+    for permissions, told in (
+        (WORKSPACE, True),
+        (restricted(READ_ROOT, WRITE_WORKSPACE, at(script, "deny")), False),
+        (restricted(READ_ROOT, WRITE_WORKSPACE, glob("**/scr*")), False),
+    ):
+        sandbox = context(permissions, cwd=ws, roots=[ws])
+        params = client.start_params(["./script"], cwd=path_uri(ws), sandbox=sandbox)
+        error = client.reply(client.request("process/start", params)).get("error", {})
+        assert ("/the/secret/interpreter" in str(error)) is told, error
 
 
 # -- what is told
