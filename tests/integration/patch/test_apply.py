@@ -81,7 +81,7 @@ async def test_files_are_added_changed_moved_and_deleted(
     turn.add(applied.edits)
 
     found = {str(path.relative_to(tree)): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
-    assert found == {"a/b/grün": "ü\n".encode(), "script": b"one\r\nzwei\r\n", "c/new": b"name = 2\n"}
+    assert found == {"a/b/grün": "ü\n".encode(), "script": b"one\r\nzwei", "c/new": b"name = 2\n"}
     assert stat.S_IMODE((tree / "script").stat().st_mode) == 0o755
     assert applied.text == ("Success. Updated the following files:\nA a/b/grün\nM script\nM c/new\nD gone\n")
     assert {file.path: file.sha256 for file in applied.files} == {
