@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 
 from execserver import membership
 from execserver.supervisor import launch, spawning
@@ -46,8 +45,10 @@ class Launched:
         self.first: tuple[int, int] | None = None
         """Pid and channel of the first server; None where it could not be begun, which is tried again when
         everything else is ready, and said then."""
-        with suppress(OSError):
+        try:
             self.first = spawning.spawn(command, self.environment, self.instance)
+        except OSError:  # `contextlib` takes as long to load as all of this
+            return
 
 
 def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> int:

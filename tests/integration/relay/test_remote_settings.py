@@ -134,9 +134,7 @@ def test_the_folder_of_the_token_is_hidden_when_nobody_else_and_no_work_is_in_it
 def test_a_daemon_without_a_registry_loads_nothing_for_it() -> None:
     code = """if True:
         import sys
-        from execserver import cli, libraries
-        libraries.leave_out()
-        import execserver.server, execserver.configuration
+        import execserver.cli, execserver.server, execserver.configuration
         unwanted = {"cryptography", "httpcore", "aiohttp", "h11", "execserver.relay.executor"}
         print(sorted(unwanted & sys.modules.keys()))
     """
