@@ -25,6 +25,12 @@ MAX_DEPTH = 4
 _HEAD_BYTES = 4096
 _SHOWN_PATH_CHARACTERS = 1000
 
+_SEGMENT_BYTES = {False: 32, True: 56}
+"""Of one entry in the table of segments, in ELF files of 32 and 64 bits."""
+
+_MOST_SEGMENTS_BYTES = 64 << 10
+"""Of that whole table; the kernel's own limit."""
+
 _PROGRAM_INTERPRETER = 3
 """PT_INTERP: the segment of an ELF file with the path of its loader."""
 
@@ -235,7 +241,7 @@ def _interpreter(path: str) -> str | None:
             words = head[2:].partition(b"\n")[0].strip(b" \t").replace(b"\t", b" ").split(b" ")
             return os.fsdecode(words[0]) or None
         return _loader(descriptor, head) if head.startswith(b"\x7fELF") else None
-    except (OSError, struct.error, IndexError):
+    except (OSError, struct.error, IndexError, OverflowError):
         return None  # it is no longer, or never was, what it said
     finally:
         os.close(descriptor)
@@ -246,6 +252,8 @@ def _loader(descriptor: int, head: bytes) -> str | None:
     order = "<" if head[5] == 1 else ">"
     table = struct.unpack_from(f"{order}{'Q' if is_wide else 'I'}", head, 32 if is_wide else 28)[0]
     size, count = struct.unpack_from(f"{order}HH", head, 54 if is_wide else 42)
+    if size != _SEGMENT_BYTES[is_wide] or size * count > _MOST_SEGMENTS_BYTES:
+        return None  # the kernel does not take it either, and it could name gigabytes
     headers = os.pread(descriptor, size * count, table)
     for at in range(0, len(headers), size):
         if struct.unpack_from(f"{order}I", headers, at)[0] != _PROGRAM_INTERPRETER:
