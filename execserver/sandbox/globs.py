@@ -48,6 +48,8 @@ _SET = "(?!/)["
 _PATH_MAX = 4096
 _MOST_LINKS = 40
 """As many as the kernel follows."""
+_FREE_NAMES = 100
+"""Names in the texts of the links to one target. Ordinary ones have fewer; a chain may have 80,000."""
 _MOST_SHOWN = 200
 """Characters of a pattern that an error names."""
 
@@ -163,9 +165,9 @@ class Budget:
         self.link: str | None = None
         """The link behind which it is searched, if it is one."""
 
-    def scanned(self) -> None:
-        """One name more was looked at."""
-        self._scanned += 1
+    def scanned(self, names: int = 1) -> None:
+        """So many names more were looked at."""
+        self._scanned += names
         if self._scanned > MAX_SCANNED:
             raise self.exceeded(f"look at more than {MAX_SCANNED} names", "set glob_scan_max_depth")
 
@@ -340,7 +342,9 @@ class _Search:
 
     def _add_link(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> bool:
         """Add the folder that a link leads to; True: it matches by a name that it leads to."""
-        place = _followed(entry.path)
+        self._budget.link = entry.path
+        place = _followed(entry.path, self._budget)
+        self._budget.link = current.link
         if place is None:
             return False
         names = [entry.name, *_names_behind(entry.path), os.path.basename(place.path)]
@@ -361,10 +365,24 @@ class _Search:
         return True
 
 
-def _followed(link: str) -> Place | None:
-    """Where a link leads; None: nowhere now, or to another thing for each process that follows it."""
+def _followed(link: str, budget: Budget) -> Place | None:
+    """Where a link leads; None: nowhere now, or to another thing for each process that follows it.
+
+    Raises:
+        InvalidRequest: it takes too long to follow.
+    """
+    left = _FREE_NAMES
+
+    def count(path: str) -> bool:
+        nonlocal left
+        names = os.readlink(path).count("/") + 1
+        left -= names
+        if left < 0:
+            budget.scanned(names)
+        return False
+
     try:
-        place = locate(link)
+        place = locate(link, count)
     except OSError:
         return None  # removed just now, or in the /proc of another user's process
     if place is None or not place.exists or is_below(place.path, "/proc"):

@@ -453,6 +453,40 @@ def test_links_that_lead_nowhere_or_into_proc_are_passed_over(base: Path) -> Non
     assert denied(f"{base}/w/**/.env") == [secret]
 
 
+def long_chain(base: Path, links: int) -> str:
+    """A chain of links, each through two thousand names."""
+    (base / "a").mkdir()
+    (base / "end").mkdir()
+    target = "end"
+    for number in range(links):
+        (base / f"hop{number}").symlink_to("a/../" * ((4000 - len(target)) // 5) + target)
+        target = f"hop{number}"
+    return f"{base}/{target}"
+
+
+@pytest.mark.parametrize("links", [20, 60])
+def test_links_that_take_long_to_follow_are_an_error_that_names_one(base: Path, links: int) -> None:
+    chain = long_chain(base, links)
+    (base / "w").mkdir()
+    for number in range(200):
+        (base / "w" / f"link{number}").symlink_to(chain)
+    began = time.perf_counter()
+    with pytest.raises(InvalidRequest, match=f"remove the symbolic link {base}/w/link"):
+        denied(f"{base}/w/**/.env")
+    assert time.perf_counter() - began < 5, "200 links take 10 s and more"
+
+
+def test_many_ordinary_links_cost_no_more_than_other_names(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(globs, "MAX_SCANNED", 102)
+    make(base, "store/package/file")
+    (base / "w").mkdir()
+    for number in range(100):
+        (base / "w" / f"link{number}").symlink_to("../w/.././store/package")
+    assert denied(f"{base}/w/**/.env") == []
+
+
 def test_the_depth_counts_folders_behind_links_too(base: Path) -> None:
     one, two = make(base, "out/k", "out/a/k")
     (base / "w/x/y").mkdir(parents=True)
