@@ -140,11 +140,12 @@ class LineWriter:
     def flush(self, timeout: float) -> None:
         """Wait until all queued lines are written, at most `timeout` seconds. It is the last call."""
         self._hurry.set()
+        end = time.monotonic() + timeout
         try:
-            self._lines.put_nowait(None)
+            self._lines.put(None, timeout=timeout)
         except queue.Full:
             return
-        self._thread.join(timeout)
+        self._thread.join(end - time.monotonic())
 
     def _run(self) -> None:
         render: Callable[[Line], str] | None = None

@@ -119,3 +119,19 @@ def test_a_value_without_a_text_costs_its_line_the_value_and_not_the_log(form: s
     assert all("connection" in line for line in lines)
     assert "KeyError" in lines[0]
     assert "Traceback" not in said.stderr
+
+
+BURST = """
+import sys
+from execserver.telemetry import logs
+writer = logs.configure("info", "json")
+for number in range(20_000):
+    logs.Logger().info("burst", number=number)
+writer.flush(30)
+"""
+
+
+def test_what_is_queued_of_a_burst_is_written_before_the_end() -> None:
+    said = subprocess.run([sys.executable, "-I", "-c", BURST], capture_output=True, text=True, check=True)
+    numbers = [json.loads(line)["number"] for line in said.stderr.splitlines() if line.startswith("{")]
+    assert numbers[:10_000] == list(range(10_000))
