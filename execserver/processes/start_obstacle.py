@@ -100,7 +100,8 @@ def require_interpreter(program: str, cwd: str, may_read: MayRead) -> None:
         if interpreter is None:
             return
         path = os.path.join(cwd, interpreter)
-        if not os.path.exists(path):
+        # A script may name any path: whether there is something where nothing may be read is not told.
+        if may_read(path) and not os.path.exists(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
@@ -187,13 +188,15 @@ def _of_program(path: str, number: int | None, may_read: MayRead) -> Obstacle | 
 
 def _of_file(named: str, path: str, number: int | None, may_read: MayRead, depth: int = 0) -> Obstacle | None:
     """What is wrong with a program, or with the interpreter that it needs."""
+    if depth and not may_read(path):
+        return None
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
         if error.errno != number or error.errno not in _FILE_TEXTS:
             return None
         text = _FILE_TEXTS[error.errno]
-        if error.errno == errno.ENOENT and os.path.islink(path):
+        if error.errno == errno.ENOENT and os.path.islink(path) and may_read(path):
             text = f"is a link to {os.readlink(path)}, which does not exist"
         if path.endswith("\r"):
             text += ": the line that names it ends with CR LF, and must end with LF"
