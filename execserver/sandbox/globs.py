@@ -366,7 +366,7 @@ class _Search:
 
 
 def _followed(link: str, budget: Budget) -> Place | None:
-    """Where a link leads; None: nowhere now, or to another thing for each process that follows it.
+    """Where a link leads; None: nowhere now, to the kernel's files, or for each process to another thing.
 
     Raises:
         InvalidRequest: it takes too long to follow.
@@ -385,7 +385,7 @@ def _followed(link: str, budget: Budget) -> Place | None:
         place = locate(link, count)
     except OSError:
         return None  # removed just now, or in the /proc of another user's process
-    if place is None or not place.exists or is_below(place.path, "/proc"):
+    if place is None or not place.exists or any(is_below(place.path, each) for each in _KERNEL_FOLDERS):
         return None
     of_proc = (path for path, _ in place.links if is_below(path, "/proc"))
     return place if all(path in _SAME_FOR_ALL or path.endswith("/root") for path in of_proc) else None

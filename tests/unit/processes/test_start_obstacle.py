@@ -51,10 +51,9 @@ def test_a_made_up_program_has_no_loader_and_takes_no_memory(tmp_path: Path, mad
     for _ in range(2):
         try:
             require_interpreter(program, "/", lambda _: True)
-        except FileNotFoundError as error:
-            assert made_up.get("segment"), error  # noqa: PT017 - the loader it names is not there
-    error = OSError(errno.ENOEXEC, "Exec format error")
-    found = find_obstacle(error, [program], "/", {})
+        except FileNotFoundError as missing:
+            assert made_up.get("segment"), missing  # noqa: PT017 - the loader it names is not there
+    found = find_obstacle(OSError(errno.ENOEXEC, "Exec format error"), [program], "/", {})
     assert found is None or found.path is not None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10, "in KiB"
 

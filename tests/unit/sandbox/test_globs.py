@@ -476,6 +476,15 @@ def test_links_that_take_long_to_follow_are_an_error_that_names_one(base: Path, 
     assert time.perf_counter() - began < 5, "200 links take 10 s and more"
 
 
+@pytest.mark.parametrize("target", ["/sys", "/sys/class", "/proc", "/proc/self/root/sys"])
+def test_links_into_folders_of_the_kernel_are_not_searched(
+    base: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(globs, "MAX_SCANNED", 2)
+    (base / "link").symlink_to(target)
+    assert denied(f"{base}/**/.env") == []
+
+
 def test_many_ordinary_links_cost_no_more_than_other_names(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
