@@ -291,6 +291,8 @@ class _Search:
         self._budget = budget
         self._denies = denies
         self._searched: dict[str, list[_Folder]] = {}
+        self._behind_links: set[str] = set()
+        """What links lead to that counts as a match."""
 
     def below(self, folder: str) -> Iterator[str]:
         states = self._names.of_folder(folder)
@@ -320,7 +322,6 @@ class _Search:
                     elif entry.is_dir(follow_symlinks=False):
                         self._add(pending, current, entry)
                     elif self._denies and entry.is_symlink() and self._add_link(behind_links, current, entry):
-                        self._budget.matched()
                         yield entry.path
 
     def _is_searched(self, folder: _Folder) -> bool:
@@ -349,6 +350,9 @@ class _Search:
             return False
         names = [entry.name, *_names_behind(entry.path), os.path.basename(place.path)]
         if any(map(self._names.matching(current.states), names)):
+            if place.path not in self._behind_links:  # one mount, however many links lead there
+                self._behind_links.add(place.path)
+                self._budget.matched()
             return True
         states = frozenset().union(*(self._names.behind(current.states, name) for name in names))
         if place.is_folder and states and self._may_go_into(current.level):

@@ -583,6 +583,21 @@ def test_too_many_matches_are_an_error_that_says_what_to_do(
         found(f"{base}/*.key")
 
 
+def test_many_links_to_one_denied_file_are_one_match(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(globs, "MAX_MATCHES", 3)
+    targets = make(base, "out/a.key", "out/b.key")
+    (base / "w").mkdir()
+    links = [base / "w" / f"link{number}" for number in range(20)]
+    for number, link in enumerate(links):
+        link.symlink_to(f"../out/{'ab'[number % 2]}.key")
+    assert denied(f"{base}/w/**/*.key") == targets
+    make(base, "out/c.key", "out/d.key")
+    (base / "w" / "c").symlink_to("../out/c.key")
+    (base / "w" / "d").symlink_to("../out/d.key")
+    with pytest.raises(InvalidRequest, match="match more than 3 paths"):
+        denied(f"{base}/w/**/*.key")
+
+
 def test_all_patterns_of_a_policy_share_one_budget(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(base, "a.key", "b.key")
     monkeypatch.setattr(globs, "MAX_MATCHES", 3)
