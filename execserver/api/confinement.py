@@ -66,13 +66,16 @@ def _refuse_older_kind(sandbox: SandboxContext, policy: Policy) -> None:
 
 
 def may_read(policy: Policy, path: str) -> bool:
-    """Whether a policy lets a file be read. May block."""
-    real = os.path.realpath(path)
-    try:
-        refuse_denied(policy.deny_globs, real)
-    except RpcError:
-        return False
-    return policy.access(real) is not Access.DENY
+    """Whether a policy lets a file be read, and its path if it is a link. May block."""
+    folder, name = os.path.split(path)
+    for real in (os.path.realpath(path), os.path.join(os.path.realpath(folder), name)):
+        try:
+            refuse_denied(policy.deny_globs, real)
+        except RpcError:
+            return False
+        if policy.access(real) is Access.DENY:
+            return False
+    return True
 
 
 class Preparation:

@@ -8,7 +8,7 @@ Rules kept in this file:
 2. A read takes what the page cache has; if the disk has to be asked, a thread does it.
 3. An operation that took over `SLOW_SECONDS`, and slept, sends the next ones of its kind to threads for
    `REST_SECONDS`: a slow disk holds up no other client for long. One that did not sleep was only kept from
-   the processor, as it would be in a thread.
+   the processor, as it would be in a thread. A list that takes so long is given up for a thread.
 4. The outcome is that of the thread's way. A method that gives None has changed nothing.
 """
 
@@ -115,7 +115,8 @@ class SmallFiles:
         try:
             with os.scandir(path) as scan:
                 for number, entry in enumerate(scan):
-                    if number >= MOST_ENTRIES:
+                    # The target of a link may take the kernel milliseconds: forty links of a thousand names.
+                    if number >= MOST_ENTRIES or perf_counter() - self._began > SLOW_SECONDS:
                         return None
                     kind = entry_kind(entry)
                     if kind is not None:

@@ -25,6 +25,12 @@ MAX_DEPTH = 4
 _HEAD_BYTES = 4096
 _SHOWN_PATH_CHARACTERS = 1000
 
+_SEGMENT_BYTES = {False: 32, True: 56}
+"""Of one entry in the table of segments, in ELF files of 32 and 64 bits."""
+
+_MOST_SEGMENTS_BYTES = 64 << 10
+"""Of that whole table; the kernel's own limit."""
+
 _PROGRAM_INTERPRETER = 3
 """PT_INTERP: the segment of an ELF file with the path of its loader."""
 
@@ -94,7 +100,8 @@ def require_interpreter(program: str, cwd: str, may_read: MayRead) -> None:
         if interpreter is None:
             return
         path = os.path.join(cwd, interpreter)
-        if not os.path.exists(path):
+        # A script may name any path: whether there is something where nothing may be read is not told.
+        if may_read(path) and not os.path.exists(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
@@ -181,13 +188,15 @@ def _of_program(path: str, number: int | None, may_read: MayRead) -> Obstacle | 
 
 def _of_file(named: str, path: str, number: int | None, may_read: MayRead, depth: int = 0) -> Obstacle | None:
     """What is wrong with a program, or with the interpreter that it needs."""
+    if depth and not may_read(path):
+        return None
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
         if error.errno != number or error.errno not in _FILE_TEXTS:
             return None
         text = _FILE_TEXTS[error.errno]
-        if error.errno == errno.ENOENT and os.path.islink(path):
+        if error.errno == errno.ENOENT and os.path.islink(path) and may_read(path):
             text = f"is a link to {os.readlink(path)}, which does not exist"
         if path.endswith("\r"):
             text += ": the line that names it ends with CR LF, and must end with LF"
@@ -235,7 +244,7 @@ def _interpreter(path: str) -> str | None:
             words = head[2:].partition(b"\n")[0].strip(b" \t").replace(b"\t", b" ").split(b" ")
             return os.fsdecode(words[0]) or None
         return _loader(descriptor, head) if head.startswith(b"\x7fELF") else None
-    except (OSError, struct.error, IndexError):
+    except (OSError, struct.error, IndexError, OverflowError):
         return None  # it is no longer, or never was, what it said
     finally:
         os.close(descriptor)
@@ -246,6 +255,8 @@ def _loader(descriptor: int, head: bytes) -> str | None:
     order = "<" if head[5] == 1 else ">"
     table = struct.unpack_from(f"{order}{'Q' if is_wide else 'I'}", head, 32 if is_wide else 28)[0]
     size, count = struct.unpack_from(f"{order}HH", head, 54 if is_wide else 42)
+    if size != _SEGMENT_BYTES[is_wide] or size * count > _MOST_SEGMENTS_BYTES:
+        return None  # the kernel does not take it either, and it could name gigabytes
     headers = os.pread(descriptor, size * count, table)
     for at in range(0, len(headers), size):
         if struct.unpack_from(f"{order}I", headers, at)[0] != _PROGRAM_INTERPRETER:

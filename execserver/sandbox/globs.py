@@ -48,6 +48,8 @@ _SET = "(?!/)["
 _PATH_MAX = 4096
 _MOST_LINKS = 40
 """As many as the kernel follows."""
+_FREE_NAMES = 100
+"""Names in the texts of the links to one target. Ordinary ones have fewer; a chain may have 80,000."""
 _MOST_SHOWN = 200
 """Characters of a pattern that an error names."""
 
@@ -163,9 +165,9 @@ class Budget:
         self.link: str | None = None
         """The link behind which it is searched, if it is one."""
 
-    def scanned(self) -> None:
-        """One name more was looked at."""
-        self._scanned += 1
+    def scanned(self, names: int = 1) -> None:
+        """So many names more were looked at."""
+        self._scanned += names
         if self._scanned > MAX_SCANNED:
             raise self.exceeded(f"look at more than {MAX_SCANNED} names", "set glob_scan_max_depth")
 
@@ -289,6 +291,8 @@ class _Search:
         self._budget = budget
         self._denies = denies
         self._searched: dict[str, list[_Folder]] = {}
+        self._behind_links: set[str] = set()
+        """What links lead to that counts as a match."""
 
     def below(self, folder: str) -> Iterator[str]:
         states = self._names.of_folder(folder)
@@ -318,7 +322,6 @@ class _Search:
                     elif entry.is_dir(follow_symlinks=False):
                         self._add(pending, current, entry)
                     elif self._denies and entry.is_symlink() and self._add_link(behind_links, current, entry):
-                        self._budget.matched()
                         yield entry.path
 
     def _is_searched(self, folder: _Folder) -> bool:
@@ -340,11 +343,16 @@ class _Search:
 
     def _add_link(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> bool:
         """Add the folder that a link leads to; True: it matches by a name that it leads to."""
-        place = _followed(entry.path)
+        self._budget.link = entry.path
+        place = _followed(entry.path, self._budget)
+        self._budget.link = current.link
         if place is None:
             return False
         names = [entry.name, *_names_behind(entry.path), os.path.basename(place.path)]
         if any(map(self._names.matching(current.states), names)):
+            if place.path not in self._behind_links:  # one mount, however many links lead there
+                self._behind_links.add(place.path)
+                self._budget.matched()
             return True
         states = frozenset().union(*(self._names.behind(current.states, name) for name in names))
         if place.is_folder and states and self._may_go_into(current.level):
@@ -361,13 +369,27 @@ class _Search:
         return True
 
 
-def _followed(link: str) -> Place | None:
-    """Where a link leads; None: nowhere now, or to another thing for each process that follows it."""
+def _followed(link: str, budget: Budget) -> Place | None:
+    """Where a link leads; None: nowhere now, to the kernel's files, or for each process to another thing.
+
+    Raises:
+        InvalidRequest: it takes too long to follow.
+    """
+    left = _FREE_NAMES
+
+    def count(path: str) -> bool:
+        nonlocal left
+        names = os.readlink(path).count("/") + 1
+        left -= names
+        if left < 0:
+            budget.scanned(names)
+        return False
+
     try:
-        place = locate(link)
+        place = locate(link, count)
     except OSError:
         return None  # removed just now, or in the /proc of another user's process
-    if place is None or not place.exists or is_below(place.path, "/proc"):
+    if place is None or not place.exists or any(is_below(place.path, each) for each in _KERNEL_FOLDERS):
         return None
     of_proc = (path for path, _ in place.links if is_below(path, "/proc"))
     return place if all(path in _SAME_FOR_ALL or path.endswith("/root") for path in of_proc) else None

@@ -140,11 +140,12 @@ class LineWriter:
     def flush(self, timeout: float) -> None:
         """Wait until all queued lines are written, at most `timeout` seconds. It is the last call."""
         self._hurry.set()
+        end = time.monotonic() + timeout
         try:
-            self._lines.put_nowait(None)
+            self._lines.put(None, timeout=timeout)
         except queue.Full:
             return
-        self._thread.join(timeout)
+        self._thread.join(end - time.monotonic())
 
     def _run(self) -> None:
         render: Callable[[Line], str] | None = None
@@ -159,7 +160,7 @@ class LineWriter:
             dropped, self._dropped = self._dropped, 0
             note = f"({dropped} log lines dropped: stderr is not read, or there were no descriptors)\n"
             try:
-                self._stream.write(f"{note if dropped else ''}{render(line)}\n")
+                self._stream.write(f"{note if dropped else ''}{_rendered(render, line)}\n")
                 self._stream.flush()
             except (OSError, ValueError):
                 return  # stderr is gone
@@ -176,6 +177,14 @@ def configure(level: str, form: str) -> LineWriter:
     _least = _LEVELS[level]
     _writer = LineWriter(sys.stderr, form)
     return _writer
+
+
+def _rendered(render: Callable[[Line], str], line: Line) -> str:
+    try:
+        return render(line)
+    except Exception as error:  # a value without a text costs its line the value, and not the log
+        plain = {name: value for name, value in line.fields.items() if isinstance(value, str | int | float)}
+        return render(line._replace(fields={**plain, "left_out": type(error).__name__}))
 
 
 def _renderer(form: str, *, colors: bool) -> Callable[[Line], str]:

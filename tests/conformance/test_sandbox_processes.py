@@ -450,6 +450,32 @@ def test_the_reason_of_a_failed_start_tells_nothing_of_a_denied_file(endpoint: E
         assert ("/the/secret/interpreter" in str(error)) is told, error
 
 
+@pytest.mark.statement("C33", "X15")
+def test_a_failed_start_tells_nothing_of_what_is_in_a_denied_folder(endpoint: Endpoint, ws: Path) -> None:
+    client = endpoint.connect(extensions=True)
+    closed = ws / "closed"
+    closed.mkdir()
+    (closed / "there").write_text("#!/the/secret/interpreter\n")
+    (closed / "there").chmod(0o755)
+    (closed / "link").symlink_to("/the/secret/target")
+    (ws / "script").touch(0o755)
+    (ws / "hop").symlink_to("closed/link")
+    for denial in (at(closed, "deny"), glob("**/closed")):
+        sandbox = context(restricted(READ_ROOT, WRITE_WORKSPACE, denial), cwd=ws, roots=[ws])
+
+        def said(program: str, sandbox: Json = sandbox) -> str:
+            params = client.start_params([program], cwd=path_uri(ws), sandbox=sandbox)
+            return str(client.reply(client.request("process/start", params)).get("error"))
+
+        said_of = {}
+        for name in ("there", "missing", "link"):
+            (ws / "script").write_text(f"#!{closed}/{name}\n")
+            said_of[name] = said("./script").replace(name, "NAME")
+        assert said_of["there"] == said_of["missing"] == said_of["link"]
+        for program in ("closed/link", "./hop"):
+            assert "/the/secret/target" not in said(program)
+
+
 # -- what is told
 
 

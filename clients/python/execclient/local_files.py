@@ -257,22 +257,20 @@ class Place:
 
     def _overwrite(self, wanted: Attributes) -> None:
         """Write the target in place, and its old content again if that fails."""
-        assert self._standing is not None
-        size = self._standing.st_size
         new = self.file
         new.seek(0)
         with open(self._target, "r+b", 0) as target:
             kept = _kept_aside(target)
             try:
                 _reserve(target.fileno(), os.fstat(new.fileno()).st_size)
-                shutil.copyfileobj(new, target, 1 << 20)
+                _copy(new, target)
                 target.truncate()
             except BaseException:
                 if kept is not None:
                     kept.seek(0)
                     target.seek(0)
-                    shutil.copyfileobj(kept, target, 1 << 20)
-                    target.truncate(size)
+                    _copy(kept, target)
+                    target.truncate()
                 raise
             finally:
                 if kept is not None:
@@ -281,6 +279,14 @@ class Place:
                 if wanted.mode is not None:
                     os.fchmod(target.fileno(), wanted.mode)
                 _set_times(target.fileno(), wanted)
+
+
+def _copy(original: BinaryIO, copied: BinaryIO) -> None:
+    """Copy to the end. `copied` is not buffered, and may take a part of a block."""
+    while block := original.read(1 << 20):
+        rest = memoryview(block)
+        while rest:
+            rest = rest[copied.write(rest) :]
 
 
 def part_path(target: str) -> str:

@@ -229,6 +229,15 @@ async def test_a_mount_point_keeps_its_old_content_when_there_is_no_room(
             with pytest.raises(OSError, match="No space left"):
                 await executor.fs.download(here / "new", tmp_path / "hosts")
             assert (tmp_path / "hosts").read_bytes() == b"old" * 1000
+
+            def grow(progress: Progress) -> None:
+                if progress.done == MIB:
+                    with (tmp_path / "hosts").open("ab") as file:
+                        file.write(b"more")
+
+            with pytest.raises(OSError, match="No space left"):
+                await executor.fs.download(here / "new", tmp_path / "hosts", progress=grow)
+            assert (tmp_path / "hosts").read_bytes() == b"old" * 1000 + b"more"
             (here / "new").write_bytes(b"fits")
             assert (await executor.fs.upload(here / "new", "hosts")).in_place
             assert (tmp_path / "hosts").read_bytes() == b"fits"

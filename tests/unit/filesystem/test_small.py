@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,21 @@ async def test_a_slow_disk_sends_the_next_operations_of_its_kind_to_threads(
     assert at_once(caller, "fs/readDirectory", path=tmp_path)
     await asyncio.sleep(REST_SECONDS + 0.1)
     assert at_once(caller, "fs/readFile", path=tmp_path / "fast")
+
+
+async def test_a_folder_of_links_that_take_long_to_follow_is_for_a_thread(
+    caller: StubCaller, tmp_path: Path
+) -> None:
+    target = "end"
+    for folder in ("a", "end", "links"):
+        (tmp_path / folder).mkdir()
+    for number in range(36):
+        (tmp_path / f"hop{number}").symlink_to("a/../" * ((4000 - len(target)) // 5) + target)
+        target = f"hop{number}"
+    for number in range(MOST_ENTRIES):
+        (tmp_path / "links" / f"{number}").symlink_to(tmp_path / target)
+    began = time.perf_counter()
+    assert not at_once(caller, "fs/readDirectory", path=(tmp_path / "links").as_uri())
+    assert time.perf_counter() - began < 0.5, "all of them take seconds"
+    result = await caller.call("fs/readDirectory", path=(tmp_path / "links").as_uri())
+    assert [entry["isDirectory"] for entry in result["entries"]] == [True] * MOST_ENTRIES

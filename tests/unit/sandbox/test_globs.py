@@ -453,6 +453,49 @@ def test_links_that_lead_nowhere_or_into_proc_are_passed_over(base: Path) -> Non
     assert denied(f"{base}/w/**/.env") == [secret]
 
 
+def long_chain(base: Path, links: int) -> str:
+    """A chain of links, each through two thousand names."""
+    (base / "a").mkdir()
+    (base / "end").mkdir()
+    target = "end"
+    for number in range(links):
+        (base / f"hop{number}").symlink_to("a/../" * ((4000 - len(target)) // 5) + target)
+        target = f"hop{number}"
+    return f"{base}/{target}"
+
+
+@pytest.mark.parametrize("links", [20, 60])
+def test_links_that_take_long_to_follow_are_an_error_that_names_one(base: Path, links: int) -> None:
+    chain = long_chain(base, links)
+    (base / "w").mkdir()
+    for number in range(200):
+        (base / "w" / f"link{number}").symlink_to(chain)
+    began = time.perf_counter()
+    with pytest.raises(InvalidRequest, match=f"remove the symbolic link {base}/w/link"):
+        denied(f"{base}/w/**/.env")
+    assert time.perf_counter() - began < 5, "200 links take 10 s and more"
+
+
+@pytest.mark.parametrize("target", ["/sys", "/sys/class", "/proc", "/proc/self/root/sys"])
+def test_links_into_folders_of_the_kernel_are_not_searched(
+    base: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(globs, "MAX_SCANNED", 2)
+    (base / "link").symlink_to(target)
+    assert denied(f"{base}/**/.env") == []
+
+
+def test_many_ordinary_links_cost_no_more_than_other_names(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(globs, "MAX_SCANNED", 102)
+    make(base, "store/package/file")
+    (base / "w").mkdir()
+    for number in range(100):
+        (base / "w" / f"link{number}").symlink_to("../w/.././store/package")
+    assert denied(f"{base}/w/**/.env") == []
+
+
 def test_the_depth_counts_folders_behind_links_too(base: Path) -> None:
     one, two = make(base, "out/k", "out/a/k")
     (base / "w/x/y").mkdir(parents=True)
@@ -538,6 +581,21 @@ def test_too_many_matches_are_an_error_that_says_what_to_do(
     monkeypatch.setattr(globs, "MAX_MATCHES", 3)
     with pytest.raises(InvalidRequest, match="match more than 3 paths; name their folder instead"):
         found(f"{base}/*.key")
+
+
+def test_many_links_to_one_denied_file_are_one_match(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(globs, "MAX_MATCHES", 3)
+    targets = make(base, "out/a.key", "out/b.key")
+    (base / "w").mkdir()
+    links = [base / "w" / f"link{number}" for number in range(20)]
+    for number, link in enumerate(links):
+        link.symlink_to(f"../out/{'ab'[number % 2]}.key")
+    assert denied(f"{base}/w/**/*.key") == targets
+    make(base, "out/c.key", "out/d.key")
+    (base / "w" / "c").symlink_to("../out/c.key")
+    (base / "w" / "d").symlink_to("../out/d.key")
+    with pytest.raises(InvalidRequest, match="match more than 3 paths"):
+        denied(f"{base}/w/**/*.key")
 
 
 def test_all_patterns_of_a_policy_share_one_budget(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

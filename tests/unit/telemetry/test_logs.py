@@ -91,3 +91,47 @@ def test_a_full_table_of_descriptors_costs_lines_that_are_counted() -> None:
     note, line = said.stderr.splitlines()
     assert note.startswith("(1 log lines dropped")
     assert json.loads(line)["event"] == "with one"
+
+
+ODD_VALUES = """
+from execserver.telemetry import logs
+writer = logs.configure("info", FORM)
+class Odd:
+    def __repr__(self):
+        raise KeyError("it has no text")
+circle = []
+circle.append(circle)
+deep = []
+for _ in range(100_000):
+    deep = [deep]
+for value in (Odd(), circle, {b"bytes": 1}, deep, "text"):
+    logs.Logger(connection=1).info("said", value=value)
+writer.flush(10)
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_value_without_a_text_costs_its_line_the_value_and_not_the_log(form: str) -> None:
+    script = ODD_VALUES.replace("FORM", repr(form))
+    said = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
+    lines = [line for line in said.stderr.splitlines() if "said" in line]
+    assert len(lines) == 5
+    assert all("connection" in line for line in lines)
+    assert "KeyError" in lines[0]
+    assert "Traceback" not in said.stderr
+
+
+BURST = """
+import sys
+from execserver.telemetry import logs
+writer = logs.configure("info", "json")
+for number in range(20_000):
+    logs.Logger().info("burst", number=number)
+writer.flush(30)
+"""
+
+
+def test_what_is_queued_of_a_burst_is_written_before_the_end() -> None:
+    said = subprocess.run([sys.executable, "-I", "-c", BURST], capture_output=True, text=True, check=True)
+    numbers = [json.loads(line)["number"] for line in said.stderr.splitlines() if line.startswith("{")]
+    assert numbers[:10_000] == list(range(10_000))
