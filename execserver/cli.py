@@ -113,10 +113,7 @@ def _config_check(options: argparse.Namespace) -> int:
         return 1
     # What cannot be loaded is to be found out here.
     from execserver import server  # noqa: F401
-    from execserver.protocol.methods import load_shapes
-    from execserver.rpc import validation  # noqa: F401
 
-    load_shapes()
     return _read_credentials(effective) or _check_remote(effective, options)
 
 

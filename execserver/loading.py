@@ -27,7 +27,7 @@ _FULL = (errno.EMFILE, errno.ENFILE)
 
 
 class Loader:
-    """Runs what imports models, or pydantic. Safe to use from several threads, and inside itself."""
+    """Runs what imports. Safe to use from several threads, and inside itself."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

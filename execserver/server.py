@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -36,7 +35,7 @@ from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
 from execserver.protocol.errors import InternalError
-from execserver.protocol.methods import METHODS, load_shapes
+from execserver.protocol.methods import METHODS
 from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
@@ -103,10 +102,9 @@ WARM_UP_AFTER_SECONDS = 2.0
 processor, which a client that starts a daemon for a single command should not wait for."""
 
 LOAD_AFTER_SECONDS = 0.1
-"""When the log begins, and then, once nothing has passed between us and clients for as long again, the models
-of parameters are loaded, and all that was put off, unless a request needs it earlier: the first command of a
-client that starts a daemon for it has begun by then, and nobody is made to wait who goes on asking, or whose
-command goes on writing."""
+"""When the log begins, and then, once nothing has passed between us and clients for as long again, all that
+was put off is loaded, unless a request needs it earlier: the first command of a client that starts a daemon
+for it has begun by then, and nobody is made to wait who goes on asking, or whose command goes on writing."""
 
 LOAD_AT_LAST_SECONDS = 5.0
 """How long that is waited for at most: the installed files may be replaced by those of another version."""
@@ -175,7 +173,7 @@ def run(config: Settings, config_file: str | None = None, first: FirstAnswer | N
 
 
 def load_the_rest() -> None:
-    """Load what was put off, and the models of all parameters: two tenths of a second, for whatever thread.
+    """Load what was put off, for whatever thread.
 
     Raises:
         OSError: there is no descriptor for it.
@@ -187,8 +185,6 @@ def load_the_rest() -> None:
     try:
         LOADER.load_without_spares(logs.begin)
         load_deferred()
-        LOADER.load_without_spares(lambda: import_module("execserver.rpc.validation"))  # pydantic
-        LOADER.load_without_spares(load_shapes)
     finally:
         sys.setswitchinterval(usual)
     gc.freeze()  # as `Server._freeze_heap`

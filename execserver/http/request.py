@@ -8,11 +8,15 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from execserver.loading import put_off
 from execserver.protocol.errors import InvalidParams
+
+put_off(lambda: import_module("pydantic_core"))  # its parser of URLs
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 NOT_YET = {
     *("argparse", "dataclasses", "hashlib", "http", "inspect", "linecache", "msgspec.inspect", "pathlib"),
-    *("platform", "pydantic", "shutil", "ssl", "structlog", "subprocess", "tempfile"),
+    *("platform", "pydantic_core", "shutil", "ssl", "structlog", "subprocess", "tempfile"),
     *("traceback", "urllib.parse"),
     *("execserver.api.filesystem", "execserver.api.health", "execserver.api.http"),
     *("execserver.api.observing", "execserver.configuration.options", "execserver.filesystem.files"),

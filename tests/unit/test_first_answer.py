@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from execserver.first_answer import _encode, _plain_initialize
 from execserver.host import Host
+from execserver.protocol.methods import METHODS
 from execserver.rpc import envelope
 from execserver.rpc.dialect import speaks_standard
-from execserver.rpc.quick_params import decode_quickly
+from execserver.rpc.params import decode_params
 
 PLAIN = '{"id":1,"method":"initialize","params":{"clientName":"agent"}}'
 
@@ -90,7 +92,7 @@ def test_what_is_taken_the_server_takes_and_means_the_same(edits: list[tuple[int
     request = envelope.decode(line.strip())
     assert isinstance(request, envelope.Request)
     assert (request.id, request.method, request.trace) == (request_id, "initialize", None)
-    params = decode_quickly("initialize", request.params)
+    params: Any = decode_params(METHODS["initialize"], request.params)
     assert (params.resume_session_id, params.extensions) == (None, None)
     assert not speaks_standard(json.loads(line))
 
