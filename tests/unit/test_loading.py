@@ -33,12 +33,11 @@ def test_parameters_are_decoded_and_refused_with_a_full_table() -> None:
     assert (said.stdout.split(), said.stderr) == (["p", "path", "full"], "")
 
 
-# The same for modules that are put off, and for a family of methods; 8 of the table it holds to give them up,
-# as a daemon holds its spare ones.
-DEFERRED = """
-import contextlib, os, resource, sys
-from execserver.api.families import Families
-from execserver.loading import LOADER, deferred, load_deferred
+# A program whose table is full; 8 of it holds to give them up, as a daemon holds its reserved ones.
+LATE = """
+import contextlib, errno, os, resource, sys
+from importlib import import_module
+from execserver.loading import LOADER
 
 held = []
 
@@ -48,25 +47,21 @@ def lend():
         os.close(held.pop())
     yield
 
-wave = deferred("wave")
-families = Families()
-families.put_off(["a"], lambda: {"a": __import__("tabnanny").check})
 held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(8))
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
-for work in (load_deferred, families.make_all, lambda: wave.open):
+for load in (LOADER.load, LOADER.load_without_spares):
     try:
-        work()
-    except OSError:
+        load(lambda: import_module("tabnanny"))
+    except OSError as error:
+        assert error.errno == errno.EMFILE
         continue
     sys.exit("there was room")
 LOADER.lend = lend
-print(families["a"].__name__, wave.open.__name__, held)
-load_deferred()
-print(sys.modules["wave"].open is wave.open)
+print(LOADER.load(lambda: import_module("tabnanny")).__name__, held)
 """
 
 
-def test_a_full_table_keeps_nobody_from_what_is_put_off() -> None:
-    said = subprocess.run([sys.executable, "-I", "-B", "-c", DEFERRED], capture_output=True, text=True)
-    assert (said.stdout.split(), said.stderr) == (["check", "open", "[]", "True"], "")
+def test_a_late_import_takes_the_reserved_descriptors_of_a_full_table() -> None:
+    said = subprocess.run([sys.executable, "-I", "-B", "-c", LATE], capture_output=True, text=True)
+    assert (said.stdout.split(), said.stderr) == (["tabnanny", "[]"], "")
