@@ -38,7 +38,6 @@ from execserver.processes.executor import Executor
 from execserver.processes.spawn import Spawner
 from execserver.processes.survival import Legacy, Survival
 from execserver.protocol.errors import InternalError
-from execserver.protocol.methods import load_shapes
 from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
@@ -90,8 +89,8 @@ processor, which a client that starts a daemon for a single command should not w
 
 LATE_MODULES = (
     "structlog",
+    "pydantic_core",
     "execserver.rpc.dispatcher",
-    "execserver.rpc.validation",
     "execserver.transports.websocket",
 )
 """Modules that take 20 ms and more to load, mostly for the libraries that they need. A request that needs one
@@ -174,7 +173,6 @@ def load_the_rest() -> None:
     try:
         for name in LATE_MODULES:
             LOADER.load_without_spares(partial(import_module, name))
-        LOADER.load_without_spares(load_shapes)
     finally:
         sys.setswitchinterval(usual)
     gc.freeze()  # as `Server._freeze_heap`

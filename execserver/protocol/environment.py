@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from pydantic import ConfigDict, field_validator
-from typing_extensions import TypedDict
+from msgspec import Meta
 
-from execserver.protocol.model import EXTENSION, U64, Params, PathUri, WrittenUri, custom_error, stated
+from execserver.protocol.model import EXTENSION, U64, Params, PathUri, WireError, WrittenUri
 
 
 class NoParams(Params):
@@ -126,7 +125,9 @@ class EnvironmentStatus(TypedDict):
     """The one status there is."""
 
 
-TomlPath = Annotated[list[str], stated(minItems=1)]
+TomlPath = Annotated[
+    list[str], Meta(min_length=1, extra={"error": "TOML paths must contain at least one key segment"})
+]
 
 
 class ConfigReadParams(Params):
@@ -136,14 +137,12 @@ class ConfigReadParams(Params):
     configuration for clients: its lists of layers are empty.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"configPaths": {"minItems": 1}}},
-                {"properties": {"requirementsPaths": {"minItems": 1}}},
-            ]
-        }
-    )
+    further_schema = {
+        "anyOf": [
+            {"properties": {"configPaths": {"minItems": 1}}},
+            {"properties": {"requirementsPaths": {"minItems": 1}}},
+        ]
+    }
 
     cwd: PathUri
     """The folder whose configuration is meant; it need not exist."""
@@ -154,17 +153,10 @@ class ConfigReadParams(Params):
     requirements_paths: list[TomlPath]
     """Keys to read from the requirements, spelled in the same way. One of both lists must name a key."""
 
-    @field_validator("config_paths", "requirements_paths")
-    @classmethod
-    def _segments(cls, paths: list[list[str]]) -> list[list[str]]:
-        if any(not path for path in paths):
-            raise custom_error("TOML paths must contain at least one key segment")
-        return paths
-
-    def model_post_init(self, context: object) -> None:
+    def __post_init__(self) -> None:
         """Refuse a projection of nothing."""
         if not self.config_paths and not self.requirements_paths:
-            raise custom_error("at least one config or requirements path is required")
+            raise WireError("at least one config or requirements path is required")
 
 
 class ConfigLayers(TypedDict):
@@ -249,8 +241,6 @@ class OpenRpcDocument(TypedDict):
     It may be asked for before `initialize`. The document is the same as `schemas/openrpc.json` of
     this version; each message also has a JSON Schema of its own in that folder.
     """
-
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]  # read by pydantic
 
     openrpc: str
     """The version of the OpenRPC specification that the document follows."""

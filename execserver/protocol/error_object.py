@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class ErrorData(TypedDict):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias, TypedDict
 
-from pydantic import AfterValidator, Field
-from typing_extensions import TypedDict
+from msgspec import Meta, ValidationError
 
 from execserver.protocol.limits import (
     MAX_BLOCK_BYTES,
@@ -21,31 +20,30 @@ from execserver.protocol.model import (
     U64,
     Base64Bytes,
     Base64Text,
+    MismatchError,
     Params,
     PathUri,
+    WireError,
     WrittenBase64,
     WrittenUri,
-    custom_error,
+    decode,
     stated,
+    text,
+    wire_type,
 )
 from execserver.protocol.sandbox import SandboxContext
 
-Permissions = Annotated[int, Field(ge=0, le=0o7777)]
+Permissions = Annotated[int, Meta(ge=0, le=0o7777)]
 """The permission bits of a file, with the set-id and sticky bits."""
 
-Nanoseconds = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Nanoseconds = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """A time in nanoseconds since 1970. Most programs that read JSON as floating point lose the last 256."""
 
 
-class _Sandboxed(Params):
+# By position `sandbox` comes last, whatever members a method adds to it: those of `kw_only` do.
+class _Sandboxed(Params, kw_only=True):
     sandbox: SandboxContext | None = None
     """What the request may touch; null means no limit."""
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
-        # By position it comes last, whatever members a method adds to it; extension members have no position.
-        for name in ("sandbox", *sorted(cls.extension_members)):
-            cls.__pydantic_fields__[name] = cls.__pydantic_fields__.pop(name)
 
 
 class PathParams(_Sandboxed):
@@ -212,30 +210,58 @@ class DigestParams(PathParams):
     that grow."""
 
 
-def _sha256(value: str) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", value):
-        raise custom_error(f"`sha256` is no SHA-256 in 64 lower-case hexadecimal digits: `{value}`")
-    return value
+def _sha256(value: Any) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text(value)):
+        raise WireError(f"`sha256` is no SHA-256 in 64 lower-case hexadecimal digits: `{value}`")
+    return text(value)
+
+
+def _always_true(value: Any) -> bool:
+    if value is not True:
+        raise MismatchError("Input should be true")
+    return True
+
+
+if TYPE_CHECKING:
+    Sha256: TypeAlias = str
+    AlwaysTrue: TypeAlias = Literal[True]
+else:
+    Sha256 = wire_type(_sha256, str, type="string", pattern="^[0-9a-f]{64}$")
+    AlwaysTrue = wire_type(_always_true, bool, type="boolean", const=True)
 
 
 class ExpectedContent(Params):
     """A regular file with this content, seen through links."""
 
-    sha256: Annotated[str, AfterValidator(_sha256), stated(pattern="^[0-9a-f]{64}$")]
+    sha256: Sha256
     """The SHA-256 of the content in 64 hexadecimal digits, as `fs/digest` gives it."""
 
 
 class ExpectedAbsent(Params):
     """Nothing, not even a folder; a link that leads nowhere counts as nothing."""
 
-    absent: Literal[True]
+    absent: AlwaysTrue
     """Always true; there is no other value."""
 
 
-class WriteEdit(Params):
+def _expected(value: Any) -> ExpectedContent | ExpectedAbsent:
+    """The models have no member that names them: the first that takes the value is meant."""
+    try:
+        return decode(ExpectedContent, value)
+    except ValidationError:
+        return decode(ExpectedAbsent, value)
+
+
+if TYPE_CHECKING:
+    Expected: TypeAlias = ExpectedContent | ExpectedAbsent
+else:
+    Expected = wire_type(_expected, ExpectedContent, ExpectedAbsent, anyOf=[ExpectedContent, ExpectedAbsent])
+
+
+class WriteEdit(Params, tag_field="op", tag="write"):
     """Make a file or give it another content."""
 
-    op: Literal["write"]
+    op: ClassVar[Literal["write"]] = "write"
     """The mark of this kind of edit."""
 
     path: PathUri
@@ -245,7 +271,7 @@ class WriteEdit(Params):
     data_base64: Base64Text
     """The new content of the file; it may be empty."""
 
-    expected: ExpectedContent | ExpectedAbsent | None = None
+    expected: Expected | None = None
     """What has to be there now; null for a regular file or nothing."""
 
     create_parents: bool = False
@@ -256,10 +282,10 @@ class WriteEdit(Params):
     without the bits of the daemon's umask. A file that is there keeps its own."""
 
 
-class RemoveEdit(Params):
+class RemoveEdit(Params, tag_field="op", tag="remove"):
     """Remove a file or a link, never what that leads to. It has to be there, and a directory is refused."""
 
-    op: Literal["remove"]
+    op: ClassVar[Literal["remove"]] = "remove"
     """The mark of this kind of edit."""
 
     path: PathUri
@@ -267,12 +293,6 @@ class RemoveEdit(Params):
 
     expected: ExpectedContent | None = None
     """What has to be there now; null for anything but a directory."""
-
-
-def _some_edits(value: list[Any]) -> list[Any]:
-    if not 1 <= len(value) <= MAX_EDITS:
-        raise custom_error(f"`edits` has {len(value)} edits: 1 to {MAX_EDITS} are taken at a time")
-    return value
 
 
 class ApplyEditsParams(_Sandboxed):
@@ -285,9 +305,12 @@ class ApplyEditsParams(_Sandboxed):
     """
 
     edits: Annotated[
-        list[Annotated[WriteEdit | RemoveEdit, Field(discriminator="op")]],
-        AfterValidator(_some_edits),
-        stated(minItems=1, maxItems=MAX_EDITS),
+        list[WriteEdit | RemoveEdit],
+        Meta(
+            min_length=1,
+            max_length=MAX_EDITS,
+            extra={"error": f"`edits` has {{count}} edits: 1 to {MAX_EDITS} are taken at a time"},
+        ),
     ]
     """The edits: 1 to 10000, no two of one place. A folder that one makes is there for those behind it."""
 
@@ -345,7 +368,7 @@ class OpenParams(_Sandboxed):
     Null for 0666."""
 
 
-class _HandleParams(_Sandboxed):
+class _HandleParams(_Sandboxed, kw_only=True):
     sandbox: SandboxContext | None = None
     """If it limits files, the handle must have been opened under the same limits."""
 

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 from execserver.protocol.environment import EnvironmentInfo
 from execserver.protocol.model import EXTENSION, Params

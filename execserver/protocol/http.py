@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from typing_extensions import TypedDict
+from typing import Literal, TypedDict
 
 from execserver.protocol.model import U64, Base64Bytes, Params, WrittenBase64
 

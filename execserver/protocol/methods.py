@@ -2,23 +2,16 @@
 
 `counted` methods take a slot of `--concurrent-requests`; the others never wait for one
 (`docs/protocol.md`, "Request scheduling").
-
-The models are named and not imported: with pydantic they take longer to load than all that a daemon
-needs for its first answers (`rpc/quick_params.py`).
 """
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from execserver.loading import LOADER
-
-if TYPE_CHECKING:
-    from execserver.protocol.model import Params
+from execserver.protocol import environment, filesystem, handshake, health, http, process
+from execserver.protocol.model import Params
 
 
 class Method(msgspec.Struct, frozen=True):
@@ -30,198 +23,176 @@ class Method(msgspec.Struct, frozen=True):
 
     name: str
     family: str | None
-    params_name: str
-    """The model of the parameters, by module and class."""
-    result_name: str
+    params: type[Params]
+    result: Any
+    """The shape of the result, a `TypedDict`."""
     counted: bool = True
     open_to_all: bool = False
     extension: bool = False
     """Whether the reference does not have it."""
-    extension_members: tuple[str, ...] = ()
-    """Those of its parameters that the reference does not have, by their names on the wire."""
-
-    @property
-    def params(self) -> type[Params]:
-        """The model of the parameters; loads it, and pydantic with it."""
-        return _shape(self.params_name)  # type: ignore[no-any-return]
-
-    @property
-    def result(self) -> Any:
-        """The shape of the result; loads it, as `params`."""
-        return _shape(self.result_name)
+    later_members: tuple[str, ...] = ()
+    """Members of an extension's parameters that came after it, by their names on the wire."""
 
     @property
     def takes_nothing(self) -> bool:
         """Whether it has no parameters."""
-        return self.params_name == NO_PARAMS
+        return self.params is environment.NoParams
 
-
-NO_PARAMS = "environment.NoParams"
 
 _EXEC, _FS = "exec", "filesystem"
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("initialize", None, "handshake.InitializeParams", "handshake.InitializeResult", counted=False),
+        Method("initialize", None, handshake.InitializeParams, handshake.InitializeResult, counted=False),
         Method(
             "session/end",
             "session",
-            "environment.NoParams",
-            "handshake.EndResult",
+            environment.NoParams,
+            handshake.EndResult,
             counted=False,
             extension=True,
         ),
         Method(
             "environment/info",
             "environment info",
-            "environment.NoParams",
-            "environment.EnvironmentInfo",
+            environment.NoParams,
+            environment.EnvironmentInfo,
             counted=False,
         ),
         Method(
             "environment/status",
             "environment status",
-            "environment.NoParams",
-            "environment.EnvironmentStatus",
+            environment.NoParams,
+            environment.EnvironmentStatus,
             counted=False,
         ),
         Method(
             "environmentConfig/read",
             "environment config",
-            "environment.ConfigReadParams",
-            "environment.ConfigReadResult",
+            environment.ConfigReadParams,
+            environment.ConfigReadResult,
         ),
         Method(
             "capabilityRoots/discoverV1",
             "capability discovery",
-            "environment.DiscoverV1Params",
-            "environment.DiscoverV1Result",
+            environment.DiscoverV1Params,
+            environment.DiscoverV1Result,
         ),
         Method(
             "capabilities/discoverV2",
             "capability discovery",
-            "environment.DiscoverV2Params",
-            "environment.DiscoverV2Result",
+            environment.DiscoverV2Params,
+            environment.DiscoverV2Result,
         ),
         Method(
             "process/start",
             _EXEC,
-            "process.StartParams",
-            "process.StartResult",
-            extension_members=("timeoutMs", "idleTimeoutMs", "ifExists", "size"),
+            process.StartParams,
+            process.StartResult,
         ),
         Method(
             "process/read",
             _EXEC,
-            "process.ReadParams",
-            "process.ReadResult",
-            extension_members=("sessionId",),
+            process.ReadParams,
+            process.ReadResult,
         ),
         Method(
             "process/write",
             _EXEC,
-            "process.WriteParams",
-            "process.WriteResult",
-            extension_members=("sessionId",),
+            process.WriteParams,
+            process.WriteResult,
         ),
         Method(
             "process/signal",
             _EXEC,
-            "process.SignalParams",
-            "process.SignalResult",
+            process.SignalParams,
+            process.SignalResult,
             counted=False,
-            extension_members=("scope", "sessionId"),
         ),
         Method(
             "process/terminate",
             _EXEC,
-            "process.TerminateParams",
-            "process.TerminateResult",
+            process.TerminateParams,
+            process.TerminateResult,
             counted=False,
-            extension_members=("scope", "sessionId"),
         ),
         Method(
             "process/closeStdin",
             _EXEC,
-            "process.CloseStdinParams",
-            "process.CloseStdinResult",
+            process.CloseStdinParams,
+            process.CloseStdinResult,
             extension=True,
         ),
         Method(
             "process/resize",
             _EXEC,
-            "process.ResizeParams",
-            "process.ResizeResult",
+            process.ResizeParams,
+            process.ResizeResult,
             counted=False,
             extension=True,
         ),
-        Method("process/list", _EXEC, "process.ListParams", "process.ListResult", extension=True),
-        Method(
-            "process/subscribe", _EXEC, "process.SubscribeParams", "process.SubscribeResult", extension=True
-        ),
-        Method("process/unsubscribe", _EXEC, "process.UnsubscribeParams", "filesystem.Empty", extension=True),
-        Method("fs/readFile", _FS, "filesystem.ReadFileParams", "filesystem.ReadFileResult"),
-        Method("fs/writeFile", _FS, "filesystem.WriteFileParams", "filesystem.Empty"),
+        Method("process/list", _EXEC, process.ListParams, process.ListResult, extension=True),
+        Method("process/subscribe", _EXEC, process.SubscribeParams, process.SubscribeResult, extension=True),
+        Method("process/unsubscribe", _EXEC, process.UnsubscribeParams, filesystem.Empty, extension=True),
+        Method("fs/readFile", _FS, filesystem.ReadFileParams, filesystem.ReadFileResult),
+        Method("fs/writeFile", _FS, filesystem.WriteFileParams, filesystem.Empty),
         Method(
             "fs/createDirectory",
             _FS,
-            "filesystem.CreateDirectoryParams",
-            "filesystem.Empty",
-            extension_members=("permissions",),
+            filesystem.CreateDirectoryParams,
+            filesystem.Empty,
         ),
-        Method("fs/getMetadata", _FS, "filesystem.GetMetadataParams", "filesystem.Metadata"),
-        Method("fs/canonicalize", _FS, "filesystem.CanonicalizeParams", "filesystem.CanonicalPath"),
-        Method("fs/readDirectory", _FS, "filesystem.ReadDirectoryParams", "filesystem.ReadDirectoryResult"),
-        Method("fs/walk", _FS, "filesystem.WalkParams", "filesystem.WalkResult"),
-        Method("fs/remove", _FS, "filesystem.RemoveParams", "filesystem.Empty"),
+        Method("fs/getMetadata", _FS, filesystem.GetMetadataParams, filesystem.Metadata),
+        Method("fs/canonicalize", _FS, filesystem.CanonicalizeParams, filesystem.CanonicalPath),
+        Method("fs/readDirectory", _FS, filesystem.ReadDirectoryParams, filesystem.ReadDirectoryResult),
+        Method("fs/walk", _FS, filesystem.WalkParams, filesystem.WalkResult),
+        Method("fs/remove", _FS, filesystem.RemoveParams, filesystem.Empty),
         Method(
             "fs/copy",
             _FS,
-            "filesystem.CopyParams",
-            "filesystem.PutResult",
-            extension_members=("keepMode", "preserveTimes"),
+            filesystem.CopyParams,
+            filesystem.PutResult,
         ),
-        Method("fs/install", _FS, "filesystem.InstallParams", "filesystem.PutResult", extension=True),
-        Method("fs/setMetadata", _FS, "filesystem.SetMetadataParams", "filesystem.Empty", extension=True),
-        Method("fs/rename", _FS, "filesystem.RenameParams", "filesystem.Empty", extension=True),
+        Method("fs/install", _FS, filesystem.InstallParams, filesystem.PutResult, extension=True),
+        Method("fs/setMetadata", _FS, filesystem.SetMetadataParams, filesystem.Empty, extension=True),
+        Method("fs/rename", _FS, filesystem.RenameParams, filesystem.Empty, extension=True),
         Method(
             "fs/digest",
             _FS,
-            "filesystem.DigestParams",
-            "filesystem.DigestResult",
+            filesystem.DigestParams,
+            filesystem.DigestResult,
             extension=True,
-            extension_members=("size",),
+            later_members=("size",),
         ),
         Method(
-            "fs/applyEdits", _FS, "filesystem.ApplyEditsParams", "filesystem.ApplyEditsResult", extension=True
+            "fs/applyEdits", _FS, filesystem.ApplyEditsParams, filesystem.ApplyEditsResult, extension=True
         ),
         Method(
             "fs/open",
             _FS,
-            "filesystem.OpenParams",
-            "filesystem.OpenResult",
-            extension_members=("permissions",),
+            filesystem.OpenParams,
+            filesystem.OpenResult,
         ),
-        Method("fs/readBlock", _FS, "filesystem.ReadBlockParams", "filesystem.ReadBlockResult"),
-        Method("fs/writeBlock", _FS, "filesystem.WriteBlockParams", "filesystem.Empty"),
-        Method("fs/close", _FS, "filesystem.CloseParams", "filesystem.Empty", counted=False),
-        Method("fs/watchMissing", _FS, "filesystem.WatchMissingParams", "filesystem.WatchMissingResult"),
+        Method("fs/readBlock", _FS, filesystem.ReadBlockParams, filesystem.ReadBlockResult),
+        Method("fs/writeBlock", _FS, filesystem.WriteBlockParams, filesystem.Empty),
+        Method("fs/close", _FS, filesystem.CloseParams, filesystem.Empty, counted=False),
+        Method("fs/watchMissing", _FS, filesystem.WatchMissingParams, filesystem.WatchMissingResult),
         Method(
             "rpc.discover",
             "discovery",
-            "environment.NoParams",
-            "environment.OpenRpcDocument",
+            environment.NoParams,
+            environment.OpenRpcDocument,
             counted=False,
             open_to_all=True,
             extension=True,
         ),
-        Method("http/request", "http", "http.HttpRequestParams", "http.HttpRequestResult"),
+        Method("http/request", "http", http.HttpRequestParams, http.HttpRequestResult),
         Method(
             "server/health",
             "server",
-            "environment.NoParams",
-            "health.Health",
+            environment.NoParams,
+            health.Health,
             counted=False,
             open_to_all=True,
             extension=True,
@@ -229,32 +200,13 @@ METHODS: dict[str, Method] = {
     )
 }
 
-EVENT_NAMES = {
-    "process/output": "process.OutputEvent",
-    "process/exited": "process.ExitedEvent",
-    "process/closed": "process.ClosedEvent",
-    "fs/missingChanged": "filesystem.MissingChangedEvent",
-    "http/request/bodyDelta": "http.BodyDeltaEvent",
+EVENTS: dict[str, Any] = {
+    "process/output": process.OutputEvent,
+    "process/exited": process.ExitedEvent,
+    "process/closed": process.ClosedEvent,
+    "fs/missingChanged": filesystem.MissingChangedEvent,
+    "http/request/bodyDelta": http.BodyDeltaEvent,
 }
-
-
-@cache
-def _shape(name: str) -> Any:
-    module, _, shape = name.partition(".")
-    return getattr(LOADER.load(lambda: import_module(f"execserver.protocol.{module}")), shape)
-
-
-@cache
-def events() -> dict[str, Any]:
-    """The shape of each event's parameters, by the event's name."""
-    return {event: _shape(name) for event, name in EVENT_NAMES.items()}
-
-
-def load_shapes() -> None:
-    """Load everything that the table names: a tenth of a second, once, in whatever thread."""
-    for method in METHODS.values():
-        _shape(method.params_name)
-        _shape(method.result_name)
 
 
 def extension_names() -> list[str]:
@@ -262,5 +214,10 @@ def extension_names() -> list[str]:
     parameters of others, as `process/start.size`. Sorted.
     """
     names = [method.name for method in METHODS.values() if method.extension]
-    names += [f"{method.name}.{member}" for method in METHODS.values() for member in method.extension_members]
+    for method in METHODS.values():
+        names += [f"{method.name}.{member}" for member in method.later_members]
+        if method.family is not None and not method.extension:
+            fields = msgspec.structs.fields(method.params)
+            members = [each.encode_name for each in fields if each.name in method.params.extension_members]
+            names += [f"{method.name}.{member}" for member in members]
     return sorted(names)

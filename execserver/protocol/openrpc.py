@@ -22,7 +22,7 @@ from execserver.protocol.json_schema import (
     shared_schemas,
 )
 from execserver.protocol.method_errors import ERRORS, errors_of
-from execserver.protocol.methods import METHODS, Method, events
+from execserver.protocol.methods import EVENTS, METHODS, Method
 from execserver.protocol.model import Params
 
 OPENRPC_VERSION = "1.3.2"
@@ -48,12 +48,12 @@ standard JSON-RPC 2.0 their `data.code` is a name to match on, and `data.field` 
 def openrpc_document() -> dict[str, Any]:
     """The whole document, made anew from the models."""
     shapes = [shape for method in METHODS.values() for shape in (method.params, method.result)]
-    schemas = shared_schemas([*shapes, *events().values(), *CLIENT_NOTIFICATIONS.values()], _SCHEMAS)
+    schemas = shared_schemas([*shapes, *EVENTS.values(), *CLIENT_NOTIFICATIONS.values()], _SCHEMAS)
     document = {
         "openrpc": OPENRPC_VERSION,
         "info": {"title": "execserver", "version": __version__, "description": _ABOUT.strip()},
         "methods": [_method(method, schemas) for method in METHODS.values()],
-        "x-notifications": [_notification(name, shape, schemas) for name, shape in events().items()],
+        "x-notifications": [_notification(name, shape, schemas) for name, shape in EVENTS.items()],
         "x-client-notifications": [
             _notification(name, shape, schemas) for name, shape in CLIENT_NOTIFICATIONS.items()
         ],

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 from uuid import UUID
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator
-from typing_extensions import TypedDict
+from msgspec import Meta, Struct
 
 from execserver.protocol.limits import MAX_TERMINAL_SIDE, MAX_TIMEOUT_MS, TTY_COLUMNS, TTY_ROWS
 from execserver.protocol.model import (
@@ -16,9 +15,11 @@ from execserver.protocol.model import (
     Base64Bytes,
     Params,
     PathUri,
+    WireError,
     WrittenBase64,
-    custom_error,
-    stated,
+    text,
+    u64,
+    wire_type,
 )
 from execserver.protocol.sandbox import SandboxContext
 from execserver.protocol.signals import PATTERN, signal_number
@@ -26,7 +27,7 @@ from execserver.protocol.signals import PATTERN, signal_number
 Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp", "linuxLandlock", "macosSeatbelt"]
 SandboxBackend = Literal["none", "bubblewrap", "landlock", "seccomp", "seatbelt"]
-ExitCode = Annotated[int, Field(ge=0, le=255)]
+ExitCode = Annotated[int, Meta(ge=0, le=255)]
 ExitCause = Literal[
     "normal",
     "signal",
@@ -39,14 +40,12 @@ ExitCause = Literal[
     "limit",
     "unknown",
 ]
-Milliseconds = Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS)]
-Side = Annotated[int, Field(ge=1, le=MAX_TERMINAL_SIDE)]
+Milliseconds = Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_MS)]
+Side = Annotated[int, Meta(ge=1, le=MAX_TERMINAL_SIDE)]
 
 
-class TerminalSize(Params):
+class TerminalSize(Struct, frozen=True):
     """How large a terminal is, in characters."""
-
-    model_config = ConfigDict(frozen=True)
 
     rows: Side
     """The number of lines: 1 to 65535."""
@@ -83,20 +82,52 @@ class EnvPolicy(Params):
     """Patterns of the only names to keep, those of `set` among them; an empty list keeps all."""
 
 
-def _uuid_text(value: str) -> str:
+def _uuid_text(value: Any) -> str:
+    given = text(value)
     try:
-        UUID(value)
+        UUID(given)
     except ValueError:
-        raise custom_error(f"UUID parsing failed for threadId: `{value}`") from None
-    return value
+        raise WireError(f"UUID parsing failed for threadId: `{given}`") from None
+    return given
+
+
+def _scope_id(value: Any) -> str:
+    if not 1 <= len(text(value).encode()) <= 256:
+        raise WireError("shell snapshot scope must be non-empty and at most 256 bytes")
+    return text(value)
+
+
+def _signal_name(value: Any) -> str:
+    name = text(value)
+    if signal_number(name) is None:
+        raise WireError(
+            f"unknown signal `{name[:40]}`, expected `interrupt` or a name such as `SIGTERM` or `SIGRTMIN+1`"
+        )
+    return name
+
+
+def _callback_ms(value: Any) -> int:
+    if u64(value) == 0:
+        raise WireError("network policy decision callback timeout must be nonzero")
+    return u64(value)
+
+
+if TYPE_CHECKING:
+    UuidText: TypeAlias = str
+    ScopeId: TypeAlias = str
+    SignalName: TypeAlias = str
+    CallbackMs: TypeAlias = int
+else:
+    UuidText = wire_type(_uuid_text, str, type="string", format="uuid")
+    ScopeId = wire_type(_scope_id, str, type="string", minLength=1, maxLength=256)
+    SignalName = wire_type(_signal_name, str, type="string", pattern=PATTERN)
+    CallbackMs = wire_type(_callback_ms, int, **{**U64.schema, "minimum": 1})
 
 
 class ProcessMetadata(Params):
     """Who asked for a process; for logs only."""
 
-    thread_id: (
-        Annotated[str, AfterValidator(_uuid_text), Field(json_schema_extra={"format": "uuid"})] | None
-    ) = None
+    thread_id: UuidText | None = None
     """The UUID of the agent's thread; null when there is none."""
 
     tool_call_id: str | None = None
@@ -116,18 +147,11 @@ class SnapshotShell(Params):
 class ShellSnapshot(Params):
     """A wish for cached login-shell state. It is checked; the command runs without it."""
 
-    scope_id: Annotated[str, stated(minLength=1, maxLength=256)]
+    scope_id: ScopeId
     """The name under which a snapshot is shared: 1 to 256 bytes of UTF-8."""
 
     shell: SnapshotShell
     """The shell that is meant."""
-
-    @field_validator("scope_id")
-    @classmethod
-    def _bounded(cls, scope: str) -> str:
-        if not 1 <= len(scope.encode()) <= 256:
-            raise custom_error("shell snapshot scope must be non-empty and at most 256 bytes")
-        return scope
 
 
 class ManagedNetwork(Params):
@@ -146,16 +170,9 @@ class NetworkProxy(Params):
     proxy: dict[str, Any]
     """The settings of the proxy; not looked at."""
 
-    policy_decision_timeout_ms: Annotated[U64, stated(minimum=1)] | None = None
+    policy_decision_timeout_ms: CallbackMs | None = None
     """How long the proxy would wait for a decision of the client, in milliseconds, not 0; null asks
     for no decisions."""
-
-    @field_validator("policy_decision_timeout_ms")
-    @classmethod
-    def _nonzero(cls, timeout: int | None) -> int | None:
-        if timeout == 0:
-            raise custom_error("network policy decision callback timeout must be nonzero")
-        return timeout
 
 
 class StartParams(Params):
@@ -173,7 +190,7 @@ class StartParams(Params):
     """The client's own name for the process, unique within the session: any string, also an empty
     one. It is free again 80 seconds (`--process-ttl`) after `process/closed`."""
 
-    argv: Annotated[list[str], stated(minItems=1)]
+    argv: Annotated[list[str], Meta(min_length=1, extra={"error": "argv must not be empty"})]
     """The program and its arguments: at least one string, none with a NUL in it. A program without a
     slash is looked up in `PATH` of the child's environment, one with a slash is relative to `cwd`."""
 
@@ -231,13 +248,6 @@ class StartParams(Params):
 
     size: TerminalSize | None = None
     """The size of the terminal; null for 24 rows and 80 columns. Refused without `tty`."""
-
-    @field_validator("argv")
-    @classmethod
-    def _program(cls, argv: list[str]) -> list[str]:
-        if not argv:
-            raise custom_error("argv must not be empty")
-        return argv
 
 
 class StartResult(TypedDict):
@@ -388,7 +398,7 @@ class WriteParams(Params):
     chunk: Base64Bytes
     """The bytes to write; they may be none."""
 
-    write_id: Annotated[str, stated(minLength=1)]
+    write_id: Annotated[str, Meta(min_length=1, extra={"error": "writeId must not be empty"})]
     """The client's own name for this write, not empty. An id that was accepted before is accepted
     again without writing, so that a write may be repeated after a lost connection; the last 4096 ids
     of a process are remembered, and of those from other sessions another 4096."""
@@ -396,13 +406,6 @@ class WriteParams(Params):
     session_id: str | None = None
     """The session that the process belongs to; null for the connection's own. Another one is only reached
     from a Unix socket, or with `--ws-auth`."""
-
-    @field_validator("write_id")
-    @classmethod
-    def _named(cls, write_id: str) -> str:
-        if not write_id:
-            raise custom_error("writeId must not be empty")
-        return write_id
 
 
 class WriteResult(TypedDict):
@@ -465,14 +468,6 @@ class ResizeResult(TypedDict):
     """Whether the leader was still running; if not, nothing was done."""
 
 
-def _signal_name(name: str) -> str:
-    if signal_number(name) is None:
-        raise custom_error(
-            f"unknown signal `{name[:40]}`, expected `interrupt` or a name such as `SIGTERM` or `SIGRTMIN+1`"
-        )
-    return name
-
-
 class SignalParams(Params):
     """Send a signal to the process group of a process, to its leader, or to all that came of it.
 
@@ -485,7 +480,7 @@ class SignalParams(Params):
     process_id: str
     """The process, as it was named in `process/start`."""
 
-    signal: Annotated[str, AfterValidator(_signal_name), stated(pattern=PATTERN)]
+    signal: SignalName
     """`interrupt`, which is SIGINT, or the name of any signal: `SIGHUP`, `SIGTERM`, `SIGUSR1`, `SIGSTOP`,
     `SIGCONT`, `SIGWINCH`, `SIGRTMIN` to `SIGRTMIN+30`, and so on; the case counts."""
 
@@ -600,7 +595,7 @@ class ProcessEntry(TypedDict):
     retainedBytes: U64
     """How many bytes of its output are kept."""
 
-    cpuSeconds: Annotated[float, Field(ge=0)] | None
+    cpuSeconds: Annotated[float, Meta(ge=0)] | None
     """Processor time of the leader and its living descendants, with that of their children that ended
     and were waited for; null when nothing of it lives."""
 

@@ -6,20 +6,16 @@ reference has it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
 from execserver.protocol.model import Params, PathUri
 
 Network = Literal["restricted", "enabled"]
 
 
-class _Snake(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
-
-
-class SpecialPath(_Snake):
+class SpecialPath(Struct):
     """A path that is resolved on the executor, such as the workspace roots."""
 
     kind: Literal[
@@ -35,43 +31,43 @@ class SpecialPath(_Snake):
     """The text of a role that is `unknown`; null otherwise."""
 
 
-class LiteralEntryPath(_Snake):
+class LiteralEntryPath(Struct, tag_field="type", tag="path"):
     """One path and everything below it."""
 
-    type: Literal["path"]
+    type: ClassVar[Literal["path"]] = "path"
     """The mark of this kind of entry."""
 
     path: PathUri
     """The path that the entry is about."""
 
 
-class GlobEntryPath(_Snake):
+class GlobEntryPath(Struct, tag_field="type", tag="glob_pattern"):
     """All files and folders that match a pattern when the sandbox is made."""
 
-    type: Literal["glob_pattern"]
+    type: ClassVar[Literal["glob_pattern"]] = "glob_pattern"
     """The mark of this kind of entry."""
 
     pattern: str
     """The pattern, with `*`, `?`, `**`, `[…]` and `{a,b}`; a relative one begins at the context's `cwd`."""
 
 
-class SpecialEntryPath(_Snake):
+class SpecialEntryPath(Struct, tag_field="type", tag="special"):
     """A path named by its role."""
 
-    type: Literal["special"]
+    type: ClassVar[Literal["special"]] = "special"
     """The mark of this kind of entry."""
 
     value: SpecialPath
     """The role that names the path."""
 
 
-class FileSystemEntry(_Snake):
+class FileSystemEntry(Struct):
     """What may be done with one path and below it.
 
     The entry for the deepest path wins; of two for one path `deny` does, then `write`.
     """
 
-    path: Annotated[LiteralEntryPath | GlobEntryPath | SpecialEntryPath, Field(discriminator="type")]
+    path: LiteralEntryPath | GlobEntryPath | SpecialEntryPath
     """Where the entry applies."""
 
     access: Literal["read", "write", "deny", "none"]
@@ -81,50 +77,50 @@ class FileSystemEntry(_Snake):
     """`skip` lets a path that is missing be made; null guards its place, where the entry forbids writing."""
 
 
-class UnrestrictedFileSystem(_Snake):
+class UnrestrictedFileSystem(Struct, tag_field="type", tag="unrestricted"):
     """No limit on the file system."""
 
-    type: Literal["unrestricted"]
+    type: ClassVar[Literal["unrestricted"]] = "unrestricted"
     """The mark of this kind of limits."""
 
 
-class RestrictedFileSystem(_Snake):
+class RestrictedFileSystem(Struct, tag_field="type", tag="restricted"):
     """Only what the entries grant."""
 
-    type: Literal["restricted"]
+    type: ClassVar[Literal["restricted"]] = "restricted"
     """The mark of this kind of limits."""
 
     entries: list[FileSystemEntry]
     """What is granted and denied, by path."""
 
-    glob_scan_max_depth: Annotated[int, Field(ge=1)] | None = None
+    glob_scan_max_depth: Annotated[int, Meta(ge=1)] | None = None
     """How many levels of folders are searched for patterns, at least 1; null for all."""
 
 
-class ManagedPermissions(_Snake):
+class ManagedPermissions(Struct, tag_field="type", tag="managed"):
     """Limits that the executor enforces."""
 
-    type: Literal["managed"]
+    type: ClassVar[Literal["managed"]] = "managed"
     """The mark of this kind of permissions."""
 
-    file_system: Annotated[UnrestrictedFileSystem | RestrictedFileSystem, Field(discriminator="type")]
+    file_system: UnrestrictedFileSystem | RestrictedFileSystem
     """The limits on files."""
 
     network: Network
     """Whether the network may be used."""
 
 
-class DisabledPermissions(_Snake):
+class DisabledPermissions(Struct, tag_field="type", tag="disabled"):
     """No limits at all."""
 
-    type: Literal["disabled"]
+    type: ClassVar[Literal["disabled"]] = "disabled"
     """The mark of this kind of permissions."""
 
 
-class ExternalPermissions(_Snake):
+class ExternalPermissions(Struct, tag_field="type", tag="external"):
     """Somebody else's sandbox around the executor limits files; only the network is ours to limit."""
 
-    type: Literal["external"]
+    type: ClassVar[Literal["external"]] = "external"
     """The mark of this kind of permissions."""
 
     network: Network
@@ -146,9 +142,7 @@ class SandboxContext(Params):
     nothing is served plain.
     """
 
-    permissions: Annotated[
-        ManagedPermissions | DisabledPermissions | ExternalPermissions, Field(discriminator="type")
-    ]
+    permissions: ManagedPermissions | DisabledPermissions | ExternalPermissions
     """What is permitted. Members inside it are spelled with underscores, as the agent has them."""
 
     windows_sandbox_level: Literal["disabled", "restricted-token", "elevated", "mxc"]

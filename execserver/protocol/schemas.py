@@ -15,7 +15,7 @@ from typing import Any
 from execserver.generated import split_check, write_or_check
 from execserver.protocol.error_object import ErrorObject
 from execserver.protocol.json_schema import message_schema, positions
-from execserver.protocol.methods import METHODS, events
+from execserver.protocol.methods import EVENTS, METHODS
 from execserver.protocol.openrpc import CLIENT_NOTIFICATIONS, openrpc_document
 from execserver.protocol.reference import reference_page
 
@@ -25,11 +25,11 @@ def message_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     for method in METHODS.values():
         name = method.name.replace("/", ".")
         params = message_schema(f"{method.name} params", method.params)
-        if (order := positions(method.params)) or method.params.model_fields:
-            params["x-positions"] = order
+        if not method.takes_nothing:
+            params["x-positions"] = positions(method.params)
         yield f"{name}.params.json", params
         yield f"{name}.result.json", message_schema(f"{method.name} result", method.result)
-    for event, shape in events().items():
+    for event, shape in EVENTS.items():
         yield f"events/{event.replace('/', '.')}.json", message_schema(event, shape)
     for name, model in CLIENT_NOTIFICATIONS.items():
         yield f"notifications/{name}.json", message_schema(name, model)

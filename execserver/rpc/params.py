@@ -1,23 +1,19 @@
 """Decoding of parameters: an object, or an array in field order, into what handlers take. Pure.
 
-`docs/protocol.md`, "Envelope": what may stand in `params`. What agents send first is decoded by
-`quick_params.py`; everything else by the models of `execserver.protocol`, which are loaded then.
+`docs/protocol.md`, "Envelope": what may stand in `params`, and the texts of -32602.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache
+from typing import Any, Final
 
-from execserver.loading import LOADER
+import msgspec
+
 from execserver.protocol.errors import InvalidParams
+from execserver.protocol.faults import first_fault, kind_of
 from execserver.protocol.methods import Method
-from execserver.rpc.kinds import kind_of
-from execserver.rpc.quick_params import decode_quickly
-
-if TYPE_CHECKING:
-    from execserver.protocol.model import Params
+from execserver.protocol.model import Params, decode
 
 NOTHING: Final[Any] = object()
 """The parameters of methods that have none."""
@@ -34,20 +30,40 @@ def decode_params(method: Method, params: Any) -> Params:
             return NOTHING  # type: ignore[no-any-return]
         params = {}
     elif params.__class__ is list:
-        params = _load().by_position(method.params, params)
+        params = _by_position(method.params, params)
     elif params.__class__ is not dict:
         raise InvalidParams(f"invalid type: {kind_of(params)}, expected an object")
     if params and method.takes_nothing:
         raise InvalidParams(f"invalid length: {method.name} takes no parameters")
-    decoded = decode_quickly(method.name, params)
-    return _validate(method, params) if decoded is None else decoded
+    try:
+        return decode(method.params, params)
+    except msgspec.ValidationError:
+        fault = first_fault(method.params, params)
+        raise InvalidParams(fault.text, field=fault.field or None) from None
 
 
-def _validate(method: Method, params: dict[str, Any]) -> Params:
-    global _validate
-    _validate = _load().validate
-    return _validate(method, params)
+def _by_position(model: type[Params], values: list[Any]) -> dict[str, Any]:
+    """Give values their names.
+
+    Raises:
+        InvalidParams: there are too many or too few.
+    """
+    names, least = _positions(model)
+    if not names or not least <= len(values) <= len(names):
+        raise InvalidParams(
+            f"invalid length {len(values)}, expected struct {model.__name__} with {len(names)} elements"
+        )
+    return dict(zip(names, values, strict=False))
 
 
-def _load() -> ModuleType:
-    return LOADER.load(lambda: import_module("execserver.rpc.validation"))
+@cache
+def _positions(model: type[Params]) -> tuple[tuple[str, ...], int]:
+    """The wire names in order, and how many must be given: null stands for an absent value, and
+    only members with another default may be left out at the end.
+    """
+    fields = [each for each in msgspec.structs.fields(model) if each.name not in model.extension_members]
+    least = max(
+        (place for place, field in enumerate(fields, 1) if field.required or field.default is None),
+        default=0,
+    )
+    return tuple(field.encode_name for field in fields), least

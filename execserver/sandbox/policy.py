@@ -13,21 +13,22 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from execserver.protocol.errors import InvalidParams
 from execserver.protocol.path_uri import ForeignPath
-
-if TYPE_CHECKING:
-    from execserver.protocol.sandbox import (
-        FileSystemEntry,
-        RestrictedFileSystem,
-        SandboxContext,
-        SpecialPath,
-    )
-
+from execserver.protocol.sandbox import (
+    DisabledPermissions,
+    ExternalPermissions,
+    FileSystemEntry,
+    GlobEntryPath,
+    LiteralEntryPath,
+    RestrictedFileSystem,
+    SandboxContext,
+    SpecialPath,
+    UnrestrictedFileSystem,
+)
 
 PROTECTED_NAMES = (".git", ".agents", ".codex", ".aws")
 """Direct children of a writable root that stay read-only: what is in them is run, or trusted, by
@@ -165,8 +166,6 @@ def resolve(context: SandboxContext, surroundings: Surroundings) -> Policy:
         InvalidParams: a path that is none on this host; the message names the member.
         InvalidRequest: a pattern that cannot be read, or patterns that are too large.
     """
-    from execserver.protocol.sandbox import DisabledPermissions, ExternalPermissions, UnrestrictedFileSystem
-
     permissions = context.permissions
     if isinstance(permissions, DisabledPermissions):
         return Policy(unrestricted=True, network=True)
@@ -223,8 +222,6 @@ class _Resolver:
                 yield Rule(path, _ACCESS[entry.access], skip)
 
     def _paths(self, entry: FileSystemEntry) -> Iterable[str]:
-        from execserver.protocol.sandbox import GlobEntryPath, LiteralEntryPath
-
         where = entry.path
         if isinstance(where, LiteralEntryPath):
             return [_native(where.path, "sandbox.permissions.file_system.entries")]
@@ -262,8 +259,6 @@ class _Resolver:
         )
 
     def _globs(self) -> Iterator[Glob]:
-        from execserver.protocol.sandbox import GlobEntryPath
-
         for entry in self._entries:
             where = entry.path
             if not isinstance(where, GlobEntryPath):

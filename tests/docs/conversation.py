@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from execserver.protocol.methods import EVENT_NAMES, METHODS
+from execserver.protocol.methods import EVENTS, METHODS
 from execserver.rpc.params import decode_params
 from tests.docs.commands import ANYTHING
 
@@ -45,7 +45,7 @@ def check_message(message: Any) -> None:
     if name in METHODS:
         decode_params(METHODS[name], message.get("params"))
     else:
-        assert name in EVENT_NAMES or name == "initialized", f"no method and no event is called {name!r}"
+        assert name in EVENTS or name == "initialized", f"no method and no event is called {name!r}"
 
 
 def same(expected: Any, actual: Any) -> bool:

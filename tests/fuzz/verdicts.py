@@ -22,7 +22,6 @@ from execserver.protocol.path_uri import ForeignPath
 from execserver.rpc import envelope
 from execserver.rpc.envelope import ParseError
 from execserver.rpc.params import decode_params
-from execserver.rpc.quick_params import QuickRead, QuickStart
 from tests.support.wire import Json
 
 LONGEST_WAIT_MS = 20
@@ -113,10 +112,10 @@ class Judge:
             return True
         return self._harmless_params(decoded)
 
-    def _harmless_params(self, params: Params | QuickStart | QuickRead) -> bool:
-        if isinstance(params, process.StartParams | QuickStart):
+    def _harmless_params(self, params: Params) -> bool:
+        if isinstance(params, process.StartParams):
             return tuple(params.argv) in self._commands
-        if isinstance(params, process.ReadParams | QuickRead):
+        if isinstance(params, process.ReadParams):
             return (params.wait_ms or 0) <= LONGEST_WAIT_MS
         if isinstance(params, http.HttpRequestParams):
             return ":" not in params.url

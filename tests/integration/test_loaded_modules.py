@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-NOT_YET = {"jsonrpcserver", "picows", "pydantic", "structlog"}
+NOT_YET = {"jsonrpcserver", "picows", "structlog"}
 """Libraries that take 20 ms and more to load."""
 
 # The server, with its modules written down at each of these moments.

@@ -5,12 +5,39 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# A program whose table is full; 8 of it holds to give them up, as a daemon holds its spare ones.
+# A program whose table is full.
 PROGRAM = """
-import contextlib, errno, os, resource, sys
-from execserver.loading import LOADER
-from execserver.protocol.methods import METHODS, load_shapes
+import os, resource
+from execserver.protocol.errors import InvalidParams
+from execserver.protocol.methods import METHODS
 from execserver.rpc.params import decode_params
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+start = {"processId": "p", "argv": ["a"], "cwd": "file:///", "env": {}, "tty": False}
+metadata = {"threadId": "12345678-1234-1234-1234-123456789012"}
+print(decode_params(METHODS["process/start"], start | {"metadata": metadata}).process_id)
+try:
+    decode_params(METHODS["fs/walk"], {"path": 5})
+except InvalidParams as error:
+    print(error.field)
+try:
+    os.open(os.devnull, os.O_RDONLY)
+except OSError:
+    print("full")
+"""
+
+
+def test_parameters_are_decoded_and_refused_with_a_full_table() -> None:
+    said = subprocess.run([sys.executable, "-I", "-B", "-c", PROGRAM], capture_output=True, text=True)
+    assert (said.stdout.split(), said.stderr) == (["p", "path", "full"], "")
+
+
+# A program whose table is full; 8 of it holds to give them up, as a daemon holds its reserved ones.
+LATE = """
+import contextlib, errno, os, resource, sys
+from importlib import import_module
+from execserver.loading import LOADER
 
 held = []
 
@@ -20,26 +47,21 @@ def lend():
         os.close(held.pop())
     yield
 
-def decode():
-    return decode_params(METHODS["process/terminate"], {"processId": "p"})
-
 held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(8))
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
-for work in (decode, lambda: LOADER.load_without_spares(load_shapes)):
+for load in (LOADER.load, LOADER.load_without_spares):
     try:
-        work()
+        load(lambda: import_module("tabnanny"))
     except OSError as error:
         assert error.errno == errno.EMFILE
-    else:
-        sys.exit("there was room")
-    assert "execserver.rpc.validation" not in sys.modules
+        continue
+    sys.exit("there was room")
 LOADER.lend = lend
-print(decode().process_id, held)
-load_shapes()
+print(LOADER.load(lambda: import_module("tabnanny")).__name__, held)
 """
 
 
-def test_a_full_table_costs_no_request_its_answer() -> None:
-    said = subprocess.run([sys.executable, "-I", "-B", "-c", PROGRAM], capture_output=True, text=True)
-    assert (said.stdout.split(), said.stderr) == (["p", "[]"], "")
+def test_a_late_import_takes_the_reserved_descriptors_of_a_full_table() -> None:
+    said = subprocess.run([sys.executable, "-I", "-B", "-c", LATE], capture_output=True, text=True)
+    assert (said.stdout.split(), said.stderr) == (["tabnanny", "[]"], "")

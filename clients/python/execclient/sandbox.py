@@ -349,14 +349,16 @@ def _read(policy: type[SandboxPolicy], name: str, value: Json) -> Json:
 
 
 def _check_permissions(permissions: Json) -> None:
-    # Imported here: the model is for the few hosts that have profiles of their own, and brings pydantic.
-    from pydantic import ValidationError
+    # Imported here: the model is for the few hosts that have profiles of their own.
+    from msgspec import ValidationError
 
+    from execserver.protocol.faults import first_fault
+    from execserver.protocol.model import decode
     from execserver.protocol.sandbox import SandboxContext
 
+    context = {"permissions": permissions, "windowsSandboxLevel": "disabled"}
     try:
-        SandboxContext.model_validate({"permissions": permissions, "windowsSandboxLevel": "disabled"})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{field}: {first['msg']}") from None
+        decode(SandboxContext, context)
+    except ValidationError:
+        fault = first_fault(SandboxContext, context)
+        raise ValueError(f"{fault.field}: {fault.text}") from None

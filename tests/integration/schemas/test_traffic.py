@@ -16,12 +16,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from execserver.protocol.methods import EVENT_NAMES, METHODS
+from execserver.protocol.methods import EVENTS, METHODS
 from tests.conftest import StartServer
 from tests.support.schemas import check, event_schema, result_schema, schema_of
 from tests.support.wire import Client, Json, Server, connect_unix, encode, path_uri
 
-EVERY_EVENT = frozenset(EVENT_NAMES)
+EVERY_EVENT = frozenset(EVENTS)
 
 
 READ_ONLY = {
@@ -324,6 +324,6 @@ def test_parameters_may_stand_in_an_array_in_the_order_of_the_document(
 
 
 def test_events_have_no_members_beyond_the_schema() -> None:
-    for event in EVENT_NAMES:
+    for event in EVENTS:
         schema: Any = event_schema(event)
         assert schema["additionalProperties"] is False

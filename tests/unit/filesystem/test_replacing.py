@@ -152,21 +152,24 @@ def test_a_killed_copy_of_a_tree_leaves_a_hidden_folder_that_the_next_one_remove
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "from").mkdir()
-    (tmp_path / "from" / "large").write_bytes(bytes(64 * MIB))
+    for number in range(3000):  # takes long enough to be stopped in the middle
+        (tmp_path / "from" / str(number)).write_bytes(b"x")
     (tmp_path / "into").mkdir()
     command = [sys.executable, "-c", _COPIES, str(tmp_path / "from"), str(tmp_path / "into" / "to")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        while not os.listdir(tmp_path / "into"):
-            assert process.poll() is None
-        process.send_signal(signal.SIGSTOP)
-        (hidden,) = os.listdir(tmp_path / "into")
-        assert hidden.startswith(".execserver-copy-")
-        (tmp_path / "small").mkdir()
-        monkeypatch.setattr(replacing, "_SURELY_LOCKED_SECONDS", 0.0)
+        try:
+            while not os.listdir(tmp_path / "into"):
+                assert process.poll() is None
+            process.send_signal(signal.SIGSTOP)
+            (hidden,) = os.listdir(tmp_path / "into")
+            assert hidden.startswith(".execserver-copy-")
+            (tmp_path / "small").mkdir()
+            monkeypatch.setattr(replacing, "_SURELY_LOCKED_SECONDS", 0.0)
 
-        _copy(tmp_path / "small", tmp_path / "into" / "first", recursive=True)
-        assert sorted(os.listdir(tmp_path / "into")) == [hidden, "first"]
-        process.kill()
+            _copy(tmp_path / "small", tmp_path / "into" / "first", recursive=True)
+            assert sorted(os.listdir(tmp_path / "into")) == [hidden, "first"]
+        finally:
+            process.kill()
     _copy(tmp_path / "small", tmp_path / "into" / "second", recursive=True)
 
     assert sorted(os.listdir(tmp_path / "into")) == ["first", "second"]

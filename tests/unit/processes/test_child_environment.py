@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from execserver.processes.child_environment import child_environment
+from execserver.protocol.model import decode
 from execserver.protocol.process import EnvPolicy
 
 OWN = {
@@ -24,7 +25,7 @@ OWN = {
 
 def policy(**changes: Any) -> EnvPolicy:
     members = {"inherit": "all", "ignoreDefaultExcludes": True, "exclude": [], "set": {}, "includeOnly": []}
-    return EnvPolicy.model_validate(members | changes)
+    return decode(EnvPolicy, members | changes)
 
 
 def test_without_a_policy_the_environment_is_exactly_what_was_sent() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from execserver.processes.start_digest import differing, start_digest
+from execserver.protocol.model import decode
 from execserver.protocol.process import StartParams
 from tests.sandbox.profiles import READ_ONLY, WORKSPACE, context
 
@@ -25,7 +26,7 @@ INHERIT = {"inherit": "core", "ignoreDefaultExcludes": True, "exclude": [], "set
 
 
 def digest(**changes: Any) -> dict[str, str]:
-    return start_digest(StartParams.model_validate({**BASE, **changes}))
+    return start_digest(decode(StartParams, {**BASE, **changes}))
 
 
 def test_the_same_parameters_have_the_same_digests() -> None:

@@ -16,7 +16,7 @@ from referencing.jsonschema import DRAFT7
 from execserver import __version__
 from execserver.protocol.errors import RpcError
 from execserver.protocol.method_errors import ERRORS
-from execserver.protocol.methods import EVENT_NAMES, METHODS
+from execserver.protocol.methods import EVENTS, METHODS
 from execserver.protocol.openrpc import openrpc_document
 from tests.support.schemas import params_schema, result_schema, schema_of
 
@@ -82,7 +82,7 @@ def test_a_broken_document_is_not(document: dict[str, Any], meta_schema: Draft7V
 
 def test_every_method_and_event_is_there(document: dict[str, Any]) -> None:
     assert [method["name"] for method in document["methods"]] == list(METHODS)
-    assert [event["name"] for event in document["x-notifications"]] == list(EVENT_NAMES)
+    assert [event["name"] for event in document["x-notifications"]] == list(EVENTS)
     assert [item["name"] for item in document["x-client-notifications"]] == ["initialized"]
     assert document["info"]["version"] == __version__
 

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import EVENT_NAMES, METHODS
+from execserver.protocol.methods import EVENTS, METHODS
 from execserver.protocol.schemas import main
 from execserver.rpc.params import decode_params
 from tests.support.schemas import SCHEMAS as FOLDER
@@ -224,7 +224,7 @@ def test_every_message_has_a_file() -> None:
     methods = {method.replace("/", ".") for method in METHODS}
     assert names == (
         {f"{method}.{part}.json" for method in methods for part in ("params", "result")}
-        | {f"events/{event.replace('/', '.')}.json" for event in EVENT_NAMES}
+        | {f"events/{event.replace('/', '.')}.json" for event in EVENTS}
         | {"notifications/initialized.json", "error.json"}
     )
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execserver.protocol.errors import InvalidParams
+from execserver.protocol.model import decode
 from execserver.protocol.sandbox import SandboxContext
 from execserver.sandbox.policy import (
     PLATFORM_FOLDERS,
@@ -53,9 +54,7 @@ def context(
 
 
 def of(permissions: Json, **outer: Any) -> SandboxContext:
-    return SandboxContext.model_validate(
-        {"permissions": permissions, "windowsSandboxLevel": "disabled", **outer}
-    )
+    return decode(SandboxContext, {"permissions": permissions, "windowsSandboxLevel": "disabled", **outer})
 
 
 def rules(*entries: Json, around: Surroundings = SOMEWHERE, **outer: Any) -> list[tuple[str, Access]]:

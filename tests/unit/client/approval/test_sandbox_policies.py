@@ -19,6 +19,7 @@ from execclient.sandbox import (
     sandbox_policy,
     without_sandbox,
 )
+from execserver.protocol.model import decode
 from execserver.protocol.sandbox import SandboxContext
 from execserver.sandbox.policy import Access, Policy, Surroundings, resolve
 
@@ -48,7 +49,7 @@ def resolved(policy: SandboxPolicy, *roots: str) -> Policy:
     """What the daemon makes of a policy, for a command in `/w`."""
     context = policy.context("/w", roots or ("/w",))
     assert context is not None
-    model = SandboxContext.model_validate(json.loads(json.dumps(context)))
+    model = decode(SandboxContext, json.loads(json.dumps(context)))
     return resolve(model, Surroundings(cwd="/w", tmpdir="/var/tmp/mine"))
 
 

@@ -17,6 +17,7 @@ from execclient.tools.environment import (
     without_secrets,
 )
 from execserver.processes.child_environment import child_environment
+from execserver.protocol.model import decode
 from execserver.protocol.process import EnvPolicy
 
 GIT = {
@@ -28,7 +29,7 @@ GIT = {
 
 def child(policy: EnvironmentPolicy, overlay: Mapping[str, str], daemon: Mapping[str, str]) -> dict[str, str]:
     """What the daemon makes of it."""
-    return child_environment(daemon, EnvPolicy.model_validate(policy.wire()), overlay)
+    return child_environment(daemon, decode(EnvPolicy, policy.wire()), overlay)
 
 
 def test_programs_are_told_to_write_plainly_in_ten_variables() -> None:
