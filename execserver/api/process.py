@@ -259,10 +259,11 @@ class ProcessHandlers:
         preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._plan(params))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
+                calls = caller.own(BlockingCalls, BlockingCalls)
                 try:
-                    plan, confined = await caller.own(BlockingCalls, BlockingCalls).run(preparation.run)
+                    plan, confined = await calls.run(preparation.run)
                 except SpawnFailed as error:
-                    self._explain(error, params, partial(confinement.may_read, policy))
+                    await calls.run(self._explain, error, params, partial(confinement.may_read, policy))
                     raise
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:

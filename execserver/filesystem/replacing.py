@@ -135,7 +135,7 @@ def take_after(old: str, number: int) -> None:
             os.fchown(number, wanted.st_uid, wanted.st_gid)
         elif wanted.st_uid == _NOBODY:
             # In a sandbox every other user looks like that; only the owner may open a file so.
-            os.close(os.open(old, os.O_RDONLY | os.O_NOATIME | os.O_NOFOLLOW | os.O_CLOEXEC))
+            os.close(os.open(old, os.O_RDONLY | os.O_NOATIME | os.O_NOFOLLOW | ALWAYS))
     except OSError:
         raise InvalidRequest(
             f"the owner of {printable_path(old)} cannot be kept when it is replaced: it is another "
