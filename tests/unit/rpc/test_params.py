@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -85,10 +86,13 @@ def with_permissions(**changes: Any) -> dict[str, Any]:
     return {"path": PATH, "sandbox": SANDBOX | {"permissions": SANDBOX["permissions"] | changes}}
 
 
+ALL_METHODS = tuple(sorted(USUAL))
+
+
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """A method with parameters that are right but for what they are not."""
-    method = draw(st.sampled_from(sorted(USUAL)))
+def requests(draw: st.DrawFn, methods: Sequence[str] = ALL_METHODS) -> tuple[str, dict[str, Any]]:
+    """One of these methods with parameters that are right, but for some."""
+    method = draw(st.sampled_from(methods))
     changes = draw(st.dictionaries(st.sampled_from([*members(method), "unknown"]), ODD, max_size=4))
     left_out = draw(st.sets(st.sampled_from(members(method)), max_size=1))
     return method, {name: value for name, value in (USUAL[method] | changes).items() if name not in left_out}
@@ -116,7 +120,8 @@ def test_the_decoder_takes_what_the_schema_says_and_names_the_place_of_all_else(
     except InvalidParams as error:
         fault = error
     # What a schema cannot say is which texts are base64.
-    assert validator.is_valid(params) == (fault is None or fault.message.startswith("invalid base64"))
+    if fault is None or not fault.message.startswith("invalid base64"):
+        assert validator.is_valid(params) == (fault is None)
     if fault is not None and fault.field is not None:
         assert fault.field.partition(".")[0] in members(method)
 
@@ -345,7 +350,7 @@ def test_a_fault_in_a_large_message_is_found_in_no_long_time(method: str, params
 # -- what follows from the models
 
 
-@given(request=requests().filter(lambda request: request[0] == "process/start"))
+@given(request=requests(["process/start"]))
 def test_equal_starts_have_equal_digests(request: tuple[str, dict[str, Any]]) -> None:
     try:
         one, other = (decode(*request) for _ in range(2))
