@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from execserver.fault_points import VARIABLE
-from tests.faults.service import Service
+from tests.faults.service import Service, eventually
 from tests.sandbox.host import Host
 from tests.sandbox.profiles import WORKSPACE, at, context, restricted, special
 from tests.sandbox_user import remove_tree
@@ -24,7 +24,7 @@ from tests.support.edits import (
     wait_stopped,
     write,
 )
-from tests.support.wire import Json
+from tests.support.wire import PATIENCE, Json
 
 GUARDED = (".git", ".agents", ".codex", ".aws")
 """Empty folders that stand in a workspace for as long as its worker lives."""
@@ -122,7 +122,8 @@ def test_what_a_dead_server_has_begun_is_ended_within_the_same_sandbox(
     assert (outside / "file").read_text() == "old"
     assert picture(scene.out)["file"][1] == b"outside"
     assert len(scene.records) == 1, "it is kept, and told"
-    assert "edits of a server before" in scene.service.log or "could not be removed yet" in scene.service.log
+    told = ("edits of a server before", "could not be removed yet")
+    assert eventually(lambda: any(text in scene.service.log for text in told), PATIENCE)
 
 
 @pytest.mark.parametrize("confined", [False, True])

@@ -25,18 +25,20 @@ Result = TypeVar("Result")
 class Signals:
     """Takes these signals, in the order in which they come, as long as the block lasts.
 
-    One that we were started to ignore, as `nohup` and a shell's `&` have it, stays ignored.
+    One that we were started to ignore, as `nohup` and a shell's `&` have it, stays ignored. Once one
+    came, all of them are ignored after the block: the end has begun, and its status stands.
     """
 
     def __init__(self) -> None:
         self._came: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._taken: list[signal.Signals] = []
+        self._any_came = False
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._came.put_nowait, number)
+                loop.add_signal_handler(number, self._take, number)
                 self._taken.append(number)
         return self
 
@@ -44,8 +46,17 @@ class Signals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         loop = asyncio.get_running_loop()
+        # Blocked meanwhile: the default in between would end us with another status.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)
         for number in self._taken:
             loop.remove_signal_handler(number)
+            if self._any_came:
+                signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _take(self, number: signal.Signals) -> None:
+        self._any_came = True
+        self._came.put_nowait(number)
 
     async def next(self) -> signal.Signals:
         """The next one."""
