@@ -79,6 +79,8 @@ class Signals:
             await asyncio.wait({work, came}, return_when=asyncio.FIRST_COMPLETED)
             if came.done() and not work.done():
                 raise Signalled(came.result())
+            if came.done():  # both at once: there is a process now to forward it to
+                self._came.put_nowait(came.result())
             return await work
         finally:
             for task in (work, came):
