@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from execserver.protocol.base64_text import decode_base64
-from execserver.protocol.path_uri import PathUriError, remembered_path
+from execserver.protocol.path_uri import PathUriError, parse_path_uri
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def text(value: Any) -> str:
 
 def _path_uri(value: Any) -> str:
     try:
-        return remembered_path(text(value))
+        return parse_path_uri(text(value))
     except PathUriError as error:
         raise WireError(str(error)) from None
 

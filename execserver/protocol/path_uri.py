@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-from functools import lru_cache
 
 from execserver.protocol.path_text import escaped_uri
 
@@ -82,20 +81,6 @@ def parse_path_uri(uri: str) -> str:
     if b"\0" in native:
         raise PathUriError(f"'{uri}' is invalid on 'linux'")
     return os.fsdecode(native.rstrip(b"/") or b"/")
-
-
-_parse_short_uri = lru_cache(maxsize=1024)(parse_path_uri)
-_SHORT_URI = 512
-"""Agents ask for the same few paths again and again; only short ones are worth remembering."""
-
-
-def remembered_path(uri: str) -> str:
-    """As `parse_path_uri`, and quicker for a path that came before.
-
-    Raises:
-        PathUriError: as there.
-    """
-    return _parse_short_uri(uri) if len(uri) < _SHORT_URI else parse_path_uri(uri)
 
 
 def _unescaped(escape: re.Match[bytes]) -> bytes:
