@@ -222,35 +222,25 @@ def _replace(
     stop: Stop,
     wish: Wish,
 ) -> None:
-    try:
-        _replace_by(
-            Replacement(target, standing, named=False), original, status, target, standing, stop, wish
-        )
-    except CannotNameError:
-        os.lseek(original, 0, os.SEEK_SET)
-        _replace_by(Replacement(target, standing, named=True), original, status, target, standing, stop, wish)
-
-
-def _replace_by(
-    replacement: Replacement,
-    original: int,
-    status: os.stat_result,
-    target: str,
-    standing: os.stat_result | None,
-    stop: Stop,
-    wish: Wish,
-) -> None:
-    try:
-        number = replacement.number
-        if standing is not None:
-            take_after(target, number)
-            os.fchmod(number, 0o600)
-        copy_whole(original, number, status, stop)
-        # Last: writing clears the set-id bits, and changes the time.
-        _attributes(status, os.fstat(number), standing, wish).set(number)
-        replacement.put()
-    finally:
-        replacement.close()
+    for named in (False, True):
+        replacement = Replacement(target, standing, named=named)
+        try:
+            number = replacement.number
+            if standing is not None:
+                take_after(target, number)
+                os.fchmod(number, 0o600)
+            copy_whole(original, number, status, stop)
+            # Last: writing clears the set-id bits, and changes the time.
+            _attributes(status, os.fstat(number), standing, wish).set(number)
+            replacement.put()
+        except CannotNameError:
+            if named:
+                raise
+            os.lseek(original, 0, os.SEEK_SET)
+        else:
+            return
+        finally:
+            replacement.close()
 
 
 def _copy_inside(source: str, target: str, stop: Stop, wish: Wish) -> None:
