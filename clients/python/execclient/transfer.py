@@ -403,7 +403,7 @@ class Upload:
         try:
             result = await self._session.call(_INSTALL, params, limit=_INSTALL_SECONDS)
         except OutcomeUnknown:
-            if await self._files.exists(part) or await self._files.digest(target) != digest:
+            if not await self._is_moved(part, target, digest):
                 raise
             return False
         if result["inPlace"]:
@@ -416,8 +416,11 @@ class Upload:
         try:
             await self._files.rename(part, target)
         except OutcomeUnknown:
-            if await self._files.exists(part) or await self._files.digest(target) != digest:
+            if not await self._is_moved(part, target, digest):
                 raise
+
+    async def _is_moved(self, part: str, target: str, digest: str) -> bool:
+        return not await self._files.exists(part) and await self._files.digest(target) == digest
 
 
 def _takes_no_names(error: CallFailed) -> bool:
