@@ -189,22 +189,20 @@ def _rendered(render: Callable[[Line], str], line: Line) -> str:
 
 def _renderer(form: str, *, colors: bool) -> Callable[[Line], str]:
     structlog = import_module("structlog")
-    processors: list[Processor] = [structlog.processors.add_log_level]
+    processors: list[Processor]
     if form == "json":
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        processors = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         # Where rich is installed the default shows local variables, among them tokens.
         traceback = structlog.dev.plain_traceback
-        processors.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=traceback))
+        processors = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=traceback)]
 
     def render(line: Line) -> str:
-        rendered: Any = {**line.fields, "event": line.event}
-        for number, process in enumerate(processors):
+        fields = {**line.fields, "event": line.event}
+        rendered: Any = structlog.processors.add_log_level(None, line.method, fields)
+        rendered["timestamp"] = datetime.fromtimestamp(line.at, UTC).isoformat().replace("+00:00", "Z")
+        for process in processors:
             rendered = process(None, line.method, rendered)
-            if number == 0:
-                rendered["timestamp"] = (
-                    datetime.fromtimestamp(line.at, UTC).isoformat().replace("+00:00", "Z")
-                )
         return str(rendered)
 
     return render
