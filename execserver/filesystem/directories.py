@@ -38,7 +38,7 @@ def create_directory(path: str, *, recursive: bool, permissions: int | None = No
         path, mode = os.path.dirname(path), _USUAL_MODE
     for path, mode in reversed(missing):
         if not _made_or_there(path, mode):
-            os.mkdir(path, mode)  # Somebody removes what we make; say so.
+            os.mkdir(path, mode)  # another process removes what was made
 
 
 def _made_or_there(path: str, mode: int) -> bool:

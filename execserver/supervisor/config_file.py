@@ -61,7 +61,7 @@ def read(path: str) -> str:
     try:
         content = read_file(path)
     except UntrustedError as error:
-        # The file decides who may connect, so whoever can write it can run commands as us.
+        # The file decides who may connect, so a user who can write it can run commands as us.
         raise ConfigFileError(
             f"configuration file {path} decides who may connect: {error}, or name another one with {FLAG}"
         ) from None
