@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
+import psutil
 import pytest
 from pexpect import replwrap
 from pexpect.spawnbase import SpawnBase
@@ -94,12 +95,33 @@ REPLS = {
 REPL_ENV = {"TERM": "dumb", "PYTHON_BASIC_REPL": "1", "PS1": "$ ", "ENV": ""}
 
 
+def interrupted_while_it_waits(child: RemoteSpawn) -> None:
+    """Have `child.kill` wait until the program sleeps, as a person's key would come.
+
+    A line editor writes its prompt before it waits for input. A SIGINT between the two is noted and not
+    acted on before the next key: local programs have this race as well.
+    """
+    kill = child.kill
+
+    def kill_when_it_sleeps(sig: int) -> None:
+        assert child.pid is not None
+        program = psutil.Process(child.pid)
+        seen = -1
+        while (switches := program.num_ctx_switches().voluntary) != seen or program.status() != "sleeping":
+            seen = switches
+            time.sleep(0.05)
+        kill(sig)
+
+    child.kill = kill_when_it_sleeps  # type: ignore[method-assign]
+
+
 def repl(spawn: Spawn, name: str, **options: Any) -> replwrap.REPLWrapper:
     argv, prompt, change = REPLS[name]
     if name == "bash":
         # As pexpect's own: the marks are not in what is typed, so that an echo is no prompt.
         change = change.replace("{0}", "[PEXP\\[\\]ECT_PROMPT>").replace("{1}", "[PEXP\\[\\]ECT_PROMPT+")
     child = spawn(*argv, env=REPL_ENV, **options)
+    interrupted_while_it_waits(child)
     return replwrap.REPLWrapper(child, prompt, change)
 
 

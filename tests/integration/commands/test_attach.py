@@ -32,7 +32,8 @@ class Screen:
         for program in ("tmux", "vim"):
             assert shutil.which(program), f"{program} is missing: run make terminal-tools"
         self._socket = str(execserver.folder.parent / "tmux")
-        self._environment = {**execserver.environment, "PS1": "% ", "LANG": "C.UTF-8"}
+        # Without SHELL tmux starts commands by the user's shell, which for `nobody` refuses all.
+        self._environment = {**execserver.environment, "PS1": "% ", "LANG": "C.UTF-8", "SHELL": "/bin/sh"}
         self._environment.pop("COLUMNS")
         self.folder = execserver.folder
         self.tmux(
