@@ -67,18 +67,18 @@ imports: setup
 	$(BIN)/lint-imports
 
 schemas: setup
-	$(BIN)/python -m execserver.protocol.schemas schemas docs/reference/messages.md
-	$(BIN)/python -m execserver.configuration.reference docs/reference/settings.md
-	$(BIN)/python -m execserver.protocol.errors_reference docs/protocol.md docs/reference/errors.md
-	$(BIN)/python -m execserver.telemetry.definitions docs/reference/metrics.md
+	$(BIN)/python -m tools.wire_docs.schemas schemas docs/reference/messages.md execserver/api/openrpc.json
+	$(BIN)/python -m tools.wire_docs.settings_reference docs/reference/settings.md
+	$(BIN)/python -m tools.wire_docs.errors_reference docs/protocol.md docs/reference/errors.md
+	$(BIN)/python -m tools.wire_docs.metrics_reference docs/reference/metrics.md
 	$(BIN)/python -m tools.client_reference clients/python docs/reference/client.md docs/reference/tools.md
 	$(BIN)/python -m tools.tool_schemas schemas/tools
 
 schemas-check: setup
-	$(BIN)/python -m execserver.protocol.schemas --check schemas docs/reference/messages.md
-	$(BIN)/python -m execserver.configuration.reference --check docs/reference/settings.md
-	$(BIN)/python -m execserver.protocol.errors_reference --check docs/protocol.md docs/reference/errors.md
-	$(BIN)/python -m execserver.telemetry.definitions --check docs/reference/metrics.md
+	$(BIN)/python -m tools.wire_docs.schemas --check schemas docs/reference/messages.md execserver/api/openrpc.json
+	$(BIN)/python -m tools.wire_docs.settings_reference --check docs/reference/settings.md
+	$(BIN)/python -m tools.wire_docs.errors_reference --check docs/protocol.md docs/reference/errors.md
+	$(BIN)/python -m tools.wire_docs.metrics_reference --check docs/reference/metrics.md
 	$(BIN)/python -m tools.client_reference --check clients/python docs/reference/client.md docs/reference/tools.md
 	$(BIN)/python -m tools.tool_schemas --check schemas/tools
 

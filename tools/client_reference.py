@@ -15,9 +15,9 @@ from pathlib import Path
 
 import griffe
 
-from execserver.generated import split_check, write_or_check
 from tools.reference_page import DriftError, ReferencePage, Sources, is_error, load, resolved, slug
 from tools.tools_reference import ToolsPage
+from tools.wire_docs.generated import split_check, write_or_check
 
 ENTRANCES = ("connect", "Executor", "Process", "TextStream", "FileSystem")
 """What one works with. Other names are values, or errors."""

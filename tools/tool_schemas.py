@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from execclient.tools.specs import FORMS, all_specs
-from execserver.generated import split_check, write_or_check
+from tools.wire_docs.generated import split_check, write_or_check
 
 
 def files(folder: Path) -> dict[Path, str]:

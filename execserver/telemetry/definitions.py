@@ -1,21 +1,14 @@
-"""The one table of metrics: what each is called, what it says, and where its number is read.
-
-`docs/reference/metrics.md` is made from it:
-
-    python -m execserver.telemetry.definitions [--check] docs/reference/metrics.md
-"""
+"""The one table of metrics: what each is called, what it says, and where its number is read."""
 
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 import msgspec
 
 from execserver import __version__
-from execserver.generated import split_check, write_or_check
 from execserver.telemetry.exposition import Distribution, Kind, Labels, Number, Reading
 from execserver.telemetry.gauges import Gauges, filesystem_threads
 from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
@@ -29,23 +22,6 @@ class Definition(msgspec.Struct, frozen=True):
     help: str
     read: Callable[[Measures, Gauges], Iterable[Reading]]
     labels: Labels = ()
-
-
-def reference() -> str:
-    """The reference page of the manual."""
-    # The daemon has no use for the relay's.
-    from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS
-
-    lines = [_HEADER]
-    for each in DEFINITIONS:
-        labels = ", ".join(f"`{label}`" for label in each.labels)
-        lines.append(f"| `{each.name}` | {each.kind} | {labels} | {each.help} |\n")
-    bounds = ", ".join(_bound(bound) for bound in LATENCY_BUCKETS)
-    lines += [_FOOTER.format(bounds=bounds), _RELAY_HEADER]
-    for relay in RELAY_DEFINITIONS:
-        labels = ", ".join(f"`{label}`" for label in relay.labels)
-        lines.append(f"| `{relay.name}` | {relay.kind} | {labels} | {relay.help} |\n")
-    return "".join(lines)
 
 
 # -- how each is read
@@ -74,7 +50,7 @@ def _requests(measures: Measures, gauges: Gauges) -> Iterable[Number]:
 
 
 def _durations(measures: Measures, gauges: Gauges) -> Iterable[Distribution]:
-    bounds = [*map(_bound, LATENCY_BUCKETS), "+Inf"]
+    bounds = [*map(bucket_bound, LATENCY_BUCKETS), "+Inf"]
     for method, counts in measures.requests.items():
         if counts.codes:
             buckets = tuple(zip(bounds, accumulate(counts.buckets), strict=True))
@@ -94,7 +70,8 @@ def _threads(measures: Measures, gauges: Gauges) -> Iterable[Number]:
     return [Number((), filesystem_threads())]
 
 
-def _bound(seconds: float) -> str:
+def bucket_bound(seconds: float) -> str:
+    """The upper bound of a bucket as the page has it."""
     return f"{seconds:.5f}".rstrip("0").rstrip(".")
 
 
@@ -274,49 +251,3 @@ DEFINITIONS: tuple[Definition, ...] = (
         _threads,
     ),
 )
-
-_HEADER = """\
-# Metrics
-
-<!-- Made by `make schemas` from execserver/telemetry/definitions.py; do not edit. -->
-
-What `GET /metrics` shows ([how to monitor](../how-to/monitor.md)). Counters begin at 0 with each
-server process. No label ever holds anything that a client sent: methods that do not exist count
-as `unknown`. A series of `execserver_requests_total`, of the durations or of
-`execserver_connections_refused_total` appears with its first event.
-
-| name | kind | labels | what it says |
-| --- | --- | --- | --- |
-"""
-
-_FOOTER = """
-Durations are counted in buckets up to {bounds} seconds.
-
-The metrics of the server's operating-system process follow the common names:
-`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_virtual_memory_bytes`,
-`process_start_time_seconds`, `process_open_fds`, `process_max_fds`.
-"""
-
-_RELAY_HEADER = """
-## Of a relay
-
-`execserver relay serve` is a program of its own, and these are on its page, with those of its
-operating-system process: `GET /metrics` on the control socket in its state folder, and on `--metrics-listen`.
-Counters begin at 0 with each relay. No label ever holds what a peer sent.
-
-| name | kind | labels | what it says |
-| --- | --- | --- | --- |
-"""
-
-
-def main(argv: list[str]) -> int:
-    """Write or check the reference page."""
-    arguments = split_check(argv, "execserver.telemetry.definitions [--check] FILE", 1)
-    if arguments is None:
-        return 2
-    (file,), check = arguments
-    return write_or_check({file: reference()}, "the metrics", check=check)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from execserver.protocol.errors import RpcError
-from execserver.protocol.errors_reference import DriftError, main, page
-from execserver.protocol.method_errors import ERRORS
 from tests.docs.pages import ROOT
+from tools.wire_docs.errors_reference import DriftError, main, page
+from tools.wire_docs.method_errors import ERRORS
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
 

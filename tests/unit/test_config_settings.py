@@ -18,11 +18,11 @@ from execserver.configuration.flags import add_flags, given
 from execserver.configuration.loading import Effective, load
 from execserver.configuration.model import Settings, SettingsError
 from execserver.configuration.options import OPTIONS, Option
-from execserver.configuration.reference import main as reference
 from execserver.supervisor import listeners
 from execserver.supervisor.channel import Hello
 from execserver.supervisor.keeping import KeeperClient
 from execserver.transports.authentication import ConfigurationError
+from tools.wire_docs.settings_reference import main as reference
 
 FLAG, VARIABLE, FILE = 0, 1, 2
 NO_FILE = ""

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from execserver.protocol.examples import EXAMPLES, FOLDER, VOLATILE
 from execserver.protocol.methods import METHODS
 from tests.conftest import StartServer
 from tests.support.schemas import check, schema_of
 from tests.support.wire import path_uri
+from tools.wire_docs.examples import EXAMPLES, FOLDER, VOLATILE
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "messages.md"
 

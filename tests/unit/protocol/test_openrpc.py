@@ -15,10 +15,10 @@ from referencing.jsonschema import DRAFT7
 
 from execserver import __version__
 from execserver.protocol.errors import RpcError
-from execserver.protocol.method_errors import ERRORS
 from execserver.protocol.methods import EVENTS, METHODS
-from execserver.protocol.openrpc import openrpc_document
 from tests.support.schemas import params_schema, result_schema, schema_of
+from tools.wire_docs.method_errors import ERRORS
+from tools.wire_docs.openrpc import openrpc_document
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data"

@@ -12,13 +12,14 @@ from jsonschema import Draft202012Validator
 
 from execserver.protocol.errors import InvalidParams
 from execserver.protocol.methods import EVENTS, METHODS
-from execserver.protocol.schemas import main
 from execserver.rpc.params import decode_params
 from tests.support.schemas import SCHEMAS as FOLDER
 from tests.support.schemas import params_schema, result_schema, schema_of
+from tools.wire_docs.schemas import main
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "messages.md"
+ANSWER = ROOT / "execserver" / "api" / "openrpc.json"
 FILES = sorted(
     path
     for path in FOLDER.rglob("*.json")
@@ -186,32 +187,35 @@ def changed(value: Any, path: tuple[Any, ...], *new: Any) -> Any:
 
 
 def test_the_files_are_what_the_models_say() -> None:
-    assert main(["--check", str(FOLDER), str(PAGE)]) == 0
+    assert main(["--check", str(FOLDER), str(PAGE), str(ANSWER)]) == 0
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda folder, page: (folder / "stale.json").write_text("{}"),
-        lambda folder, page: (folder / "events" / "stale.json").write_text("{}"),
-        lambda folder, page: (folder / "events" / "process.closed.json").unlink(),
-        lambda folder, page: (folder / "openrpc.json").write_text("{}"),
-        lambda folder, page: page.write_text(page.read_text() + "\n"),
-        lambda folder, page: page.unlink(),
+        lambda folder, page, answer: (folder / "stale.json").write_text("{}"),
+        lambda folder, page, answer: (folder / "events" / "stale.json").write_text("{}"),
+        lambda folder, page, answer: (folder / "events" / "process.closed.json").unlink(),
+        lambda folder, page, answer: (folder / "openrpc.json").write_text("{}"),
+        lambda folder, page, answer: page.write_text(page.read_text() + "\n"),
+        lambda folder, page, answer: page.unlink(),
+        lambda folder, page, answer: answer.write_text("{}"),
     ],
-    ids=["stale", "stale below", "missing", "changed", "page changed", "page missing"],
+    ids=["stale", "stale below", "missing", "changed", "page changed", "page missing", "answer changed"],
 )
 def test_any_drift_is_found_and_mended(
     spoil: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, page = tmp_path / "schemas", tmp_path / "messages.md"
+    folder, page, answer = tmp_path / "schemas", tmp_path / "messages.md", tmp_path / "openrpc.json"
     shutil.copytree(FOLDER, folder)
     shutil.copy(PAGE, page)
-    spoil(folder, page)
-    assert main(["--check", str(folder), str(page)]) == 1
+    shutil.copy(ANSWER, answer)
+    spoil(folder, page, answer)
+    files = [str(folder), str(page), str(answer)]
+    assert main(["--check", *files]) == 1
     assert "run `make schemas`" in capsys.readouterr().err
-    assert main([str(folder), str(page)]) == 0
-    assert main(["--check", str(folder), str(page)]) == 0
+    assert main(files) == 0
+    assert main(["--check", *files]) == 0
 
 
 def test_a_wrong_command_line_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,13 +18,13 @@ from jsonschema import Draft202012Validator
 from execserver.processes import start_digest
 from execserver.protocol import environment, filesystem, process
 from execserver.protocol.errors import InvalidParams
-from execserver.protocol.examples import EXAMPLES
-from execserver.protocol.json_schema import positions
 from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
 from execserver.protocol.methods import METHODS, extension_names
 from execserver.rpc import accesses
 from execserver.rpc.params import NOTHING, decode_params
 from tests.support.schemas import params_schema
+from tools.wire_docs.examples import EXAMPLES
+from tools.wire_docs.json_schema import positions
 
 PATH = "file:///tmp"
 START: dict[str, Any] = {"processId": "p", "argv": ["true"], "cwd": PATH, "env": {}, "tty": False}
@@ -447,7 +447,6 @@ def test_a_daemon_decodes_and_refuses_without_pydantic() -> None:
         "load({'listen': ['stdio'], 'session_ttl': 80.0}, {'EXECSERVER_PROCESS_TTL': '5'}, '')\n"
         "from execserver.protocol.errors import InvalidParams\n"
         "from execserver.protocol.methods import METHODS\n"
-        "from execserver.protocol.openrpc import openrpc_document\n"
         "from execserver.rpc.params import decode_params\n"
         f"for method, params in {list(USUAL.items())!r}:\n"
         "    decode_params(METHODS[method], params)\n"
@@ -455,7 +454,6 @@ def test_a_daemon_decodes_and_refuses_without_pydantic() -> None:
         "        decode_params(METHODS[method], {'cwd': 5})\n"
         "    except InvalidParams:\n"
         "        pass\n"
-        "openrpc_document()\n"
         "print(*(name for name in sys.modules if name.startswith('pydantic')))\n"
     )
     loaded = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)

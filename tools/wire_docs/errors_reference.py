@@ -1,6 +1,6 @@
 """Write the reference page of the errors, or check that it is current.
 
-`python -m execserver.protocol.errors_reference [--check] PROTOCOL PAGE`. The classes and numbers come from
+`python -m tools.wire_docs.errors_reference [--check] PROTOCOL PAGE`. The classes and numbers come from
 `errors.py`, what each method answers from `method_errors.py`, and what the names mean from the table in
 PROTOCOL (`docs/protocol.md`, "Standard JSON-RPC"). A name that only one of them knows is an error, with or
 without `--check`.
@@ -14,10 +14,10 @@ import re
 import sys
 from collections.abc import Iterator
 
-from execserver.generated import split_check, write_or_check
 from execserver.protocol.errors import RpcError, file_error
-from execserver.protocol.method_errors import ERRORS, MethodError, errors_of
 from execserver.protocol.methods import METHODS
+from tools.wire_docs.generated import split_check, write_or_check
+from tools.wire_docs.method_errors import ERRORS, MethodError, errors_of
 
 _HEAD = """\
 # Errors
@@ -123,7 +123,7 @@ def _link(name: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Write or check the file."""
-    arguments = split_check(argv, "execserver.protocol.errors_reference [--check] PROTOCOL PAGE", 2)
+    arguments = split_check(argv, "tools.wire_docs.errors_reference [--check] PROTOCOL PAGE", 2)
     if arguments is None:
         return 2
     (protocol, target), check = arguments

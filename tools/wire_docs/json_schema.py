@@ -204,7 +204,7 @@ def _text(shape: type) -> str:
 @cache
 def _member_docstrings(module: str) -> dict[str, dict[str, str]]:
     """Class → member → the text below it, for one of our modules."""
-    if not module.startswith("execserver."):
+    if not module.startswith(("execserver.", "tools.")):
         return {}
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: _docstrings_in(node) for node in tree.body if isinstance(node, ast.ClassDef)}

@@ -12,18 +12,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from execserver import __version__
-from execserver.protocol.examples import Example, examples_of
 from execserver.protocol.handshake import InitializedParams
-from execserver.protocol.json_schema import (
+from execserver.protocol.methods import EVENTS, METHODS, Method
+from execserver.protocol.model import Params
+from tools.wire_docs.examples import Example, examples_of
+from tools.wire_docs.json_schema import (
     Schema,
     description,
     method_description,
     positions,
     shared_schemas,
 )
-from execserver.protocol.method_errors import ERRORS, errors_of
-from execserver.protocol.methods import EVENTS, METHODS, Method
-from execserver.protocol.model import Params
+from tools.wire_docs.method_errors import ERRORS, errors_of
 
 OPENRPC_VERSION = "1.3.2"
 CLIENT_NOTIFICATIONS: dict[str, type[Params]] = {"initialized": InitializedParams}

@@ -1,8 +1,9 @@
 """Write the schemas of the wire and the reference of its messages, or check that they are current.
 
-`python -m execserver.protocol.schemas [--check] SCHEMAS REFERENCE`: the folder of the JSON Schemas
-(one file a message, and `openrpc.json` for all of them) and the page made from the same source.
-With `--check` nothing is written; the exit status says whether both are what would be written.
+`python -m tools.wire_docs.schemas [--check] SCHEMAS REFERENCE ANSWER`: the folder of the JSON Schemas
+(one file a message, and `openrpc.json` for all of them), and what is made from the same source: the page of
+the manual, and the answer to `rpc.discover`. With `--check` nothing is written; the exit status says whether
+all are what would be written.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from execserver.generated import split_check, write_or_check
-from execserver.protocol.error_object import ErrorObject
-from execserver.protocol.json_schema import message_schema, positions
 from execserver.protocol.methods import EVENTS, METHODS
-from execserver.protocol.openrpc import CLIENT_NOTIFICATIONS, openrpc_document
-from execserver.protocol.reference import reference_page
+from execserver.rpc.envelope import encode_json
+from tools.wire_docs.error_object import ErrorObject
+from tools.wire_docs.generated import split_check, write_or_check
+from tools.wire_docs.json_schema import message_schema, positions
+from tools.wire_docs.openrpc import CLIENT_NOTIFICATIONS, openrpc_document
+from tools.wire_docs.reference import reference_page
 
 
 def message_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -37,15 +39,16 @@ def message_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main(argv: list[str]) -> int:
-    """Write or check both."""
-    arguments = split_check(argv, "execserver.protocol.schemas [--check] SCHEMAS REFERENCE", 2)
+    """Write or check all of them."""
+    arguments = split_check(argv, "tools.wire_docs.schemas [--check] SCHEMAS REFERENCE ANSWER", 3)
     if arguments is None:
         return 2
-    (folder, page), check = arguments
+    (folder, page, answer), check = arguments
     document = openrpc_document()
     schemas = {**dict(message_schemas()), "openrpc.json": document}
     wanted = {folder / name: _text(schema) for name, schema in schemas.items()}
     wanted[page] = reference_page(document)
+    wanted[answer] = encode_json(document).decode()
     tools = folder / "tools"  # of the client library, written by `tools.tool_schemas`
     others = (path for path in folder.rglob("*.json") if path.parent != tools)
     return write_or_check(wanted, "the models", check=check, others=others)

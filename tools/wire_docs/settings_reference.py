@@ -1,6 +1,6 @@
 """Write the reference page of the settings from the model.
 
-`python -m execserver.configuration.reference [--check] FILE`. With `--check` nothing is written, and
+`python -m tools.wire_docs.settings_reference [--check] FILE`. With `--check` nothing is written, and
 the exit status says whether the file is what would be written.
 """
 
@@ -10,7 +10,7 @@ import sys
 from itertools import groupby
 
 from execserver.configuration.options import OPTIONS, Option
-from execserver.generated import split_check, write_or_check
+from tools.wire_docs.generated import split_check, write_or_check
 
 _HEAD = """\
 # Settings
@@ -98,7 +98,7 @@ def _default(option: Option) -> str:
 
 def main(argv: list[str]) -> int:
     """Write or check the file."""
-    arguments = split_check(argv, "execserver.configuration.reference [--check] FILE", 1)
+    arguments = split_check(argv, "tools.wire_docs.settings_reference [--check] FILE", 1)
     if arguments is None:
         return 2
     (file,), check = arguments
