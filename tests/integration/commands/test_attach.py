@@ -32,13 +32,12 @@ class Screen:
         for program in ("tmux", "vim"):
             assert shutil.which(program), f"{program} is missing: run make terminal-tools"
         self._socket = str(execserver.folder.parent / "tmux")
-        # Without SHELL tmux starts commands by the user's shell, which for `nobody` refuses all.
-        self._environment = {**execserver.environment, "PS1": "% ", "LANG": "C.UTF-8", "SHELL": "/bin/sh"}
+        self._environment = {**execserver.environment, "PS1": "% ", "LANG": "C.UTF-8"}
         self._environment.pop("COLUMNS")
         self.folder = execserver.folder
-        self.tmux(
-            "-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "bash --norc --noprofile -i"
-        )
+        # A command in one word would be run by the user's shell, and that of `nobody` refuses all.
+        shell = ("bash", "--norc", "--noprofile", "-i")
+        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", *shell)
 
     def tmux(self, *arguments: str) -> str:
         return subprocess.run(
