@@ -40,22 +40,22 @@ def _behind_long_poll_concurrent(server: ServerUnderTest, connection: Connection
 
 
 def _eight(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
-    with tree(0) as project:
-        time.sleep(SETTLE_SECONDS)
-        peers = [server.connect() for _ in range(8)]
-        shares = [
-            [peer.frame(message) for message in requests("fs/readFile", project.sources[number::8])]
-            for number, peer in enumerate(peers)
-        ]
-        began = time.perf_counter()
-        for start_at in range(0, len(shares[0]), EIGHT_WINDOW):
-            for peer, frames in zip(peers, shares, strict=True):
-                peer.send(b"".join(frames[start_at : start_at + EIGHT_WINDOW]))
-            for peer, frames in zip(peers, shares, strict=True):
-                peer.skip(len(frames[start_at : start_at + EIGHT_WINDOW]))
-        rate = len(project.sources) / (time.perf_counter() - began)
-        for peer in peers:
-            peer.close()
+    project = tree()
+    time.sleep(SETTLE_SECONDS)
+    peers = [server.connect() for _ in range(8)]
+    shares = [
+        [peer.frame(message) for message in requests("fs/readFile", project.sources[number::8])]
+        for number, peer in enumerate(peers)
+    ]
+    began = time.perf_counter()
+    for start_at in range(0, len(shares[0]), EIGHT_WINDOW):
+        for peer, frames in zip(peers, shares, strict=True):
+            peer.send(b"".join(frames[start_at : start_at + EIGHT_WINDOW]))
+        for peer, frames in zip(peers, shares, strict=True):
+            peer.skip(len(frames[start_at : start_at + EIGHT_WINDOW]))
+    rate = len(project.sources) / (time.perf_counter() - began)
+    for peer in peers:
+        peer.close()
     return {"eight_read": rate}
 
 
@@ -63,28 +63,28 @@ def _connections(server: ServerUnderTest, connection: Connection, sizes: Sizes) 
     began = time.perf_counter()
     peers = [server.connect() for _ in range(sizes.connections)]
     connected = time.perf_counter() - began
-    with tree(sizes.pipelined) as project:
-        frames = iter(
-            [connection.frame(message) for message in requests("fs/getMetadata", project.flat)]
-            + [connection.frame(message) for message in requests("fs/readFile", project.flat)]
-        )
-        times = []
-        for turn in range(6):
-            for peer in peers:
-                frame = next(frames)
-                sent = time.perf_counter()
-                peer.send(frame)
-                peer.receive()
-                if turn:
-                    times.append(time.perf_counter() - sent)
-        turns, burst = sizes.pipelined // len(peers) // 8, 8
-        began = time.perf_counter()
-        for _ in range(turns):
-            for peer in peers:
-                peer.send(b"".join(islice(frames, burst)))
-            for peer in peers:
-                peer.skip(burst)
-        rate = turns * burst * len(peers) / (time.perf_counter() - began)
+    paths = tree().flat[: sizes.pipelined]
+    frames = iter(
+        [connection.frame(message) for message in requests("fs/getMetadata", paths)]
+        + [connection.frame(message) for message in requests("fs/readFile", paths)]
+    )
+    times = []
+    for turn in range(6):
+        for peer in peers:
+            frame = next(frames)
+            sent = time.perf_counter()
+            peer.send(frame)
+            peer.receive()
+            if turn:
+                times.append(time.perf_counter() - sent)
+    turns, burst = sizes.pipelined // len(peers) // 8, 8
+    began = time.perf_counter()
+    for _ in range(turns):
+        for peer in peers:
+            peer.send(b"".join(islice(frames, burst)))
+        for peer in peers:
+            peer.skip(burst)
+    rate = turns * burst * len(peers) / (time.perf_counter() - began)
     resident = server.memory().resident
     for peer in peers:
         peer.close()
