@@ -172,7 +172,7 @@ class ConfinedFiles:
             limits.prune_hidden,
         )
         body = await self._ask("walk", _encoded(path), *map(int, numbers), newest=True)
-        return await self._made(body, lambda: walk_json(seen_of(body), self._calls.stop))
+        return await self._made(body, lambda: walk_json(seen_of(body)))
 
     async def remove(self, path: str, *, recursive: bool, force: bool) -> None:
         """See `Files`."""

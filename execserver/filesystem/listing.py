@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from execserver.filesystem.directories import entries
-from execserver.filesystem.giving_up import give_up_if
 from execserver.filesystem.walk import MOST_PATH_BYTES, TRUNCATED, WalkLimits, visit
 from execserver.protocol.errors import os_error_text
 from execserver.protocol.path_text import printable_path
@@ -49,7 +48,7 @@ def walk(path: str, limits: WalkLimits, stop: Stop) -> bytes:
         OSError: the root does not exist.
     """
     limits.check()
-    return walk_json(visit(path, limits, stop), stop)
+    return walk_json(visit(path, limits, stop))
 
 
 def entries_json(found: Iterable[tuple[str, int]]) -> bytes:
@@ -66,25 +65,24 @@ def _directory_entries(found: Iterable[tuple[str, int]]) -> Iterator[DirectoryEn
         }
 
 
-def walk_json(found: Iterable[Seen], stop: Stop) -> bytes:
+def walk_json(found: Iterable[Seen]) -> bytes:
     """The JSON of a `WalkResult`, of what a walk saw. It ends early when the paths become too long."""
     listed: list[WalkEntry] = []
     failures: list[WalkFailure] = []
     truncated = False
     path_bytes = 0
     for what, path in found:
-        give_up_if(stop)
-        if what == TRUNCATED:
-            truncated = True
-        elif isinstance(what, int):
-            failures.append({"path": path_to_uri(path), "message": os_error_text(OSError(what, ""))})
-        else:
+        if what == "file" or what == "directory":
             uri = path_to_uri(path)
             path_bytes += len(uri)
             if path_bytes > MOST_PATH_BYTES:
                 truncated = True
                 break
-            listed.append({"path": uri, "kind": "directory" if what == "directory" else "file"})
+            listed.append({"path": uri, "kind": what})
+        elif what == TRUNCATED:
+            truncated = True
+        else:
+            failures.append({"path": path_to_uri(path), "message": os_error_text(OSError(what, ""))})
     return b'{"entries":%b,"errors":%b,"truncated":%b}' % (
         encode_array(listed),
         encode_array(failures),

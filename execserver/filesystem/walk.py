@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import stat
 from collections import deque
+from itertools import islice
+from operator import attrgetter
 
-from execserver.filesystem.directories import entry_kind
 from execserver.filesystem.giving_up import give_up_if
 from execserver.protocol.errors import InvalidRequest
 from execserver.protocol.limits import MAX_WALK_DEPTH, MAX_WALK_DIRECTORIES, MAX_WALK_ENTRIES
@@ -15,18 +15,22 @@ from execserver.protocol.limits import MAX_WALK_DEPTH, MAX_WALK_DIRECTORIES, MAX
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Final, Literal
 
     from execserver.filesystem.giving_up import Stop
 
-    Seen = tuple[str | int, str]
+    Seen = tuple[Literal["file", "directory", "truncated"] | int, str]
     """`("file", path)`, `("directory", path)`; the number of an error and the directory that could not
     be read for it; `(TRUNCATED, "")` when a limit cut the walk."""
 
-TRUNCATED = "truncated"
+TRUNCATED: Final = "truncated"
 
 _MOST_NAMES = 2 * MAX_WALK_ENTRIES
-"""Names of one directory that are held in memory, the first in order. Twice what a walk may look
-at, for the links to nothing that do not count."""
+"""Names of one directory that are kept, the first in order. Twice what a walk may look at, for the links to
+nothing that do not count."""
+
+_NAMES_AT_ONCE = 1000
+"""Names of a directory between two looks at whether the walk still has a reason."""
 
 MOST_PATH_BYTES = 32 << 20
 """Of all paths in a reply. 50,000 of the longest paths would be 600 MB, and no client takes a
@@ -102,45 +106,63 @@ class _Walk:
             except OSError as error:
                 yield error.errno or 0, directory
                 continue
-            prefix = directory.rstrip("/") + "/"
-            for entry in found:
-                yield from self._look_at(entry, prefix, depth)
-                if self._cut:
-                    yield TRUNCATED, ""
-                    return
+            yield from self._listed(found, directory.rstrip("/") + "/", depth)
+            if self._cut:
+                yield TRUNCATED, ""
+                return
 
     def _sorted_entries(self, directory: str) -> list[os.DirEntry[str]]:
+        found: list[os.DirEntry[str]] = []
         with os.scandir(directory) as scan:
-            return heapq.nsmallest(_MOST_NAMES, self._until_stopped(scan), key=_name_bytes)
+            while names := list(islice(scan, _NAMES_AT_ONCE)):
+                give_up_if(self._stop)
+                found += names
+                if len(found) > _MOST_NAMES * 5 // 4:
+                    _sort(found)
+                    del found[_MOST_NAMES:]
+        _sort(found)
+        del found[_MOST_NAMES:]
+        return found
 
-    def _until_stopped(self, scan: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
-        for entry in scan:
+    def _listed(self, found: list[os.DirEntry[str]], prefix: str, depth: int) -> Iterator[Seen]:
+        """Tell of the names of a directory that are to be listed, until a limit cuts the walk."""
+        limits = self._limits
+        for entry in found:
+            kind = self._kind(entry)
+            if kind is None:
+                continue
+            if self._looked_at == limits.max_entries:
+                self._cut = True
+                return
+            self._looked_at += 1
+            if not kind:
+                continue
+            name = entry.name
+            path = prefix + name
+            # As a URI it is not shorter, so what is cut here would be cut where the reply is written.
+            self._path_length += len(path)
+            if self._path_length > MOST_PATH_BYTES:
+                self._cut = True
+                return
+            yield kind, path
+            hidden = limits.prune_hidden and name.startswith(".")
+            if kind == "directory" and depth < limits.max_depth and not hidden:
+                yield from self._enter(path, depth + 1)
+
+    def _kind(self, entry: os.DirEntry[str]) -> Literal["file", "directory", ""] | None:
+        """What a name is listed as; nothing for what is not listed, as links that are not followed, and None
+        for a link to nothing, which does not count.
+        """
+        try:
+            if entry.is_file(follow_symlinks=False):
+                return "file"
+            if entry.is_dir(follow_symlinks=False):
+                return "directory"
             give_up_if(self._stop)
-            yield entry
-
-    def _look_at(self, entry: os.DirEntry[str], prefix: str, depth: int) -> Iterator[Seen]:
-        """Tell of a name if it is to be listed, unless a limit cuts the walk before it."""
-        kind = entry_kind(entry)
-        if kind is None:
-            return
-        if self._looked_at == self._limits.max_entries:
-            self._cut = True
-            return
-        self._looked_at += 1
-        if entry.is_symlink() and not (self._limits.follow_links and kind == stat.S_IFDIR):
-            return
-        if kind not in (stat.S_IFDIR, stat.S_IFREG):
-            return
-        path = prefix + entry.name
-        # As a URI it is not shorter, so what is cut here would be cut by whoever writes the reply.
-        self._path_length += len(path)
-        if self._path_length > MOST_PATH_BYTES:
-            self._cut = True
-            return
-        yield "directory" if kind == stat.S_IFDIR else "file", path
-        hidden = entry.name.startswith(".") and self._limits.prune_hidden
-        if kind == stat.S_IFDIR and depth < self._limits.max_depth and not hidden:
-            yield from self._enter(path, depth + 1)
+            is_directory = stat.S_ISDIR(entry.stat().st_mode)
+        except OSError:
+            return None
+        return "directory" if is_directory and self._limits.follow_links else ""
 
     def _enter(self, path: str, depth: int) -> Iterator[Seen]:
         """Note a directory to be read later, unless it has been already or there were too many."""
@@ -158,6 +180,12 @@ class _Walk:
             return
         self._directory_count += 1
         self._directories.append((path, depth))
+
+
+def _sort(found: list[os.DirEntry[str]]) -> None:
+    """Put names in the order of their bytes, which is that of their characters if all of them are ASCII."""
+    plain = all(entry.name.isascii() for entry in found)
+    found.sort(key=attrgetter("name") if plain else _name_bytes)
 
 
 def _name_bytes(entry: os.DirEntry[str]) -> bytes:
