@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -87,14 +87,15 @@ WARM_UP_AFTER_SECONDS = 2.0
 """When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
 processor, which a client that starts a daemon for a single command should not wait for."""
 
-LATE_MODULES = (
-    "structlog",
-    "pydantic_core",
-    "execserver.rpc.dispatcher",
-    "execserver.transports.websocket",
-)
-"""Modules that take 20 ms and more to load, mostly for the libraries that they need. A request that needs one
+WEBSOCKETS = "execserver.transports.websocket"
+
+LATE_MODULES = ("structlog", WEBSOCKETS)
+"""Modules that take 20 ms and more to load, for the libraries that they need. A request that needs one
 earlier loads it."""
+
+SELDOM_NEEDED = ("jsonrpcserver", "pydantic_core")
+"""Libraries that the first client of standard JSON-RPC, and the first `http/request`, load. Most daemons
+never do, and would keep 7 MiB for them."""
 
 LOAD_AFTER_SECONDS = 0.1
 """The time without traffic after which these are loaded: the first command of a client that starts a daemon
@@ -160,8 +161,8 @@ def run(config: Settings, config_file: str | None = None) -> int:
     os._exit(code)
 
 
-def load_the_rest() -> None:
-    """Load the modules that take long to load, and that a first command does not need, in any thread.
+def load_the_rest(modules: Iterable[str] = LATE_MODULES) -> None:
+    """Load modules that take long to load, and that a first command does not need, in any thread.
 
     Raises:
         OSError: there is no descriptor for it.
@@ -171,7 +172,7 @@ def load_the_rest() -> None:
     usual = sys.getswitchinterval()
     sys.setswitchinterval(100e-6)
     try:
-        for name in LATE_MODULES:
+        for name in modules:
             LOADER.load_without_spares(partial(import_module, name))
     finally:
         sys.setswitchinterval(usual)
@@ -549,7 +550,9 @@ class Server:
         try:
             await asyncio.sleep(LOAD_AFTER_SECONDS)
             await _quiet_moment()
-            await executor.with_spares(load_the_rest)
+            only_stdio = all(listener.kind == "stdio" for listener in self._hello.listeners)
+            modules = [name for name in LATE_MODULES if not (only_stdio and name == WEBSOCKETS)]
+            await executor.with_spares(lambda: load_the_rest(modules))
         except OSError as error:  # what a request needs is loaded for it
             log.warning("what is needed later cannot be loaded now", reason=str(error))
         except Exception as error:  # a broken installation

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from execserver.http.request import Target
+from execserver.http.request import Target, UrlError, as_browsers_read
 
 
 class ProxyError(Exception):
@@ -57,11 +57,9 @@ def _value(environment: Mapping[str, str], name: str) -> str:
 
 
 def _parse(text: str) -> Proxy | None:
-    from pydantic_core import Url, ValidationError  # long to import
-
     try:
-        url = Url(text if "://" in text else f"http://{text}")
-    except ValidationError:
+        url = as_browsers_read(text if "://" in text else f"http://{text}")
+    except UrlError:
         return None
     if url.scheme.startswith("socks"):
         raise ProxyError(

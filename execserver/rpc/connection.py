@@ -22,7 +22,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from importlib import import_module
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
@@ -39,6 +38,7 @@ from execserver.protocol.methods import METHODS, Method
 from execserver.rpc import envelope, standard
 from execserver.rpc.channel import Channel
 from execserver.rpc.dialect import Dialect, Undecided, encode_standard_error
+from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.lean import LeanDialect
 from execserver.rpc.next_poll import NextPoll
@@ -379,17 +379,13 @@ class Connection:
     async def _begin_standard(self) -> None:
         """Nobody else waits while the first connection of this kind loads what it needs."""
         try:
-            dispatcher = await asyncio.to_thread(
-                LOADER.load, lambda: import_module("execserver.rpc.dispatcher")
-            )
+            dispatch = await asyncio.to_thread(LOADER.load, load_dispatch)
         except Exception as error:  # a full table of descriptors, a broken installation
             self._log.error("the standard dialect cannot be loaded", exc_info=error)
             self._channel.send((encode_standard_error(None, InternalError("internal error")),))
             self._channel.finish()
             return
-        self._dialect = standard.StandardDialect(
-            self._channel, self, dispatcher.dispatch, one_at_a_time=self._strict
-        )
+        self._dialect = standard.StandardDialect(self._channel, self, dispatch, one_at_a_time=self._strict)
         self._receive = self._dialect.receive
         self._choosing = False
         self._update_blocked()

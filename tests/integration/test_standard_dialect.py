@@ -15,7 +15,7 @@ import pytest
 
 from execserver.http.bodies import PIECE_BYTES, EncodedPieces, HeldBytes, WholeBody
 from execserver.rpc.connection import Connection
-from execserver.rpc.dispatcher import dispatch
+from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.rpc.standard import StandardDialect
 from tests.integration.http.origin import Origin, response
@@ -270,7 +270,7 @@ class Later:
 def later() -> tuple[Any, Later, Peer]:
     """A standard dialect between nobody and nobody."""
     peer, connection = Peer(), Later()
-    dialect: Any = StandardDialect(peer, connection, dispatch, one_at_a_time=False)  # type: ignore[arg-type]
+    dialect: Any = StandardDialect(peer, connection, load_dispatch(), one_at_a_time=False)  # type: ignore[arg-type]
     return dialect, connection, peer
 
 
@@ -308,7 +308,8 @@ def test_a_result_that_comes_after_the_end_of_the_connection_is_dropped() -> Non
 
 def test_a_dialect_that_cannot_be_loaded_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     # As when the table of descriptors is full.
-    monkeypatch.setitem(sys.modules, "execserver.rpc.dispatcher", None)
+    monkeypatch.setitem(sys.modules, "jsonrpcserver", None)
+    load_dispatch.cache_clear()
 
     async def scenario() -> Peer:
         peer = Peer()
