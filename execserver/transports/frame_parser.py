@@ -1,10 +1,13 @@
 """The only file that knows picows: WebSocket frames of a client, parsed and unmasked at C speed.
 
-picows is used as a parser and nothing else. It believes to be a server on a transport of
-its own; that transport is `_Ears`, which takes no byte. What picows wants to say is dropped:
-its answer to the handshake (we have sent ours, and feed it one that it likes) and its
-close frames (a broken peer is dropped without one). `WSProtocol` and its constructor are not
-in picows' documented interface, therefore the version is pinned.
+picows is used as a parser and nothing else. It runs as a server on `_NullTransport`, which sends nothing:
+its answer to the handshake is dropped (ours has been sent, and it is fed a handshake that it accepts), and so
+are its close frames (a broken peer is dropped without one).
+
+`WSProtocol` and its constructor are not in picows' documented interface, which owns the socket and the event
+loop's transport. The parsers of websockets and wsproto are documented, and take 2.8 and 9.2 µs for a small
+frame of a burst; this one takes 0.15, and a whole request 10. So the version is pinned, and
+`tests/unit/transports/test_frame_parser.py` fails with the next one.
 """
 
 from __future__ import annotations
@@ -59,14 +62,14 @@ class FrameParser:
         self, max_frame_bytes: int, on_frame: Callable[[object, Frame], None], on_error: Callable[[], None]
     ) -> None:
         listener = _Listener(on_frame)
-        ears = _Ears(on_error)
+        transport = _NullTransport(on_error)
         self._picows = _protocol(
             None, None, False, lambda request: listener, _Silence(), True, None,
             False, None, None, _strategy, False, max_frame_bytes, None, BUFFER_BYTES,
         )  # fmt: skip
-        self._picows.connection_made(ears)
+        self._picows.connection_made(transport)
         self.feed(_HANDSHAKE)
-        ears.handshake_done = True
+        transport.handshake_done = True
 
     @property
     def room(self) -> int:
@@ -99,8 +102,8 @@ class _Listener(WSListener):
         vars(self)["on_ws_frame"] = on_ws_frame
 
 
-class _Ears:
-    """The transport that picows sees, and its socket."""
+class _NullTransport:
+    """The transport that picows is given, and its socket: nothing is sent."""
 
     def __init__(self, on_error: Callable[[], None]) -> None:
         self._on_error = on_error
