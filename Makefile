@@ -15,7 +15,7 @@ PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,pr
 STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
-.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests background-tests docs docs-check compiled bench bench-gate bench-relay soak faults fuzz bubblewrap terminal-tools ssh-server runtimes interop interop-setup probe vectors stock-client stock-websocket stock-stdio relay-stock relay-probe foreign-clients systemd-setup systemd-verify clean
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests background-tests docs docs-check bench bench-gate bench-relay soak faults fuzz bubblewrap terminal-tools ssh-server runtimes interop interop-setup probe vectors stock-client stock-websocket stock-stdio relay-stock relay-probe foreign-clients systemd-setup systemd-verify clean
 
 help:
 	@echo "make run       set up, start a daemon, run the quick start through the client"
@@ -217,17 +217,13 @@ foreign-clients: setup
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(EDITOR_PLUGIN)
 	$(BIN)/python -m pytest -q tests/interop/node_clients.py
 
-# Where PYTHONDONTWRITEBYTECODE is set, a checkout would be compiled anew at each start: an installation is not.
-compiled: setup
-	$(BIN)/python -m compileall -q execserver clients/python/execclient
-
-bench: compiled interop-setup
+bench: setup interop-setup
 	$(BIN)/python -m benchmarks.compare --with-spool --markdown docs/benchmarks.md
 
-bench-gate: compiled interop-setup
+bench-gate: setup interop-setup
 	$(BIN)/python -m benchmarks.compare --with-spool --gate
 
-bench-relay: compiled
+bench-relay: setup
 	$(BIN)/python -m benchmarks.relay --markdown docs/benchmarks.md
 
 clean:
