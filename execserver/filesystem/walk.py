@@ -127,7 +127,9 @@ class _Walk:
     def _listed(self, found: list[os.DirEntry[str]], prefix: str, depth: int) -> Iterator[Seen]:
         """Tell of the names of a directory that are to be listed, until a limit cuts the walk."""
         limits = self._limits
-        for entry in found:
+        for number, entry in enumerate(found):
+            if number % _NAMES_AT_ONCE == 0:
+                give_up_if(self._stop)
             kind = self._kind(entry)
             if kind is None:
                 continue
