@@ -16,8 +16,8 @@ def test_the_version_of_picows_is_one_whose_constructor_is_known() -> None:
     installed = version("picows")
     assert installed.startswith("2.3."), (
         f"picows {installed}: compare `WSProtocol.__init__` of its picows.pyx with the call in "
-        "execserver/transports/frame_parser.py and the calls of `_NullTransport`, measure again what a parser "
-        "with a documented interface costs (docs/dependencies.md), then change pyproject.toml and this test"
+        "execserver/transports/frame_parser.py and the calls of `_NullTransport`, measure again what a "
+        "documented parser costs (docs/dependencies.md), then change pyproject.toml and this test"
     )
 
 
@@ -37,7 +37,7 @@ class Parsed:
     """What became of bytes, in pieces of one size."""
 
     def __init__(self, stream: bytes, piece: int) -> None:
-        self.frames: list[tuple[int, bytes, bool]] = []
+        self.frames: list[tuple[object, bytes, bool]] = []
         self.errors = 0
         asyncio.run(self._parse(stream, piece))
 
