@@ -103,7 +103,7 @@ def _config_check(options: argparse.Namespace) -> int:
     # What cannot be loaded is to be found out here.
     from execserver import server
 
-    server.load_the_rest((*server.LATE_MODULES, *server.SELDOM_NEEDED))
+    server.load_everything()
     return _read_credentials(effective) or _check_remote(effective, options)
 
 

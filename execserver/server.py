@@ -41,6 +41,7 @@ from execserver.protocol.errors import InternalError
 from execserver.relay.remote_options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
+from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Handlers
 from execserver.sandbox import policy
 from execserver.sandbox.options import OwnThings, executed, socket_addresses
@@ -92,10 +93,6 @@ WEBSOCKETS = "execserver.transports.websocket"
 LATE_MODULES = ("structlog", WEBSOCKETS)
 """Modules that take 20 ms and more to load, for the libraries that they need. A request that needs one
 earlier loads it."""
-
-SELDOM_NEEDED = ("jsonrpcserver", "pydantic_core")
-"""Libraries that the first client of standard JSON-RPC, and the first `http/request`, load. Most daemons
-never do, and would keep 7 MiB for them."""
 
 LOAD_AFTER_SECONDS = 0.1
 """The time without traffic after which these are loaded: the first command of a client that starts a daemon
@@ -177,6 +174,18 @@ def load_the_rest(modules: Iterable[str] = LATE_MODULES) -> None:
     finally:
         sys.setswitchinterval(usual)
     gc.freeze()  # as `Server._freeze_heap`
+
+
+def load_everything() -> None:
+    """Load also what the first client of standard JSON-RPC and the first `http/request` load, to check the
+    installation. Most daemons never do, and would keep 7 MiB for it.
+
+    Raises:
+        ImportError, OSError: it is broken.
+    """
+    load_the_rest()
+    LOADER.load(load_dispatch)
+    LOADER.load(lambda: import_module("pydantic_core"))
 
 
 def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | None) -> OwnThings:

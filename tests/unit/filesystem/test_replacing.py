@@ -158,7 +158,7 @@ def test_a_killed_copy_of_a_tree_leaves_a_hidden_folder_that_the_next_one_remove
     command = [sys.executable, "-c", _COPIES, str(tmp_path / "from"), str(tmp_path / "into" / "to")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
-            while not os.listdir(tmp_path / "into"):
+            while not any((tmp_path / "into").glob("*/*")):  # it is locked before anything is put into it
                 assert process.poll() is None
             process.send_signal(signal.SIGSTOP)
             (hidden,) = os.listdir(tmp_path / "into")
