@@ -140,9 +140,14 @@ class Basis:
         """
         self._descriptors: list[int] = []
         self._found: list[tuple[Watched, os.stat_result | None]] = []
+        self._empty: set[str] = set()
+        """Guarded paths of folders with nothing in them, as mount points are from outside."""
         try:
             for each in watched:
-                self._found.append((each, self._hold(each)))
+                status = self._hold(each)
+                self._found.append((each, status))
+                if each.guarded and status is not None and is_empty(each.path):
+                    self._empty.add(each.path)
         except BaseException:
             self.close()
             raise
@@ -193,10 +198,18 @@ class Basis:
             for (watched, status), old, new in zip(self._found, self._checks, now._checks, strict=True)
             if old != new
         ]
-        if all(_is_mount_point(watched, status) for watched, status in changed):
+        if all(self._is_mount_point(watched, status) for watched, status in changed):
             return now
         now.close()
         return None
+
+    def _is_mount_point(self, watched: Watched, before: os.stat_result | None) -> bool:
+        """Whether what changed at a path is right for the view, whichever of the two was seen for it."""
+        # A folder with something in it was none; the view may cover what is no longer there.
+        if not watched.guarded or (before is not None and watched.path not in self._empty):
+            return False
+        # Nothing or an empty folder, and then an empty folder: it is covered, with what is there now.
+        return is_empty(watched.path)
 
     def close(self) -> None:
         """Let go of what is held (idempotent)."""
@@ -242,11 +255,3 @@ def _check(watched: Watched, status: os.stat_result | None) -> _Check:
     # A file `.git` says what else is covered (`protected.py`); only others than the worker write to it.
     matters = watched.protected and stat.S_ISREG(status.st_mode)
     return watched.path, stat_of, status.st_dev, status.st_ino, status.st_mtime_ns if matters else None
-
-
-def _is_mount_point(watched: Watched, before: os.stat_result | None) -> bool:
-    """Whether what changed at a path is right for the view, whichever of the two was seen for it."""
-    if not watched.guarded or (before is not None and not stat.S_ISDIR(before.st_mode)):
-        return False
-    # Nothing or a folder, and then an empty folder: either way the path is covered, with what is there now.
-    return is_empty(watched.path)
