@@ -144,9 +144,11 @@ class Basis:
         """Guarded paths of folders with nothing in them, as mount points are from outside."""
         try:
             for each in watched:
+                # Before it is held and through the descriptor: a mount point may be removed in between.
+                empty = each.guarded and is_empty(each.path)
                 status = self._hold(each)
                 self._found.append((each, status))
-                if each.guarded and status is not None and is_empty(each.path):
+                if empty and status is not None and is_empty(f"/proc/self/fd/{self._descriptors[-1]}"):
                     self._empty.add(each.path)
         except BaseException:
             self.close()
