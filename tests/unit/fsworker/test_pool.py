@@ -419,7 +419,7 @@ async def test_closing_ends_all_workers_even_stopped_ones(
     assert not any(_runs(process) for process in launcher.started)
     with pytest.raises(InternalError, match="stopping"):
         await files[1].metadata("/")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # earlier tests may still have had some open
 
 
 async def test_many_deaths_leave_no_descriptor_and_no_zombie(
