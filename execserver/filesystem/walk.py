@@ -118,10 +118,8 @@ class _Walk:
                 give_up_if(self._stop)
                 found += names
                 if len(found) > _MOST_NAMES * 5 // 4:
-                    _sort(found)
-                    del found[_MOST_NAMES:]
-        _sort(found)
-        del found[_MOST_NAMES:]
+                    _keep_first(found)
+        _keep_first(found)
         return found
 
     def _listed(self, found: list[os.DirEntry[str]], prefix: str, depth: int) -> Iterator[Seen]:
@@ -184,10 +182,11 @@ class _Walk:
         self._directories.append((path, depth))
 
 
-def _sort(found: list[os.DirEntry[str]]) -> None:
-    """Put names in the order of their bytes, which is that of their characters if all of them are ASCII."""
+def _keep_first(found: list[os.DirEntry[str]]) -> None:
+    """Keep the first names in the order of their bytes, which is that of characters if all are ASCII."""
     plain = all(entry.name.isascii() for entry in found)
     found.sort(key=attrgetter("name") if plain else _name_bytes)
+    del found[_MOST_NAMES:]
 
 
 def _name_bytes(entry: os.DirEntry[str]) -> bytes:

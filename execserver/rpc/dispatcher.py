@@ -8,11 +8,12 @@ wire), and its batches, where one bad element fails them all and each costs a ta
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from execserver.protocol.errors import RpcError
+from execserver.protocol.methods import METHODS
 from execserver.rpc import envelope
 from execserver.rpc.standard import Call, Dispatch, Response
 
@@ -25,8 +26,8 @@ T = TypeVar("T")
 class _EveryName(dict[str, T]):
     """A method for every name: of an unknown one the connection says so itself, in its own words."""
 
-    def __init__(self, make: Callable[[str], T]) -> None:
-        super().__init__()
+    def __init__(self, make: Callable[[str], T], known: Iterable[str]) -> None:
+        super().__init__({name: make(name) for name in known})
         self._make = make
 
     def __missing__(self, name: str) -> T:
@@ -61,7 +62,7 @@ def load_dispatch() -> Dispatch:
 
         return call
 
-    methods = _EveryName(method)
+    methods = _EveryName(method, METHODS)
 
     async def dispatch(message: Mapping[str, Any], call: Call) -> Response | None:
         request = create_request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 
@@ -16,6 +16,15 @@ def split_check(argv: list[str], usage: str, places: int) -> tuple[list[Path], b
         sys.stderr.write(f"usage: python -m {usage}\n")
         return None
     return paths, "--check" in argv
+
+
+def write_or_check_page(argv: list[str], module: str, source: str, make: Callable[[], str]) -> int:
+    """Be the program of a generator of one page, `python -m MODULE [--check] FILE`; its exit status."""
+    arguments = split_check(argv, f"{module} [--check] FILE", 1)
+    if arguments is None:
+        return 2
+    (file,), check = arguments
+    return write_or_check({file: make()}, source, check=check)
 
 
 def write_or_check(

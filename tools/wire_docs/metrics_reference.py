@@ -11,7 +11,7 @@ import sys
 from execserver.telemetry.definitions import DEFINITIONS, bucket_bound
 from execserver.telemetry.measures import LATENCY_BUCKETS
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS
-from tools.wire_docs.generated import split_check, write_or_check
+from tools.wire_docs.generated import write_or_check_page
 
 _HEADER = """\
 # Metrics
@@ -63,11 +63,7 @@ def reference() -> str:
 
 def main(argv: list[str]) -> int:
     """Write or check the reference page."""
-    arguments = split_check(argv, "tools.wire_docs.metrics_reference [--check] FILE", 1)
-    if arguments is None:
-        return 2
-    (file,), check = arguments
-    return write_or_check({file: reference()}, "the metrics", check=check)
+    return write_or_check_page(argv, "tools.wire_docs.metrics_reference", "the metrics", reference)
 
 
 if __name__ == "__main__":

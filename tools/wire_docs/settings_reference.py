@@ -10,7 +10,7 @@ import sys
 from itertools import groupby
 
 from execserver.configuration.options import OPTIONS, Option
-from tools.wire_docs.generated import split_check, write_or_check
+from tools.wire_docs.generated import write_or_check_page
 
 _HEAD = """\
 # Settings
@@ -98,11 +98,7 @@ def _default(option: Option) -> str:
 
 def main(argv: list[str]) -> int:
     """Write or check the file."""
-    arguments = split_check(argv, "tools.wire_docs.settings_reference [--check] FILE", 1)
-    if arguments is None:
-        return 2
-    (file,), check = arguments
-    return write_or_check({file: page()}, "the settings", check=check)
+    return write_or_check_page(argv, "tools.wire_docs.settings_reference", "the settings", page)
 
 
 if __name__ == "__main__":

@@ -149,7 +149,6 @@ def test_every_error_name_is_one_that_the_server_has() -> None:
     in_source = {
         node.value
         for path in (ROOT / "execserver").rglob("*.py")
-        if path.name != "method_errors.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
@@ -158,14 +157,9 @@ def test_every_error_name_is_one_that_the_server_has() -> None:
 
 
 def test_a_server_that_starts_does_not_load_what_makes_the_document() -> None:
-    code = (
-        "import sys, execserver.server; execserver.server.load_the_rest(); "
-        "print(*(name for name in sys.modules if 'execserver' in name))"
-    )
+    code = "import sys, execserver.server; execserver.server.load_the_rest(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.split()
     assert "execserver.api.discover" in loaded
-    assert not {f"execserver.protocol.{name}" for name in ("openrpc", "json_schema", "method_errors")} & {
-        *loaded
-    }
+    assert not [name for name in loaded if name.partition(".")[0] == "tools"]
