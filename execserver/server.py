@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -88,11 +88,9 @@ WARM_UP_AFTER_SECONDS = 2.0
 """When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
 processor, which a client that starts a daemon for a single command should not wait for."""
 
-WEBSOCKETS = "execserver.transports.websocket"
-
-LATE_MODULES = ("structlog", WEBSOCKETS)
+LATE_MODULES = ("structlog", "execserver.transports.websocket")
 """Modules that take 20 ms and more to load, for the libraries that they need. A request that needs one
-earlier loads it."""
+earlier loads it. The first is what stdio needs, too."""
 
 LOAD_AFTER_SECONDS = 0.1
 """The time without traffic after which these are loaded: the first command of a client that starts a daemon
@@ -158,8 +156,11 @@ def run(config: Settings, config_file: str | None = None) -> int:
     os._exit(code)
 
 
-def load_the_rest(modules: Iterable[str] = LATE_MODULES) -> None:
-    """Load modules that take long to load, and that a first command does not need, in any thread.
+def load_the_rest(*, only_stdio: bool = False) -> None:
+    """Load the modules that take long to load, and that a first command does not need, in any thread.
+
+    Args:
+        only_stdio: without what only sockets need.
 
     Raises:
         OSError: there is no descriptor for it.
@@ -169,7 +170,7 @@ def load_the_rest(modules: Iterable[str] = LATE_MODULES) -> None:
     usual = sys.getswitchinterval()
     sys.setswitchinterval(100e-6)
     try:
-        for name in modules:
+        for name in LATE_MODULES[:1] if only_stdio else LATE_MODULES:
             LOADER.load_without_spares(partial(import_module, name))
     finally:
         sys.setswitchinterval(usual)
@@ -560,8 +561,7 @@ class Server:
             await asyncio.sleep(LOAD_AFTER_SECONDS)
             await _quiet_moment()
             only_stdio = all(listener.kind == "stdio" for listener in self._hello.listeners)
-            modules = [name for name in LATE_MODULES if not (only_stdio and name == WEBSOCKETS)]
-            await executor.with_spares(lambda: load_the_rest(modules))
+            await executor.with_spares(partial(load_the_rest, only_stdio=only_stdio))
         except OSError as error:  # what a request needs is loaded for it
             log.warning("what is needed later cannot be loaded now", reason=str(error))
         except Exception as error:  # a broken installation

@@ -34,8 +34,8 @@ def spy(channel, message):
         from execserver import server
         load = server.load_the_rest
 
-        def load_and_write(modules):
-            load(modules)
+        def load_and_write(**options):
+            load(**options)
             write("later")
 
         server.load_the_rest = load_and_write

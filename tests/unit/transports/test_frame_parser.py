@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from importlib.metadata import version
 
 from execserver.transports.frame_parser import BINARY, CLOSE, PING, TEXT, Frame, FrameParser
+from tests.support.wire import WebSocketTransport
 
-MASK = b"\x37\xfa\x21\x3d"
+frame = WebSocketTransport.frame
 MAX_FRAME_BYTES = 1 << 20
 
 
@@ -19,18 +19,6 @@ def test_the_version_of_picows_is_one_whose_constructor_is_known() -> None:
         "execserver/transports/frame_parser.py and the calls of `_NullTransport`, measure again what a "
         "documented parser costs (docs/dependencies.md), then change pyproject.toml and this test"
     )
-
-
-def masked(first: int, payload: bytes) -> bytes:
-    """A frame as a client sends it; `first` is its first byte."""
-    size = len(payload)
-    if size < 126:
-        head = bytes((first, 0x80 | size))
-    elif size < 1 << 16:
-        head = struct.pack(">BBH", first, 0x80 | 126, size)
-    else:
-        head = struct.pack(">BBQ", first, 0x80 | 127, size)
-    return head + MASK + bytes(byte ^ MASK[number & 3] for number, byte in enumerate(payload))
 
 
 class Parsed:
@@ -57,10 +45,8 @@ class Parsed:
 
 def test_frames_of_all_kinds_and_sizes_come_out_whole_however_they_are_cut() -> None:
     payloads = [b"", b"x", b"y" * 125, b"z" * 126, b"w" * 65_535, b"v" * 65_536]
-    stream = b"".join(masked(0x81, payload) for payload in payloads)
-    stream += (
-        masked(0x82, b"bytes") + masked(0x01, b"begun") + masked(0x89, b"ping") + masked(0x88, b"\x03\xe8")
-    )
+    stream = b"".join(frame(1, payload) for payload in payloads)
+    stream += frame(2, b"bytes") + frame(1, b"begun", fin=False) + frame(9, b"ping") + frame(8, b"\x03\xe8")
     wanted = [
         *((TEXT, payload, True) for payload in payloads),
         (BINARY, b"bytes", True),
@@ -74,11 +60,11 @@ def test_frames_of_all_kinds_and_sizes_come_out_whole_however_they_are_cut() -> 
 
 
 def test_a_peer_that_breaks_the_protocol_is_reported_after_its_good_frames() -> None:
-    good = masked(0x81, b"good")
+    good = frame(1, b"good")
     for broken in (
-        masked(0x83, b"reserved kind"),
-        masked(0x81, bytes(MAX_FRAME_BYTES + 1)),
-        masked(0x89, bytes(126)),
+        frame(3, b"reserved kind"),
+        frame(1, bytes(MAX_FRAME_BYTES + 1)),
+        frame(9, bytes(126)),
     ):
         parsed = Parsed(good + broken, 1 << 16)
         assert (parsed.frames, parsed.errors > 0) == ([(TEXT, b"good", True)], True)
