@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.endpoint import Endpoint
+from tests.support.servers import open_files
 from tests.support.wire import PATIENCE, Client, Json, ReplyError, at_most, encode, path_uri
 
 NOT_FOUND = (-32004, "No such file or directory (os error 2)")
@@ -622,7 +623,7 @@ def descendants(pid: int) -> list[int]:
 def holds(pid: int, path: Path) -> bool:
     """Whether a process has a file open."""
     with contextlib.suppress(FileNotFoundError):
-        return any(link.samefile(path) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists())
+        return str(path.resolve()) in open_files(pid)
     return False
 
 

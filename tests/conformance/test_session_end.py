@@ -16,7 +16,7 @@ from tests.conformance.test_sessions import resume
 from tests.faults.service import eventually
 from tests.sandbox.profiles import READ_ROOT, WRITE_WORKSPACE, context, restricted
 from tests.support.background import DAEMON, IN_BACKGROUND, Left
-from tests.support.servers import server_of
+from tests.support.servers import open_files, server_of
 from tests.support.wire import PATIENCE, Client, Json, alive, at_most, path_uri, wait_state
 
 THERE_IS_NONE = "unknown session id"
@@ -201,11 +201,7 @@ def test_output_and_handles_are_let_go_of(endpoint: Endpoint, here: Path) -> Non
     end(client)
     assert witness.call("server/health")["retainedOutputBytes"] == 0
     server = server_of(private.server.pid, PATIENCE)
-
-    def opened() -> list[str]:
-        return [os.readlink(each) for each in Path(f"/proc/{server}/fd").iterdir()]
-
-    assert eventually(lambda: str(here / "file") not in opened(), PATIENCE)
+    assert eventually(lambda: str(here / "file") not in open_files(server), PATIENCE)
 
 
 # -- requests around it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.conformance.endpoint import Endpoint, socket_folder
 from tests.conformance.test_survive import server_pid
+from tests.support.servers import open_files
 from tests.support.wire import Server, decode
 
 
@@ -20,7 +20,7 @@ def test_output_is_on_disk_in_files_without_a_name(endpoint: Endpoint, here: Pat
     client = private.connect()
     process = client.shell("head -c 3000000 /dev/zero | tr '\\0' m; read -r x", pipeStdin=True)
     process.wait_output(lambda output: len(output) == 3_000_000)
-    files = [Path(os.readlink(link)) for link in Path(f"/proc/{server_pid(private)}/fd").iterdir()]
+    files = [Path(link) for link in open_files(server_pid(private))]
     spooled = [file for file in files if file.is_relative_to(here / "state")]
     assert any(file.name.endswith("(deleted)") for file in spooled), files
     named = [path for path in (here / "state").rglob("*") if path.is_file()]

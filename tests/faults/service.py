@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.support.servers import is_spawned, server_of
+from tests.support.servers import is_spawned, open_files, server_of
 from tests.support.wire import (
     PATIENCE,
     Client,
@@ -226,7 +226,7 @@ class Service:
         """
         last = [f"/proc/{self.server_pid}/mountinfo"]
         last += ["/memfd:bwrap (deleted)"] if shutil.which("bwrap") is not None else []
-        assert eventually(lambda: set(last) <= set(_links(self.server_pid)), 10)
+        assert eventually(lambda: set(last) <= set(open_files(self.server_pid)), 10)
         self.settle()
 
     def reset_peak(self) -> float:
@@ -341,15 +341,7 @@ def a_child_is_stopped(service: Service) -> bool:
 
 def descriptors(pid: int) -> Counter[str]:
     """How many descriptors of each kind a process has open: `pipe`, `anon_inode`, a path, ..."""
-    return Counter(link.partition(":")[0] for link in _links(pid))
-
-
-def _links(pid: int) -> list[str]:
-    found = []
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return found
+    return Counter(link.partition(":")[0] for link in open_files(pid))
 
 
 class Watched:

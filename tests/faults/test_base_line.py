@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.faults.resuming_client import EventRow, ResumingClient
 from tests.faults.service import Serve, Service, eventually
+from tests.support.servers import open_files
 from tests.support.wire import encode
 
 EACH = 6
@@ -22,11 +22,7 @@ def _held(service: Service) -> dict[str, Counter[str]]:
     held = {}
     for name, pid in (("supervisor", service.pid), ("server", service.server_pid)):
         links = Counter[str]()
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                link = os.readlink(f"/proc/{pid}/fd/{number}")
-            except FileNotFoundError:
-                continue
+        for link in open_files(pid):
             if link.startswith("/proc/"):
                 continue  # watched from the first sandbox on, whenever that is
             links[link.partition("[" if link.startswith(("pipe:", "socket:")) else " (")[0]] += 1

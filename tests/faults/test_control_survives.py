@@ -15,6 +15,7 @@ from tests.faults.matrix.scene import marked
 from tests.faults.resuming_client import ResumingClient
 from tests.faults.service import Serve, Service, a_child_is_stopped, children, eventually
 from tests.sandbox.profiles import context, unrestricted
+from tests.support.servers import open_files
 from tests.support.wire import Json, decode, encode
 
 KILLED = 128 + signal.SIGKILL
@@ -83,14 +84,7 @@ def test_an_input_that_ends_leaves_no_descriptor(serve: Serve) -> None:
     pids = (service.pid, service.server_pid)
 
     def pipes() -> list[int]:
-        return [
-            sum(
-                os.readlink(link).startswith("pipe:")
-                for link in Path(f"/proc/{pid}/fd").iterdir()
-                if link.is_symlink()
-            )
-            for pid in pids
-        ]
+        return [sum(link.startswith("pipe:") for link in open_files(pid)) for pid in pids]
 
     before = pipes()
     living = [client.shell("cat; echo end; exec sleep 300", pipeStdin=True) for _ in range(20)]

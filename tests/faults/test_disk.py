@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.faults.service import Serve, eventually
 from tests.support.edits import records, write
+from tests.support.servers import open_files
 from tests.support.wire import Client, decode, encode, path_uri
 
 DISK_KIB = 1024
@@ -109,21 +109,13 @@ def test_a_server_that_is_killed_while_it_copies_leaves_what_was_there(
     paths = {"sourcePath": path_uri(folder / "source"), "destinationPath": path_uri(folder / target)}
     client.request("fs/copy", {**paths, "recursive": False})
     # The temporary file has no name, and shows as one that was deleted.
-    assert eventually(lambda: any(f"{folder}/#" in link for link in _open_files(service.server_pid)), 10)
+    assert eventually(lambda: any(f"{folder}/#" in link for link in open_files(service.server_pid)), 10)
     service.signal_server(signal.SIGKILL)
     service.successor()
 
     assert (folder / "old").read_bytes() == b"old"
     assert sorted(os.listdir(folder)) == before
     (folder / "source").unlink()
-
-
-def _open_files(pid: int) -> list[str]:
-    links = []
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(FileNotFoundError):
-            links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return links
 
 
 @pytest.mark.over("unix")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.resuming_client import ResumingClient
 from tests.faults.service import Serve, Service, descriptors, eventually
+from tests.support.servers import open_files
 from tests.support.wire import Client, ReplyError, decode, encode
 
 LET_GO_SECONDS = 0.3
@@ -61,14 +62,8 @@ def test_the_supervisor_keeps_no_end_of_what_is_closed_after_a_take_over(serve: 
     client = service.connect()
 
     def pipes() -> int:
-        entries = Path(f"/proc/{service.pid}/fd").iterdir()
-        found = 0
-        for entry in entries:
-            try:
-                found += os.readlink(entry).startswith(("pipe:", "anon_inode:[pidfd]", "/dev/ptmx"))
-            except FileNotFoundError:
-                continue
-        return found
+        kinds = ("pipe:", "anon_inode:[pidfd]", "/dev/ptmx")
+        return sum(link.startswith(kinds) for link in open_files(service.pid))
 
     before = pipes()
     # Closed by whoever holds the output longer than the leader lives.

@@ -1,10 +1,24 @@
-"""Which processes are a daemon's servers."""
+"""The processes of a daemon, and the files that they have open."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
+
+
+def open_files(pid: int) -> list[str]:
+    """Where the descriptors of a process lead, but for those that it closes meanwhile.
+
+    Raises:
+        FileNotFoundError: there is no such process.
+    """
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
 
 
 def server_of(supervisor: int, within: float) -> int:

@@ -26,6 +26,7 @@ from pathlib import Path
 from tests.faults import counters
 from tests.faults.resuming_client import EventRow, ResumingClient
 from tests.faults.service import Serve, Service, children, eventually
+from tests.support.servers import open_files
 from tests.support.wire import Client, Json, connect_unix, encode
 
 GONE_SECONDS = 2.0
@@ -278,12 +279,10 @@ def _gone(mark: str) -> bool:
 def held(pid: int) -> Counter[str]:
     """The descriptors of a process that a living command has, by kind; files may be kept for readers."""
     kinds: Counter[str] = Counter()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            kind = "pipe" if target.startswith("pipe:") else target
-            if kind in ("pipe", "anon_inode:[pidfd]", "/dev/ptmx", "/dev/pts/ptmx"):
-                kinds[kind] += 1
+    for target in open_files(pid):
+        kind = "pipe" if target.startswith("pipe:") else target
+        if kind in ("pipe", "anon_inode:[pidfd]", "/dev/ptmx", "/dev/pts/ptmx"):
+            kinds[kind] += 1
     return kinds
 
 

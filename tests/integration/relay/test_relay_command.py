@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from execserver.relay import frames
 from execserver.relay.keys import KeyPair
 from tests.support.relay_peers import RawClient, RawExecutor, ask, registration
 from tests.support.relay_service import RelayService, command
+from tests.support.servers import open_files
 
 
 @pytest.fixture(scope="module")
@@ -210,11 +210,7 @@ def test_metrics_are_shown_where_it_was_told_and_nothing_else_is(relay: RelaySer
 
 
 def listening_ports(pid: int) -> list[int]:
-    inodes = {
-        os.readlink(link).removeprefix("socket:[").removesuffix("]")
-        for link in Path(f"/proc/{pid}/fd").iterdir()
-        if os.readlink(link).startswith("socket:")
-    }
+    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in open_files(pid)}
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.supervisor.conftest import Service, Start
+from tests.support.servers import open_files
 from tests.support.service_manager import passing
 
 
@@ -93,10 +94,7 @@ def test_sockets_for_another_process_are_ignored_and_closed(
     hello = service.event("hello")
     assert service.url() == f"unix://{folder}/runtime/execserver/execserver.sock"
     assert not [name for name in hello["environment"] if name.startswith("LISTEN_")]
-    sockets = {
-        os.readlink(f"/proc/{service.pid}/fd/{name}") for name in os.listdir(f"/proc/{service.pid}/fd")
-    }
-    assert f"socket:[{os.fstat(unix.fileno()).st_ino}]" not in sockets
+    assert f"socket:[{os.fstat(unix.fileno()).st_ino}]" not in open_files(service.pid)
 
 
 def test_the_socket_of_the_flag_cannot_be_the_passed_one(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.integration.supervisor.conftest import Start
 from tests.integration.supervisor.keeping import Keeping, eventually, gone, zombie
+from tests.support.servers import open_files
 from tests.support.wire import wait_state
 
 LAZY_S = 0.05
@@ -20,11 +20,7 @@ LAZY_S = 0.05
 
 def descriptors(pid: int) -> int:
     """How many a supervisor has, but for what it opens in /proc for a moment."""
-    links = []
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(FileNotFoundError):
-            links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return sum(not link.startswith("/proc/") for link in links)
+    return sum(not link.startswith("/proc/") for link in open_files(pid))
 
 
 def has_at_most(pid: int, count: int) -> bool:

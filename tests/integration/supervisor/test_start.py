@@ -15,6 +15,7 @@ import pytest
 
 from execserver.membership import tag_value
 from tests.integration.supervisor.conftest import Start
+from tests.support.servers import open_files
 
 
 def connects(path: Path) -> bool:
@@ -72,8 +73,7 @@ def test_the_server_gets_what_it_needs_and_nothing_else(start: Start, folder: Pa
         "XDG_STATE_HOME",
     ]
     assert os.readlink(f"/proc/{service.pid}/cwd") == "/"
-    links = [os.readlink(f"/proc/{service.pid}/fd/{name}") for name in os.listdir(f"/proc/{service.pid}/fd")]
-    assert "/dev/zero" not in links
+    assert "/dev/zero" not in open_files(service.pid)
 
 
 def test_a_deleted_launch_folder_becomes_the_root(start: Start, folder: Path) -> None:

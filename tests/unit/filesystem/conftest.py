@@ -16,6 +16,7 @@ import uvloop
 from execserver.filesystem.mounts import MountTable
 from tests.support.mounts import NO_FUSE, Mount, can_hang, mounting
 from tests.support.noise import noise_watched
+from tests.support.servers import open_files
 from tests.unit.filesystem.caller import StubCaller
 
 
@@ -94,5 +95,4 @@ async def slowest_turn() -> AsyncIterator[Callable[[], float]]:
 
 def open_descriptors(path: Path) -> int:
     """How many descriptors of this process lead to a file."""
-    names = os.listdir("/proc/self/fd")
-    return sum(os.path.realpath(f"/proc/self/fd/{name}") == os.path.realpath(path) for name in names)
+    return open_files(os.getpid()).count(os.path.realpath(path))

@@ -10,6 +10,7 @@ import pytest
 from execserver import inotify
 from execserver.filesystem import watch
 from execserver.filesystem.mounts import MountTable
+from tests.support.servers import open_files
 from tests.unit.filesystem.caller import StubCaller
 
 
@@ -249,13 +250,7 @@ async def test_nothing_is_missed_while_watches_come_and_go(caller: StubCaller, t
 
 async def test_a_watch_leaves_no_descriptor_behind(caller: StubCaller, tmp_path: Path) -> None:
     def instances() -> int:
-        count = 0
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                count += "inotify" in os.readlink(f"/proc/self/fd/{name}")
-            except FileNotFoundError:
-                continue
-        return count
+        return sum("inotify" in link for link in open_files(os.getpid()))
 
     before = instances()
     for watch_id in range(1, 20):
