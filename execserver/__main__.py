@@ -23,7 +23,7 @@ CLIENT_COMMANDS = {
 """`execclient.commands` has them; this is what `execserver --help` says of them."""
 
 RELAY_COMMAND = {"relay": "let executors and clients meet that are behind firewalls"}
-"""`execserver.relay.command` has it; it reads none of the daemon's settings."""
+"""`execserver.relay.service.command` has it; it reads none of the daemon's settings."""
 
 COMPLETION_VARIABLE = "_EXECSERVER_COMPLETE"
 """Set by a shell that wants to know what could come next."""
@@ -38,7 +38,7 @@ def main() -> None:
         sys.exit(run(argv[1:]))
 
     if argv[:1] == ["relay"]:
-        from execserver.relay.command import main as relay_main
+        from execserver.relay.service.command import main as relay_main
 
         sys.exit(relay_main(argv[1:]))
 

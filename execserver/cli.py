@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
 
     from execserver.configuration.loading import Effective
-    from execserver.sandbox.mechanisms import Check
+    from execserver.sandbox.diagnostics.mechanisms import Check
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
 _SHOW_DESCRIPTION = """\
@@ -123,7 +123,7 @@ def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
     """The same for what `--remote` and its options name."""
     from pathlib import Path
 
-    from execserver.relay.remote_options import missing_packages, options_of_service
+    from execserver.relay.executor.options import missing_packages, options_of_service
     from execserver.supervisor.remote import base_and_environment
     from execserver.transports.authentication import ConfigurationError
 
@@ -135,8 +135,8 @@ def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
             if of_service is None:
                 return 0
             options = of_service
-        from execserver.relay import executor  # noqa: F401  as above
-        from execserver.relay.identity import check_identity
+        from execserver.relay.executor import executor  # noqa: F401  as above
+        from execserver.relay.executor.identity import check_identity
 
         check_identity(options, Path.cwd(), os.environ)
     except ImportError as error:
@@ -155,7 +155,7 @@ def _doctor(options: argparse.Namespace) -> int:
     effective = _effective(options)
     if effective is None:
         return 1
-    from execserver.sandbox.doctor import Report, examine
+    from execserver.sandbox.diagnostics.doctor import Report, examine
     from execserver.spool_check import spool_folder_check
 
     settings = effective.settings
@@ -170,7 +170,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _places(effective: Effective) -> tuple[Check, Check]:
     """Where the settings and the sockets are, and why there."""
-    from execserver.sandbox.mechanisms import Check
+    from execserver.sandbox.diagnostics.mechanisms import Check
     from execserver.supervisor.config_file import usual_places
     from execserver.supervisor.listeners import ListenError, default_listener
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import pwd
 
+from execprotocol.path_text import escaped_uri
 from execserver import __version__
-from execserver.protocol.path_text import escaped_uri
 from execserver.supervisor.environment import initial_environment
 
 TYPE_CHECKING = False  # `typing` takes longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from execserver.protocol.environment import Capabilities, EnvironmentInfo
+    from execprotocol.environment import Capabilities, EnvironmentInfo
 
 
 CAPABILITIES: Capabilities = {
@@ -82,7 +82,7 @@ class Host:
         """
         capabilities = CAPABILITIES.copy()
         if extensions:
-            from execserver.protocol.methods import extension_names
+            from execprotocol.methods import extension_names
 
             capabilities["execserver"] = extension_names()
         return {

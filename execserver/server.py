@@ -22,23 +22,24 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from execserver import descriptor_table, fault_points, membership, upgrade, worker_launch
+from execprotocol.errors import InternalError
+from execserver import descendants, descriptor_table, fault_points, upgrade
 from execserver.api import discover, environment, filesystem, handshake, health, http, observing, process
 from execserver.configuration.model import Settings
 from execserver.credentials import Credentials
 from execserver.fault_points import reach
-from execserver.filesystem import mounts, worker_pool
+from execserver.filesystem import mounts
 from execserver.filesystem.blocking import run_in_background
 from execserver.filesystem.small import SmallFiles
-from execserver.folders import FolderError, state_folder
+from execserver.fsworker import launch, pool
 from execserver.host import Host
 from execserver.loading import LOADER
 from execserver.memory import reuse_buffers
+from execserver.private_folder import FolderError, state_folder
 from execserver.processes.executor import Executor
+from execserver.processes.recovery_state import Legacy, Survival
 from execserver.processes.spawn import Spawner
-from execserver.processes.survival import Legacy, Survival
-from execserver.protocol.errors import InternalError
-from execserver.relay.remote_options import missing_packages, options_of_service, place_of
+from execserver.relay.executor.options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.rpc.dispatcher import load_dispatch
@@ -47,9 +48,12 @@ from execserver.sandbox import policy
 from execserver.sandbox.options import OwnThings, executed, socket_addresses
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
-from execserver.sessions.table import SessionTable
+from execserver.sessions.registry import SessionTable
 from execserver.spool.spool import Spool, SpoolLimits
-from execserver.supervisor.channel import (
+from execserver.supervisor.config_file import usual_places
+from execserver.supervisor.earlier_state import earlier_place, is_own_folder
+from execserver.supervisor.remote import base_and_environment
+from execserver.supervisor.server_channel import (
     ChannelError,
     Hello,
     PassedListener,
@@ -57,26 +61,23 @@ from execserver.supervisor.channel import (
     SupervisorGoneError,
     open_supervisor_pidfd,
 )
-from execserver.supervisor.config_file import usual_places
-from execserver.supervisor.earlier_state import earlier_place, is_own_folder
-from execserver.supervisor.remote import base_and_environment
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.gauges import Gauges
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
-from execserver.transports import sockets
 from execserver.transports.authentication import ConfigurationError
+from execserver.transports.listener import Listener, serve_socket
 from execserver.transports.stdio import serve_stdio
 
 if TYPE_CHECKING:
-    from execserver.filesystem.edits import Edits
-    from execserver.relay.executor import RemoteExecutor
-    from execserver.relay.identity import Identity
+    from execserver.edits.api import Edits
+    from execserver.relay.executor.executor import RemoteExecutor
+    from execserver.relay.executor.identity import Identity
 
 log = Logger()
 
 RECORDS_FOLDER = "edits"
-"""Of the state folder: where `fs/applyEdits` keeps its records (`filesystem/edit_records.py`)."""
+"""Of the state folder: where `fs/applyEdits` keeps its records (`edits/journal.py`)."""
 
 LAST_EVENTS_SECONDS = 1.0
 """How long clients have, at the end of the service, to take the last events."""
@@ -265,8 +266,8 @@ def _remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | N
     from pathlib import Path
 
     try:
-        from execserver.relay.executor import RemoteExecutor  # noqa: F401  so that it is known to be there
-        from execserver.relay.identity import identity_from
+        from execserver.relay.executor.executor import RemoteExecutor  # noqa: F401  so that it is known to be there
+        from execserver.relay.executor.identity import identity_from
     except ImportError as error:
         raise ConfigurationError(missing_packages(error)) from None
     return identity_from(options, Path(host.cwd), host.environment, passed.memory)
@@ -312,12 +313,12 @@ class Server:
         self._stopping = False
         self._exit_code = 0
         self._executor: Executor | None = None
-        self._workers: worker_pool.WorkerPool | None = None
+        self._workers: pool.WorkerPool | None = None
         self._edits: Edits | None = None
         self._upgrading = False
         self._told_to_stop = False
         self._connections: set[Connection] = set()
-        self._listeners: list[sockets.Listener] = []
+        self._listeners: list[Listener] = []
         self._identity = identity
         self._remote: RemoteExecutor | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -461,11 +462,9 @@ class Server:
         confinement = filesystem.FileConfinement(workers, self._host.environment.get("TMPDIR"), small)
         return filesystem.handlers(table, small, confinement, self._make_edits)
 
-    def _make_workers(self, executor: Executor, can_hang: Callable[[], bool]) -> worker_pool.WorkerPool:
-        launcher = worker_launch.WorkerLauncher(self._sandboxes, executor.service_tag)
-        self._workers = worker_pool.WorkerPool(
-            launcher, can_hang=can_hang, start_failed=launcher.start_failed
-        )
+    def _make_workers(self, executor: Executor, can_hang: Callable[[], bool]) -> pool.WorkerPool:
+        launcher = launch.WorkerLauncher(self._sandboxes, executor.service_tag)
+        self._workers = pool.WorkerPool(launcher, can_hang=can_hang, start_failed=launcher.start_failed)
         return self._workers
 
     def _make_http_handlers(self) -> Handlers:
@@ -474,7 +473,7 @@ class Server:
     def _make_edits(self) -> Edits:
         """What carries out `fs/applyEdits`, made when it is first needed: few daemons ever do."""
         if self._edits is None:
-            from execserver.filesystem.edits import Edits
+            from execserver.edits.api import Edits
 
             assert self._workers is not None
             self._edits = Edits(self._open_state_folder, self._workers)
@@ -517,7 +516,7 @@ class Server:
                 "the token has fewer than 16 bytes, and can be guessed unless it is random", url=passed.url
             )
         self._listeners.append(
-            await sockets.serve_socket(
+            await serve_socket(
                 passed.socket,
                 passed.kind,
                 connect,
@@ -530,7 +529,7 @@ class Server:
         )
 
     def _make_remote(self, connect: Callable[[Channel], Connection], executor: Executor) -> RemoteExecutor:
-        from execserver.relay.executor import RemoteExecutor
+        from execserver.relay.executor.executor import RemoteExecutor
 
         assert self._identity is not None
         return RemoteExecutor(
@@ -632,7 +631,7 @@ class Server:
         """Why a new server would not start."""
         tag = self._executor.service_tag if self._executor is not None else None
         if tag is not None:
-            membership.set_own_tag(tag)
+            descendants.set_own_tag(tag)
         try:
             remote_url = next((each.url for each in self._hello.listeners if each.kind == "remote"), None)
             trial = upgrade.Trial(sys.argv[2:], self._host, remote_url)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from execserver.sandbox.mechanisms import Check
+from execserver.sandbox.diagnostics.mechanisms import Check
 from execserver.spool.spool import Spool, SpoolLimits
 
 _NAME = "spool folder"

@@ -50,7 +50,7 @@ def load(sources: Path) -> Sources:
     """Read the code; `sources` is the folder that `execclient` lies in."""
     loader = griffe.GriffeLoader(search_paths=[sources, ROOT], docstring_parser=griffe.Parser.google)
     package = loader.load("execclient")
-    limits = loader.load("execserver.protocol.limits")
+    limits = loader.load("execprotocol.limits")
     loader.resolve_aliases()
     assert isinstance(package, griffe.Module)
     assert isinstance(limits, griffe.Module)

@@ -56,12 +56,12 @@ SECTIONS = (
     ),
     Section("tools.registry", "tools of a host's own", ("Registry",)),
     Section("tools.errors", "why a call gave nothing"),
-    Section("approvals", "questions, and who answers them", ("Approvals", "ApprovalRequest", "Review")),
-    Section("approval_policy", "when somebody is asked", ("approval_policy", "ApprovalPolicy")),
-    Section("terminal_approver", "asking a person at a terminal"),
-    Section("queue_approver", "asking in a host's own user interface", ("QueueApprover",)),
-    Section("sandbox", "what commands may touch", ("sandbox_policy", "SandboxPolicy")),
-    Section("policy", "which commands may run", ("Policy", "decide", "Requirement")),
+    Section("govern.approvals", "questions, and who answers", ("Approvals", "ApprovalRequest", "Review")),
+    Section("govern.approval_policy", "when somebody is asked", ("approval_policy", "ApprovalPolicy")),
+    Section("govern.terminal_approver", "asking a person at a terminal"),
+    Section("govern.queue_approver", "asking in a host's own user interface", ("QueueApprover",)),
+    Section("govern.sandbox", "what commands may touch", ("sandbox_policy", "SandboxPolicy")),
+    Section("govern.policy", "which commands may run", ("Policy", "decide", "Requirement")),
     Section("patch", "reading, planning and applying patches", ("parse_patch", "plan_at", "apply")),
 )
 

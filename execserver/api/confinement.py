@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from execprotocol.errors import InvalidParams, RpcError, SpawnFailed
 from execserver.processes.launch import LaunchPlan, require_program
 from execserver.processes.start_obstacle import require_interpreter
-from execserver.protocol.errors import InvalidParams, RpcError, SpawnFailed
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.globs import refuse_denied
 from execserver.sandbox.policy import Access, Policy, Surroundings, resolve
@@ -19,7 +19,7 @@ from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
-    from execserver.protocol.sandbox import SandboxContext
+    from execprotocol.sandbox import SandboxContext
 
 
 def command_policy(

@@ -9,7 +9,7 @@ from execserver.loading import LOADER
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 
 if TYPE_CHECKING:
-    from execserver.protocol.environment import NoParams
+    from execprotocol.environment import NoParams
 
 DOCUMENT = Path(__file__).with_name("openrpc.json")
 """Written by `make schemas`, beside `schemas/openrpc.json`: the same without white space."""

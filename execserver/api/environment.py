@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from execprotocol.path_uri import path_to_uri
 from execserver.host import Host
-from execserver.protocol.path_uri import path_to_uri
-from execserver.rpc.envelope import encode_json
+from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 
 if TYPE_CHECKING:
-    from execserver.protocol.environment import (
+    from execprotocol.environment import (
         ConfigReadParams,
         ConfigReadResult,
         DiscoverV1Params,

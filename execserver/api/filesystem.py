@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from execprotocol.errors import InternalError, InvalidRequest, file_error
+from execprotocol.path_uri import ForeignPath, path_to_uri
 from execserver.api.confinement import file_policy
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
-from execserver.filesystem.copy import Wish
 from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.files import DirectFiles, Files
 from execserver.filesystem.handles import FileHandles
@@ -28,18 +28,16 @@ from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.reading import FileStream, LargeFile, check_reply_size
 from execserver.filesystem.replacing import Attributes
 from execserver.filesystem.small import OUTSIDE, SmallFiles
+from execserver.filesystem.tree_operations import Wish
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.watch import MissingWatch
-from execserver.filesystem.worker_pool import WorkerPool
-from execserver.protocol.errors import InternalError, InvalidRequest, file_error
-from execserver.protocol.path_uri import ForeignPath, path_to_uri
+from execserver.fsworker.confined_files import ConfinedFiles, ConfinedRequests
+from execserver.fsworker.pool import WorkerPool
 from execserver.rpc.handlers import Caller, Encoded, Handler, StreamedResult
 from execserver.sandbox.policy import Policy
 
 if TYPE_CHECKING:
-    from execserver.filesystem.edit_plan import Edit
-    from execserver.filesystem.edits import Edits
-    from execserver.protocol.filesystem import (
+    from execprotocol.filesystem import (
         ApplyEditsParams,
         ApplyEditsResult,
         CanonicalPath,
@@ -65,7 +63,9 @@ if TYPE_CHECKING:
         WriteEdit,
         WriteFileParams,
     )
-    from execserver.protocol.sandbox import SandboxContext
+    from execprotocol.sandbox import SandboxContext
+    from execserver.edits.api import Edits
+    from execserver.edits.plan import Edit
 
 T = TypeVar("T")
 
@@ -285,7 +285,7 @@ async def apply_edits(
 ) -> ApplyEditsResult:
     """Change several files as one."""
     # Most daemons are never asked for it, and would have it in memory all the same.
-    from execserver.filesystem.edit_hands import Requests
+    from execserver.edits.backends import Requests
 
     if edits is None:
         raise InternalError("this executor has no place for the record of edits")
@@ -410,8 +410,8 @@ def _policy(confinement: FileConfinement | None, sandbox: SandboxContext | None)
 
 
 def _edit(edit: WriteEdit | RemoveEdit) -> Edit:
-    from execserver.filesystem.edit_plan import ABSENT, Edit
-    from execserver.protocol.filesystem import ExpectedAbsent, RemoveEdit
+    from execprotocol.filesystem import ExpectedAbsent, RemoveEdit
+    from execserver.edits.plan import ABSENT, Edit
 
     expected = (
         None if edit.expected is None

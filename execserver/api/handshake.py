@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from execserver.host import Host
 from execserver.rpc.handlers import Caller, Encoded, Handlers
-from execserver.sessions.table import SessionTable
+from execserver.sessions.registry import SessionTable
 
 if TYPE_CHECKING:
-    from execserver.protocol.environment import NoParams
-    from execserver.protocol.handshake import InitializeParams, InitializeResult
+    from execprotocol.environment import NoParams
+    from execprotocol.handshake import InitializeParams, InitializeResult
 
 
 EXTENSIONS_VERSION = 1

@@ -21,11 +21,11 @@ from execserver.rpc.handlers import Caller, Handlers
 from execserver.telemetry import metrics
 from execserver.telemetry.gauges import Gauges
 from execserver.telemetry.measures import measures
-from execserver.transports.http_head import STOPPING, Content, Head, Page, Pages
+from execserver.transports.http_upgrade import STOPPING, Content, Head, Page, Pages
 
 if TYPE_CHECKING:
-    from execserver.protocol.environment import NoParams
-    from execserver.protocol.health import Health
+    from execprotocol.environment import NoParams
+    from execprotocol.health import Health
 
 
 def handlers(gauges: Gauges) -> Handlers:

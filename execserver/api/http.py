@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pybase64
 
+from execprotocol.errors import InvalidParams
 from execserver.host import Host
 from execserver.http.bodies import PIECE_BYTES, EncodedPieces, WholeBody
 from execserver.http.client import HttpClient
@@ -23,12 +24,11 @@ from execserver.http.request import (
 )
 from execserver.http.stream import Stream
 from execserver.processes.child_environment import is_always_removed
-from execserver.protocol.errors import InvalidParams
-from execserver.rpc.envelope import encode_json
+from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers, Result, StreamedResult
 
 if TYPE_CHECKING:
-    from execserver.protocol.http import HttpHeader, HttpRequestParams
+    from execprotocol.http import HttpHeader, HttpRequestParams
 
 
 class HttpHandlers:

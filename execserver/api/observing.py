@@ -8,18 +8,18 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from execprotocol.errors import InvalidParams, InvalidRequest
 from execserver.processes.executor import Executor
-from execserver.processes.listing import Meter, Usage
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.errors import InvalidParams, InvalidRequest
-from execserver.rpc.envelope import encode_json
+from execserver.processes.usage import Meter, Usage
+from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_proof
-from execserver.sessions.table import SessionTable
+from execserver.sessions.registry import SessionTable
 
 if TYPE_CHECKING:
-    from execserver.protocol.filesystem import Empty
-    from execserver.protocol.process import (
+    from execprotocol.filesystem import Empty
+    from execprotocol.process import (
         ListParams,
         ProcessEntry,
         SubscribeParams,

@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pybase64
 from msgspec.structs import replace
 
-from execserver.api import confinement
-from execserver.filesystem.blocking import BlockingCalls, run_in_background
-from execserver.host import Host
-from execserver.processes import start_obstacle
-from execserver.processes.child_environment import child_environment
-from execserver.processes.executor import Executor, Terms
-from execserver.processes.launch import LaunchPlan, plan_launch
-from execserver.processes.listing import bounded_argv, kept_folder
-from execserver.processes.output_log import Page
-from execserver.processes.process import ManagedProcess
-from execserver.processes.start_digest import differing, start_digest
-from execserver.processes.store import ProcessStore
-from execserver.protocol.errors import (
+from execprotocol.errors import (
     InternalError,
     InvalidParams,
     InvalidRequest,
@@ -34,18 +22,30 @@ from execserver.protocol.errors import (
     start_unknown,
     unknown_process,
 )
-from execserver.protocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES, TTY_COLUMNS, TTY_ROWS
-from execserver.protocol.path_uri import ForeignPath
-from execserver.protocol.signals import signal_number
-from execserver.rpc.envelope import encode_json
+from execprotocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES, TTY_COLUMNS, TTY_ROWS
+from execprotocol.path_uri import ForeignPath
+from execprotocol.signals import signal_number
+from execserver.api import confinement
+from execserver.filesystem.blocking import BlockingCalls, run_in_background
+from execserver.host import Host
+from execserver.processes import start_obstacle
+from execserver.processes.child_environment import child_environment
+from execserver.processes.executor import Executor, Terms
+from execserver.processes.launch import LaunchPlan, plan_launch
+from execserver.processes.output_log import Page
+from execserver.processes.process import ManagedProcess
+from execserver.processes.start_digest import differing, start_digest
+from execserver.processes.store import ProcessStore
+from execserver.processes.usage import bounded_argv, kept_folder
+from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_resize
-from execserver.sessions.feed import end_members
+from execserver.sessions.event_stream import end_members
+from execserver.sessions.registry import SessionTable
 from execserver.sessions.session import Session
-from execserver.sessions.table import SessionTable
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import (
+    from execprotocol.process import (
         CloseStdinParams,
         CloseStdinResult,
         ReadParams,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         WriteParams,
         WriteResult,
     )
-    from execserver.protocol.sandbox import SandboxContext
+    from execprotocol.sandbox import SandboxContext
     from execserver.sandbox.policy import Policy
     from execserver.sandbox.sandboxes import Sandboxes
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from execserver.processes.executor import ExecutorLimits
-from execserver.relay.remote_options import RemoteOptions
+from execserver.relay.executor.options import RemoteOptions
 from execserver.sandbox.options import SandboxOptions
 from execserver.supervisor.listeners import ListenError, listeners_from
 from execserver.supervisor.remote import check_environment_id, check_registry_url

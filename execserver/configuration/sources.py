@@ -15,7 +15,7 @@ from typing import Any
 from execserver.configuration.model import PREFIX
 from execserver.configuration.options import OPTIONS
 from execserver.configuration.toml_lines import lines_of_keys
-from execserver.relay.remote_options import TOKEN_VARIABLE
+from execserver.relay.executor.options import TOKEN_VARIABLE
 from execserver.supervisor import config_file
 from execserver.supervisor.packets import CHANNEL_VARIABLE
 

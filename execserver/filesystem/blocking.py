@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from execserver.protocol.errors import file_error
+from execprotocol.errors import file_error
 
 MAX_THREADS = 128
 """Threads of the whole server. They cost memory only when they are needed: idle ones are used first."""

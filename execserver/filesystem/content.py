@@ -8,13 +8,13 @@ from __future__ import annotations
 import errno
 import os
 
-from execserver.filesystem.giving_up import give_up_if
+from execserver.filesystem.cancel import give_up_if
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execserver.filesystem.giving_up import Stop
+    from execserver.filesystem.cancel import Stop
 
 _STEP_BYTES = 16 << 20
 """Copied by one system call, so that work whose connection has ended stops soon."""

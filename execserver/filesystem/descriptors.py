@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from execserver.filesystem.blocking import run_in_background
-from execserver.filesystem.giving_up import Abandoned
+from execserver.filesystem.cancel import Abandoned
 
 
 class Descriptor:

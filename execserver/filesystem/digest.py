@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 
+from execserver.filesystem.cancel import give_up_if
 from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.giving_up import give_up_if
 from execserver.filesystem.opening import open_to_read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from execserver.filesystem.giving_up import Stop
-    from execserver.protocol.filesystem import DigestResult
+    from execprotocol.filesystem import DigestResult
+    from execserver.filesystem.cancel import Stop
 
 _BLOCK_BYTES = 1 << 20
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 
-from execserver.filesystem.giving_up import give_up_if
+from execserver.filesystem.cancel import give_up_if
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from execserver.filesystem.giving_up import Stop
+    from execserver.filesystem.cancel import Stop
 
 
 _USUAL_MODE = 0o777

@@ -10,17 +10,17 @@ import hashlib
 import os
 import stat
 
-from execserver.filesystem.edit_types import Look, Watched
-from execserver.filesystem.giving_up import give_up_if
+from execprotocol.errors import InvalidRequest, file_error
+from execprotocol.path_text import printable_path
+from execserver.filesystem.cancel import give_up_if
+from execserver.filesystem.edit_model import Look, Watched
 from execserver.filesystem.opening import is_read_only, may_write, open_to_read
-from execserver.protocol.errors import InvalidRequest, file_error
-from execserver.protocol.path_text import printable_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from execserver.filesystem.giving_up import Stop
+    from execserver.filesystem.cancel import Stop
 
 _MOST_LINKS = 40
 """As many as the kernel follows in one path."""

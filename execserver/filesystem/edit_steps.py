@@ -10,17 +10,17 @@ from __future__ import annotations
 import errno
 import os
 
+from execprotocol.errors import RpcError, file_error
+from execprotocol.path_text import printable_path
 from execserver.filesystem.edit_looking import changed_meanwhile
-from execserver.filesystem.edit_staging import identity_of
+from execserver.filesystem.edit_operations import identity_of
 from execserver.filesystem.rename import rename_to_free_place
-from execserver.protocol.errors import RpcError, file_error
-from execserver.protocol.path_text import printable_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from execserver.filesystem.edit_types import Step
+    from execserver.filesystem.edit_model import Step
 
 _NO_SYNC = (errno.EINVAL, errno.EACCES, errno.ENOENT, errno.ENOTDIR)
 """A folder that cannot be opened, is gone, or lies where nothing is ever written to a disk."""

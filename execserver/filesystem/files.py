@@ -1,4 +1,4 @@
-"""What `fs/*` does with paths, behind one interface: in this process, or in a sandbox (`confined.py`)."""
+"""File operations by path, behind one interface: in this process, or in a sandbox (`confined_files.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.copy import PLAIN, Wish, copy
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.digest import digest
 from execserver.filesystem.directories import create_directory
@@ -18,11 +17,12 @@ from execserver.filesystem.reading import LargeFile, begin_reading
 from execserver.filesystem.remove import remove
 from execserver.filesystem.rename import rename
 from execserver.filesystem.replacing import Attributes, install
+from execserver.filesystem.tree_operations import PLAIN, Wish, copy
 from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.writing import write_file
 
 if TYPE_CHECKING:
-    from execserver.protocol.filesystem import DigestResult, Metadata
+    from execprotocol.filesystem import DigestResult, Metadata
 
 
 HandleMode = Literal["read", "replace"]

@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import pybase64
 
-from execserver.fault_points import reach
-from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.reading import read_at
-from execserver.filesystem.writing import write_at
-from execserver.protocol.errors import InvalidRequest, NotFound
-from execserver.protocol.limits import (
+from execprotocol.errors import InvalidRequest, NotFound
+from execprotocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_FILE_HANDLES,
     MAX_FILE_OFFSET,
     MAX_HANDLE_ID_BYTES,
 )
+from execserver.fault_points import reach
+from execserver.filesystem.blocking import BlockingCalls
+from execserver.filesystem.descriptors import Descriptor, Descriptors
+from execserver.filesystem.reading import read_at
+from execserver.filesystem.writing import write_at
 from execserver.sandbox.policy import Policy
 
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from execprotocol.errors import os_error_text
+from execprotocol.path_text import printable_path
+from execprotocol.path_uri import path_to_uri
 from execserver.filesystem.directories import entries
 from execserver.filesystem.walk import MOST_PATH_BYTES, TRUNCATED, WalkLimits, visit
-from execserver.protocol.errors import os_error_text
-from execserver.protocol.path_text import printable_path
-from execserver.protocol.path_uri import path_to_uri
 
 if TYPE_CHECKING:
-    from execserver.filesystem.giving_up import Stop
+    from execprotocol.filesystem import DirectoryEntry, WalkEntry, WalkFailure
+    from execserver.filesystem.cancel import Stop
     from execserver.filesystem.walk import Seen
-    from execserver.protocol.filesystem import DirectoryEntry, WalkEntry, WalkFailure
 
 _ENCODED_AT_ONCE = 500
 """The encoder holds the interpreter's lock; this many items take it for well under a millisecond."""

@@ -10,7 +10,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from execserver.protocol.filesystem import Metadata
+    from execprotocol.filesystem import Metadata
 
 # The file types of `stat`, written out: `stat.S_ISREG` and its like cost a call each.
 _TYPE, _LINK, _DIRECTORY, _REGULAR = 0o170000, 0o120000, 0o040000, 0o100000

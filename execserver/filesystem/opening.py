@@ -6,8 +6,8 @@ import errno
 import os
 import stat
 
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.path_text import printable_path
+from execprotocol.errors import InvalidRequest
+from execprotocol.path_text import printable_path
 
 # Without O_NONBLOCK the open of a fifo waits for its other end; without O_NOCTTY that of a
 # terminal can make it the server's.

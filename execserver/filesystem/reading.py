@@ -17,11 +17,11 @@ from types import TracebackType
 import msgspec
 import pybase64
 
+from execprotocol.errors import InvalidRequest
+from execprotocol.limits import MAX_READ_FILE_BYTES
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.opening import open_to_read, require_regular
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.limits import MAX_READ_FILE_BYTES
 
 PIECE_BYTES = 768 << 10
 """Raw bytes of a piece: a multiple of three, so that only the last one has padding, and 1 MiB

@@ -13,7 +13,7 @@ import os
 import stat
 from contextlib import suppress
 
-from execserver.protocol.errors import InternalError
+from execprotocol.errors import InternalError
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

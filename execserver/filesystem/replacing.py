@@ -24,14 +24,14 @@ import stat
 import time
 from contextlib import suppress
 
+from execprotocol.errors import InvalidRequest, RpcError
+from execprotocol.path_text import printable_path
 from execserver.filesystem.content import copy_content, reserve
 from execserver.filesystem.opening import ALWAYS, may_write, open_to_write
-from execserver.protocol.errors import InvalidRequest, RpcError
-from execserver.protocol.path_text import printable_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from execserver.filesystem.giving_up import Stop
+    from execserver.filesystem.cancel import Stop
 
 MARK = ".execserver-copy-"
 """How the names of temporary files and folders begin; a random word follows."""

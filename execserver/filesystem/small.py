@@ -22,13 +22,13 @@ from time import perf_counter
 
 import pybase64
 
+from execprotocol.errors import file_error
 from execserver.filesystem.descriptors import Descriptor
 from execserver.filesystem.directories import entry_kind
 from execserver.filesystem.listing import entries_json
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.opening import open_to_read
 from execserver.filesystem.writing import Content, write_file, write_opened
-from execserver.protocol.errors import file_error
 
 MOST_BYTES = 64 << 10
 """Bytes of a file that is read or written here. Even in the page cache more takes too long."""

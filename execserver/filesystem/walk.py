@@ -8,16 +8,16 @@ from collections import deque
 from itertools import islice
 from operator import attrgetter
 
-from execserver.filesystem.giving_up import give_up_if
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.limits import MAX_WALK_DEPTH, MAX_WALK_DIRECTORIES, MAX_WALK_ENTRIES
+from execprotocol.errors import InvalidRequest
+from execprotocol.limits import MAX_WALK_DEPTH, MAX_WALK_DIRECTORIES, MAX_WALK_ENTRIES
+from execserver.filesystem.cancel import give_up_if
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Final, Literal
 
-    from execserver.filesystem.giving_up import Stop
+    from execserver.filesystem.cancel import Stop
 
     Seen = tuple[Literal["file", "directory", "truncated"] | int, str]
     """`("file", path)`, `("directory", path)`; the number of an error and the directory that could not

@@ -12,11 +12,11 @@ import enum
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from execprotocol.limits import MAX_WATCHED_PATHS
 from execserver import inotify
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.filesystem.descriptors import Descriptor
 from execserver.filesystem.survey import APPEARED, LEFT, Survey, survey
-from execserver.protocol.limits import MAX_WATCHED_PATHS
 
 LOOK_AGAIN_SECONDS = 2.0
 """Short enough for a user who made a file and waits, long enough to cost nothing."""

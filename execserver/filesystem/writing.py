@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import msgspec
 import pybase64
 
+from execprotocol.errors import InvalidRequest
 from execserver.filesystem.content import reserve
 from execserver.filesystem.opening import open_to_write
-from execserver.protocol.errors import InvalidRequest
 
 _PIECE_CHARS = 256 << 10
 """Characters of a piece: a multiple of four, and what it decodes to fits into a processor's cache."""

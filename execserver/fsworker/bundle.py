@@ -11,14 +11,14 @@ import marshal
 from functools import cache
 from types import CodeType
 
-BOOT = "execserver.fsworker.boot"
+BOOT = "execserver.fsworker.program.boot"
 
 MODULES = (
-    "execserver.protocol.errors",
-    "execserver.protocol.limits",
-    "execserver.protocol.path_text",
-    "execserver.filesystem.giving_up",
-    "execserver.filesystem.frames",
+    "execprotocol.errors",
+    "execprotocol.limits",
+    "execprotocol.path_text",
+    "execserver.filesystem.cancel",
+    "execserver.fsworker.frames",
     "execserver.filesystem.opening",
     "execserver.filesystem.metadata",
     "execserver.filesystem.directories",
@@ -27,18 +27,24 @@ MODULES = (
     "execserver.filesystem.walk",
     "execserver.filesystem.content",
     "execserver.filesystem.replacing",
-    "execserver.filesystem.copy",
-    "execserver.filesystem.edit_types",
+    "execserver.filesystem.tree_operations",
+    "execserver.filesystem.edit_model",
     "execserver.filesystem.edit_looking",
-    "execserver.filesystem.edit_staging",
+    "execserver.filesystem.edit_operations",
     "execserver.filesystem.edit_steps",
     "execserver.fsworker.edits",
-    "execserver.fsworker.operations",
-    "execserver.fsworker.worker",
+    "execserver.fsworker.program.operations",
+    "execserver.fsworker.program.worker",
 )
 """All that the worker can import beside the standard library. The import contracts hold them to it."""
 
-PACKAGES = ("execserver", "execserver.protocol", "execserver.filesystem", "execserver.fsworker")
+PACKAGES = (
+    "execprotocol",
+    "execserver",
+    "execserver.filesystem",
+    "execserver.fsworker",
+    "execserver.fsworker.program",
+)
 
 COMMAND_TEXT = """\
 import marshal, os
@@ -51,7 +57,7 @@ def take(size):
         data += part
     return data
 boot, codes, packages = marshal.loads(take(int.from_bytes(take(4), "little")))
-main = {"__name__": "execserver.fsworker.boot"}
+main = {"__name__": "execserver.fsworker.program.boot"}
 exec(boot, main)
 main["run"](codes, packages)
 """

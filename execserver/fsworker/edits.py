@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import os
 
-from execserver.filesystem import edit_looking, edit_staging, edit_steps
-from execserver.filesystem.edit_types import Staging, Step, Watched, unpacked
+from execserver.filesystem import edit_looking, edit_operations, edit_steps
+from execserver.filesystem.edit_model import Staging, Step, Watched, unpacked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execserver.filesystem.giving_up import Stop
-    from execserver.fsworker.operations import Outcome
+    from execserver.filesystem.cancel import Stop
+    from execserver.fsworker.program.operations import Outcome
 
     Refuse = Callable[[int], None]
     """Raises when a device is one of those whose files are the kernel's."""
@@ -38,7 +38,7 @@ def _look(given: bytes, stop: Stop, refuse: Refuse) -> Outcome:
 
 
 def _stage(given: bytes, stop: Stop, refuse: Refuse) -> Outcome:
-    number, made = edit_staging.stage(Staging.from_json(json.loads(given)), stop)
+    number, made = edit_operations.stage(Staging.from_json(json.loads(given)), stop)
     try:
         refuse(os.fstat(number).st_dev)
     except BaseException:
@@ -63,12 +63,12 @@ def _undo(given: bytes, stop: Stop, refuse: Refuse) -> Outcome:
 
 
 def _discard_files(given: bytes, stop: Stop, refuse: Refuse) -> Outcome:
-    edit_staging.discard(_paths(given), [])
+    edit_operations.discard(_paths(given), [])
     return _NOTHING
 
 
 def _discard_folders(given: bytes, stop: Stop, refuse: Refuse) -> Outcome:
-    edit_staging.discard([], _paths(given))
+    edit_operations.discard([], _paths(given))
     return _NOTHING
 
 

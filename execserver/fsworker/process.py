@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from execserver import membership
+from execserver import descendants
 from execserver.fsworker.bundle import bundle
-from execserver.sandbox.limited_thread import spawn_limited
+from execserver.sandbox.thread_limits import spawn_limited
 
 _MOST_COMPLAINT_BYTES = 4096
 
@@ -108,7 +108,7 @@ def spawn(
         program: the file to be run, if it is another than the first of `argv`.
         environment: the launcher's variables; the worker needs none.
         inherit: descriptors that the launcher is to have too, by the same numbers. They stay open here.
-        tag: the membership tag that it is to bear (`execserver.membership`); None leaves ours to it.
+        tag: the membership tag that it is to bear (`execserver.descendants`); None leaves ours to it.
         limit: takes limits on for the thread that starts it (`spawn_limited`).
         on_release: called when the process has ended and was reaped; not when this raises.
 
@@ -125,7 +125,7 @@ def spawn(
         # The kernel's buffer holds it all: nobody has to wait for the worker to read it.
         _send_whole(ours, bundle())
         if tag is not None:
-            membership.set_own_tag(tag)
+            descendants.set_own_tag(tag)
         start = partial(
             os.posix_spawn,
             program or argv[0],

@@ -8,8 +8,8 @@ from types import TracebackType
 
 import pybase64
 
+from execprotocol.limits import MAX_HTTP_BODY_BYTES
 from execserver.http.errors import TransferError
-from execserver.protocol.limits import MAX_HTTP_BODY_BYTES
 
 PIECE_BYTES = 768 << 10
 """Raw bytes of a piece of a large reply: a multiple of three, so that only the last one has padding, and

@@ -8,12 +8,12 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from execprotocol.limits import MAX_HTTP_EXCHANGES, MAX_HTTP_HELD_BYTES
 from execserver.http.bodies import HeldBytes
 from execserver.http.errors import TransferError
 from execserver.http.proxies import Proxies, ProxyError
 from execserver.http.redirects import MAX_REDIRECTS, RedirectError, following
 from execserver.http.request import HttpRequest
-from execserver.protocol.limits import MAX_HTTP_EXCHANGES, MAX_HTTP_HELD_BYTES
 
 if TYPE_CHECKING:
     from execserver.http.transport import Response, Transport

@@ -15,14 +15,14 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
+from execprotocol.errors import InternalError, InvalidParams
+from execprotocol.limits import MAX_HTTP_RUNNING, MAX_HTTP_STREAMS, MAX_HTTP_WAITING
 from execserver.http.bodies import WholeBody
 from execserver.http.client import HttpClient
 from execserver.http.deadline import Deadline
 from execserver.http.errors import TransferError
 from execserver.http.request import HttpRequest
 from execserver.http.stream import Receiver, Stream
-from execserver.protocol.errors import InternalError, InvalidParams
-from execserver.protocol.limits import MAX_HTTP_RUNNING, MAX_HTTP_STREAMS, MAX_HTTP_WAITING
 
 if TYPE_CHECKING:
     from execserver.http.transport import Response

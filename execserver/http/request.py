@@ -14,8 +14,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from execprotocol.errors import InvalidParams
 from execserver.loading import LOADER
-from execserver.protocol.errors import InvalidParams
 
 if TYPE_CHECKING:
     from pydantic_core import Url

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pybase64
 
+from execprotocol.errors import InternalError
+from execprotocol.limits import MAX_CHUNK_BYTES
 from execserver.http.client import HttpClient
 from execserver.http.deadline import Deadline
 from execserver.http.errors import TransferError
 from execserver.http.request import HttpRequest
-from execserver.protocol.errors import InternalError
-from execserver.protocol.limits import MAX_CHUNK_BYTES
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import anyio.lowlevel
 import h11
 import httpcore
 
-from execserver.error_causes import causes_of
+from execprotocol.error_causes import causes_of
+from execprotocol.errors import os_error_text
 from execserver.http.errors import TransferError
 from execserver.http.proxies import Proxy
 from execserver.http.request import HttpRequest
-from execserver.protocol.errors import os_error_text
 
 _MAX_TEXT = 200
 """Characters of somebody else's error text that are passed on."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from execserver.protocol.errors import InvalidParams
+from execprotocol.errors import InvalidParams
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import EnvPolicy
+    from execprotocol.process import EnvPolicy
 
 
 CORE_VARIABLES = frozenset(

@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from execserver import membership
-from execserver.processes.cause import OomCounter
+from execserver import descendants
 from execserver.processes.deadlines import Deadlines, Passed
+from execserver.processes.exit_cause import OomCounter
 from execserver.processes.launch import LaunchPlan
-from execserver.processes.listing import Usage, measure
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process import ManagedProcess, Surroundings
-from execserver.processes.spares import SpareDescriptors
+from execserver.processes.recovery_state import Legacy, Slots, Survival
+from execserver.processes.reserved_descriptors import SpareDescriptors
 from execserver.processes.spawn import Spawned, Spawner
 from execserver.processes.stdin import InputBudget
-from execserver.processes.survival import Legacy, Slots, Survival
+from execserver.processes.usage import Usage, measure
 from execserver.spool.arena import ProcessIndex
 from execserver.spool.records import ProcessState, Started, State
 from execserver.spool.spool import Spool, SpoolBudget
-from execserver.supervisor.registration import DATA, MEMORY, PROCESS, SANDBOX
+from execserver.supervisor.fd_store_protocol import DATA, MEMORY, PROCESS, SANDBOX
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import ExitCause
+    from execprotocol.process import ExitCause
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.sandboxes import Sandboxes
 
@@ -428,7 +428,7 @@ class Executor:
         if self._tagged:
             if self._unfinished:
                 await self._kill_with_patience(self._unfinished, [])
-            await self._kill_with_patience(range(highest + 1, 1 << membership.NUMBER_BITS), [])
+            await self._kill_with_patience(range(highest + 1, 1 << descendants.NUMBER_BITS), [])
         for number in self._unfinished:
             self.survival.forgotten(number, urgent=True)
         self._unfinished.clear()
@@ -550,7 +550,7 @@ class Executor:
 
     async def has_descendants(self, process: ManagedProcess) -> bool:
         """Whether anything lives that came of a process whose leader has ended."""
-        look = partial(membership.members, self._instance, process.number, exclude=self._protected)
+        look = partial(descendants.members, self._instance, process.number, exclude=self._protected)
         try:
             return self._tagged and bool(await self.with_spares(look))
         except OSError:
@@ -561,12 +561,12 @@ class Executor:
         """What each process that is not closed uses now, by number; blocking, for a thread."""
         processes = self._processes.copy().values()
         leaders = {process.number: process.pid for process in processes if process.running}
-        return measure(membership.members_by_number(self._instance, leaders, exclude=self._protected))
+        return measure(descendants.members_by_number(self._instance, leaders, exclude=self._protected))
 
     def _signal(self, number: int, leaders: Collection[int], signal_number: int, passed: set[int]) -> int:
         roots = () if self._tagged else leaders
         exclude = self._protected
-        return membership.signal_members(
+        return descendants.signal_members(
             self._instance, number, signal_number, exclude=exclude, roots=roots, passed=passed
         )
 
@@ -613,7 +613,7 @@ class Executor:
         while True:
             self._spares.release()
             try:
-                return membership.kill_members(self._instance, exclude=self._protected, roots=[os.getpid()])
+                return descendants.kill_members(self._instance, exclude=self._protected, roots=[os.getpid()])
             except OSError:
                 # Another thread took them, and may give them back.
                 if time.monotonic() >= until:
@@ -621,7 +621,7 @@ class Executor:
             time.sleep(_LAST_KILL_PAUSE_SECONDS)
 
     def _tag(self, number: int) -> int | None:
-        return membership.tag_value(self._instance, number) if self._tagged else None
+        return descendants.tag_value(self._instance, number) if self._tagged else None
 
     def _left_sandbox(self, process: ManagedProcess, unknown: bool) -> None:
         self._confined -= 1
@@ -652,7 +652,7 @@ class Executor:
 
     def _kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
         roots = () if self._tagged else leaders
-        return membership.kill_members(self._instance, numbers, exclude=self._protected, roots=roots)
+        return descendants.kill_members(self._instance, numbers, exclude=self._protected, roots=roots)
 
     def close(self) -> None:
         """Stop watching; for the end of the daemon."""
@@ -703,8 +703,8 @@ def _locks(slots: Slots) -> list[int]:
 
 def _may_tag(instance: int) -> bool:
     try:
-        membership.set_own_tag(membership.tag_value(instance))
-    except membership.TagUnavailableError as error:
+        descendants.set_own_tag(descendants.tag_value(instance))
+    except descendants.TagUnavailableError as error:
         log.warning("descendants are told by their parents only", reason=str(error))
         return False
     return True

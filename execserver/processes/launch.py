@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
+from execprotocol.limits import TTY_COLUMNS, TTY_ROWS
 from execserver.sandbox.command import Command
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from execserver.spool.process_index import ProcessIndex, Record
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, Spool, SpoolBudget
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import Stream
+    from execprotocol.process import Stream
 
 
 MAX_CHUNKS = 100_000

@@ -6,9 +6,9 @@ loop watches the epoll itself, which is a pollable descriptor.
 
 One owner a descriptor: whoever watches it stops before closing it.
 
-A watch can rest for a moment shorter than the timers of the loop know (`gathering.py`): the epoll is told
-that nothing is wanted, until one timer for all that rest is over or its owner wants something else. It stays
-registered: to register it again could fail, and leave a stream at which nobody looks.
+A watch can rest for a moment shorter than the timers of the loop (`output_batching.py`): the epoll is told
+that nothing is wanted, until one timer for all resting watches is over or the owner wants something else.
+It stays registered: to register it again could fail, and leave a stream unwatched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import select
 from collections.abc import Callable
 
-from execserver.processes.gathering import REST_SECONDS
+from execserver.processes.output_batching import REST_SECONDS
 from execserver.spool.system_calls import DescriptorTimer
 
 READABLE = select.EPOLLIN

@@ -5,14 +5,14 @@
 `exited` and `closed` are two events: a background child may hold the output open long after
 the leader is gone. A terminal closes with its leader. A failed start never gets this far.
 
-A process outlives the server: whatever a successor has to know is in the ledger and with the supervisor
-before anybody is told of it (`survival.py`). `ManagedProcess` is made in two ways, for a child that was just
-spawned, and by `inherit` for one that a server before this one has spawned; the latter's end is told by
-the supervisor, whose child it is by then.
+A process outlives the server: all that a new server has to know is in the ledger and with the supervisor
+before a client is told of it (`recovery_state.py`). `ManagedProcess` is made in two ways: for a child that
+was just spawned, and by `inherit` for a child of an earlier server. The end of the latter is reported by the
+supervisor, whose child it is by then.
 
 Nothing here waits for a reader. A subscriber that has fallen behind may ask that the child
 be read no faster than it drains (`pause`), and the process forgets that wish by itself when
-the subscriber makes no progress (`sessions/feed.py` decides; a stalled reader never holds a
+the subscriber makes no progress (`sessions/event_stream.py` decides; a stalled reader never holds a
 child back).
 """
 
@@ -32,32 +32,32 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import msgspec
 
+from execprotocol.errors import InternalError, InvalidRequest, os_error_text
+from execprotocol.limits import REMEMBERED_WRITE_IDS
 from execserver.fault_points import reach
-from execserver.processes import inside
-from execserver.processes.answers import look
-from execserver.processes.cause import OomCounter, exit_cause, may_be_out_of_memory
+from execserver.processes import sandboxed_child
 from execserver.processes.deadlines import Deadline, Deadlines
-from execserver.processes.gathering import LEAST_BYTES, Gathering
+from execserver.processes.exit_cause import OomCounter, exit_cause, may_be_out_of_memory
 from execserver.processes.large_pipes import LargePipes
+from execserver.processes.output_batching import LEAST_BYTES, Gathering
 from execserver.processes.output_log import OutputLog, Page
 from execserver.processes.poller import HANGUP, READABLE, WRITABLE, DescriptorPoller, Watch
-from execserver.processes.relay import TerminalRelay
-from execserver.processes.spares import SpareDescriptors
+from execserver.processes.prompt_output import look
+from execserver.processes.pty_relay import TerminalRelay
+from execserver.processes.recovery_state import Slots, Survival
+from execserver.processes.reserved_descriptors import SpareDescriptors
 from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget, StdinWriter
-from execserver.processes.survival import Slots, Survival
-from execserver.protocol.errors import InternalError, InvalidRequest, os_error_text
-from execserver.protocol.limits import REMEMBERED_WRITE_IDS
 from execserver.spool.records import FOREIGN_MARK, ProcessState, Started, stored_write_id
 from execserver.spool.spool import CHUNK_BYTES
-from execserver.supervisor.registration import INPUT, STATUS
+from execserver.supervisor.fd_store_protocol import INPUT, STATUS
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import CloseStdinResult, ExitCause, Stream, WriteResult
+    from execprotocol.process import CloseStdinResult, ExitCause, Stream, WriteResult
     from execserver.sandbox.confinement import Confinement
-    from execserver.sandbox.description import Backend
+    from execserver.sandbox.mount_points.description import Backend
 
 log = Logger()
 
@@ -250,7 +250,7 @@ class ManagedProcess:
         self._outputs: dict[Stream, Watch] = {}
         self._relay: TerminalRelay | None = None
         self._relay_ends: tuple[int, ...] = ()
-        self.inside: inside.Inside | None = None
+        self.inside: sandboxed_child.Inside | None = None
         self._pidfd: Watch | None = None
         self.stdin: StdinWriter | None = None
         self._stdin_watch: Watch | None = None
@@ -322,7 +322,7 @@ class ManagedProcess:
     def _look_inside(self, report: int) -> None:
         assert self.confinement is not None
         namespaces = self.confinement.namespaces
-        self.inside = inside.Inside(self.pid, report, namespaces, self._tag, self._around.poller)
+        self.inside = sandboxed_child.Inside(self.pid, report, namespaces, self._tag, self._around.poller)
 
     def _watch_ends(self, spawned: Spawned) -> None:
         around = self._around

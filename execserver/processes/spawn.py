@@ -4,7 +4,7 @@
 and exec, the parent's heap is not copied, and no other thread of the daemon uses a relative
 path. All descriptors of the daemon are close-on-exec.
 
-The tag by which descendants are told (`execserver.membership`) is set on the daemon itself
+The tag by which descendants are told (`execserver.descendants`) is set on the daemon itself
 just before the spawn, so that the child has it from its first instruction.
 """
 
@@ -20,10 +20,10 @@ from functools import partial
 
 import msgspec
 
-from execserver import membership
+from execserver import descendants
 from execserver.fault_points import reach
 from execserver.processes.launch import LaunchPlan
-from execserver.sandbox import limited_thread
+from execserver.sandbox import thread_limits
 from execserver.sandbox.command import Wrapped
 
 # What the daemon ignores would stay ignored in the child.
@@ -214,11 +214,11 @@ class Spawner:
         os.chdir(cwd)
         try:
             if tag is not None:
-                membership.set_own_tag(tag)
+                descendants.set_own_tag(tag)
             self._limit_descriptors(self._nofile)
             limit = wrapped.limit
             reach("before-spawn")
-            return spawn() if limit is None else limited_thread.spawn_limited(partial(limit, terminal), spawn)
+            return spawn() if limit is None else thread_limits.spawn_limited(partial(limit, terminal), spawn)
         finally:
             self._limit_descriptors(None)
             os.fchdir(self._home)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from execserver.protocol.process import USUAL_SIZE, StartParams
+from execprotocol.process import USUAL_SIZE, StartParams
 
 _COMPARED = [
     field for field in msgspec.structs.fields(StartParams) if field.name not in ("process_id", "if_exists")

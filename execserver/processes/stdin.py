@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 
 from execserver.fault_points import reach
-from execserver.processes.answers import Habit
+from execserver.processes.prompt_output import Habit
 from execserver.spool.system_calls import punch_hole, unread_bytes
 
 QUEUE_BYTES = 64 << 20

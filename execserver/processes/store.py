@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from execprotocol.errors import InvalidRequest, SpawnFailed, unknown_process
 from execserver.processes.executor import Executor, Terms
 from execserver.processes.launch import LaunchPlan
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.errors import InvalidRequest, SpawnFailed, unknown_process
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 

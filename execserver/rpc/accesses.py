@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from execserver.rpc.ordering import Access, Mode
 
 if TYPE_CHECKING:
-    from execserver.protocol import filesystem as fs
-    from execserver.protocol import process
+    from execprotocol import filesystem as fs
+    from execprotocol import process
 
 _SNAPSHOT = Access(Mode.SNAPSHOT, None)
 _WATCH = (Access(Mode.EXCLUSIVE, "watch"),)

@@ -25,8 +25,7 @@ from contextlib import aclosing
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
-from execserver.loading import LOADER
-from execserver.protocol.errors import (
+from execprotocol.errors import (
     InternalError,
     InvalidRequest,
     MethodNotFound,
@@ -34,18 +33,19 @@ from execserver.protocol.errors import (
     file_error,
     start_cancelled,
 )
-from execserver.protocol.methods import METHODS, Method
-from execserver.rpc import envelope, standard
+from execprotocol.methods import METHODS, Method
+from execserver.loading import LOADER
+from execserver.rpc import codec, standard
 from execserver.rpc.channel import Channel
 from execserver.rpc.dialect import Dialect, Undecided, encode_standard_error
 from execserver.rpc.dispatcher import load_dispatch
+from execserver.rpc.flow_control import MAX_UNSENT_BYTES, Room
 from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.lean import LeanDialect
 from execserver.rpc.next_poll import NextPoll
 from execserver.rpc.params import decode_params
-from execserver.rpc.room import MAX_UNSENT_BYTES, Room
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
-from execserver.sessions.feed import OutputFeed
+from execserver.sessions.event_stream import OutputFeed
 from execserver.sessions.session import Attachment, Session
 from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
@@ -180,7 +180,7 @@ class Connection:
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:
         """Send a notification."""
-        self._dialect.event((envelope.encode_notification(method, params),))
+        self._dialect.event((codec.encode_notification(method, params),))
 
     def own(self, kind: type[T], make: Callable[[], T]) -> T:
         """The connection's one object of this kind."""
@@ -208,7 +208,7 @@ class Connection:
         """Drop the connection unless its peer answers in `timeout` seconds."""
         self._channel.probe(timeout)
 
-    # -- what feeds see (sessions/feed.py: Sink)
+    # -- what feeds see (sessions/event_stream.py: Sink)
 
     def has_room(self) -> bool:
         """Whether another event may be queued."""

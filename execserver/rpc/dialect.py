@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from execserver.protocol.errors import ParseFailure, RpcError
-from execserver.rpc import envelope
+from execprotocol.errors import ParseFailure, RpcError
+from execserver.rpc import codec
 from execserver.rpc.channel import Channel
-from execserver.rpc.envelope import ParseError
+from execserver.rpc.codec import ParseError
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.telemetry.measures import measures
 
@@ -100,10 +100,10 @@ class Undecided:
     def receive(self, message: bytes | bytearray) -> None:
         """Choose by this message, if it can be understood."""
         try:
-            value = envelope.decode_any(message)
+            value = codec.decode_any(message)
             standard = speaks_standard(value)
             if not standard:
-                envelope.decode(message)
+                codec.decode(message)
         except ParseError as error:
             self._refuse(message, str(error))
             return
@@ -149,14 +149,14 @@ def speaks_standard(value: dict[str, Any] | list[Any]) -> bool:
 
 def encode_standard_error(request_id: int | float | str | None, error: RpcError) -> bytes:
     """An error reply of the standard dialect."""
-    return envelope.encode_json(
+    return codec.encode_json(
         {
             "jsonrpc": VERSION,
             "id": request_id,
             "error": {
                 "code": error.code,
-                "message": envelope.printable(error.message),
-                "data": envelope.printable_members(error.data()),
+                "message": codec.printable(error.message),
+                "data": codec.printable_members(error.data()),
             },
         }
     )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from execserver.protocol.errors import RpcError
-from execserver.protocol.methods import METHODS
-from execserver.rpc import envelope
+from execprotocol.errors import RpcError
+from execprotocol.methods import METHODS
+from execserver.rpc import codec
 from execserver.rpc.standard import Call, Dispatch, Response
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def load_dispatch() -> Dispatch:
             try:
                 return Success(await context.perform(name, list(args) if args else kwargs))
             except RpcError as error:
-                data = envelope.printable_members(error.data())
-                return Error(error.code, envelope.printable(error.message), data)
+                data = codec.printable_members(error.data())
+                return Error(error.code, codec.printable(error.message), data)
 
         return call
 

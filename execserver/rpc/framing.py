@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Protocol, cast
 
-from execserver.protocol.limits import MAX_LINE_BYTES
+from execprotocol.limits import MAX_LINE_BYTES
 
 Lines = list[bytes | bytearray]
 Messages = list[bytes | bytearray]

@@ -2,7 +2,7 @@
 
 A handler takes a `Caller` and the decoded parameters, and gives the result: at once, or
 as an awaitable. A handler that could block hands the work to a thread and returns an
-awaitable. Errors are raised as `execserver.protocol.errors.RpcError`.
+awaitable. Errors are raised as `execprotocol.errors.RpcError`.
 """
 
 from __future__ import annotations

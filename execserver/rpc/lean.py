@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from execserver.protocol.errors import PARSE_ERROR_ID, InvalidRequest, RpcError
-from execserver.rpc import envelope
+from execprotocol.errors import PARSE_ERROR_ID, InvalidRequest, RpcError
+from execserver.rpc import codec
 from execserver.rpc.channel import Channel
+from execserver.rpc.codec import Notification, ParseError, Request
 from execserver.rpc.dialect import Admission
-from execserver.rpc.envelope import Notification, ParseError, Request
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.telemetry.measures import measures
 
@@ -35,7 +35,7 @@ class LeanDialect:
     def receive(self, message: bytes | bytearray) -> None:
         """One message."""
         try:
-            decoded = envelope.decode(message)
+            decoded = codec.decode(message)
         except ParseError as error:
             measures.parse_error()
             self._refuse_unparsable(message, error)
@@ -51,7 +51,7 @@ class LeanDialect:
 
     def refuse_framing(self, reason: str) -> None:
         """Answer bytes that are no message."""
-        self._channel.send((envelope.encode_error(PARSE_ERROR_ID, InvalidRequest.code, reason),))
+        self._channel.send((codec.encode_error(PARSE_ERROR_ID, InvalidRequest.code, reason),))
 
     def result(self, target: int | str, result: Mapping[str, Any] | Encoded) -> None:
         """Reply to a request."""
@@ -61,11 +61,11 @@ class LeanDialect:
             encoded, size = result.json, result.size
             after = result.after
             if size < JOIN_BYTES and not result.rest:
-                parts = (b'{"id":%b,"result":%b}' % (envelope.encode_json(target), encoded),)
+                parts = (b'{"id":%b,"result":%b}' % (codec.encode_json(target), encoded),)
             else:
-                parts = (b'{"id":%b,"result":' % envelope.encode_json(target), encoded, *result.rest, b"}")
+                parts = (b'{"id":%b,"result":' % codec.encode_json(target), encoded, *result.rest, b"}")
         else:
-            parts = (envelope.encode_result(target, result),)
+            parts = (codec.encode_result(target, result),)
             size = len(parts[0])
         limit = self._admission.max_reply_bytes
         if limit is not None and size > limit:
@@ -77,11 +77,11 @@ class LeanDialect:
     def error(self, target: int | str, error: RpcError) -> None:
         """Reply that a request failed."""
         data = error.data() if error.details and self._admission.extensions else None
-        self._channel.send((envelope.encode_error(target, error.code, error.message, data),))
+        self._channel.send((codec.encode_error(target, error.code, error.message, data),))
 
     async def stream(self, target: int | str, result: StreamedResult) -> int:
         """Reply piece by piece."""
-        await self._admission.send_stream(b'{"id":%b,"result":' % envelope.encode_json(target), result, b"}")
+        await self._admission.send_stream(b'{"id":%b,"result":' % codec.encode_json(target), result, b"}")
         return 0
 
     def connection_lost(self) -> None:

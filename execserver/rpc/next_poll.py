@@ -2,7 +2,7 @@
 
 A client that follows a process with `process/read` asks again as soon as it has an answer, and often
 something else with it. It has slept until then, as we have, so it needs longer for that than a client that
-is awake (`transports/attention.py`): a tenth of a millisecond or two. A server that goes to sleep meanwhile
+is awake (`busy_poll.py`): a tenth of a millisecond or two. A server that goes to sleep meanwhile
 has to be woken again, from the depth into which processors fall when nothing happens.
 
 Rules kept in this file:

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.faults import first_fault, kind_of
-from execserver.protocol.methods import Method
-from execserver.protocol.model import Params, decode
+from execprotocol.errors import InvalidParams
+from execprotocol.faults import first_fault, kind_of
+from execprotocol.methods import Method
+from execprotocol.model import Params, decode
 
 NOTHING: Final[Any] = object()
 """The parameters of methods that have none."""

@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from execserver.protocol.methods import Method
+from execprotocol.methods import Method
 from execserver.rpc.accesses import AccessTable
+from execserver.rpc.flow_control import Room
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.rpc.ordering import Access, RequestOrder, Ticket
-from execserver.rpc.room import Room
 from execserver.telemetry import tracing
 from execserver.telemetry.tracing import RequestTrace
 
 if TYPE_CHECKING:
-    from execserver.protocol.model import Params
+    from execprotocol.model import Params
 
 
 REQUEST_OVERHEAD_BYTES = 512

@@ -21,11 +21,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
-from execserver.protocol.errors import InvalidRequest, MethodNotFound, ParseFailure, RpcError
-from execserver.rpc import envelope
+from execprotocol.errors import InvalidRequest, MethodNotFound, ParseFailure, RpcError
+from execserver.rpc import codec
 from execserver.rpc.channel import Channel
+from execserver.rpc.codec import ParseError
 from execserver.rpc.dialect import VERSION, Admission, encode_standard_error
-from execserver.rpc.envelope import ParseError
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.rpc.lean import reply_too_large
 from execserver.telemetry.logs import Logger
@@ -184,7 +184,7 @@ class StandardDialect:
     def receive(self, message: bytes | bytearray) -> None:
         """One message: a request, a notification, or an array of them."""
         try:
-            value = envelope.decode_any(message)
+            value = codec.decode_any(message)
         except ParseError as error:
             self.refuse_framing(str(error))
             return
@@ -286,7 +286,7 @@ class StandardDialect:
 
     def result(self, target: Call, result: Mapping[str, Any] | Encoded) -> None:
         """The connection has a result."""
-        encoded = result if isinstance(result, Encoded) else Encoded(envelope.encode_json(result))
+        encoded = result if isinstance(result, Encoded) else Encoded(codec.encode_json(result))
         size = encoded.size
         limit = self._admission.max_reply_bytes
         if limit is not None and size > limit:
@@ -318,7 +318,7 @@ class StandardDialect:
         # For jsonrpcserver this is the outcome; what it makes of it is known, and sent here.
         self._calls.discard(target)
         target.abandon()
-        prefix = b'{"jsonrpc":"2.0","id":%b,"result":' % envelope.encode_json(target.message["id"])
+        prefix = b'{"jsonrpc":"2.0","id":%b,"result":' % codec.encode_json(target.message["id"])
         await self._admission.send_stream(prefix, result, b"}")
         return 0
 
@@ -344,13 +344,13 @@ def envelope_fault(message: Any) -> InvalidRequest | None:
     identifier = message.get("id")
     if isinstance(identifier, bool) or not isinstance(identifier, int | float | str | None):
         return InvalidRequest("`id` must be a string, a number or null", field="id")
-    if isinstance(identifier, int) and not envelope.MIN_ID <= identifier <= envelope.MAX_ID:
+    if isinstance(identifier, int) and not codec.MIN_ID <= identifier <= codec.MAX_ID:
         return InvalidRequest("`id` must fit into a signed 64-bit integer", field="id")
     # Not in the specification, but sent by clients that have none: null.
     if not isinstance(message.get("params"), dict | list | None):
         return InvalidRequest("`params` must be an object or an array", field="params")
     try:
-        envelope.check_trace(message.get("trace"))
+        codec.check_trace(message.get("trace"))
     except ParseError as error:
         return InvalidRequest(str(error), field="trace")
     return None
@@ -363,10 +363,10 @@ def _is_response(message: Mapping[str, Any]) -> bool:
 def _encode_response(response: Response) -> tuple[bytes, ...]:
     """A response object as bytes, its result not copied when it is large."""
     if "error" in response:
-        return (envelope.encode_json(response),)
+        return (codec.encode_json(response),)
     result = response["result"]
     return (
-        b'{"jsonrpc":"2.0","id":%b,"result":' % envelope.encode_json(response["id"]),
+        b'{"jsonrpc":"2.0","id":%b,"result":' % codec.encode_json(response["id"]),
         result.json,
         *result.rest,
         b"}",

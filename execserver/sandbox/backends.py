@@ -11,11 +11,11 @@ import msgspec
 from execserver.sandbox import bubblewrap, seccomp
 from execserver.sandbox.bare_roots import Watched
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
-from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
 from execserver.sandbox.memory_file import SealedProgram, memory_file
-from execserver.sandbox.mount_points import Lease
+from execserver.sandbox.mount_points.registry import Lease
 from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import Policy
+from execserver.sandbox.thread_limits import deny_new_privileges, install_filter
 from execserver.sandbox.view import View
 
 if TYPE_CHECKING:

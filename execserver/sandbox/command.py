@@ -31,10 +31,10 @@ class Wrapped(msgspec.Struct, frozen=True):
     """Descriptors that the child gets under the same numbers, and that the caller closes afterwards."""
 
     status: int | None = None
-    """The file into which the launcher writes its report (`processes/inside.py`); to be read by offset."""
+    """The file for the launcher's report (`processes/sandboxed_child.py`); to be read by offset."""
 
     limit: Callable[[str | None], None] | None = None
-    """Takes the limits on, for the thread that spawns (`limited_thread.py`). It is told the path of the
+    """Takes the limits on, for the thread that spawns (`thread_limits.py`). It is told the path of the
     command's terminal, if it gets one.
     """
 

@@ -12,14 +12,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from execserver.sandbox.command import Command, Wrapped
-from execserver.sandbox.description import VERSION, Backend, Description, written
+from execserver.sandbox.mount_points.description import VERSION, Backend, Description, written
 from execserver.sandbox.policy import Policy
 
 __all__ = ["Command", "Confinement", "Wrapped"]
 
 if TYPE_CHECKING:
     from execserver.sandbox.bare_roots import Watched
-    from execserver.sandbox.mount_points import Lease
+    from execserver.sandbox.mount_points.registry import Lease
 
 
 class Confinement(ABC):

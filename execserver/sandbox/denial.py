@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from execserver.sandbox import globs
-from execserver.sandbox.complaints import (
+from execserver.sandbox.errno_texts import (
     BUSY,
     DENIED,
     NO_NETWORK,

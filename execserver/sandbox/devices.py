@@ -15,7 +15,7 @@ import os
 import stat
 from contextlib import suppress
 
-from execserver.folders import FolderError, lock_folder, open_private
+from execserver.private_folder import FolderError, lock_folder, open_private
 
 NODES = {
     "null": (1, 3),

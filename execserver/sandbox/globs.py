@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from execserver.protocol.errors import InvalidRequest, file_error
+from execprotocol.errors import InvalidRequest, file_error
 from execserver.sandbox.disk import Place, locate
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.refusal import refused

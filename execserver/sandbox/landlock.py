@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from execserver.sandbox.limited_thread import deny_new_privileges, drop_capabilities, install_filter
 from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.seccomp_numbers import ARCHITECTURES
+from execserver.sandbox.thread_limits import deny_new_privileges, drop_capabilities, install_filter
 from execserver.sandbox.view import Bind, Hollow, Link, Mask, View
 
 MINIMUM_ABI = 6

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.path_uri import ForeignPath
-from execserver.protocol.sandbox import (
+from execprotocol.errors import InvalidParams
+from execprotocol.path_uri import ForeignPath
+from execprotocol.sandbox import (
     DisabledPermissions,
     ExternalPermissions,
     FileSystemEntry,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
 
 
 def refused(reason: str, field: str) -> InvalidRequest:

@@ -21,23 +21,21 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
 from execserver.sandbox import (
-    adopted,
     backends,
     bare_roots,
     bubblewrap,
-    description,
     devices,
     disk,
     globs,
-    mount_points,
-    probe,
     refusal,
     seccomp,
     state_folder,
     view,
 )
+from execserver.sandbox.diagnostics import probe
+from execserver.sandbox.mount_points import adopted, description, registry
 from execserver.sandbox.options import TOOL_PATH, OwnThings, SandboxOptions
 from execserver.telemetry.logs import Logger
 
@@ -70,7 +68,7 @@ class Sandboxes:
         self._ask_again = 0.0
         """When something that did not work is tried anew."""
         self._state: str | None = None
-        self._mount_points: mount_points.MountPoints | None = None
+        self._mount_points: registry.MountPoints | None = None
         self._devices: devices.Devices | None = None
         self._bare_roots: bare_roots.BareRoots | None = None
         self._warned_of_devices = False
@@ -309,11 +307,11 @@ class Sandboxes:
                 self._state = state_folder.open_state_folder(
                     self._options.spool_dir, self._environment, os.geteuid()
                 )
-                self._mount_points = mount_points.MountPoints(self._state)
+                self._mount_points = registry.MountPoints(self._state)
                 self._devices = devices.Devices(self._state)
                 self._own = replace(self._own, folders=(*self._own.folders, self._state))
 
-    def _mounts(self) -> mount_points.MountPoints:
+    def _mounts(self) -> registry.MountPoints:
         assert self._mount_points is not None
         return self._mount_points
 

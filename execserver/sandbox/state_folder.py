@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from execserver.folders import FolderError, open_private, runtime_folder, state_folder, state_reason
+from execserver.private_folder import FolderError, open_private, runtime_folder, state_folder, state_reason
 
 _NAME = "execserver"
 """Of our folder below one that others may read."""

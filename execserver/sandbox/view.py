@@ -6,7 +6,7 @@
              └─ the daemon's own things ───┘
 
 The disk is looked at and not changed; the mount points that are missing are named for somebody else
-to make (`mount_points.py`). All functions here may block and are called in a thread.
+to make (`registry.py`). All functions here may block and are called in a thread.
 
 A command can plant links and move folders for the commands after it, under this policy or another one. So a
 grant through a link that a command could have put there is refused, no limit is accepted that depends on one,

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from execprotocol.errors import InvalidRequest
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.errors import InvalidRequest
-from execserver.sessions.feed import OutputFeed
+from execserver.sessions.event_stream import OutputFeed
 
 if TYPE_CHECKING:
+    from execserver.sessions.registry import SessionTable
     from execserver.sessions.session import Attachment, Session
-    from execserver.sessions.table import SessionTable
 
 PeerProof = Literal["user", "credentials"]
 """What is known of who is at the other end: the kernel says that it runs as the daemon's user, or it has

@@ -18,7 +18,7 @@ from functools import partial
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
 from execserver.processes.store import ProcessStore
-from execserver.sessions.feed import HOLD_SECONDS, Hold, OutputFeed, Sink
+from execserver.sessions.event_stream import HOLD_SECONDS, Hold, OutputFeed, Sink
 
 
 class Session:

@@ -22,7 +22,7 @@ from execserver.spool.data_file import DataFile, NotStoredError
 from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Record
 from execserver.spool.small_files import FIRST_PLACE, SmallFile, slot_of
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, RETRY_SECONDS, SHORT_OF_DESCRIPTORS, Spool
-from execserver.supervisor.registration import DATA, MEMORY
+from execserver.supervisor.fd_store_protocol import DATA, MEMORY
 
 _NOT_THE_DISK = (errno.ENOMEM, errno.ENOBUFS)
 """What passes by itself. Everything else is a disk that takes nothing: besides a full one there are dead

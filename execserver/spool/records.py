@@ -312,7 +312,7 @@ def _stdin_closed(process: ProcessState, _record: StdinClosed) -> None:
 
 
 def _ending(process: ProcessState, record: Ending) -> None:
-    # Whoever said so first is believed (`processes/cause.py`).
+    # Whoever said so first is believed (`processes/exit_cause.py`).
     if process.ending is None:
         process.ending = record.cause
     process.tree_ending |= record.tree

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from execserver.folders import FolderError, open_private
+from execserver.private_folder import FolderError, open_private
 from execserver.spool.data_file import (
     DataFile,
     NotStoredError,

@@ -11,9 +11,9 @@ import os
 import socket
 from collections.abc import MutableMapping
 
+from execprotocol.trust import UntrustedError, check_way
 from execserver.supervisor import launch
 from execserver.supervisor.listeners import MAX_LISTENERS, Listener, ListenError
-from execserver.trust import UntrustedError, check_way
 
 FIRST_DESCRIPTOR = 3
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection
 from time import monotonic
 
-from execserver import membership
+from execserver import descendants
 
 _LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
@@ -49,13 +49,13 @@ def kill_all(instance: int, exclude: Collection[int], timeout: float) -> list[in
     deadline = monotonic() + timeout
     empty_scans = 0
     while True:
-        left = membership.members(instance, exclude=exclude, roots=roots)
+        left = descendants.members(instance, exclude=exclude, roots=roots)
         empty_scans = 0 if left else empty_scans + 1
         remaining = deadline - monotonic()
         if empty_scans == 2 or remaining <= 0:
             return sorted(left)
         if left:
-            survivors = membership.kill_members(instance, exclude=exclude, roots=roots, timeout=remaining)
+            survivors = descendants.kill_members(instance, exclude=exclude, roots=roots, timeout=remaining)
             if survivors:
                 return survivors
         reap(lambda _pid, _status: False)

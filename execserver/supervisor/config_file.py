@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from execserver.trust import UntrustedError, read_file
+from execprotocol.trust import UntrustedError, read_file
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:

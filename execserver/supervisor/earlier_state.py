@@ -17,7 +17,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
-from execserver.folders import (
+from execprotocol.trust import owner_name
+from execserver.private_folder import (
     FolderError,
     lock,
     lock_folder,
@@ -25,7 +26,6 @@ from execserver.folders import (
     runtime_folder,
     state_folder,
 )
-from execserver.trust import owner_name
 
 _SEEN = "earlier-state"
 """The file: the device and inode of the folder that was in use, or `done`."""

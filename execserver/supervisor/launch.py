@@ -8,7 +8,7 @@ import resource
 import select
 import sys
 
-from execserver.membership import children_of
+from execserver.descendants import children_of
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 

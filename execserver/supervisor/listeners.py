@@ -18,7 +18,8 @@ import stat
 import struct
 from collections.abc import Mapping, Sequence
 
-from execserver.folders import (
+from execprotocol.trust import UntrustedError, check_way
+from execserver.private_folder import (
     FolderError,
     create,
     lock_folder,
@@ -27,7 +28,6 @@ from execserver.folders import (
     state_folder,
 )
 from execserver.supervisor.config_file import ConfigFileError, listen_values
-from execserver.trust import UntrustedError, check_way
 
 LISTEN_VARIABLE = "EXECSERVER_LISTEN"
 # Clients that come while the server starts wait in the backlog (the kernel caps it by somaxconn).

@@ -9,12 +9,12 @@ Rules:
 1. It begins the server with all arguments, which loads itself meanwhile (`start.py`), then binds, and then
    says hello; only the server knows the options, and it looks at them after the hello.
 2. A server that dies after a first `ready` is followed by another one with the same command, environment,
-   folder, sockets and instance, which is handed what the dead one registered (`keeper.py`). Clients
+   folder, sockets and instance, which is handed what the dead one registered (`fd_store.py`). Clients
    meanwhile wait in the backlog. The death is told by a pidfd; both channels are read to the end before
    anything is concluded from it.
 3. The waits between starts are 0, 0.1, 0.4, 1.6 and 5 s; after five starts in a row that do not reach
-   `ready` the service ends (`restarts.py`). After crashes in a row within 5 s of `ready` they are the same,
-   and the service goes on with 5 s. A server that somebody killed (SIGKILL) is followed at once.
+   `ready` the service ends (`restart_policy.py`). After crashes in a row within 5 s of `ready` they are the
+   same, and the service goes on with 5 s. A server that was killed (SIGKILL) is followed at once.
 4. The service ends, and everything below it is killed by membership within 2 s, when it is told to stop, when
    the server ends after `stopping`, when the first server ends before `ready`, and with `stdio` when the
    server ends: requests that were read half cannot be taken over.
@@ -37,7 +37,7 @@ Messages, each a JSON object in one packet of a SOCK_SEQPACKET pair (server: des
        "listeners": [{"kind": "unix" | "tcp" | "stdio" | "remote", "url": URL}, ...]}
            with descriptors, in order: for each listener the listening socket (stdio: stdin and
            stdout; remote: the file in memory of `remote.py`), the registration channel and its
-           nudge pipe (`registration.py`), then, if `record`, the locked record of the instance
+           nudge pipe (`fd_store_protocol.py`), then, if `record`, the locked record of the instance
       {"type": "reload"}        read again what can change without a restart, or be upgraded
       {"type": "stop"}          end all work and exit within 10 s
 
@@ -57,16 +57,16 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 
-from execserver.folders import FolderError
+from execserver.private_folder import FolderError
 from execserver.supervisor import children, launch, server_process
 from execserver.supervisor.activation import listener_on
 from execserver.supervisor.earlier_state import take_along
+from execserver.supervisor.instance_records import Record, claim, sweep
 from execserver.supervisor.listeners import Listener, ListenError, bind_all, requested
 from execserver.supervisor.loop import Loop
 from execserver.supervisor.notify import Manager
 from execserver.supervisor.packets import VERSION
-from execserver.supervisor.records import Record, claim, sweep
-from execserver.supervisor.restarts import Restarter
+from execserver.supervisor.restart_policy import Restarter
 from execserver.supervisor.server_process import ServerProcess
 from execserver.supervisor.start import Launched
 

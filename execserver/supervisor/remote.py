@@ -5,7 +5,8 @@
 
 Nothing is bound, the server dials out. What a server must not lose when it is followed by another one is in
 a file in memory that the supervisor keeps: a line with the token that came on stdin (empty when it comes
-from elsewhere), and a line that the first server writes, with the seed of its key (`relay/identity.py`).
+from elsewhere), and a line that the first server writes, with the seed of its key
+(`relay/executor/identity.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_TOKEN_BYTES = 16 << 10
 """Of a token's line: as the stock executor. Longer ones fit no header."""
 
 MAX_ENVIRONMENT_ID = 256
-"""Characters. As the contract with registries (`relay/contract.py`), which the supervisor does not load."""
+"""Characters; as in the contract with registries (`execprotocol.relay.contract`), not loaded here."""
 
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_")
 _SCHEME = "relay+"

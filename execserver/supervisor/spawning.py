@@ -11,7 +11,7 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import os
 
-from execserver import membership
+from execserver import descendants
 from execserver.supervisor import launch
 
 TYPE_CHECKING = False  # `typing` takes longer than all of this
@@ -53,12 +53,12 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
         OSError: the program cannot be started.
     """
     ours, theirs = channel_descriptors()
-    tagged = membership.own_limit()
+    tagged = descendants.own_limit()
     pid = -1
     try:
         try:
-            membership.set_own_tag(membership.tag_value(instance))
-        except membership.TagUnavailableError as error:
+            descendants.set_own_tag(descendants.tag_value(instance))
+        except descendants.TagUnavailableError as error:
             launch.say(f"orphans in their own session may outlive a killed supervisor: {error}")
         pid = os.posix_spawn(
             command[0],
@@ -75,7 +75,7 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
         )
     finally:
         # An outer execserver that we run under must still find *us* by its tag.
-        membership.clear_own_tag(tagged)
+        descendants.clear_own_tag(tagged)
         os.close(theirs)
         if pid < 0:
             os.close(ours)

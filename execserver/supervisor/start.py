@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from execserver import membership
+from execserver import descendants
 from execserver.supervisor import launch, spawning
 from execserver.supervisor.environment import initial_environment
 
@@ -38,7 +38,7 @@ class Launched:
         launch.enter_launch_folder()
         self.command = command
         self.environment: Mapping[bytes, bytes] = initial_environment()
-        self.instance = membership.new_instance()
+        self.instance = descendants.new_instance()
         self.strangers = launch.present_children()
         """Children that this process had before it became the supervisor (`helper & exec execserver`)."""
         self.nofile_soft = launch.raise_descriptor_limit()

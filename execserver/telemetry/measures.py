@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, Literal
 
-from execserver.protocol.methods import METHODS
+from execprotocol.methods import METHODS
 
 TransportKind = Literal["stdio", "unix", "unix-websocket", "websocket", "relay"]
 """How a connection reaches us: newline JSON on stdio or a Unix socket, WebSocket on either socket, or a

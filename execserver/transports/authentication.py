@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from execserver.trust import UntrustedError, read_file
+from execprotocol.trust import UntrustedError, read_file
 
 CAPABILITY_TOKEN, SIGNED_BEARER_TOKEN = "capability-token", "signed-bearer-token"
 

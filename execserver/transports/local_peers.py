@@ -6,7 +6,7 @@ sockets and loopback, would leave its sandbox by connecting to the daemon that s
 Rules kept in this file:
 
 1. *Confined* is a process in a pid or user namespace that is neither ours nor the machine's own, or one that
-   bears the tag of an execserver (`membership.py`) and has a seccomp filter: that is a sandbox without
+   bears the tag of an execserver (`descendants.py`) and has a seccomp filter: that is a sandbox without
    namespaces.
 2. Whether a process is confined is read from files that the kernel shows without the right to trace the
    process: the peer of a forwarded socket is an sshd.
@@ -26,7 +26,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-from execserver.membership import tag_of
+from execserver.descendants import tag_of
 
 _SO_PEERPIDFD = 77  # include/uapi/asm-generic/socket.h; since Linux 6.5
 _NETLINK_SOCK_DIAG = 4

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from execserver.spool.system_calls import enlarge_pipe
 from execserver.telemetry.logs import Logger
-from execserver.transports.framed import FramedChannel, Spin
-from execserver.transports.stream_channel import BULK_READ_BYTES, MakeHandler
+from execserver.transports.base import BULK_READ_BYTES, MakeHandler
+from execserver.transports.byte_stream import FramedChannel, Spin
 
 PIPE_BYTES = 1 << 20
 """What the pipes are asked to hold: with the default of 64 KiB output is a quarter to a half slower."""

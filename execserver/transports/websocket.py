@@ -11,7 +11,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Sequence
 
-from execserver.protocol.limits import (
+from execprotocol.limits import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_WEBSOCKET_REPLY_BYTES,
@@ -21,8 +21,9 @@ from execserver.rpc.channel import MessageStream
 from execserver.sessions.access import PeerProof
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
-from execserver.transports import frame_parser
-from execserver.transports.frame_parser import (
+from execserver.transports import websocket_parser
+from execserver.transports.base import MakeHandler, QueuedStream, StreamChannel
+from execserver.transports.websocket_parser import (
     BINARY,
     BUFFER_BYTES,
     BULK_BYTES,
@@ -31,7 +32,6 @@ from execserver.transports.frame_parser import (
     Frame,
     FrameParser,
 )
-from execserver.transports.stream_channel import MakeHandler, QueuedStream, StreamChannel
 
 LAST, FIRST_TEXT, CONTINUED = 0x80, 0x01, 0x00
 PONG, PING, CLOSE = 0x8A, 0x89, 0x88
@@ -243,9 +243,9 @@ class WebSocketChannel(StreamChannel):
                 self._begun = bytearray(frame.get_payload_as_memoryview())
         elif kind is CONTINUATION:
             self._continued(frame)
-        elif kind is frame_parser.PING:
+        elif kind is websocket_parser.PING:
             self._send_control(PONG, frame.get_payload_as_bytes())
-        elif kind is frame_parser.CLOSE:
+        elif kind is websocket_parser.CLOSE:
             self._pass_on()
             self._send_control(CLOSE, frame.get_payload_as_bytes()[:2])
             self._end_of_input()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from execserver.protocol.methods import EVENTS, METHODS
+from execprotocol.methods import EVENTS, METHODS
 from execserver.rpc.params import decode_params
 from tests.docs.commands import ANYTHING
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from execserver.protocol.errors import RpcError
+from execprotocol.errors import RpcError
 from tests.docs.commands import Command, commands_of, matches
 from tests.docs.conversation import Conversation, check_message, same, values_of
 from tests.docs.pages import PICTURES, ROOT, SHOWN, Block

@@ -16,17 +16,8 @@ import pytest
 import execclient
 import execclient.patch
 import execclient.tools
-from execclient import (
-    approval_policy,
-    approvals,
-    errors,
-    expect,
-    policy,
-    queue_approver,
-    sandbox,
-    sync,
-    terminal_approver,
-)
+from execclient import errors, expect, sync
+from execclient.govern import approval_policy, approvals, policy, queue_approver, sandbox, terminal_approver
 from execclient.patch import errors as patch_errors
 from execclient.tools import errors as tools_errors
 from execclient.tools import registry
@@ -283,7 +274,7 @@ def test_what_has_no_place_is_an_error(
 
 
 @pytest.mark.parametrize(
-    "path", ["tools.toolset.Inspection", "tools.toolset.Toolset.call", "approvals.ACCEPT"]
+    "path", ["tools.toolset.Inspection", "tools.toolset.Toolset.call", "govern.approvals.ACCEPT"]
 )
 def test_a_public_name_of_the_tools_without_a_docstring_is_an_error(
     path: str, monkeypatch: pytest.MonkeyPatch
@@ -296,8 +287,8 @@ def test_a_public_name_of_the_tools_without_a_docstring_is_an_error(
 @pytest.mark.parametrize(
     ("path", "exports", "message"),
     [
-        ("sandbox", None, "sandbox has no __all__"),
-        ("policy", ["Policy", "Requirement"], "policy has no decide, which its section begins with"),
+        ("govern.sandbox", None, "sandbox has no __all__"),
+        ("govern.policy", ["Policy", "Requirement"], "policy has no decide, which its section begins with"),
         (
             "patch",
             [name for name in execclient.patch.__all__ if name != "EmptyPatch"],
@@ -321,6 +312,6 @@ def test_an_error_of_the_tools_that_their_tree_lacks_is_an_error(monkeypatch: py
 
 
 def test_two_types_of_one_name_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code().package["approvals.Argv"], "value", "list[str]")
+    monkeypatch.setattr(code().package["govern.approvals.Argv"], "value", "list[str]")
     with pytest.raises(DriftError, match="different types of one name"):
         ToolsPage(code()).text()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.transports.http_head import Content, Page
-from execserver.transports.sockets import PAGES_WHILE_STOPPING
+from execserver.transports.http_upgrade import Content, Page
+from execserver.transports.listener import PAGES_WHILE_STOPPING
 from tests.integration.transports.peers import PATIENCE, UPGRADE, Peer, Server, request
 
 LARGE = os.urandom(1 << 20) * 8

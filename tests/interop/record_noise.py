@@ -30,9 +30,9 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from execserver.relay import frames
-from execserver.relay.keys import SUITE, KeyPair, PublicKeys, encapsulate
-from execserver.relay.noise import REJECTION, Binding, Initiator, Responder, Transport
+from execprotocol.relay import frames
+from execprotocol.relay.keys import SUITE, KeyPair, PublicKeys, encapsulate
+from execprotocol.relay.noise import REJECTION, Binding, Initiator, Responder, Transport
 
 FOLDER = Path(__file__).parents[1] / "data" / "relay"
 ENVIRONMENT = "recorded"

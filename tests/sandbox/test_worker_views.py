@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.errors import InvalidRequest, RpcError
+from execserver.descendants import children_of
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
 from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
-from execserver.filesystem.worker_pool import PoolTimes, WorkerPool
+from execserver.fsworker.confined_files import ConfinedFiles, ConfinedRequests
+from execserver.fsworker.launch import WorkerLauncher
+from execserver.fsworker.pool import PoolTimes, WorkerPool
 from execserver.fsworker.process import WorkerProcess
-from execserver.membership import children_of
-from execserver.protocol.errors import InvalidRequest, RpcError
 from execserver.sandbox.confinement import Command
 from execserver.sandbox.options import OwnThings, SandboxOptions
 from execserver.sandbox.policy import Access, Policy, Rule
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.worker_launch import WorkerLauncher
 from tests.sandbox.host import Host, Tree
 from tests.sandbox.profiles import READ_ROOT, WRITE_WORKSPACE, restricted
 from tests.sandbox.test_files import READ_ONLY_ERROR, Files

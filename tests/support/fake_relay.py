@@ -26,11 +26,11 @@ from typing import Any, Self
 
 from aiohttp import WSMsgType, web
 
-from execserver.relay import contract, frames
-from execserver.relay.frames import Frame
-from execserver.relay.keys import KeyPair, PublicKeys
-from execserver.relay.noise import Binding, Initiator, Transport
-from execserver.relay.records import MessageAssembler, RecordQueue
+from execprotocol.relay import contract, frames
+from execprotocol.relay.frames import Frame
+from execprotocol.relay.keys import KeyPair, PublicKeys
+from execprotocol.relay.noise import Binding, Initiator, Transport
+from execprotocol.relay.records import MessageAssembler, RecordQueue
 
 PATIENCE = 20.0
 """Seconds for something that must happen. Long, because it only matters in a failure."""

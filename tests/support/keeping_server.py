@@ -26,10 +26,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from execserver.membership import kill_members, set_own_tag, tag_value
-from execserver.supervisor import registration
-from execserver.supervisor.channel import Hello, ServerChannel, open_supervisor_pidfd
-from execserver.supervisor.keeping import Exited, Kept
+from execserver.descendants import kill_members, set_own_tag, tag_value
+from execserver.supervisor import fd_store_protocol
+from execserver.supervisor.fd_store_client import Exited, Kept
+from execserver.supervisor.server_channel import Hello, ServerChannel, open_supervisor_pidfd
 
 
 def die() -> None:
@@ -99,7 +99,7 @@ class Commands:
         )
         set_own_tag(tag_value(self._hello.instance))
         pidfd = os.pidfd_open(pid)
-        self._keeper.keep(number, registration.PROCESS, [pidfd, reading])
+        self._keeper.keep(number, fd_store_protocol.PROCESS, [pidfd, reading])
         for descriptor in (pidfd, reading, writing):
             os.close(descriptor)
         return pid
@@ -194,7 +194,7 @@ def main() -> int:
     supervisor = open_supervisor_pidfd(hello.supervisor_pid)
     if doing == "kill-amid":
         for _ in range(int(argument)):
-            registration.receive(socket.socket(fileno=os.dup(hello.keeper.fileno())))
+            fd_store_protocol.receive(socket.socket(fileno=os.dup(hello.keeper.fileno())))
         die()
     if doing == "exit":
         return int(argument)

@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
-from execserver.relay.control import ask
+from execserver.relay.service.control_socket import ask
 from tests.support.wire import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "execserver", "relay")

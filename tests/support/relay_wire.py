@@ -19,10 +19,10 @@ from typing import Self
 import aiohttp
 from aiohttp import WSMsgType
 
-from execserver.relay import contract, frames
-from execserver.relay.contract import ConnectAnswer, RegisterAnswer, ValidateRequest
-from execserver.relay.frames import Frame
-from execserver.relay.keys import KeyPair
+from execprotocol.relay import contract, frames
+from execprotocol.relay.contract import ConnectAnswer, RegisterAnswer, ValidateRequest
+from execprotocol.relay.frames import Frame
+from execprotocol.relay.keys import KeyPair
 from tests.support.wire import PATIENCE
 
 ABNORMAL = 1006

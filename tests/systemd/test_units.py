@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay import command as relay_command
-from execserver.relay import listening
-from execserver.relay import server as relay_server
-from execserver.relay.settings import RelaySettings
+from execserver.relay.service import command as relay_command
+from execserver.relay.service import listening
+from execserver.relay.service import server as relay_server
+from execserver.relay.service.settings import RelaySettings
 from execserver.supervisor import program
 from execserver.supervisor.listeners import default_listener
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.aside import addresses, aside
+from execprotocol.daemon_thread import addresses, aside
 
 
 async def test_what_is_called_runs_in_another_thread_and_its_result_comes() -> None:
@@ -44,7 +44,7 @@ def test_neither_the_loop_nor_the_interpreter_waits_for_what_hangs(tmp_path: Pat
     os.mkfifo(tmp_path / "fifo")  # nobody ever writes: opening it waits for ever
     program = (
         "import asyncio, sys\n"
-        "from execserver.aside import aside\n"
+        "from execprotocol.daemon_thread import aside\n"
         "async def main():\n"
         "    await asyncio.wait([asyncio.ensure_future(aside(open, sys.argv[1]))], timeout=0.1)\n"
         "asyncio.run(main())\n"

@@ -19,8 +19,8 @@ from execserver.configuration.loading import Effective, load
 from execserver.configuration.model import Settings, SettingsError
 from execserver.configuration.options import OPTIONS, Option
 from execserver.supervisor import listeners
-from execserver.supervisor.channel import Hello
-from execserver.supervisor.keeping import KeeperClient
+from execserver.supervisor.fd_store_client import KeeperClient
+from execserver.supervisor.server_channel import Hello
 from execserver.transports.authentication import ConfigurationError
 from tools.wire_docs.settings_reference import main as reference
 

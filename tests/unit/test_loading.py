@@ -8,8 +8,8 @@ import sys
 # A program whose table is full.
 PROGRAM = """
 import os, resource
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import METHODS
+from execprotocol.errors import InvalidParams
+from execprotocol.methods import METHODS
 from execserver.rpc.params import decode_params
 
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

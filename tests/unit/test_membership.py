@@ -16,26 +16,26 @@ from typing import Any
 
 import pytest
 
-from execserver import membership
-from execserver.membership import kill_members, members, set_own_tag, signal_members, tag_of, tag_value
+from execserver import descendants
+from execserver.descendants import kill_members, members, set_own_tag, signal_members, tag_of, tag_value
 from tests.support.wire import wait_gone
 
 
 @pytest.fixture
 def instance() -> Iterator[int]:
-    before = membership.own_limit()
-    number = membership.new_instance()
+    before = descendants.own_limit()
+    number = descendants.new_instance()
     yield number
-    membership.clear_own_tag(before)
+    descendants.clear_own_tag(before)
     assert kill_members(number) == []
 
 
 def start(instance: int, number: int, program: str) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Run a shell program under a tag; it writes pids to stdout, one a line, and then `go`."""
-    before = membership.own_limit()
+    before = descendants.own_limit()
     set_own_tag(tag_value(instance, number))
     process = subprocess.Popen(["/bin/sh", "-c", program], stdout=subprocess.PIPE)
-    membership.clear_own_tag(before)
+    descendants.clear_own_tag(before)
     assert process.stdout is not None
     pids = [int(line) for line in iter(process.stdout.readline, b"go\n") if line]
     process.stdout.close()
@@ -66,20 +66,20 @@ def test_a_tag_holds_instance_and_number_up_to_their_limits() -> None:
     for instance, number in ((1, 0), (2**30 - 1, 2**32 - 1), (12345, 7)):
         value = tag_value(instance, number)
         assert value < 2**63
-        assert membership.split_tag(value) == (instance, number)
+        assert descendants.split_tag(value) == (instance, number)
     for instance, number in ((0, 0), (2**30, 0), (1, 2**32), (1, -1)):
         with pytest.raises(ValueError, match="no tag"):
             tag_value(instance, number)
 
 
 def test_an_ordinary_limit_is_no_tag() -> None:
-    assert membership.split_tag(200_000) is None
-    assert membership.split_tag(resource.RLIM_INFINITY) is None
+    assert descendants.split_tag(200_000) is None
+    assert descendants.split_tag(resource.RLIM_INFINITY) is None
     assert tag_of(os.getpid()) is None
 
 
 def test_instances_are_random_and_in_range() -> None:
-    numbers = {membership.new_instance() for _ in range(100)}
+    numbers = {descendants.new_instance() for _ in range(100)}
     assert len(numbers) > 95
     assert all(0 < number < 2**30 for number in numbers)
 
@@ -89,7 +89,7 @@ def test_the_own_tag_leaves_the_hard_limit_and_can_be_taken_off(instance: int) -
     set_own_tag(tag_value(instance, 3))
     assert resource.getrlimit(resource.RLIMIT_RTTIME) == (tag_value(instance, 3), before[1])
     assert tag_of(os.getpid()) == tag_value(instance, 3)
-    membership.clear_own_tag()
+    descendants.clear_own_tag()
     assert tag_of(os.getpid()) is None
 
 
@@ -97,8 +97,8 @@ def test_a_low_hard_limit_is_said_in_clear_words() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_RTTIME, (1000, 1000))\n"
         "from execserver import membership\n"
-        "try: membership.set_own_tag(membership.tag_value(1))\n"
-        "except membership.TagUnavailableError as error: print(error)\n"
+        "try: descendants.set_own_tag(descendants.tag_value(1))\n"
+        "except descendants.TagUnavailableError as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     assert "hard limit RLIMIT_RTTIME is 1000 µs" in result.stdout
@@ -135,10 +135,10 @@ def test_a_daemon_in_its_own_session_with_an_empty_environment_is_a_member(insta
 def test_descendants_with_another_tag_are_members(
     instance: int, children_files: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "_HAS_CHILDREN_FILES", children_files)
-    nested = membership.new_instance()
+    monkeypatch.setattr(descendants, "_HAS_CHILDREN_FILES", children_files)
+    nested = descendants.new_instance()
     program = (
-        f'{sys.executable} -I -c "import os, subprocess; from execserver.membership import *; '
+        f'{sys.executable} -I -c "import os, subprocess; from execserver.descendants import *; '
         f"set_own_tag(tag_value({nested}, 1)); os.write(1, b'%d\\n' % os.getpid()); "
         "subprocess.run(['/bin/sh', '-c', 'echo \\$\\$; echo go; exec sleep 600'])\"; exec sleep 600"
     )
@@ -151,9 +151,9 @@ def test_descendants_with_another_tag_are_members(
 
 def test_excluded_processes_bound_the_descent_of_a_number_but_not_of_the_instance(instance: int) -> None:
     # As in the server: it bears the number of its last spawn, and its child another one.
-    other = membership.new_instance()
+    other = descendants.new_instance()
     program = (
-        f'{sys.executable} -I -c "import os, subprocess; from execserver.membership import *; '
+        f'{sys.executable} -I -c "import os, subprocess; from execserver.descendants import *; '
         f"before = own_limit(); set_own_tag(tag_value({other}, 1)); "
         "child = subprocess.Popen(['sleep', '600']); clear_own_tag(before); "
         "os.write(1, b'%d\\ngo\\n' % child.pid); child.wait()\"; exec sleep 600"
@@ -188,7 +188,7 @@ def test_the_caller_and_the_excluded_are_never_hit(instance: int) -> None:
 
 
 def test_other_instances_and_untagged_processes_are_not_hit(instance: int) -> None:
-    other = membership.new_instance()
+    other = descendants.new_instance()
     neighbour, [pid] = start(other, 1, "echo $$; echo go; exec sleep 600")
     stranger = untagged()
     mine, _ = start(instance, 1, "echo $$; echo go; exec sleep 600")
@@ -237,7 +237,7 @@ def test_a_pid_that_is_no_member_at_the_second_look_is_not_signalled(
     def scan(*_: object, exclude: Collection[int] = (), roots: Collection[int] = ()) -> set[int]:
         return next(scans, set())
 
-    monkeypatch.setattr(membership, "members", scan)
+    monkeypatch.setattr(descendants, "members", scan)
     assert kill_members(instance) == []
     monkeypatch.undo()
     assert Path(f"/proc/{stranger.pid}/stat").read_text().split()[2] not in "TZ"
@@ -322,7 +322,7 @@ def test_who_is_born_during_a_scan_that_finds_nobody_is_killed(
             born.append(start(instance, 1, "echo go; exec sleep 600")[0])
         return found
 
-    monkeypatch.setattr(membership, "members", scan_and_bear)
+    monkeypatch.setattr(descendants, "members", scan_and_bear)
     assert kill_members(instance) == []
     monkeypatch.undo()
     assert [child.wait(5) for child in (process, *born)] == [-signal.SIGKILL, -signal.SIGKILL]
@@ -360,7 +360,7 @@ def test_those_that_may_not_be_signalled_are_named_at_once(
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("execserver.membership.signal.pidfd_send_signal", refuse)
+    monkeypatch.setattr("execserver.descendants.signal.pidfd_send_signal", refuse)
     assert kill_members(instance, timeout=600) == [pid]
     monkeypatch.undo()
     process.kill()
@@ -369,10 +369,10 @@ def test_those_that_may_not_be_signalled_are_named_at_once(
 
 def test_children_of_names_the_living_children() -> None:
     child = untagged()
-    assert child.pid in membership.children_of(os.getpid())
+    assert child.pid in descendants.children_of(os.getpid())
     child.kill()
     child.wait()
-    assert child.pid not in membership.children_of(os.getpid())
+    assert child.pid not in descendants.children_of(os.getpid())
 
 
 # -- other signals
@@ -418,7 +418,7 @@ def test_sigstop_overtakes_those_that_are_born_meanwhile(instance: int) -> None:
 def test_more_members_than_are_signalled_at_once_all_get_it(
     instance: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "_SIGNALLED_AT_ONCE", 3)
+    monkeypatch.setattr(descendants, "_SIGNALLED_AT_ONCE", 3)
     process, _ = start(instance, 4, f"{SEVEN}; echo go; wait")
     assert signal_members(instance, 4, signal.SIGSTOP, passed=set()) == 8
     assert _all_stop(instance, 8)

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay.client_list import ClientList, ClientListError
-from execserver.relay.identity import check_identity
-from execserver.relay.key_files import KeyFileError, load_key_pair
-from execserver.relay.listening import ListenError as RelayListenError
-from execserver.relay.listening import tls_context
-from execserver.relay.remote_options import RemoteOptions
-from execserver.relay.settings import RelaySettings
-from execserver.relay.state_dir import StateDir, StateDirError
-from execserver.relay.tokens import TokenFileError, TokenStore
+from execprotocol.relay.key_files import KeyFileError, load_key_pair
+from execprotocol.trust import UntrustedError, check_way, read_file
+from execserver.relay.executor.allowed_clients import ClientList, ClientListError
+from execserver.relay.executor.identity import check_identity
+from execserver.relay.executor.options import RemoteOptions
+from execserver.relay.service.listening import ListenError as RelayListenError
+from execserver.relay.service.listening import tls_context
+from execserver.relay.service.settings import RelaySettings
+from execserver.relay.service.state_dir import StateDir, StateDirError
+from execserver.relay.service.tokens import TokenFileError, TokenStore
 from execserver.supervisor import config_file
 from execserver.supervisor.activation import listener_on
 from execserver.supervisor.listeners import ListenError, UnixListener
@@ -29,7 +30,6 @@ from execserver.transports.authentication import (
     ConfigurationError,
     authenticator_from,
 )
-from execserver.trust import UntrustedError, check_way, read_file
 from tests.integration.http.certificates import make_authority
 from tests.sandbox_user import NOBODY, NOT_ROOT, REPOSITORY
 
@@ -264,7 +264,7 @@ def test_secrets_as_containers_mount_them_are_taken(mode: str, open_place: Path)
 
 def as_nobody(statement: str, before: str = "true") -> subprocess.CompletedProcess[str]:
     """Run a statement as an ordinary user, after a script by root in mounts of its own."""
-    program = [sys.executable, "-c", f"from execserver.trust import read_file; {statement}"]
+    program = [sys.executable, "-c", f"from execprotocol.trust import read_file; {statement}"]
     user = [sys.executable, "-I", f"{REPOSITORY}/tests/sandbox_user.py", str(NOBODY), str(NOBODY)]
     mounts = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", f'{before}; exec "$@"', "sh"]
     return subprocess.run(

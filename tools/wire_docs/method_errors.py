@@ -1,13 +1,13 @@
 """Which errors each method answers, for schemas and the reference. Nothing is decided here.
 
-`docs/protocol.md`, section "Error codes"; the numbers and names are those of `protocol/errors.py`.
+`docs/protocol.md`, section "Error codes"; the numbers and names are those of `execprotocol/errors.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from execserver.protocol.errors import (
+from execprotocol.errors import (
     InternalError,
     InvalidParams,
     InvalidRequest,
@@ -15,7 +15,7 @@ from execserver.protocol.errors import (
     RpcError,
     SessionAttached,
 )
-from execserver.protocol.methods import Method
+from execprotocol.methods import Method
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,9 @@ from execclient.errors import (
     WrongExecutor,
 )
 from execclient.filesystem import Entry, FileSystem, Stat, WalkEntry
-from execclient.inbox import Chunk, Page
 from execclient.process import Process, ProcessInfo, TextChunk, TextStream
 from execclient.run import RunResult
+from execclient.session.inbox import Chunk, Page
 from execclient.transfer import Copied, Progress
 
 __all__ = [

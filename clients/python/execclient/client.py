@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from execclient import arguments
 from execclient.arguments import AnyPath
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.deadlines import Deadlines
 from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import (
@@ -26,12 +26,12 @@ from execclient.errors import (
 )
 from execclient.filesystem import FileSystem
 from execclient.identifiers import new_id
-from execclient.inbox import Inbox
 from execclient.os_errors import CommandTimedOut
 from execclient.process import Process, ProcessInfo, until_silent
 from execclient.run import TIME_LIMITS, TIMED_OUT, RunOutput, RunResult
-from execclient.session import Session
-from execserver.protocol.path_uri import parse_path_uri
+from execclient.session.inbox import Inbox
+from execclient.session.session import Session
+from execprotocol.path_uri import parse_path_uri
 
 BUFFER_BYTES = 64 << 20
 """Output of a process that may wait in the client to be taken."""

@@ -7,11 +7,11 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 
 from execclient import arguments
-from execclient.address import Target, target
 from execclient.arguments import AnyPath
 from execclient.client import Executor
-from execclient.recovery import RECOVERY_SECONDS
-from execclient.session import Session
+from execclient.connection.address import Target, target
+from execclient.session.recovery import RECOVERY_SECONDS
+from execclient.session.session import Session
 
 CALL_SECONDS = 60.0
 """Longer than a recovery may take, so that a call can outlast one."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 
 from execclient.errors import ExecServerError
-from execclient.inbox import Inbox
-from execclient.session import Session
+from execclient.session.inbox import Inbox
+from execclient.session.session import Session
 
 
 class Deadlines:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 
 Inherit = Literal["all", "core", "none"]
 

@@ -50,7 +50,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from execserver.protocol import errors as wire
+from execprotocol import errors as wire
 
 if TYPE_CHECKING:
     from execclient.filesystem import WalkEntry

@@ -12,17 +12,17 @@ from pybase64 import b64decode, b64encode
 
 from execclient import arguments
 from execclient.arguments import AnyPath
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
-from execclient.session import Session
+from execclient.session.session import Session
 from execclient.transfer import Copied, Download, Progress, RemoteFile, Upload
-from execserver.protocol.limits import (
+from execprotocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_WALK_DEPTH,
     MAX_WALK_DIRECTORIES,
     MAX_WALK_ENTRIES,
 )
-from execserver.protocol.path_uri import parse_path_uri, path_to_uri
+from execprotocol.path_uri import parse_path_uri, path_to_uri
 
 WHOLE_FILE_BYTES = 32 << 20
 """Larger files are read and written block by block: a message holds 64 MiB, and base64 takes a third more."""

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from execclient.errors import OutputGap
-from execclient.inbox import Chunk
 from execclient.loop_thread import Call, LoopThread
 from execclient.process import Process
+from execclient.session.inbox import Chunk
 
 
 class Output:

@@ -18,8 +18,7 @@ from typing import Literal, NamedTuple, Self
 from pybase64 import b64encode
 
 from execclient import arguments
-from execclient.catch_up import reference
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.deadlines import Deadlines
 from execclient.errors import (
     ExecServerError,
@@ -32,9 +31,10 @@ from execclient.errors import (
     WaitTimeout,
 )
 from execclient.identifiers import new_id
-from execclient.inbox import Chunk, Inbox, Page, page_from
 from execclient.run import LINGER_SECONDS
-from execclient.session import Session
+from execclient.session.inbox import Chunk, Inbox, Page, page_from
+from execclient.session.replay import reference
+from execclient.session.session import Session
 
 WRITE_BYTES = 1 << 20
 """Input goes out in pieces of this size: far below what a message holds, far above what a pipe does."""

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import OutputGap
-from execclient.inbox import Piece
+from execclient.session.inbox import Piece
 
 TIMED_OUT = 124
 """The exit code of a command that ran into a time limit, as `timeout(1)` has it."""

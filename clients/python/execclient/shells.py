@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 
 Argv = tuple[str, ...]
 

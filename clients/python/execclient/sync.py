@@ -35,10 +35,10 @@ import execclient as core
 from execclient.arguments import AnyPath
 from execclient.errors import ExecutorClosed
 from execclient.filesystem import ShowProgress
-from execclient.inbox import Chunk
 from execclient.loop_thread import Call, Disposal, LoopThread
 from execclient.output import Output
 from execclient.process import TextChunk
+from execclient.session.inbox import Chunk
 from execclient.transfer import Progress
 
 __all__ = ["Executor", "FileSystem", "Process", "TextStream", "connect"]

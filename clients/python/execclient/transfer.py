@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 from pybase64 import b64decode, b64encode
 
 from execclient.cancellation import cancel
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import CallFailed, ExecServerError, NotFound, OutcomeUnknown, TransferFailed
 from execclient.identifiers import new_id
 from execclient.local_files import Attributes, Place, Source, opened, part_path
-from execclient.session import Session
-from execserver.protocol.limits import MAX_BLOCK_BYTES
+from execclient.session.session import Session
+from execprotocol.limits import MAX_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from execclient.arguments import AnyPath

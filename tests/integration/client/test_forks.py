@@ -51,7 +51,7 @@ finally:
 
 IN_THE_CHILD = """
 import asyncio, os, socket, sys, uvloop
-from execclient.forks import withhold
+from execclient.fork_safety import withhold
 
 class Got(asyncio.Protocol):
     def __init__(self):

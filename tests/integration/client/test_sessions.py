@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from execclient import ExecutorClosed, SessionAttached, SessionLost, connect, recovery
+from execclient import ExecutorClosed, SessionAttached, SessionLost, connect
+from execclient.session import recovery
 from tests.support.wire import alive, wait_gone
 
 PATIENCE = 10.0

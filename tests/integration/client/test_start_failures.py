@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from execclient import CommandFailed, ExecServerError, Executor, NotFound, SystemFailure, connect
-from execclient.sandbox import ReadOnly
+from execclient.govern.sandbox import ReadOnly
 from execclient.sync import connect as connect_sync
 from tests.conftest import StartServer
 

@@ -21,8 +21,8 @@ from execclient import (
     SessionLost,
     UntrustedServer,
     connect,
-    websocket,
 )
+from execclient.connection import websocket
 from tests.conftest import StartServer
 from tests.integration.http.certificates import make_authority, server_context
 

@@ -28,7 +28,7 @@ from execclient import (
     connect,
 )
 from execclient.sync import connect as connect_blocking
-from execserver.relay.key_files import load_key_pair
+from execprotocol.relay.key_files import load_key_pair
 from tests.integration.http.certificates import make_authority, server_context
 from tests.support.background import IN_BACKGROUND, Left
 from tests.support.cutting_proxy import Cut, cutting

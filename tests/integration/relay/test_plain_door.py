@@ -18,18 +18,18 @@ import pytest
 from aiohttp import WSMsgType, web
 
 import execclient
-from execserver.relay import frames
-from execserver.relay.bus import MemoryBus
-from execserver.relay.contract import ValidateRequest
-from execserver.relay.door import Door
-from execserver.relay.keys import KeyPair
-from execserver.relay.noise import REJECTION, Binding, Responder, Transport
-from execserver.relay.peers import Limits, Peer
-from execserver.relay.records import MessageAssembler, RecordQueue
-from execserver.relay.refusals import Guard
-from execserver.relay.registry import Harness, Registry
-from execserver.relay.rendezvous import Rendezvous
-from execserver.relay.tokens import TokenStore
+from execprotocol.relay import frames
+from execprotocol.relay.contract import ValidateRequest
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.noise import REJECTION, Binding, Responder, Transport
+from execprotocol.relay.records import MessageAssembler, RecordQueue
+from execserver.relay.service.bus import MemoryBus
+from execserver.relay.service.errors import Guard
+from execserver.relay.service.plain_websocket import Door
+from execserver.relay.service.queues import Limits, Peer
+from execserver.relay.service.registry import Harness, Registry
+from execserver.relay.service.rendezvous import Rendezvous
+from execserver.relay.service.tokens import TokenStore
 from tests.support.relay_service import RelayService, environment
 from tests.support.wire import PATIENCE, UpgradeRefusedError, connect_ws, decode
 
@@ -226,7 +226,7 @@ async def test_each_client_has_a_stream_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_one_token_does_not_take_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("execserver.relay.door.MAX_CLIENTS", 1)
+    monkeypatch.setattr("execserver.relay.service.plain_websocket.MAX_CLIENTS", 1)
     async with served(tmp_path) as (relay, session):
         Executor(relay)
         url = f"{relay.url}/exec/box"
@@ -294,7 +294,7 @@ async def test_an_executor_that_does_not_list_the_door_is_named_with_the_key_tha
 async def test_an_executor_that_does_not_answer_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("execserver.relay.door.HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr("execserver.relay.service.plain_websocket.HANDSHAKE_SECONDS", 0.05)
     async with served(tmp_path) as (relay, session):
         executor = Executor(relay, silent=True)
         status, _, _ = await refusal(session, f"{relay.url}/exec/box", relay.headers)

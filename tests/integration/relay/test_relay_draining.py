@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.keys import KeyPair
+from execprotocol.relay import frames
+from execprotocol.relay.keys import KeyPair
 from tests.support.relay_peers import RawClient, RawExecutor, RawSocket, ask, registration
 from tests.support.relay_service import RelayService, wait_until
 from tests.support.service_manager import ServiceManager

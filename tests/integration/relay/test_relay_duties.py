@@ -20,17 +20,17 @@ import pytest
 from aiohttp import web
 
 from execclient import connect
-from execserver.relay import contract, frames
-from execserver.relay.bus import MemoryBus
-from execserver.relay.contract import ConnectAnswer, ValidateRequest
-from execserver.relay.frames import MAX_FRAME_BYTES, PROTOCOL_ERROR
-from execserver.relay.keys import KeyPair
-from execserver.relay.noise import Binding, Initiator, Transport
-from execserver.relay.peers import PEER_CLOSED, SLOW_CONSUMER, STREAM_ID_IN_USE, TOO_MANY_STREAMS
-from execserver.relay.refusals import Guard
-from execserver.relay.registry import Registry
-from execserver.relay.rendezvous import Rendezvous
-from execserver.relay.rendezvous_http import RendezvousHttp
+from execprotocol.relay import contract, frames
+from execprotocol.relay.contract import ConnectAnswer, ValidateRequest
+from execprotocol.relay.frames import MAX_FRAME_BYTES, PROTOCOL_ERROR
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.noise import Binding, Initiator, Transport
+from execserver.relay.service.bus import MemoryBus
+from execserver.relay.service.errors import Guard
+from execserver.relay.service.queues import PEER_CLOSED, SLOW_CONSUMER, STREAM_ID_IN_USE, TOO_MANY_STREAMS
+from execserver.relay.service.registry import Registry
+from execserver.relay.service.rendezvous import Rendezvous
+from execserver.relay.service.rendezvous_http import RendezvousHttp
 from tests.support.noise import noise_watched
 from tests.support.relay_service import RelayService
 from tests.support.relay_wire import RawPeer, SocketEnded, Wire

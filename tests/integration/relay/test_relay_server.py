@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.contract import MAX_BODY_BYTES, REJECTION_REASON_HEADER
-from execserver.relay.frames import MAX_FRAME_BYTES
-from execserver.relay.keys import KeyPair
-from execserver.relay.server import DESCRIPTORS
+from execprotocol.relay import frames
+from execprotocol.relay.contract import MAX_BODY_BYTES, REJECTION_REASON_HEADER
+from execprotocol.relay.frames import MAX_FRAME_BYTES
+from execprotocol.relay.keys import KeyPair
+from execserver.relay.service.server import DESCRIPTORS
 from tests.support.relay_peers import Answer, RawClient, RawExecutor, RawSocket, ask, registration
 from tests.support.relay_service import RelayService, wait_until
 from tests.support.wire import PATIENCE, UpgradeRefusedError, WebSocketTransport

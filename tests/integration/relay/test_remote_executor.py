@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay.keys import KeyPair
-from execserver.relay.noise import REJECTION
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.noise import REJECTION
 from tests.support.fake_relay import PATIENCE, FakeRelay, StreamEnded, refusal
 from tests.support.servers import is_server
 from tests.support.wire import server_command

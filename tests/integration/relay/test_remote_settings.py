@@ -135,7 +135,7 @@ def test_a_daemon_without_a_registry_loads_nothing_for_it() -> None:
     code = """if True:
         import sys
         import execserver.cli, execserver.server, execserver.configuration
-        unwanted = {"cryptography", "httpcore", "aiohttp", "h11", "execserver.relay.executor"}
+        unwanted = {"cryptography", "httpcore", "aiohttp", "h11", "execserver.relay.executor.executor"}
         print(sorted(unwanted & sys.modules.keys()))
     """
     result = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=30)

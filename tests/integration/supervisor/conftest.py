@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from execserver.membership import kill_members
-from execserver.supervisor import restarts
+from execserver.descendants import kill_members
+from execserver.supervisor import restart_policy
 from tests.support import fake_server
 
 SUPERVISOR = (
     "import sys; from execserver.supervisor import program, restarts, start; "
-    "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restarts.BACKOFF_S = {backoff}; "
+    "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restart_policy.BACKOFF_S = {backoff}; "
     "restarts.STEADY_S = {steady}; "
     "sys.exit(start.run(sys.argv[2:], ({interpreter!r}, '-I', sys.argv[1])))"
 )
@@ -49,8 +49,8 @@ class Service:
         daemon = DAEMON.format(journal=self.journal_path)
         program = SUPERVISOR.format(
             grace=options.pop("grace", 10.0),
-            backoff=options.pop("backoff", restarts.BACKOFF_S),
-            steady=options.pop("steady", restarts.STEADY_S),
+            backoff=options.pop("backoff", restart_policy.BACKOFF_S),
+            steady=options.pop("steady", restart_policy.STEADY_S),
             interpreter=options.pop("interpreter", sys.executable),
         )
         server = options.pop("server", fake_server).__file__

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.membership import tag_value
+from execserver.descendants import tag_value
 from tests.integration.supervisor.conftest import Start
 from tests.support.servers import open_files
 

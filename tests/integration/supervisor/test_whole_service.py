@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.trust import owner_name
 from execserver.descriptor_table import ENTRIES
-from execserver.trust import owner_name
 from tests.support.service_manager import ServiceManager, only_child, passing
 from tests.support.wire import (
     PATIENCE,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect
-from execclient.approval_policy import ON_REQUEST, ApprovalPolicy
-from execclient.approvals import Approvals, Reviewer
-from execclient.sandbox import SandboxPolicy
+from execclient.govern.approval_policy import ON_REQUEST, ApprovalPolicy
+from execclient.govern.approvals import Approvals, Reviewer
+from execclient.govern.sandbox import SandboxPolicy
 from execclient.tools.toolset import Toolset
 from tests.conftest import StartServer
 from tests.support.relayed_server import RelayedServer

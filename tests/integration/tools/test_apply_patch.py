@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor
-from execclient.approval_policy import NEVER, ON_REQUEST, UNTRUSTED, ApprovalPolicy
-from execclient.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, Review
+from execclient.govern.approval_policy import NEVER, ON_REQUEST, UNTRUSTED, ApprovalPolicy
+from execclient.govern.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, Review
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.rules import PrefixRule, RuleSet
+from execclient.govern.sandbox import DangerFullAccess, ReadOnly
 from execclient.patch import TurnDiff
-from execclient.policy.policy import Policy
-from execclient.policy.rules import PrefixRule, RuleSet
-from execclient.sandbox import DangerFullAccess, ReadOnly
 from execclient.tools.errors import TurnAborted
 from execclient.tools.events import ToolEvent
 from execclient.tools.payloads import CustomPayload

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect
-from execclient.approval_policy import NEVER, ON_REQUEST, UNTRUSTED
-from execclient.approvals import (
+from execclient.govern.approval_policy import NEVER, ON_REQUEST, UNTRUSTED
+from execclient.govern.approvals import (
     ACCEPT,
     ACCEPT_FOR_SESSION,
     CANCEL,
@@ -21,9 +21,9 @@ from execclient.approvals import (
     Approvals,
     Review,
 )
-from execclient.policy.policy import Policy
-from execclient.policy.rules import PrefixRule, RuleSet
-from execclient.sandbox import DangerFullAccess, ReadOnly
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.rules import PrefixRule, RuleSet
+from execclient.govern.sandbox import DangerFullAccess, ReadOnly
 from execclient.tools.apply_patch import PatchRuntime
 from execclient.tools.config import Turn
 from execclient.tools.errors import TurnAborted

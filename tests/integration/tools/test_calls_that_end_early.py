@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect, process
-from execclient.approval_policy import ON_FAILURE
-from execclient.approvals import ACCEPT, ApprovalRequest, Review
 from execclient.errors import ExecutorClosed, OutcomeUnknown
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.approval_policy import ON_FAILURE
+from execclient.govern.approvals import ACCEPT, ApprovalRequest, Review
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools.context import ToolSession
 from execclient.tools.events import CallEnd, OutputDelta, SessionClosed, ToolEvent
 from execclient.tools.exec_sessions import ExecSessions

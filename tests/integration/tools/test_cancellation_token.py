@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 from execclient import Executor
-from execclient.approval_policy import NEVER
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.orchestrator import SandboxAttempt
-from execclient.policy.policy import Policy
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.approval_policy import NEVER
+from execclient.govern.orchestrator import SandboxAttempt
+from execclient.govern.policy.policy import Policy
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools.command_call import CommandCall, ToTheEnd
 from execclient.tools.exec_params import Cancellation, ExecParams
 from tests.support.toolsets import ONE_TRANSPORT

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from execclient.approval_policy import UNLESS_TRUSTED
-from execclient.approvals import ACCEPT, Review
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.approval_policy import UNLESS_TRUSTED
+from execclient.govern.approvals import ACCEPT, Review
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools import command_call
 from execclient.tools.config import ToolsConfig
 from execclient.tools.environment import CO_FORCED, CO_VARIABLES

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from execclient import Executor
-from execclient.approval_policy import NEVER, ON_FAILURE, UNTRUSTED
-from execclient.approvals import ACCEPT, Review
-from execclient.policy.policy import Policy
-from execclient.policy.rules import PrefixRule, RuleSet
-from execclient.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
+from execclient.govern.approval_policy import NEVER, ON_FAILURE, UNTRUSTED
+from execclient.govern.approvals import ACCEPT, Review
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.rules import PrefixRule, RuleSet
+from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
 from execclient.shells import ZSH, Shell
 from execclient.tools.config import ToolsConfig, Turn
 from execclient.tools.environment import EXEC_ENVIRONMENT

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect
-from execclient.approval_policy import NEVER, ON_FAILURE
-from execclient.approvals import ACCEPT, Approvals
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.approval_policy import NEVER, ON_FAILURE
+from execclient.govern.approvals import ACCEPT, Approvals
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools import command_call
 from execclient.tools.config import ToolsConfig
 from execclient.tools.events import OutputDelta, ToolEvent

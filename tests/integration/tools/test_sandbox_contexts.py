@@ -1,4 +1,4 @@
-"""What a daemon makes of the contexts that `execclient.sandbox` gives."""
+"""What a daemon makes of the contexts that `execclient.govern.sandbox` gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor, InvalidParams, RunResult, SystemFailure
-from execclient.sandbox import (
+from execclient.govern.sandbox import (
     DangerFullAccess,
     ExternalSandbox,
     Profile,

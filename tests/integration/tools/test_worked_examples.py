@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor
-from execclient.approval_policy import ON_REQUEST
-from execclient.approvals import Approvals
-from execclient.orchestrator import SandboxAttempt
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approval_policy import ON_REQUEST
+from execclient.govern.approvals import Approvals
+from execclient.govern.orchestrator import SandboxAttempt
+from execclient.govern.sandbox import WorkspaceWrite
 from execclient.tools.arguments import ShellCommandArguments, parse
 from execclient.tools.config import ToolsConfig, Turn
 from execclient.tools.exec_params import Timeout

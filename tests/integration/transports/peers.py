@@ -21,10 +21,10 @@ import uvloop
 
 from execserver.rpc.channel import Channel
 from execserver.transports.authentication import NoAuthentication
-from execserver.transports.http_head import accept_value
-from execserver.transports.sockets import Listener, serve_socket
+from execserver.transports.base import StreamChannel
+from execserver.transports.http_upgrade import accept_value
+from execserver.transports.listener import Listener, serve_socket
 from execserver.transports.stdio import serve_stdio
-from execserver.transports.stream_channel import StreamChannel
 
 PATIENCE = 10.0
 KEY = base64.b64encode(b"sixteen bytes ok").decode()

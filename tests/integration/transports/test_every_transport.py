@@ -10,8 +10,8 @@ import time
 import pytest
 
 from execserver.rpc.channel import Channel
-from execserver.transports.outbox import LOW_WATER_BYTES
-from execserver.transports.stream_channel import StreamChannel
+from execserver.transports.base import StreamChannel
+from execserver.transports.write_buffer import LOW_WATER_BYTES
 from tests.integration.transports.conftest import MakeServer
 from tests.integration.transports.peers import PATIENCE, Recorder, Server, flood
 

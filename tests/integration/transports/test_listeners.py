@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from execserver.transports.authentication import MISSING, CapabilityToken
-from execserver.transports.http_head import MAX_HEAD_BYTES
+from execserver.transports.http_upgrade import MAX_HEAD_BYTES
 from tests.integration.transports.conftest import MakeServer
 from tests.integration.transports.peers import PATIENCE, UPGRADE, Peer, Server, WebSocketPeer, request
 
@@ -158,7 +158,7 @@ FULL_TABLE = """
 import asyncio, os, resource, socket, sys, time
 import structlog, uvloop
 from execserver.transports.authentication import NoAuthentication
-from execserver.transports.sockets import serve_socket
+from execserver.transports.listener import serve_socket
 from tests.integration.transports.peers import Recorder
 
 async def main():

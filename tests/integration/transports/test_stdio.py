@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.limits import MAX_LINE_BYTES
+from execprotocol.limits import MAX_LINE_BYTES
 from execserver.transports.stdio import PIPE_BYTES, serve_stdio
 from tests.integration.transports.conftest import MakeServer
 from tests.integration.transports.peers import PATIENCE, LoopThread, Recorder, flood

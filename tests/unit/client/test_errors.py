@@ -13,10 +13,10 @@ import pytest
 import execclient
 from execclient import errors, os_errors
 from execclient.errors import ExecServerError, call_failed
-from execclient.inbox import page_from
 from execclient.patch import errors as patch_errors
 from execclient.patch.repair import Repair
 from execclient.run import RunResult
+from execclient.session.inbox import page_from
 from execclient.tools import errors as tool_errors
 
 RESULT = RunResult(3, b"out", b"err", b"outerr", 0.5, False, "normal", denial={"likely": False})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from execclient import Chunk, OutputGap, SessionLost
-from execclient.inbox import Inbox
+from execclient.session.inbox import Inbox
 
 
 def output(seq: int, data: bytes, **members: Any) -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.recovery import Pace
+from execclient.session.recovery import Pace
 
 
 @pytest.fixture

@@ -30,16 +30,16 @@ def test_importing_the_client_pulls_in_nothing_of_the_server_but_its_protocol(mo
         check=True,
     ).stdout.split()
 
-    assert "execclient.session" in listing
+    assert "execclient.session.session" in listing
     assert [name for name in listing if name.partition(".")[0] in HEAVY] == []
     server = {name for name in listing if name.startswith("execserver.")}
     assert server <= {
-        "execserver.aside",
-        "execserver.protocol",
-        "execserver.protocol.errors",
-        "execserver.protocol.limits",
-        "execserver.protocol.path_text",
-        "execserver.protocol.path_uri",
+        "execprotocol.daemon_thread",
+        "execprotocol",
+        "execprotocol.errors",
+        "execprotocol.limits",
+        "execprotocol.path_text",
+        "execprotocol.path_uri",
     }
 
 

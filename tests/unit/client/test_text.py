@@ -5,9 +5,9 @@ import base64
 import pytest
 
 from execclient import OutputGap, Process, TextChunk
-from execclient.address import UnixTarget
-from execclient.inbox import Inbox
-from execclient.session import Session
+from execclient.connection.address import UnixTarget
+from execclient.session.inbox import Inbox
+from execclient.session.session import Session
 
 TEXT = "aß€𝄞z"
 """Characters of one, two, three, four and one bytes."""

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from execclient.connection import Connection
+from execclient.connection.connection import Connection
 from execclient.errors import ConnectionLost
 
 

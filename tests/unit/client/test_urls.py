@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from execclient import InsecureToken, UnsupportedUrl, connect
-from execclient.address import (
+from execclient.connection.address import (
     STDIO,
     ChildTarget,
     UnixTarget,

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
+from execprotocol.methods import METHODS
+from execprotocol.path_uri import path_to_uri
 from execserver.api.filesystem import FileConfinement, handlers
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
-from execserver.protocol.methods import METHODS
-from execserver.protocol.path_uri import path_to_uri
 from execserver.rpc.handlers import Caller, Closable, Encoded, Result, StreamedResult
 from execserver.rpc.params import decode_params
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.copy import Wish, copy
+from execprotocol.errors import InvalidRequest
+from execserver.filesystem.cancel import Abandoned
 from execserver.filesystem.directories import create_directory
-from execserver.filesystem.giving_up import Abandoned
-from execserver.protocol.errors import InvalidRequest
+from execserver.filesystem.tree_operations import Wish, copy
 from tests.support.mounts import Mount
 
 PLAIN = Wish()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from execserver.filesystem.cancel import Abandoned
 from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.giving_up import Abandoned
 from tests.unit.filesystem.conftest import open_descriptors
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from execserver.filesystem.cancel import Abandoned
 from execserver.filesystem.directories import create_directory
-from execserver.filesystem.giving_up import Abandoned
 from execserver.filesystem.listing import encode_array, read_directory
 
 

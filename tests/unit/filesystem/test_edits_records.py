@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.edit_records import Contents, Records
-from execserver.filesystem.edit_types import Step
-from execserver.protocol.errors import InternalError
+from execprotocol.errors import InternalError
+from execserver.edits.journal import Contents, Records
+from execserver.filesystem.edit_model import Step
 from execserver.sandbox.policy import Access, Glob, Policy, Rule
 
 POLICY = Policy(

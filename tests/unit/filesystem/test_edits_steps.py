@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem import edit_staging, edit_steps
+from execprotocol.errors import InvalidRequest, RpcError
+from execserver.edits.plan import Edit, Plan, make_plan
+from execserver.filesystem import edit_operations, edit_steps
 from execserver.filesystem.edit_looking import look
-from execserver.filesystem.edit_plan import Edit, Plan, make_plan
-from execserver.filesystem.edit_types import Look, Staged, Staging, Step, Watched, packed, unpacked
-from execserver.protocol.errors import InvalidRequest, RpcError
+from execserver.filesystem.edit_model import Look, Staged, Staging, Step, Watched, packed, unpacked
 from tests.support.edits import MARK, FiveFiles, picture
 
 
@@ -49,14 +49,14 @@ class Prepared:
         self.plan: Plan = make_plan(edits, looks, "word")
         staged = []
         for (_, staging), text in zip(self.plan.stagings, texts, strict=True):
-            number, made = edit_staging.stage(staging, Never())
+            number, made = edit_operations.stage(staging, Never())
             os.write(number, text)
             os.close(number)
             staged.append(made)
         self.steps = self.plan.steps(staged)
 
     def tidy(self) -> None:
-        edit_staging.discard(self.plan.files, self.plan.folders)
+        edit_operations.discard(self.plan.files, self.plan.folders)
 
     def done(self, count: int) -> None:
         """Do so many steps."""
@@ -112,7 +112,7 @@ def test_steps_that_were_cut_off_are_undone(prepared: Prepared, count: int, undo
 
 def test_tidying_up_can_be_cut_off(prepared: Prepared) -> None:
     edit_steps.do(prepared.steps)
-    edit_staging.discard(prepared.plan.files[:3], [])
+    edit_operations.discard(prepared.plan.files[:3], [])
     edit_steps.do(prepared.steps)
     prepared.tidy()
     assert prepared.files.now() == prepared.files.new
@@ -162,7 +162,7 @@ def test_a_file_system_without_hard_links_gets_copies(
 
 
 def test_a_name_in_a_folder_that_cannot_be_written_to_is_no_reason_to_keep_a_record() -> None:
-    edit_staging.discard(["/proc/self/no such file"], ["/sys/no such folder"])
+    edit_operations.discard(["/proc/self/no such file"], ["/sys/no such folder"])
 
 
 @pytest.mark.parametrize("path", ["/a", "/ü/\udcff", "/a b/\n"])
@@ -211,8 +211,8 @@ def test_an_owner_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: py
     plan = make_plan([Edit(str(path), "")], [seen], "word")
     monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(RpcError, match=r"the owner of .* cannot be kept"):
-        edit_staging.stage(plan.stagings[0][1], Never())
-    edit_staging.discard(plan.files, plan.folders)
+        edit_operations.stage(plan.stagings[0][1], Never())
+    edit_operations.discard(plan.files, plan.folders)
     assert picture(tmp_path) == before
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.errors import InternalError
 from execserver.filesystem.remove import remove
-from execserver.protocol.errors import InternalError
 
 
 def _remove(path: Path, *, recursive: bool = True, force: bool = True) -> None:

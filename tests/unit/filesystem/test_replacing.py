@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.errors import InvalidRequest
 from execserver.filesystem import replacing
-from execserver.filesystem.copy import copy
-from execserver.filesystem.giving_up import Abandoned
+from execserver.filesystem.cancel import Abandoned
 from execserver.filesystem.replacing import Attributes, install
-from execserver.protocol.errors import InvalidRequest
+from execserver.filesystem.tree_operations import copy
 from tests.support.mounts import Mount
 
 MIB = 1 << 20
@@ -120,7 +120,7 @@ def test_a_copy_that_is_given_up_leaves_what_was_there(memory_folder: Path) -> N
 
 _COPIES = """
 import sys, threading
-from execserver.filesystem.copy import copy
+from execserver.filesystem.tree_operations import copy
 print("begins", flush=True)
 while True:
     copy(sys.argv[1], sys.argv[2], recursive=True, stop=threading.Event())
@@ -251,7 +251,7 @@ def test_a_mount_point_gets_its_old_content_back(mounted: Path, tmp_path: Path) 
 
 _AS_ANOTHER = """
 import os, sys, threading
-from execserver.filesystem.copy import copy
+from execserver.filesystem.tree_operations import copy
 os.setgid(1234); os.setuid(1234)
 print(copy(sys.argv[1], sys.argv[2], recursive=False, stop=threading.Event()))
 """

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from execprotocol.errors import RpcError
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import MOST_BYTES, MOST_ENTRIES, REST_SECONDS
-from execserver.protocol.errors import RpcError
 from execserver.rpc.handlers import Encoded
 from tests.support.mounts import Mount
 from tests.unit.filesystem.caller import StubCaller

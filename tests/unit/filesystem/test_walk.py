@@ -9,13 +9,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from execprotocol.errors import InvalidRequest
+from execprotocol.path_uri import path_to_uri
 from execserver.filesystem import listing
 from execserver.filesystem import walk as walk_module
-from execserver.filesystem.giving_up import Abandoned
+from execserver.filesystem.cancel import Abandoned
 from execserver.filesystem.listing import walk
 from execserver.filesystem.walk import WalkLimits
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.path_uri import path_to_uri
 
 
 def _walk(root: Path, **options: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.worker_crew import Basis, Watched
+from execserver.fsworker.policy_queue import Basis, Watched
 
 
 def fill(folder: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from execprotocol.errors import InvalidRequest
 from execserver.filesystem import writing
 from execserver.filesystem.writing import write_file
-from execserver.protocol.errors import InvalidRequest
 from tests.support.mounts import Mount
 from tests.unit.filesystem.caller import StubCaller
 

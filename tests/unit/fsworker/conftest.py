@@ -12,12 +12,12 @@ import pytest
 import uvloop
 
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
 from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.files import DirectFiles
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
-from execserver.filesystem.worker_pool import WorkerPool
+from execserver.fsworker.confined_files import ConfinedFiles, ConfinedRequests
+from execserver.fsworker.pool import WorkerPool
 from execserver.sandbox.policy import Policy
 from tests.support.fs_workers import BareLauncher
 from tests.support.mounts import Mount, mounting

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem import edit_transaction
-from execserver.filesystem.edit_hands import Requests
-from execserver.filesystem.edit_plan import Edit
-from execserver.filesystem.edit_records import Records
-from execserver.filesystem.edits import Edits
-from execserver.filesystem.worker_pool import WorkerPool
-from execserver.protocol.errors import InternalError, InvalidRequest
+from execprotocol.errors import InternalError, InvalidRequest
+from execserver.edits import transaction
+from execserver.edits.api import Edits
+from execserver.edits.backends import Requests
+from execserver.edits.journal import Records
+from execserver.edits.plan import Edit
+from execserver.fsworker.pool import WorkerPool
 from tests.support.edits import FiveFiles
 from tests.support.fs_workers import BareLauncher, policy_for
 
@@ -56,7 +56,7 @@ def patch(files: FiveFiles) -> list[Edit]:
 
 def at_point(monkeypatch: pytest.MonkeyPatch, wanted: str, act: Callable[[], None]) -> None:
     """Do something when a transaction reaches a point."""
-    monkeypatch.setattr(edit_transaction, "reach", lambda name: act() if name == wanted else None)
+    monkeypatch.setattr(transaction, "reach", lambda name: act() if name == wanted else None)
 
 
 @pytest.mark.parametrize("confined", [False, True])

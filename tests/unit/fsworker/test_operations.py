@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from execprotocol.errors import InternalError, InvalidRequest, RpcError
 from execserver.filesystem.files import Files
 from execserver.filesystem.reading import PIECE_BYTES, FileStream, LargeFile
 from execserver.filesystem.walk import WalkLimits
-from execserver.filesystem.worker_pool import PoolTimes, WorkerPool
-from execserver.protocol.errors import InternalError, InvalidRequest, RpcError
+from execserver.fsworker.pool import PoolTimes, WorkerPool
 from tests.support.fs_workers import BareLauncher, policy_for
 from tests.support.mounts import NO_FUSE, Mount, can_hang
 from tests.unit.fsworker.conftest import Connection

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.confined import ConfinedFiles
-from execserver.filesystem.worker_pool import MAX_WORKERS, PoolTimes, WorkerPool
+from execprotocol.errors import InternalError, InvalidRequest
+from execserver.fsworker.confined_files import ConfinedFiles
+from execserver.fsworker.pool import MAX_WORKERS, PoolTimes, WorkerPool
 from execserver.fsworker.process import WorkerProcess, spawn
-from execserver.protocol.errors import InternalError, InvalidRequest
 from execserver.sandbox.policy import Policy
 from tests.support.fs_workers import BareLauncher, policy_for
 from tests.unit.fsworker.conftest import Connection

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 import pybase64
 import pytest
 
+from execprotocol.limits import MAX_HTTP_EXCHANGES
 from execserver.http.bodies import EncodedPieces, HeldBytes, WholeBody
 from execserver.http.client import HttpClient
 from execserver.http.deadline import Deadline
 from execserver.http.errors import TransferError
-from execserver.protocol.limits import MAX_HTTP_EXCHANGES
 
 
 async def pieces(*sizes: int) -> AsyncGenerator[bytes, None]:

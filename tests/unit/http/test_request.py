@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from execprotocol.errors import InvalidParams
 from execserver.http.protected import is_protected
 from execserver.http.request import UrlError, check_header_value, make_request, parse_url
-from execserver.protocol.errors import InvalidParams
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 
+from execprotocol.process import Stream
 from execserver.processes.output_log import OutputLog
-from execserver.protocol.process import Stream
 from execserver.spool.arena import IndexArena
 from execserver.spool.small_files import SmallFiles
 from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits
-from execserver.supervisor.registration import DATA, MEMORY
+from execserver.supervisor.fd_store_protocol import DATA, MEMORY
 
 RETAINED = 1000
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from execserver.processes import answers
-from execserver.processes.answers import TOGETHER_SECONDS, Habit, look
+from execserver.processes import prompt_output
 from execserver.processes.poller import READABLE, Watch
+from execserver.processes.prompt_output import TOGETHER_SECONDS, Habit, look
 
 pytestmark = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) == 1, reason="with a single processor nobody looks"
@@ -76,7 +76,7 @@ def test_an_answer_that_is_there_is_taken_and_makes_a_good_habit(
 def test_an_answer_that_comes_during_the_look_is_taken(
     pipe: tuple[int, int], output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "LOOK_SECONDS", 20.0)
+    monkeypatch.setattr(prompt_output, "LOOK_SECONDS", 20.0)
     answer = threading.Timer(0.05, os.write, (pipe[1], b"later"))
     answer.start()
     look(Habit(terminal=False), [output.watch])
@@ -165,7 +165,7 @@ def test_of_writes_that_come_together_only_the_first_is_followed_by_a_look() -> 
 def test_with_a_single_processor_nobody_looks() -> None:
     script = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from execserver.processes.answers import Habit\n"
+        "from execserver.processes.prompt_output import Habit\n"
         "print(Habit(terminal=False).is_prompt())\n"
     )
     shown = subprocess.run(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.processes.cause import OomCounter, cgroup_of, exit_cause, may_be_out_of_memory, oom_kills
-from execserver.protocol.process import ExitCause
+from execprotocol.process import ExitCause
+from execserver.processes.exit_cause import OomCounter, cgroup_of, exit_cause, may_be_out_of_memory, oom_kills
 
 KILLED = 128 + signal.SIGKILL
 OURS: tuple[ExitCause, ...] = ("terminated", "timeout", "idleTimeout", "sessionExpired", "serviceStop")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from execserver.processes.gathering import LEAST_BYTES, Gathering
+from execserver.processes.output_batching import LEAST_BYTES, Gathering
 from execserver.spool.spool import CHUNK_BYTES
 
 PIECE = 8 << 10

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from execserver import membership
-from execserver.processes.inside import Inside
+from execserver import descendants
 from execserver.processes.poller import DescriptorPoller
+from execserver.processes.sandboxed_child import Inside
 from execserver.sandbox.memory_file import memory_file
 
 SECONDS = 20.0
@@ -34,7 +34,7 @@ def begin_as_a_child(tag: int | None) -> None:
     """The same for a launcher, which may bear a tag."""
     hear_interrupts()
     if tag is not None:
-        membership.set_own_tag(tag)
+        descendants.set_own_tag(tag)
 
 
 class Launcher:
@@ -182,7 +182,7 @@ async def test_a_kill_without_namespaces_ends_the_commands_group_and_not_the_lau
 async def test_who_left_the_group_is_left_to_others_where_there_is_a_tag_to_find_him_by(
     launch: Launch, tagged: bool, whole: bool
 ) -> None:
-    tag = membership.tag_value(membership.new_instance(), 7) if tagged else None
+    tag = descendants.tag_value(descendants.new_instance(), 7) if tagged else None
     launcher = launch("setsid sh -c 'echo ready; exec sleep 5' & sleep 60", tag=tag)
     await launcher.says("ready")
     launcher.inside.kill()
@@ -197,9 +197,9 @@ async def test_who_left_the_group_is_left_to_others_where_there_is_a_tag_to_find
     assert not launcher.inside.waiting
     assert len(os.listdir("/proc/self/fd")) == before - 2, "the report and the first process"
     if tagged:
-        instance, _ = membership.split_tag(tag or 0) or (0, 0)
-        assert len(membership.members(instance)) == 1
-        assert membership.kill_members(instance) == []
+        instance, _ = descendants.split_tag(tag or 0) or (0, 0)
+        assert len(descendants.members(instance)) == 1
+        assert descendants.kill_members(instance) == []
 
 
 async def test_a_kill_without_namespaces_reaches_the_group_before_the_command_can_be_reaped(
@@ -306,7 +306,7 @@ async def test_a_launcher_that_says_too_much_is_not_listened_to_any_more(poller:
 async def test_a_process_with_another_tag_has_the_number_of_one_that_is_gone(
     poller: DescriptorPoller,
 ) -> None:
-    other = membership.tag_value(membership.new_instance(), 7)
+    other = descendants.tag_value(descendants.new_instance(), 7)
     stranger = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
     try:
         inside = Inside(0, memory_file(b'{"child-pid": %d}\n' % stranger.pid), False, other, poller)

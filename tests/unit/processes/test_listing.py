@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from execserver import membership
-from execserver.processes.listing import MAX_KEPT_ARGV, Meter, Usage, bounded_argv, kept_folder, measure
+from execserver import descendants
+from execserver.processes.usage import MAX_KEPT_ARGV, Meter, Usage, bounded_argv, kept_folder, measure
 
 
 @pytest.mark.parametrize("argv", [["a"], [""] * 100, ["x" * (MAX_KEPT_ARGV - 1)]])
@@ -44,11 +44,11 @@ def test_members_are_measured_together_and_the_dead_do_not_count() -> None:
 
 
 def test_children_belong_to_the_number_of_their_leader() -> None:
-    instance = membership.new_instance()
+    instance = descendants.new_instance()
     with subprocess.Popen(["sh", "-c", "sleep 60 & echo up; wait"], stdout=subprocess.PIPE) as leader:
         assert leader.stdout is not None
         leader.stdout.readline()
-        found = membership.members_by_number(instance, {3: leader.pid})
+        found = descendants.members_by_number(instance, {3: leader.pid})
         for pid in found[3]:
             os.kill(pid, 9)
     assert leader.pid in found[3]

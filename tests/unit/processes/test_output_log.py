@@ -19,7 +19,7 @@ from execserver.spool import spool
 from execserver.spool.process_index import RECORDS_A_BLOCK
 from execserver.spool.spool import CHUNK_BYTES, SpoolLimits
 from execserver.spool.system_calls import enlarge_pipe
-from execserver.supervisor.registration import DATA
+from execserver.supervisor.fd_store_protocol import DATA
 from execserver.telemetry.measures import measures
 from tests.unit.processes.log_rig import RETAINED, Rig, take_bytes
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.process import Stream
 from execserver import fault_points
 from execserver.processes.output_log import Chunk, OutputLog
-from execserver.protocol.process import Stream
 from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, Spool, SpoolBudget, SpoolLimits

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from execserver.processes.gathering import REST_SECONDS
+from execserver.processes.output_batching import REST_SECONDS
 from execserver.processes.poller import READABLE, DescriptorPoller, Watch
 
 SECONDS = 10.0

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.processes.relay import FILL_BYTES, TerminalRelay
-from execserver.protocol.process import Stream
+from execprotocol.process import Stream
+from execserver.processes.pty_relay import FILL_BYTES, TerminalRelay
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from execprotocol.model import decode
+from execprotocol.process import StartParams
 from execserver.processes.start_digest import differing, start_digest
-from execserver.protocol.model import decode
-from execserver.protocol.process import StartParams
 from tests.sandbox.profiles import READ_ONLY, WORKSPACE, context
 
 BASE: dict[str, Any] = {

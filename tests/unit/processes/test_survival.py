@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from execserver.processes.survival import Survival
-from execserver.supervisor.keeping import Kept
-from execserver.supervisor.registration import ARENA, LEDGER, PROCESS, SERVICE
+from execserver.processes.recovery_state import Survival
+from execserver.supervisor.fd_store_client import Kept
+from execserver.supervisor.fd_store_protocol import ARENA, LEDGER, PROCESS, SERVICE
 
 
 def test_a_server_that_died_between_ledger_and_index_had_not_begun() -> None:

@@ -13,9 +13,9 @@ from jsonschema import Draft7Validator, Draft202012Validator
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
+from execprotocol.errors import RpcError
+from execprotocol.methods import EVENTS, METHODS
 from execserver import __version__
-from execserver.protocol.errors import RpcError
-from execserver.protocol.methods import EVENTS, METHODS
 from tests.support.schemas import params_schema, result_schema, schema_of
 from tools.wire_docs.method_errors import ERRORS
 from tools.wire_docs.openrpc import openrpc_document

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay.client_list import MAX_BYTES, ClientList, ClientListError
+from execserver.relay.executor.allowed_clients import MAX_BYTES, ClientList, ClientListError
 
 ONE, OTHER = "1" * 64, "ab" * 32
 

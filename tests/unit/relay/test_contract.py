@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.relay import contract
-from execserver.relay.contract import (
+from execprotocol.relay import contract
+from execprotocol.relay.contract import (
     ConnectAnswer,
     ConnectRequest,
     ContractError,
@@ -24,7 +24,7 @@ from execserver.relay.contract import (
     parse_validity,
     path,
 )
-from execserver.relay.keys import KeyPair
+from execprotocol.relay.keys import KeyPair
 
 KEY = KeyPair.from_seed(bytes(range(96))).public
 URL = "wss://relay.example:8443/base/cloud/environment/place/harness?ticket=abc"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay import dial as dialing
-from execserver.relay.dial import DialFailed, DialRefused, FrameSocket, dial
-from execserver.relay.frames import MAX_FRAME_BYTES
+from execprotocol.relay import dial as dialing
+from execprotocol.relay.dial import DialFailed, DialRefused, FrameSocket, dial
+from execprotocol.relay.frames import MAX_FRAME_BYTES
 from tests.integration.http.certificates import make_authority, server_context
 from tests.support.wire import PATIENCE
 

@@ -8,7 +8,7 @@ import hashlib
 import re
 import socket
 
-from execserver.relay.dial import FrameSocket, dial
+from execprotocol.relay.dial import FrameSocket, dial
 
 FRAME = bytes(60_000)
 SMALL_WINDOW_BYTES = 16 << 10

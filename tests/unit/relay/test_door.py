@@ -8,18 +8,10 @@ from collections import deque
 
 import pytest
 
-from execserver.protocol.limits import MAX_MESSAGE_BYTES
-from execserver.relay import frames
-from execserver.relay.door_stream import (
-    PROTOCOL_BROKEN,
-    REJECTED,
-    STREAM_OVER,
-    DoorStream,
-    FrameCutter,
-    StreamRefused,
-)
-from execserver.relay.keys import KeyPair, PublicKeys
-from execserver.relay.noise import (
+from execprotocol.limits import MAX_MESSAGE_BYTES
+from execprotocol.relay import frames
+from execprotocol.relay.keys import KeyPair, PublicKeys
+from execprotocol.relay.noise import (
     MAX_RECORD_BYTES,
     MAX_RECORDS,
     REJECTION,
@@ -28,7 +20,15 @@ from execserver.relay.noise import (
     Responder,
     Transport,
 )
-from execserver.relay.records import MessageAssembler, RecordError, RecordQueue
+from execprotocol.relay.records import MessageAssembler, RecordError, RecordQueue
+from execserver.relay.service.door_stream import (
+    PROTOCOL_BROKEN,
+    REJECTED,
+    STREAM_OVER,
+    DoorStream,
+    FrameCutter,
+    StreamRefused,
+)
 
 DOOR, EXECUTOR = KeyPair.generate(), KeyPair.generate()
 STREAM = "0e8a2f9c-5f0b-4b43-9a39-0b6a4b6f9a11"

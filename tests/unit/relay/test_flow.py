@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.rendezvous import Limits
+from execprotocol.relay import frames
+from execserver.relay.service.rendezvous import Limits
 from tests.support.rendezvous_peers import FakePeer, Relay
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from execserver.relay import frames
-from execserver.relay.frames import MAX_FRAME_BYTES, PROTOCOL_ERROR, Frame, FrameError
+from execprotocol.relay import frames
+from execprotocol.relay.frames import MAX_FRAME_BYTES, PROTOCOL_ERROR, Frame, FrameError
 
 STREAM = "3f0e5a7c-94a2-4d6e-8f2b-7a0c3e1d5b69"
 Types = descriptor_pb2.FieldDescriptorProto

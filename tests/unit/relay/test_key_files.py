@@ -9,8 +9,8 @@ from threading import Barrier
 
 import pytest
 
-from execserver.relay.key_files import KeyFileError, load_key_pair
-from execserver.relay.keys import KeyPair
+from execprotocol.relay.key_files import KeyFileError, load_key_pair
+from execprotocol.relay.keys import KeyPair
 
 
 def test_a_missing_file_is_made_for_its_owner_alone_and_holds_the_same_pair_ever_after(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from execserver.relay.keys import SUITE, KeyFault, KeyPair, PublicKeys, encapsulate
+from execprotocol.relay.keys import SUITE, KeyFault, KeyPair, PublicKeys, encapsulate
 
 SEED = bytes(range(96))
 PAIR = KeyPair.from_seed(SEED)

@@ -8,20 +8,20 @@ from typing import cast
 
 import pytest
 
-from execserver.relay import admission as admission_module
-from execserver.relay import frames
-from execserver.relay import link as link_module
-from execserver.relay.admission import FAILURES, Admission
-from execserver.relay.contract import ValidateRequest
-from execserver.relay.dial import FrameSocket
-from execserver.relay.frames import PROTOCOL_ERROR, Frame
-from execserver.relay.identity import Identity, TokenSource
-from execserver.relay.keys import KeyPair
-from execserver.relay.link import MAX_HANDSHAKES, MAX_STREAMS, Link
-from execserver.relay.noise import MAX_RECORD_BYTES, REJECTION, Binding, Initiator, Transport
-from execserver.relay.records import RecordQueue
-from execserver.relay.registry_client import RegistryRefused, RegistryUnreachable
-from execserver.relay.stream_channel import CLOSED
+from execprotocol.relay import frames
+from execprotocol.relay.contract import ValidateRequest
+from execprotocol.relay.dial import FrameSocket
+from execprotocol.relay.frames import PROTOCOL_ERROR, Frame
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.noise import MAX_RECORD_BYTES, REJECTION, Binding, Initiator, Transport
+from execprotocol.relay.records import RecordQueue
+from execprotocol.relay.registry_client import RegistryRefused, RegistryUnreachable
+from execserver.relay.executor import admission as admission_module
+from execserver.relay.executor import multiplexer as link_module
+from execserver.relay.executor.admission import FAILURES, Admission
+from execserver.relay.executor.channel import CLOSED
+from execserver.relay.executor.identity import Identity, TokenSource
+from execserver.relay.executor.multiplexer import MAX_HANDSHAKES, MAX_STREAMS, Link
 from execserver.rpc.channel import Channel
 from tests.support.echo import Echo
 

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execserver.relay.keys import KeyPair, PublicKeys, encapsulate
-from execserver.relay.noise import (
+from execprotocol.relay.keys import KeyPair, PublicKeys, encapsulate
+from execprotocol.relay.noise import (
     MAX_AUTHORIZATION_BYTES,
     MAX_RECORD_BYTES,
     MAX_RECORDS,
@@ -172,7 +172,7 @@ def test_a_longer_authorization_is_not_written() -> None:
 
 
 def test_a_longer_authorization_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("execserver.relay.noise.MAX_AUTHORIZATION_BYTES", MAX_AUTHORIZATION_BYTES + 1)
+    monkeypatch.setattr("execprotocol.relay.noise.MAX_AUTHORIZATION_BYTES", MAX_AUTHORIZATION_BYTES + 1)
     message = initiator().write_first(bytes(MAX_AUTHORIZATION_BYTES + 1))
     monkeypatch.undo()
     with pytest.raises(NoiseError, match="size"):

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from execserver.relay.keys import KeyPair, PublicKeys
-from execserver.relay.noise import REJECTION, Binding, Initiator, Responder, Transport
+from execprotocol.relay.keys import KeyPair, PublicKeys
+from execprotocol.relay.noise import REJECTION, Binding, Initiator, Responder, Transport
 
 FOLDER = Path(__file__).parents[2] / "data" / "relay"
 VECTORS: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execserver.relay.noise import MAX_RECORD_BYTES
-from execserver.relay.records import MessageAssembler, RecordError, RecordQueue, Reorder
+from execprotocol.relay.noise import MAX_RECORD_BYTES
+from execprotocol.relay.records import MessageAssembler, RecordError, RecordQueue, Reorder
 
 MIB = 1 << 20
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.relay.contract import ValidateRequest
-from execserver.relay.introductions import INTRODUCTION_SECONDS
-from execserver.relay.keys import PublicKeys
-from execserver.relay.registry import (
+from execprotocol.relay.contract import ValidateRequest
+from execprotocol.relay.keys import PublicKeys
+from execserver.relay.service.introductions import INTRODUCTION_SECONDS
+from execserver.relay.service.registry import (
     DIAL_SECONDS,
     EXECUTOR_TICKET_SECONDS,
     Conflict,

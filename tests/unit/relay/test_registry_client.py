@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from execserver.relay.contract import (
+from execprotocol.relay.contract import (
     ConnectAnswer,
     ConnectRequest,
     RegisterAnswer,
@@ -21,8 +21,8 @@ from execserver.relay.contract import (
     ValidateRequest,
     error_body,
 )
-from execserver.relay.keys import KeyPair
-from execserver.relay.registry_client import (
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.registry_client import (
     RegistryClient,
     RegistryError,
     RegistryRefused,

@@ -8,15 +8,15 @@ from dataclasses import fields
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from execserver.relay.bus import MemoryBus
-from execserver.relay.keys import KeyPair
-from execserver.relay.refusals import Guard
-from execserver.relay.registry import Registry
-from execserver.relay.registry_http import PublicUrls, RegistryHttp
-from execserver.relay.relay_metrics import Watcher, page
-from execserver.relay.rendezvous import Rendezvous
-from execserver.relay.rendezvous_http import RendezvousHttp
-from execserver.relay.tokens import TokenStore
+from execprotocol.relay.keys import KeyPair
+from execserver.relay.service.bus import MemoryBus
+from execserver.relay.service.errors import Guard
+from execserver.relay.service.registry import Registry
+from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
+from execserver.relay.service.relay_metrics import Watcher, page
+from execserver.relay.service.rendezvous import Rendezvous
+from execserver.relay.service.rendezvous_http import RendezvousHttp
+from execserver.relay.service.tokens import TokenStore
 from execserver.telemetry.definitions import DEFINITIONS
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayNumbers
 

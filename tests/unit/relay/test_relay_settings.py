@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from execserver.relay.settings import Address, RelaySettings, SettingsError, is_host
+from execserver.relay.service.settings import Address, RelaySettings, SettingsError, is_host
 
 LOOPBACK = "http://127.0.0.1:0"
 

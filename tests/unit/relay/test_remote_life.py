@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from structlog.testing import capture_logs
 
-from execserver.relay import contract, executor
-from execserver.relay.executor import DIALS_A_REGISTRATION, RemoteExecutor, _Backoff
-from execserver.relay.frames import MAX_FRAME_BYTES
-from execserver.relay.identity import Identity, TokenSource
-from execserver.relay.keys import KeyPair
+from execprotocol.relay import contract
+from execprotocol.relay.frames import MAX_FRAME_BYTES
+from execprotocol.relay.keys import KeyPair
+from execserver.relay.executor import executor
+from execserver.relay.executor.executor import DIALS_A_REGISTRATION, RemoteExecutor, _Backoff
+from execserver.relay.executor.identity import Identity, TokenSource
 from tests.support.echo import Echo
 from tests.support.fake_relay import ENVIRONMENT, FakeRelay, refusal
 

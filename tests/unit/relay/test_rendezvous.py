@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.bus import MemoryBus
-from execserver.relay.ends import ENDED_STREAMS
-from execserver.relay.rendezvous import Limits
+from execprotocol.relay import frames
+from execserver.relay.service.bus import MemoryBus
+from execserver.relay.service.endpoints import ENDED_STREAMS
+from execserver.relay.service.rendezvous import Limits
 from tests.support.rendezvous_peers import FakePeer, Relay
 
 GONE = (1013, "executor_gone")

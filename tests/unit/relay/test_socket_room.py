@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from aiohttp import web
 
-from execserver.relay.sockets import HIGH_BYTES, LOW_BYTES, SocketPeer
+from execserver.relay.service.sockets import HIGH_BYTES, LOW_BYTES, SocketPeer
 
 
 class Transport:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from execserver.relay.sockets import HIGH_BYTES, LOW_BYTES, SocketPeer, new_socket
+from execserver.relay.service.sockets import HIGH_BYTES, LOW_BYTES, SocketPeer, new_socket
 
 NEVER = 3600.0
 

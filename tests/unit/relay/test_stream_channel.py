@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from execserver.protocol.limits import MAX_MESSAGE_BYTES
-from execserver.relay import frames, stream_channel
-from execserver.relay.noise import Transport
-from execserver.relay.records import MessageAssembler, RecordQueue
-from execserver.relay.stream_channel import CLOSED, LOW_WATER_BYTES, RelayChannel
+from execprotocol.limits import MAX_MESSAGE_BYTES
+from execprotocol.relay import frames
+from execprotocol.relay.noise import Transport
+from execprotocol.relay.records import MessageAssembler, RecordQueue
+from execserver.relay.executor import channel
+from execserver.relay.executor.channel import CLOSED, LOW_WATER_BYTES, RelayChannel
 from execserver.rpc.channel import Channel
 
 FINGERPRINT = "f" * 64
@@ -236,7 +237,7 @@ async def test_a_pause_in_the_middle_of_what_was_kept_holds(ends: Ends) -> None:
 async def test_who_sends_too_much_unread_is_dropped(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    monkeypatch.setattr(stream_channel, "MAX_HELD_BYTES", 2000 if whose == "its own" else 1 << 30)
+    monkeypatch.setattr(channel, "MAX_HELD_BYTES", 2000 if whose == "its own" else 1 << 30)
     ends.link.most = 2000 if whose == "of all" else 1 << 30
     ends.channel.pause_reading()
     ends.deliver(bytes(500))
@@ -249,7 +250,7 @@ async def test_who_sends_too_much_unread_is_dropped(
 async def test_the_smallest_records_are_counted_with_what_keeping_them_costs(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_channel, "MAX_HELD_BYTES", 100 << 10)
+    monkeypatch.setattr(channel, "MAX_HELD_BYTES", 100 << 10)
     ends.channel.pause_reading()
     kept = 0
     while not ends.link.left:
@@ -317,7 +318,7 @@ async def test_finish_waits_until_everything_was_taken(ends: Ends) -> None:
 
 
 async def test_finish_does_not_wait_for_ever(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_channel, "LINGER_SECONDS", 0.001)
+    monkeypatch.setattr(channel, "LINGER_SECONDS", 0.001)
     ends.channel.send((b"never taken",))
     ends.channel.finish()
     await asyncio.sleep(0.01)

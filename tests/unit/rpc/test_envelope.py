@@ -14,33 +14,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execserver.protocol.limits import (
+from execprotocol.limits import (
     MAX_JSON_BARE_BYTES,
     MAX_JSON_MEMBERS,
     MAX_JSON_QUOTES,
     MAX_JSON_VALUES,
 )
-from execserver.rpc import envelope
-from execserver.rpc.envelope import Notification, ParseError, Request, Response
+from execserver.rpc import codec
+from execserver.rpc.codec import Notification, ParseError, Request, Response
 
 
 def refusal(data: bytes) -> str:
     with pytest.raises(ParseError) as caught:
-        envelope.decode(data)
+        codec.decode(data)
     return str(caught.value)
 
 
 def test_kinds_are_told_by_their_members() -> None:
-    assert envelope.decode(b'{"id":1,"method":"m"}') == Request(1, "m", None)
-    assert envelope.decode(b'{"id":"","method":"m","result":{}}') == Request("", "m", None)
-    assert envelope.decode(b'{"method":"m","params":5}') == Notification("m")
-    assert envelope.decode(b'{"id":1,"result":null}') == Response(1)
-    assert envelope.decode(b'{"id":-1,"error":{}}') == Response(-1)
+    assert codec.decode(b'{"id":1,"method":"m"}') == Request(1, "m", None)
+    assert codec.decode(b'{"id":"","method":"m","result":{}}') == Request("", "m", None)
+    assert codec.decode(b'{"method":"m","params":5}') == Notification("m")
+    assert codec.decode(b'{"id":1,"result":null}') == Response(1)
+    assert codec.decode(b'{"id":-1,"error":{}}') == Response(-1)
 
 
 @pytest.mark.parametrize("number", [0, -1, 2**63 - 1, -(2**63)])
 def test_ids_are_signed_64_bit_integers(number: int) -> None:
-    message = envelope.decode(b'{"id":%d,"method":"m"}' % number)
+    message = codec.decode(b'{"id":%d,"method":"m"}' % number)
     assert isinstance(message, Request)
     assert message.id == number
 
@@ -82,7 +82,7 @@ def test_a_doubled_member_is_refused_by_name(data: bytes, name: str) -> None:
 
 
 def test_strings_that_look_like_members_are_not_doubled() -> None:
-    message = envelope.decode(b'{"id":1,"method":"m","params":{"a":":a","b":"\\"a\\":1","c" : 1}}')
+    message = codec.decode(b'{"id":1,"method":"m","params":{"a":":a","b":"\\"a\\":1","c" : 1}}')
     assert message == Request(1, "m", {"a": ":a", "b": '"a":1', "c": 1})
 
 
@@ -92,7 +92,7 @@ def nested(levels: int) -> bytes:
 
 
 def test_127_levels_pass_and_128_do_not() -> None:
-    envelope.decode(nested(127))
+    codec.decode(nested(127))
     assert refusal(nested(128)).startswith("recursion limit exceeded")
     assert refusal(nested(100_000)).startswith("recursion limit exceeded")
 
@@ -100,7 +100,7 @@ def test_127_levels_pass_and_128_do_not() -> None:
 def test_the_number_of_values_is_limited() -> None:
     # The message itself, the method, and the array are values too.
     fits = b'{"method":"m","params":[' + b",".join([b"12"] * (MAX_JSON_VALUES - 3)) + b"]}"
-    envelope.decode(fits)
+    codec.decode(fits)
     over = fits.replace(b"[12", b"[12,12", 1)
     assert "exceeds the limit of 262144 JSON values" in refusal(over)
 
@@ -119,14 +119,14 @@ def test_a_large_message_means_what_it_says_wherever_its_escapes_are() -> None:
         texts = ["".join(chance.choices(['"', "\\", ",", "[", ":", "a", "é"], k=9)) for _ in range(30_000)]
         params = {"x" * shift: texts, "\\" * 300_001: '"' * shift}
         data = with_params(json.dumps(params, ensure_ascii=False).encode())
-        message = envelope.decode(data)
+        message = codec.decode(data)
         assert isinstance(message, Request)
         assert message.params == params
 
 
 @pytest.mark.parametrize("text", [b",", b"[", b"{", b":", b"\\u00e9"])
 def test_what_is_in_a_string_counts_for_no_limit(text: bytes) -> None:
-    message = envelope.decode(with_params(b'["%b"]' % (text * (MAX_JSON_VALUES + 1))))
+    message = codec.decode(with_params(b'["%b"]' % (text * (MAX_JSON_VALUES + 1))))
     assert isinstance(message, Request)
     assert message.params == [json.loads(b'"%b"' % text) * (MAX_JSON_VALUES + 1)]
 
@@ -135,7 +135,7 @@ def test_the_number_of_members_is_limited() -> None:
     def members(count: int) -> bytes:
         return with_params(b'{"long":"%b",%b}' % (LONG, b",".join(b'"%d":1' % n for n in range(count - 4))))
 
-    message = envelope.decode(members(MAX_JSON_MEMBERS))
+    message = codec.decode(members(MAX_JSON_MEMBERS))
     assert isinstance(message, Request)
     assert len(message.params) == MAX_JSON_MEMBERS - 3
     assert "exceeds the limit of 131072 members of objects" in refusal(members(MAX_JSON_MEMBERS + 1))
@@ -143,7 +143,7 @@ def test_the_number_of_members_is_limited() -> None:
 
 def test_the_number_of_quotation_marks_is_limited() -> None:
     fits = with_params(b'["%b"]' % (b'\\"' * (MAX_JSON_QUOTES - 10)))
-    assert isinstance(envelope.decode(fits), Request)
+    assert isinstance(codec.decode(fits), Request)
     over = fits.replace(b'["', b'["\\"', 1)
     assert "exceeds the limit of 786432 quotation marks" in refusal(over)
 
@@ -152,7 +152,7 @@ def test_what_is_outside_of_strings_is_limited() -> None:
     empty = with_params(b"[]")
     bare = len(re.sub(rb'"[a-z]*"', b'"', empty))
     fits = with_params(b"[%b]" % (b" " * (MAX_JSON_BARE_BYTES - bare)))
-    assert isinstance(envelope.decode(fits), Request)
+    assert isinstance(codec.decode(fits), Request)
     assert "exceeds the limit of 16777216 bytes outside of strings" in refusal(fits.replace(b"[", b"[ ", 1))
 
 
@@ -178,7 +178,7 @@ def test_a_trace_of_the_wrong_type_is_refused(trace: str) -> None:
 def test_a_large_payload_is_not_copied_into_a_string() -> None:
     payload = base64.b64encode(b"x" * 300_000).decode()
     data = json.dumps({"id": 1, "method": "m", "params": {"dataBase64": payload, "path": "p"}}).encode()
-    message = envelope.decode(data)
+    message = codec.decode(data)
     assert isinstance(message, Request)
     assert message.params["dataBase64"] == payload.encode()
     assert isinstance(message.params["dataBase64"], memoryview)
@@ -188,7 +188,7 @@ def test_a_payload_elsewhere_or_with_escapes_is_an_ordinary_string() -> None:
     payload = "A" * 300_000
     for params in ({"deep": {"chunk": payload}}, {"chunk": payload + '"'}, [payload]):
         data = json.dumps({"id": 1, "method": "m", "params": params}).encode()
-        message = envelope.decode(data)
+        message = codec.decode(data)
         assert isinstance(message, Request)
         assert message.params == params
 
@@ -216,7 +216,7 @@ def test_every_valid_message_decodes_to_what_it_says(
     text = json.dumps(
         {"id": 1, "method": "m", "params": params}, ensure_ascii=ascii_only, separators=separators
     )
-    message = envelope.decode(text.encode("utf-8", "replace"))
+    message = codec.decode(text.encode("utf-8", "replace"))
     assert isinstance(message, Request)
     if "\ud800" not in text and "?" not in text:
         assert message.params == params
@@ -226,7 +226,7 @@ def test_every_valid_message_decodes_to_what_it_says(
 @settings(max_examples=300, deadline=None)
 def test_no_bytes_do_anything_but_decode_or_be_refused(data: bytes) -> None:
     with contextlib.suppress(ParseError):
-        envelope.decode(data)
+        codec.decode(data)
 
 
 _NAMES = st.sampled_from(["id", "params", "params", "a", "file:///a", "://", ":", '":', "\\"])
@@ -265,6 +265,6 @@ def test_doubled_members_are_found_wherever_they_stand(text: str) -> None:
         expected = json.loads(text, object_pairs_hook=unique)
     except ValueError:
         with pytest.raises(ParseError, match="duplicate"):
-            envelope.decode_object(text.encode())
+            codec.decode_object(text.encode())
     else:
-        assert envelope.decode_object(text.encode()) == expected
+        assert codec.decode_object(text.encode()) == expected

@@ -15,11 +15,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from execprotocol import environment, filesystem, process
+from execprotocol.errors import InvalidParams
+from execprotocol.limits import TTY_COLUMNS, TTY_ROWS
+from execprotocol.methods import METHODS, extension_names
 from execserver.processes import start_digest
-from execserver.protocol import environment, filesystem, process
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
-from execserver.protocol.methods import METHODS, extension_names
 from execserver.rpc import accesses
 from execserver.rpc.params import NOTHING, decode_params
 from tests.support.schemas import params_schema
@@ -445,8 +445,8 @@ def test_a_daemon_decodes_and_refuses_without_pydantic() -> None:
         "from execserver.configuration.flags import add_flags\n"
         "from execserver.configuration.loading import load\n"
         "load({'listen': ['stdio'], 'session_ttl': 80.0}, {'EXECSERVER_PROCESS_TTL': '5'}, '')\n"
-        "from execserver.protocol.errors import InvalidParams\n"
-        "from execserver.protocol.methods import METHODS\n"
+        "from execprotocol.errors import InvalidParams\n"
+        "from execprotocol.methods import METHODS\n"
         "from execserver.rpc.params import decode_params\n"
         f"for method, params in {list(USUAL.items())!r}:\n"
         "    decode_params(METHODS[method], params)\n"

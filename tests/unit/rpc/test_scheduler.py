@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from execserver.protocol.methods import METHODS
+from execprotocol.methods import METHODS
+from execserver.rpc.flow_control import Room
 from execserver.rpc.handlers import StreamedResult
 from execserver.rpc.params import decode_params
-from execserver.rpc.room import Room
 from execserver.rpc.scheduler import Pending, Scheduler
 
 PARAMS: dict[str, dict[str, Any]] = {

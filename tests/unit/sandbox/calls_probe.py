@@ -14,8 +14,8 @@ import platform
 import sys
 from pathlib import Path
 
-from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
 from execserver.sandbox.seccomp_numbers import ARCHITECTURES
+from execserver.sandbox.thread_limits import deny_new_privileges, install_filter
 
 HIGH = 1 << 40
 TIOCSTI, TIOCLINUX, FIONREAD = 0x5412, 0x541C, 0x541B

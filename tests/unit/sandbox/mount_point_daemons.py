@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from execserver.sandbox.mount_point_entry import key
+from execserver.sandbox.mount_points.entry import key
 
 NAMES = (".git", ".agents", ".codex", ".aws")
 
 # A daemon that does what it is told on its standard input.
 _DAEMON = """
 import json, sys
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 
 points = MountPoints(sys.argv[1])
 leases = []

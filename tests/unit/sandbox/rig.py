@@ -13,7 +13,7 @@ from execserver.sandbox.backends import Bubblewrapped, Tools
 from execserver.sandbox.bare_roots import BareRoots
 from execserver.sandbox.confinement import Command
 from execserver.sandbox.devices import Devices
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import Access, Glob, Policy, Rule, depth
 from execserver.sandbox.view import Needs, View, look

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from execserver.sandbox.adopted import Adopted, Opaque
 from execserver.sandbox.confinement import Command, Confinement
 from execserver.sandbox.denial import evidence
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.adopted import Adopted, Opaque
+from execserver.sandbox.mount_points.registry import MountPoints
 from execserver.sandbox.options import OwnThings, SandboxOptions
 from execserver.sandbox.policy import Glob, Policy
 from execserver.sandbox.sandboxes import Sandboxes

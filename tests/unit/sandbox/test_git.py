@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
 from execserver.sandbox import git_files
 from execserver.sandbox.bare_roots import BareRoots, candidates
 from tests.sandbox.outside import wait_for

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
-from execserver.protocol.errors import InvalidRequest, RpcError
+from execprotocol.errors import InvalidRequest, RpcError
 from execserver.sandbox import globs
 from execserver.sandbox.globs import Budget, expand, folder_of, matcher, matches, refuse_denied, require_few
 

@@ -16,8 +16,8 @@ import pytest
 
 from execserver.sandbox import landlock, seccomp
 from execserver.sandbox.landlock import Ruleset, unstatable
-from execserver.sandbox.limited_thread import spawn_limited
 from execserver.sandbox.options import OwnThings
+from execserver.sandbox.thread_limits import spawn_limited
 from execserver.sandbox.view import Bind, Hollow, Link, Mask, Mount, View
 
 OFFLINE = seccomp.program(network=False, files_limited=True, namespaces_denied=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from execserver.sandbox import seccomp
-from execserver.sandbox.limited_thread import (
+from execserver.sandbox.thread_limits import (
     deny_new_privileges,
     drop_capabilities,
     install_filter,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from execserver.sandbox import mechanisms
-from execserver.sandbox.doctor import Report
-from execserver.sandbox.mechanisms import Check
+from execserver.sandbox.diagnostics import mechanisms
+from execserver.sandbox.diagnostics.doctor import Report
+from execserver.sandbox.diagnostics.mechanisms import Check
+from execserver.sandbox.diagnostics.probe import ProbeResult
 from execserver.sandbox.memory_file import SealedProgram
-from execserver.sandbox.probe import ProbeResult
 
 ROOT = Path(__file__).parents[3]
 WORKING = ProbeResult(True, "", "", "0.11.0", frozenset({"argv0", "bind"}), "/usr/bin/bwrap")

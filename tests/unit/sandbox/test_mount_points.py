@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.support.mounts import Mount
 from tests.unit.sandbox.mount_point_daemons import (
     NAMES,

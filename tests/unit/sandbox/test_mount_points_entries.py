@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_point_entry import Entry
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.entry import Entry
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.unit.sandbox.mount_point_daemons import (
     Daemon,
     entries,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.support.mounts import Mount
 from tests.unit.sandbox.mount_point_daemons import (
     Daemon,
@@ -228,7 +228,7 @@ def test_without_attributes_only_the_maker_removes_its_folder(
 # Three daemons with a registry each hold the same folders, and let them go as nearly at once as can be.
 _AT_ONCE = """
 import os, sys, threading
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 
 rounds, workspace, *states = sys.argv[1:]
 paths = [f"{workspace}/{name}" for name in (".git", ".aws")]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.model import decode
-from execserver.protocol.sandbox import SandboxContext
+from execprotocol.errors import InvalidParams
+from execprotocol.model import decode
+from execprotocol.sandbox import SandboxContext
 from execserver.sandbox.policy import (
     PLATFORM_FOLDERS,
     Access,

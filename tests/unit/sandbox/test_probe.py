@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.launch_failures import explain
-from execserver.sandbox.probe import NEEDED, ProbeResult, find, probe
+from execserver.sandbox.diagnostics.launch_failures import explain
+from execserver.sandbox.diagnostics.probe import NEEDED, ProbeResult, find, probe
 
 BWRAP = shutil.which("bwrap")
 needs_bubblewrap = pytest.mark.skipif(BWRAP is None, reason="there is no bubblewrap on this machine")
@@ -239,7 +239,7 @@ def is_alive(pid: int) -> bool:
 
 
 # A probe that is killed while its bubblewrap hangs.
-_PROBING = "import sys; from execserver.sandbox.probe import probe; probe(*sys.argv[1:])"
+_PROBING = "import sys; from execserver.sandbox.diagnostics.probe import probe; probe(*sys.argv[1:])"
 
 
 def test_what_a_killed_probe_left_is_removed_by_one_that_begins_a_minute_later(
@@ -389,7 +389,7 @@ def test_the_probe_tells_what_the_launch_said(fake: Fake, state: Path) -> None:
 
 PROBING = (
     "import sys; sys.path.insert(0, sys.argv[2])\n"
-    "from execserver.sandbox.probe import probe\n"
+    "from execserver.sandbox.diagnostics.probe import probe\n"
     "result = probe(None, sys.argv[1]); print(result.works, result.reason, '|', result.fix)"
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
 from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import PROTECTED_NAMES, Rule
 from execserver.sandbox.view import Bind

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
 from execserver.sandbox.policy import Access, Policy, Rule
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, policy, workspace
 from tests.unit.sandbox.test_git import git, repository, with_submodule

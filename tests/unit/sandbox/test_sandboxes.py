@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
 from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder, view
 from execserver.sandbox.backends import Bubblewrapped, Limited
 from execserver.sandbox.confinement import Command, Confinement
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.diagnostics.probe import ProbeResult, probe
+from execserver.sandbox.mount_points.registry import MountPoints
 from execserver.sandbox.options import OwnThings, SandboxOptions
 from execserver.sandbox.policy import PROTECTED_NAMES, Policy
-from execserver.sandbox.probe import ProbeResult, probe
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.view import Needs, View, look
 from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace

@@ -63,7 +63,7 @@ def run_bare(program: bytes | None, arguments: list[str]) -> subprocess.Complete
         )
     with Descriptor(program) as fd:
         first = (
-            "import os,runpy,sys; from execserver.sandbox.limited_thread import *; "
+            "import os,runpy,sys; from execserver.sandbox.thread_limits import *; "
             f"deny_new_privileges(); install_filter(os.read({fd}, 65536)); os.close({fd}); "
             "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
         )
@@ -331,7 +331,7 @@ def test_the_x32_table_ends_the_process() -> None:
 def test_a_descendant_cannot_lift_the_filter() -> None:
     act = """
 import os, socket, subprocess, sys
-from execserver.sandbox.limited_thread import install_filter
+from execserver.sandbox.thread_limits import install_filter
 install_filter((0x06).to_bytes(2, sys.byteorder) + bytes(2) + (0x7fff0000).to_bytes(4, sys.byteorder))
 subprocess.run([sys.executable, "-c", "import socket; socket.socket(socket.AF_INET)"], check=True)
 """

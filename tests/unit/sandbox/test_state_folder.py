@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.folders import FolderError, state_folder
+from execserver.private_folder import FolderError, state_folder
 from execserver.sandbox.state_folder import StateFolderError, empty_file, empty_folder, open_state_folder
 from tests.sandbox_user import NOT_ROOT, needed_paths
 

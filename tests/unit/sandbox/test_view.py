@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
 from execserver.sandbox import globs, view
 from execserver.sandbox.options import OwnThings, executed, socket_addresses
 from execserver.sandbox.policy import Access, Glob, Policy, Rule

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import pytest
 
+from execprotocol.limits import MAX_FILLED_GAP
 from execserver.processes.output_log import OutputLog
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.limits import MAX_FILLED_GAP
-from execserver.sessions.feed import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, Hold, OutputFeed
+from execserver.sessions.event_stream import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, Hold, OutputFeed
 from execserver.sessions.session import Attachment
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from execserver.supervisor.channel import (
+from execserver.supervisor.fd_store_protocol import KEEP, receive
+from execserver.supervisor.packets import receive_packet, send_packet
+from execserver.supervisor.server_channel import (
     ChannelError,
     ServerChannel,
     SupervisorGoneError,
     open_supervisor_pidfd,
 )
-from execserver.supervisor.packets import receive_packet, send_packet
-from execserver.supervisor.registration import KEEP, receive
 
 HELLO = {
     "type": "hello",

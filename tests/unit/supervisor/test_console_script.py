@@ -67,9 +67,9 @@ def test_the_supervisor_imports_the_standard_library_only() -> None:
                 own = name.startswith(
                     (
                         "execserver.supervisor.",
-                        "execserver.membership",
-                        "execserver.folders",
-                        "execserver.trust",
+                        "execserver.descendants",
+                        "execserver.private_folder",
+                        "execprotocol.trust",
                     )
                 )
                 assert top in sys.stdlib_module_names or own, f"{path.name} imports {name}"

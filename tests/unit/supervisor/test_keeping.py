@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from execserver.supervisor import registration
-from execserver.supervisor.keeping import Exited, KeeperClient, Kept
+from execserver.supervisor import fd_store_protocol
+from execserver.supervisor.fd_store_client import Exited, KeeperClient, Kept
+from execserver.supervisor.fd_store_protocol import EXITED, HANDED, KEEP, KEPT, REAPED, RELEASE
 from execserver.supervisor.packets import ChannelError, channel_pair
-from execserver.supervisor.registration import EXITED, HANDED, KEEP, KEPT, REAPED, RELEASE
 
 
 class Rig:
@@ -24,8 +24,8 @@ class Rig:
         os.set_blocking(self.nudge, False)
         self.client = KeeperClient(theirs_blocking(theirs), nudge)
 
-    def message(self) -> registration.Message:
-        message = registration.receive(self.ours)
+    def message(self) -> fd_store_protocol.Message:
+        message = fd_store_protocol.receive(self.ours)
         assert message is not None
         return message
 
@@ -112,11 +112,11 @@ def test_a_supervisor_that_is_gone_is_no_error(rig: Rig, null: int) -> None:
 
 
 def test_a_take_over_ends_with_handed_and_exits_come_after_it(rig: Rig, null: int) -> None:
-    registration.send(rig.ours, KEPT, 0, 1, descriptors=[null])
-    registration.send(rig.ours, KEPT, 5, 0, descriptors=[null, null])
-    registration.send(rig.ours, EXITED, 5, value=9 << 8)
-    registration.send(rig.ours, HANDED)
-    registration.send(rig.ours, EXITED, 6, value=15)
+    fd_store_protocol.send(rig.ours, KEPT, 0, 1, descriptors=[null])
+    fd_store_protocol.send(rig.ours, KEPT, 5, 0, descriptors=[null, null])
+    fd_store_protocol.send(rig.ours, EXITED, 5, value=9 << 8)
+    fd_store_protocol.send(rig.ours, HANDED)
+    fd_store_protocol.send(rig.ours, EXITED, 6, value=15)
     ledger, ends, exited = rig.client.take_over()
     assert isinstance(ledger, Kept)
     assert isinstance(ends, Kept)
@@ -131,11 +131,11 @@ def test_a_take_over_ends_with_handed_and_exits_come_after_it(rig: Rig, null: in
 
 @pytest.mark.parametrize("service", [False, True])
 def test_what_does_not_fit_in_the_table_is_given_up_whole(rig: Rig, null: int, service: bool) -> None:
-    registration.send(rig.ours, KEPT, 1, 1, descriptors=[null])
-    registration.send(rig.ours, KEPT, 0 if service else 2, 1, descriptors=[null])
-    registration.send(rig.ours, KEPT, 0 if service else 2, 2, descriptors=[null] * 100)
-    registration.send(rig.ours, EXITED, 2, value=0)
-    registration.send(rig.ours, HANDED)
+    fd_store_protocol.send(rig.ours, KEPT, 1, 1, descriptors=[null])
+    fd_store_protocol.send(rig.ours, KEPT, 0 if service else 2, 1, descriptors=[null])
+    fd_store_protocol.send(rig.ours, KEPT, 0 if service else 2, 2, descriptors=[null] * 100)
+    fd_store_protocol.send(rig.ours, EXITED, 2, value=0)
+    fd_store_protocol.send(rig.ours, HANDED)
     before = open_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(null)
@@ -160,7 +160,7 @@ def test_what_does_not_fit_in_the_table_is_given_up_whole(rig: Rig, null: int, s
 
 def test_what_is_no_registration_is_an_error_and_leaves_no_descriptor(rig: Rig, null: int) -> None:
     before = open_descriptors()
-    for data in (b"short", bytes(registration.HEADER.size + 1)):
+    for data in (b"short", bytes(fd_store_protocol.HEADER.size + 1)):
         socket.send_fds(rig.ours, [data], [null])
         with pytest.raises(ChannelError, match="supervisor and server differ"):
             rig.client.take_over()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.folders import FolderError
-from execserver.supervisor.records import claim, sweep
+from execserver.private_folder import FolderError
+from execserver.supervisor.instance_records import claim, sweep
 
 
 def test_a_record_is_stale_only_when_all_its_copies_are_closed(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from time import perf_counter
 
 import pytest
 
-from execserver.transports import attention
-from execserver.transports.attention import AWAKE_SECONDS, Attention
+from execserver import busy_poll
+from execserver.busy_poll import AWAKE_SECONDS, Attention
 
 
 class Turns(asyncio.SelectorEventLoop):
@@ -38,7 +38,7 @@ class Turns(asyncio.SelectorEventLoop):
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Turns:
-    monkeypatch.setattr(attention, "ALONE", False)
+    monkeypatch.setattr(busy_poll, "ALONE", False)
     turns = Turns()
     turns.close()
     return turns
@@ -94,6 +94,6 @@ def test_messages_during_a_moment_prolong_it_and_keep_one_callback(loop: Turns) 
 
 
 def test_with_one_processor_nobody_is_waited_for(loop: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "ALONE", True)
+    monkeypatch.setattr(busy_poll, "ALONE", True)
     each = Attention(loop)
     assert not any(served(each, loop, quick=True) for _ in range(10))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
-from execserver.transports.frame_parser import BINARY, CLOSE, PING, TEXT, Frame, FrameParser
+from execserver.transports.websocket_parser import BINARY, CLOSE, PING, TEXT, Frame, FrameParser
 from tests.support.wire import WebSocketTransport
 
 frame = WebSocketTransport.frame
@@ -16,7 +16,7 @@ def test_the_version_of_picows_is_one_whose_constructor_is_known() -> None:
     installed = version("picows")
     assert installed.startswith("2.3."), (
         f"picows {installed}: compare `WSProtocol.__init__` of its picows.pyx with the call in "
-        "execserver/transports/frame_parser.py and the calls of `_NullTransport`, measure again what a "
+        "execserver/transports/websocket_parser.py and the calls of `_NullTransport`, measure again what a "
         "documented parser costs (docs/dependencies.md), then change pyproject.toml and this test"
     )
 

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import pytest
 
 from execserver.transports.authentication import Authenticator, CapabilityToken, NoAuthentication
-from execserver.transports.http_head import BadRequestError, Decision, accept_value, decide, parse_head
+from execserver.transports.http_upgrade import BadRequestError, Decision, accept_value, decide, parse_head
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 HEADERS = {

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import pytest
 
 from execserver.transports.authentication import MISSING, Authenticator, CapabilityToken, NoAuthentication
-from execserver.transports.http_head import Content, Decision, Head, Page, decide, parse_head
+from execserver.transports.http_upgrade import Content, Decision, Head, Page, decide, parse_head
 from tests.unit.transports.test_http_head import HEADERS, STRICT
 
 OPEN = NoAuthentication()

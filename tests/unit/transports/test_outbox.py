@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.transports.outbox import (
+from execserver.transports.write_buffer import (
     EARLY_BYTES,
     JOINED_BELOW_BYTES,
     LOW_WATER_BYTES,

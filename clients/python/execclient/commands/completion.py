@@ -27,7 +27,7 @@ DAEMON_COMMANDS = {
     "doctor": "can commands be confined here?",
     "relay": "let executors and clients meet that are behind firewalls",
 }
-"""Those of the same program that are not ours; `execserver.cli` and `execserver.relay.command` have them."""
+"""Commands of the same program that the server has: `execserver.cli`, `execserver.relay.service.command`."""
 
 PATIENCE_SECONDS = 1.0
 """Somebody waits at the keyboard."""

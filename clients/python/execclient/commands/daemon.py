@@ -9,7 +9,7 @@ from pathlib import Path
 
 from execclient import Executor, Refused, UnknownMethod, connect
 from execclient.commands.failures import Failure
-from execclient.connection import Json
+from execclient.connection.connection import Json
 
 Listed = Mapping[str, Json]
 """An entry of the result of `process/list` (`docs/reference/messages.md`)."""

@@ -10,7 +10,7 @@ from execclient.commands.daemon import Daemon, Listed, find
 from execclient.commands.failures import OUTPUT_CLOSED, Failure, complain
 from execclient.commands.signals import Signals
 from execclient.commands.streams import Output
-from execclient.connection import Json
+from execclient.connection.connection import Json
 
 PAGE_BYTES = 1 << 20
 """Asked for at a time: enough for full speed, little enough to begin at once."""

@@ -16,7 +16,7 @@ from execclient.commands.daemon import Daemon
 from execclient.commands.diff_colors import When, is_for_people, shown, visible
 from execclient.commands.failures import Failure, complain
 from execclient.commands.signals import Signals
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.patch import (
     Applied,
     Edit,

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from execclient.approval_policy import ApprovalPolicy, approval_policy
 from execclient.commands.failures import Failure, complain, current_folder
 from execclient.commands.printable import printable
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import PolicyError
-from execclient.policy.decision import Requirement, decide
-from execclient.policy.policy import Policy, default_home
-from execclient.policy.rule_files import find_rule_files, load_rules
-from execclient.policy.rules import Argv, RuleMatch, RuleSet, report
-from execclient.policy.scripts import literal_commands, unreadable
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approval_policy import ApprovalPolicy, approval_policy
+from execclient.govern.policy.decision import Requirement, decide
+from execclient.govern.policy.policy import Policy, default_home
+from execclient.govern.policy.rule_files import find_rule_files, load_rules
+from execclient.govern.policy.rules import Argv, RuleMatch, RuleSet, report
+from execclient.govern.policy.scripts import literal_commands, unreadable
+from execclient.govern.sandbox import WorkspaceWrite
 from execclient.tools.environment import exec_environment, explicit_repositories
 
 UNUSABLE = 1

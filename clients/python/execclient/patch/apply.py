@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from pybase64 import b64encode
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import CallFailed, OutcomeUnknown, RequestTooLarge
 from execclient.patch.diff import unified_diff
 from execclient.patch.errors import CannotRead, PatchConflict, PatchError, PatchFileError
@@ -27,8 +27,8 @@ from execclient.patch.files import RemoteFiles, Server
 from execclient.patch.parse import Patch, UpdateFile
 from execclient.patch.plan import Edit, EditKind, Entry, Plan, absolute, digest_of, touched_paths
 from execclient.patch.plan import plan as plan_patch
-from execserver.protocol.limits import MAX_EDITS
-from execserver.protocol.path_uri import path_to_uri
+from execprotocol.limits import MAX_EDITS
+from execprotocol.path_uri import path_to_uri
 
 MAX_ATTEMPTS = 3
 """Of a request whose answer is lost again and again."""

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from pybase64 import b64decode, b64encode
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import CallFailed, NotFound
 from execclient.patch.errors import CannotRead, PatchFileError
-from execserver.protocol.path_uri import parse_path_uri, path_to_uri
+from execprotocol.path_uri import parse_path_uri, path_to_uri
 
 
 class Server(Protocol):

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from execclient.govern.policy.shell_syntax import text_of, tree
 from execclient.patch.errors import VERIFICATION_FAILED, PatchSyntaxError
 from execclient.patch.parse import BEGIN, MARK, WHITESPACE, Patch, parse_patch
-from execclient.policy.shell_syntax import text_of, tree
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -22,9 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from execclient.approvals import ApprovalCache, ApprovalRequest
-from execclient.connection import Json
-from execclient.orchestrator import SandboxAttempt, SandboxPreference, Trace
+from execclient.connection.connection import Json
+from execclient.govern.approvals import ApprovalCache, ApprovalRequest
+from execclient.govern.orchestrator import SandboxAttempt, SandboxPreference, Trace
+from execclient.govern.policy.decision import Requirement
+from execclient.govern.policy.rules import STRICTNESS
+from execclient.govern.policy.scripts import Lowered
+from execclient.govern.writable import may_write
 from execclient.patch import (
     Applied,
     Beyond,
@@ -40,9 +44,6 @@ from execclient.patch import (
     plan_at,
 )
 from execclient.patch.files import RemoteFiles
-from execclient.policy.decision import Requirement
-from execclient.policy.rules import STRICTNESS
-from execclient.policy.scripts import Lowered
 from execclient.tools import exec_text
 from execclient.tools.arguments import ApplyPatchArguments, parse
 from execclient.tools.command_call import approval_scope
@@ -53,7 +54,6 @@ from execclient.tools.function_handler import context_of
 from execclient.tools.payloads import CustomPayload, FunctionPayload, ToolPayload
 from execclient.tools.registry import ToolInvocation, ToolKind
 from execclient.tools.result import CallRecord, failed
-from execclient.writable import may_write
 
 NAME = "apply_patch"
 

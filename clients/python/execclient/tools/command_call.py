@@ -9,19 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from execclient.approval_policy import ApprovalPolicy
-from execclient.approvals import ApprovalCache, ApprovalRequest
 from execclient.arguments import LONGEST_SECONDS
 from execclient.client import Executor
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy
 from execclient.errors import ExecServerError
-from execclient.orchestrator import RETRY_REASON, SandboxAttempt, SandboxPreference
-from execclient.policy.decision import Requirement, decide, shown
-from execclient.policy.policy import Policy
-from execclient.policy.proposals import propose
+from execclient.govern.approval_policy import ApprovalPolicy
+from execclient.govern.approvals import ApprovalCache, ApprovalRequest
+from execclient.govern.orchestrator import RETRY_REASON, SandboxAttempt, SandboxPreference
+from execclient.govern.policy.decision import Requirement, decide, shown
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.proposals import propose
+from execclient.govern.sandbox import ReadOnly, SandboxPolicy, WorkspaceWrite
 from execclient.process import Process
-from execclient.sandbox import ReadOnly, SandboxPolicy, WorkspaceWrite
 from execclient.tools.environment import NETWORK_MARKER, explicit_repositories
 from execclient.tools.exec_params import Cancellation, ExecEnv, ExecParams, confined
 from execclient.tools.exec_session import ExecSession, Listener

@@ -8,10 +8,10 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from execclient.orchestrator import Trace
+from execclient.govern.orchestrator import Trace
+from execclient.govern.sandbox import SandboxPolicy
 from execclient.process import Process
 from execclient.run import TIMED_OUT
-from execclient.sandbox import SandboxPolicy
 from execclient.tools.command_call import CommandCall
 from execclient.tools.exec_params import ExecEnv
 from execclient.tools.exec_session import ExecSession

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from execclient.approval_policy import ApprovalPolicy, approval_policy
 from execclient.environment_policy import EnvironmentPolicy, environment_policy
-from execclient.policy.safe import CO_SAFE_COMMANDS
-from execclient.sandbox import SandboxPolicy, sandbox_policy
+from execclient.govern.approval_policy import ApprovalPolicy, approval_policy
+from execclient.govern.policy.safe import CO_SAFE_COMMANDS
+from execclient.govern.sandbox import SandboxPolicy, sandbox_policy
 from execclient.tools.environment import NETWORK_MARKER
 from execclient.tools.truncation import DEFAULT_BUDGET, DEFAULT_MAX_OUTPUT_TOKENS, Budget
 

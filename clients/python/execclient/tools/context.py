@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from execclient.approval_policy import ApprovalPolicy, escalation_refused
-from execclient.approvals import Approvals
 from execclient.client import Executor
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.orchestrator import Orchestrator
-from execclient.policy.policy import Policy
-from execclient.policy.safe import known_safe
-from execclient.sandbox import SandboxPolicy
+from execclient.govern.approval_policy import ApprovalPolicy, escalation_refused
+from execclient.govern.approvals import Approvals
+from execclient.govern.orchestrator import Orchestrator
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.safe import known_safe
+from execclient.govern.sandbox import SandboxPolicy
 from execclient.shells import Shell, shell_from_info
 from execclient.tools import exec_text
 from execclient.tools.command_call import CommandCall, StartedCommand

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Final
 
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.policy.safe_arguments import EXPLICIT_REPOSITORIES
-from execclient.sandbox import SandboxType
+from execclient.govern.policy.safe_arguments import EXPLICIT_REPOSITORIES
+from execclient.govern.sandbox import SandboxType
 
 EXEC_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(
     {

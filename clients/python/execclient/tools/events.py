@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from pybase64 import b64encode
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 
 from execclient.client import Executor
 from execclient.errors import CallFailed
-from execclient.orchestrator import Trace
+from execclient.govern.orchestrator import Trace
 from execclient.shells import Shell, candidates
 from execclient.tools import exec_text
 from execclient.tools.arguments import ExecCommandArguments

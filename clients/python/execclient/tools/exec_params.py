@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from execclient.connection import Json
-from execclient.sandbox import SandboxPolicy, SandboxType, platform_sandbox
+from execclient.connection.connection import Json
+from execclient.govern.sandbox import SandboxPolicy, SandboxType, platform_sandbox
 from execclient.tools.environment import NETWORK_MARKER, sandbox_markers
 
 SandboxPermissions = Literal["use_default", "require_escalated"]

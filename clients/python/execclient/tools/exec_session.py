@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from execclient.errors import ExecServerError, OutputGap
-from execclient.inbox import Piece
 from execclient.process import Process, until_silent
+from execclient.session.inbox import Piece
 from execclient.tools.head_tail import HeadTailBuffer, Snapshot
 
 log = logging.getLogger(__name__)

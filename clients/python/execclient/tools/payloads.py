@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.tools.arguments import ShellArguments, parse
 
 # -- what a call carries

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Self
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.tools.errors import (
     IoFailure,
     KilledBySignal,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from execclient.connection import Json
-from execclient.policy.safe import co_safe
+from execclient.connection.connection import Json
+from execclient.govern.policy.safe import co_safe
 from execclient.tools.arguments import RunShellCommandArguments
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext

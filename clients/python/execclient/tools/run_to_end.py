@@ -14,7 +14,7 @@ from execclient.errors import (
     OutcomeUnknown,
     Unsupported,
 )
-from execclient.orchestrator import Trace
+from execclient.govern.orchestrator import Trace
 from execclient.run import TIMED_OUT
 from execclient.tools.command_call import CommandCall, ToTheEnd
 from execclient.tools.command_record import NO_SUCH_FILE, NOT_FOUND, NOT_RUN, begun, ended, kept

@@ -8,9 +8,9 @@ process be started like that without a question.
 
 from __future__ import annotations
 
-from execclient.approvals import ApprovalCache, ApprovalRequest
-from execclient.orchestrator import ask
-from execclient.policy.decision import shown
+from execclient.govern.approvals import ApprovalCache, ApprovalRequest
+from execclient.govern.orchestrator import ask
+from execclient.govern.policy.decision import shown
 from execclient.tools.command_call import approval_scope
 from execclient.tools.context import CallContext, ToolSession
 from execclient.tools.errors import Rejected, RespondToModel

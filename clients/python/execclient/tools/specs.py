@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.tools.argument_shapes import Arguments, shape_of
 from execclient.tools.arguments import (
     ApplyPatchArguments,

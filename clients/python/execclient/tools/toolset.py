@@ -26,15 +26,15 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from execclient.approval_policy import ON_REQUEST
-from execclient.approvals import Approvals
 from execclient.client import Executor
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import ExecServerError
+from execclient.govern.approval_policy import ON_REQUEST
+from execclient.govern.approvals import Approvals
+from execclient.govern.policy.decision import Requirement
+from execclient.govern.policy.policy import Policy
+from execclient.govern.sandbox import SandboxPolicy, WorkspaceWrite
 from execclient.identifiers import new_id
-from execclient.policy.decision import Requirement
-from execclient.policy.policy import Policy
-from execclient.sandbox import SandboxPolicy, WorkspaceWrite
 from execclient.shells import Shell
 from execclient.tools.apply_patch import ApplyPatchHandler, intercepted_patch
 from execclient.tools.config import ToolsConfig, Turn

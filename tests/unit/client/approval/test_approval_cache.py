@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from execclient.approvals import ApprovalCache
+from execclient.govern.approvals import ApprovalCache
 
 ARGV = ("bash", "-lc", "make")
 KEY = ApprovalCache.key_of(ARGV, "/w", False, False)

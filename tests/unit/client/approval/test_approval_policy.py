@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from execclient import approval_policy as module
-from execclient.approval_policy import (
+from execclient.govern import approval_policy as module
+from execclient.govern.approval_policy import (
     AUTO_EDIT,
     NEVER,
     ON_FAILURE,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from execclient.approval_policy import NEVER, ON_REQUEST, granular
-from execclient.approvals import (
+from execclient.govern.approval_policy import NEVER, ON_REQUEST, granular
+from execclient.govern.approvals import (
     ACCEPT,
     ACCEPT_FOR_SESSION,
     ANSWERS,
@@ -147,7 +147,7 @@ async def test_a_reviewer_that_fails_denies_and_is_named(caplog: pytest.LogCaptu
     person = Scripted(ACCEPT)
     approvals = Approvals([Scripted(ValueError("the password is x"))], user=person, policy=ON_REQUEST)
 
-    with caplog.at_level(logging.ERROR, "execclient.approvals"):
+    with caplog.at_level(logging.ERROR, "execclient.govern.approvals"):
         reviewed = await approvals.ask(REQUEST, KEYS)
 
     assert (reviewed.review.answer, reviewed.decided_by) == ("denied", "hook")

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from execclient.approval_policy import ON_REQUEST
-from execclient.approvals import ACCEPT, DECLINE, ApprovalRequest, Approvals
-from execclient.queue_approver import QueueApprover
+from execclient.govern.approval_policy import ON_REQUEST
+from execclient.govern.approvals import ACCEPT, DECLINE, ApprovalRequest, Approvals
+from execclient.govern.queue_approver import QueueApprover
 
 
 def request(call_id: str = "c1") -> ApprovalRequest:

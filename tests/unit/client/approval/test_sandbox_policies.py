@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from execclient.approval_policy import approval_policy
-from execclient.connection import Json
-from execclient.sandbox import (
+from execclient.connection.connection import Json
+from execclient.govern.approval_policy import approval_policy
+from execclient.govern.sandbox import (
     MODES,
     DangerFullAccess,
     ExternalSandbox,
@@ -19,8 +19,8 @@ from execclient.sandbox import (
     sandbox_policy,
     without_sandbox,
 )
-from execserver.protocol.model import decode
-from execserver.protocol.sandbox import SandboxContext
+from execprotocol.model import decode
+from execprotocol.sandbox import SandboxContext
 from execserver.sandbox.policy import Access, Policy, Surroundings, resolve
 
 ROOT_READ = {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}

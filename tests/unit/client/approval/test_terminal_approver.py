@@ -12,8 +12,8 @@ from typing import TextIO
 
 import pytest
 
-from execclient.approval_policy import ON_REQUEST
-from execclient.approvals import (
+from execclient.govern.approval_policy import ON_REQUEST
+from execclient.govern.approvals import (
     ACCEPT,
     ACCEPT_FOR_SESSION,
     CANCEL,
@@ -22,7 +22,7 @@ from execclient.approvals import (
     Approvals,
     Review,
 )
-from execclient.terminal_approver import TerminalApprover, visible
+from execclient.govern.terminal_approver import TerminalApprover, visible
 
 REQUEST = ApprovalRequest(
     call_id="c1",

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from execclient.policy.amendments import append_allow_rule
-from execclient.policy.policy import Policy, default_home
-from execclient.policy.rule_files import MAX_FILE_BYTES, load_rules
-from execclient.policy.rules import PrefixRule, strictest
+from execclient.govern.policy.amendments import append_allow_rule
+from execclient.govern.policy.policy import Policy, default_home
+from execclient.govern.policy.rule_files import MAX_FILE_BYTES, load_rules
+from execclient.govern.policy.rules import PrefixRule, strictest
 
 ADD_MANY = """
 import sys
 from pathlib import Path
-from execclient.policy.amendments import append_allow_rule
+from execclient.govern.policy.amendments import append_allow_rule
 file, writer, count = sys.argv[1:]
 for number in range(int(count)):
     append_allow_rule(Path(file), ["run", writer, str(number), "x" * 300])
@@ -27,7 +27,7 @@ for number in range(int(count)):
 DIE_IN_FSYNC = """
 import os, signal, sys
 from pathlib import Path
-from execclient.policy.amendments import append_allow_rule
+from execclient.govern.policy.amendments import append_allow_rule
 file, survived = sys.argv[1], int(sys.argv[2])
 sync = os.fsync
 def fsync(descriptor):

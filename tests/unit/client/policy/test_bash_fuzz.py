@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from execclient.approval_policy import ON_REQUEST
-from execclient.policy import Policy, PrefixRule, RuleSet, decide
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approval_policy import ON_REQUEST
+from execclient.govern.policy import Policy, PrefixRule, RuleSet, decide
+from execclient.govern.sandbox import WorkspaceWrite
 
 COUNT = int(os.environ.get("EXECSERVER_FUZZ_SCRIPTS", "2000"))
 SEED = int(os.environ.get("EXECSERVER_FUZZ_SEED", "1"))

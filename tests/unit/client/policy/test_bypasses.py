@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.policy import co_safe, known_safe, literal_commands, unreadable
+from execclient.govern.policy import co_safe, known_safe, literal_commands, unreadable
 
 Attempt = tuple[str, str | None]
 

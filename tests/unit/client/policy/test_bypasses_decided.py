@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from execclient.approval_policy import NEVER, ON_REQUEST, UNLESS_TRUSTED, ApprovalPolicy
-from execclient.policy.decision import UNREADABLE, Requirement, decide
-from execclient.policy.policy import Policy
-from execclient.policy.rules import NO_RULES, PrefixRule, RuleSet
-from execclient.policy.safe import CO_SAFE_COMMANDS
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approval_policy import NEVER, ON_REQUEST, UNLESS_TRUSTED, ApprovalPolicy
+from execclient.govern.policy.decision import UNREADABLE, Requirement, decide
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.rules import NO_RULES, PrefixRule, RuleSet
+from execclient.govern.policy.safe import CO_SAFE_COMMANDS
+from execclient.govern.sandbox import WorkspaceWrite
 
 _SPEC = importlib.util.spec_from_file_location("bypass_table", Path(__file__).with_name("test_bypasses.py"))
 assert _SPEC is not None

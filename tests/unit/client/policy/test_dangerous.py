@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.policy import dangerous
+from execclient.govern.policy import dangerous
 
 SEEN_BY_BOTH = [
     ["rm", "-f", "x"],

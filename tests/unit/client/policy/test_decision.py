@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from execclient.approval_policy import (
+from execclient.govern.approval_policy import (
     NEVER,
     ON_FAILURE,
     ON_REQUEST,
@@ -15,10 +15,10 @@ from execclient.approval_policy import (
     ApprovalPolicy,
     granular,
 )
-from execclient.policy.decision import UNREADABLE, Requirement, decide
-from execclient.policy.policy import Policy
-from execclient.policy.rules import Decision, PrefixRule, RuleSet
-from execclient.sandbox import DangerFullAccess, SandboxPolicy, WorkspaceWrite
+from execclient.govern.policy.decision import UNREADABLE, Requirement, decide
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.rules import Decision, PrefixRule, RuleSet
+from execclient.govern.sandbox import DangerFullAccess, SandboxPolicy, WorkspaceWrite
 
 WORKSPACE = WorkspaceWrite()
 ALL = granular(sandbox_approval=True, rules=True, mcp_elicitations=True)

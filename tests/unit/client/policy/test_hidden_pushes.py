@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from execclient.approval_policy import NEVER, ON_REQUEST, ApprovalPolicy
-from execclient.policy import Policy, PrefixRule, RuleSet, decide
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approval_policy import NEVER, ON_REQUEST, ApprovalPolicy
+from execclient.govern.policy import Policy, PrefixRule, RuleSet, decide
+from execclient.govern.sandbox import WorkspaceWrite
 
 NO_PUSH = RuleSet((PrefixRule((("git",), ("push",)), "forbidden"),))
 NO_PUSH_AND_ASK_FOR_RM = RuleSet((*NO_PUSH.prefix_rules, PrefixRule((("rm",),), "prompt")))

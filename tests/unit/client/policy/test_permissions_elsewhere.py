@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.approval_policy import UNLESS_TRUSTED, UNTRUSTED, ApprovalPolicy
-from execclient.policy.decision import decide
-from execclient.policy.policy import Policy
-from execclient.policy.proposals import is_banned
-from execclient.policy.rules import NO_RULES, PrefixRule, RuleSet
-from execclient.policy.safe import CO_SAFE_COMMANDS
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approval_policy import UNLESS_TRUSTED, UNTRUSTED, ApprovalPolicy
+from execclient.govern.policy.decision import decide
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.proposals import is_banned
+from execclient.govern.policy.rules import NO_RULES, PrefixRule, RuleSet
+from execclient.govern.policy.safe import CO_SAFE_COMMANDS
+from execclient.govern.sandbox import WorkspaceWrite
 
 
 def allows(*words: str) -> RuleSet:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.policy.proposals import BANNED_PREFIXES, is_banned, propose
-from execclient.policy.rules import NO_RULES, PrefixRule, RuleSet
-from execclient.policy.scripts import Lowered
+from execclient.govern.policy.proposals import BANNED_PREFIXES, is_banned, propose
+from execclient.govern.policy.rules import NO_RULES, PrefixRule, RuleSet
+from execclient.govern.policy.scripts import Lowered
 
 NPM = ("npm", "install")
 ECHO = ("echo", "x")

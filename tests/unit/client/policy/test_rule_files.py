@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from execclient.errors import PolicyError
-from execclient.policy import starlark_files
-from execclient.policy.rule_files import (
+from execclient.govern.policy import starlark_files
+from execclient.govern.policy.rule_files import (
     MAX_FILE_BYTES,
     PolicyWarning,
     find_rule_files,
     load_rules,
     parse_rules,
 )
-from execclient.policy.rules import NetworkRule, PrefixRule, RuleSource
+from execclient.govern.policy.rules import NetworkRule, PrefixRule, RuleSource
 
 Write = Callable[[str, str], Path]
 
@@ -354,7 +354,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch: pytest.M
 
 def test_the_library_is_imported_only_when_there_is_a_file() -> None:
     program = (
-        "import sys; from execclient.policy.rule_files import load_rules; load_rules([]);"
+        "import sys; from execclient.govern.policy.rule_files import load_rules; load_rules([]);"
         "sys.exit('starlark' in sys.modules)"
     )
 

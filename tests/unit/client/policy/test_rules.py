@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from execclient.policy.rules import (
+from execclient.govern.policy.rules import (
     NO_RULES,
     STRICTNESS,
     Decision,

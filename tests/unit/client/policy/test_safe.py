@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.policy import CO_SAFE_COMMANDS, co_safe, co_safe_prefix, known_safe
+from execclient.govern.policy import CO_SAFE_COMMANDS, co_safe, co_safe_prefix, known_safe
 
 SAFE = [
     "ls",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from execclient.policy import (
+from execclient.govern.policy import (
     co_safe,
     dangerous,
     known_safe,

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from execclient.policy import literal_commands, lower, plain_commands, script_of, unreadable
-from execclient.policy.shell_syntax import MAX_SCRIPT_BYTES
+from execclient.govern.policy import literal_commands, lower, plain_commands, script_of, unreadable
+from execclient.govern.policy.shell_syntax import MAX_SCRIPT_BYTES
 
 Plain = list[list[str]]
 
@@ -398,7 +398,7 @@ def test_scripts_made_to_be_slow_are_given_up_in_time(script: str) -> None:
 
 
 def test_importing_the_package_does_not_load_the_parser() -> None:
-    code = "import sys, execclient.policy; print('tree_sitter' in sys.modules)"
+    code = "import sys, execclient.govern.policy; print('tree_sitter' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
 
@@ -406,7 +406,7 @@ def test_importing_the_package_does_not_load_the_parser() -> None:
 def test_a_missing_parser_is_an_error_that_says_how_to_get_it() -> None:
     code = (
         "import sys; sys.modules['tree_sitter_bash'] = None\n"
-        "from execclient.policy import plain_commands\n"
+        "from execclient.govern.policy import plain_commands\n"
         "plain_commands('ls')"
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from execclient.policy import known_safe
+from execclient.govern.policy import known_safe
 from execclient.tools.environment import exec_environment
 
 Git = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -16,9 +16,9 @@ from execclient.tools.environment import (
     sandbox_markers,
     without_secrets,
 )
+from execprotocol.model import decode
+from execprotocol.process import EnvPolicy
 from execserver.processes.child_environment import child_environment
-from execserver.protocol.model import decode
-from execserver.protocol.process import EnvPolicy
 
 GIT = {
     "GIT_CONFIG_COUNT": "1",

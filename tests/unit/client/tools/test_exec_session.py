@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from execclient.errors import OutputGap, SessionLost
-from execclient.inbox import Chunk, Inbox, Piece
+from execclient.session.inbox import Chunk, Inbox, Piece
 from execclient.tools.exec_session import ExecSession, half_character
 
 

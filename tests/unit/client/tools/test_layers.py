@@ -56,11 +56,11 @@ def test_the_rules_know_nothing_of_processes_and_connections() -> None:
 
 def test_an_import_is_seen_in_every_form(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
-        "import execclient.stdio\n"
+        "import execclient.connection.stdio\n"
         "from execclient import websocket\n"
         "def late():\n"
         "    from execclient.connect import connect\n"
-        "from execclient.connection import Json\n"
+        "from execclient.connection.connection import Json\n"
     )
 
     assert imported(tmp_path / "m.py") == {"stdio", "websocket", "connect"}

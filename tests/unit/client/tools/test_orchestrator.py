@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from execclient.approval_policy import NEVER, ON_FAILURE, ON_REQUEST, UNTRUSTED, ApprovalPolicy
-from execclient.approvals import (
+from execclient.govern.approval_policy import NEVER, ON_FAILURE, ON_REQUEST, UNTRUSTED, ApprovalPolicy
+from execclient.govern.approvals import (
     ACCEPT,
     ACCEPT_FOR_SESSION,
     CANCEL,
@@ -19,7 +19,7 @@ from execclient.approvals import (
     Approvals,
     Review,
 )
-from execclient.orchestrator import (
+from execclient.govern.orchestrator import (
     RETRY_REASON,
     Orchestrated,
     Orchestrator,
@@ -27,10 +27,10 @@ from execclient.orchestrator import (
     SandboxPreference,
     Trace,
 )
-from execclient.policy.decision import Requirement
-from execclient.policy.policy import Policy
-from execclient.policy.scripts import lower
-from execclient.sandbox import DangerFullAccess, ReadOnly, SandboxPolicy, WorkspaceWrite
+from execclient.govern.policy.decision import Requirement
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.scripts import lower
+from execclient.govern.sandbox import DangerFullAccess, ReadOnly, SandboxPolicy, WorkspaceWrite
 from execclient.tools.errors import Rejected, TurnAborted
 from execclient.tools.events import CallEvents, ToolEvent
 

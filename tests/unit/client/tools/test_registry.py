@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import ExecServerError
 from execclient.tools import errors
 from execclient.tools.arguments import ShellArguments

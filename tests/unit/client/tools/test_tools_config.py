@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.approval_policy import NEVER, UNTRUSTED
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.sandbox import DangerFullAccess, ReadOnly
+from execclient.govern.approval_policy import NEVER, UNTRUSTED
+from execclient.govern.sandbox import DangerFullAccess, ReadOnly
 from execclient.tools.config import HostSettings, ToolsConfig
 
 

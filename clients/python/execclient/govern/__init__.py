@@ -1,0 +1,1 @@
+"""Rules, approvals and sandboxes for commands that a model asks for."""

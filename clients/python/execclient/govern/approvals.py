@@ -1,0 +1,334 @@
+"""Questions before a command or a patch, who answers them, and which answers hold for the session.
+
+    ask ──> covered by the session? ──yes──> approved_for_session, by "cache"
+             │ no
+             └──> hooks, in order ──> guardian ──> user ──> nobody: denied
+                  the first one that has an opinion decides
+
+Rules kept in this file:
+
+1. Only an answer approves. A reviewer that fails, one that answers what it was not offered, and the lack of
+   any reviewer all mean no. A cancelled question stays cancelled.
+2. An approval covers what was shown, and no more: a prefix other than the proposed one is refused, and only
+   `approved_for_session` is remembered.
+3. Equal requests are asked one after the other, so that an answer for the session is given once.
+4. A policy that never asks never does so: reviewers are not even called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, Protocol, get_args
+
+from execclient.connection.connection import Json
+from execclient.govern.approval_cache import ApprovalCache
+from execclient.govern.approval_policy import ApprovalPolicy
+
+__all__ = [
+    "ACCEPT",
+    "ACCEPT_FOR_SESSION",
+    "ANSWERS",
+    "CANCEL",
+    "COUNTED_TOOLS",
+    "DECLINE",
+    "Answer",
+    "ApprovalCache",
+    "ApprovalRequest",
+    "Approvals",
+    "DecidedBy",
+    "Review",
+    "Reviewed",
+    "Reviewer",
+]
+
+log = logging.getLogger(__name__)
+
+Argv = tuple[str, ...]
+
+Answer = Literal["approved", "approved_for_session", "approved_with_amendment", "denied", "abort"]
+"""`denied` ends the call, `abort` the whole turn."""
+
+DecidedBy = Literal["cache", "hook", "guardian", "user", "nobody"]
+"""Who answered. `cache` is an earlier answer for the session; `nobody` that there was no one to ask."""
+
+ANSWERS: Final[tuple[Answer, ...]] = get_args(Answer)
+"""All that can be answered."""
+
+COUNTED_TOOLS: Final[tuple[str, ...]] = (
+    "exec_command",
+    "write_stdin",
+    "shell",
+    "shell_command",
+    "run_shell_command",
+    "container.exec",
+    "local_shell",
+    "apply_patch",
+    "other",
+)
+"""The tools that answers are counted by. Names that a model or a tool server makes up are `other`: a metric
+has a known number of series."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """One question, with all that the answer is about."""
+
+    call_id: str
+    kind: Literal["command", "patch"]
+    command: str
+    """Quoted for a shell; empty for a patch."""
+    argv: Argv
+    cwd: str
+    reason: str | None
+    """A rule's, else the model's own justification."""
+    amendment: Argv | None
+    """The beginning of commands that a rule would allow from now on, if that is offered."""
+    permits: tuple[str, ...]
+    """Sentences: what exactly will be permitted."""
+    retry: bool
+    """Whether it would run for the second time, after its sandbox was in the way."""
+    tool: str
+    paths: tuple[str, ...] = ()
+    """The files of a patch."""
+    diff: str | None = None
+    prompt: str = ""
+    """What to show above the command. Left empty, `Approvals` takes the policy's template."""
+
+    @property
+    def available_decisions(self) -> list[Json]:
+        """The answers to show, in the reference's words. `acceptForSession` and `decline` are taken too."""
+        decisions: list[Json] = ["accept"]
+        if self.amendment is not None:
+            decisions.append(
+                {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": list(self.amendment)}}
+            )
+        return [*decisions, "cancel"]
+
+    def to_json(self) -> dict[str, Json]:
+        """As the reference sends it to its user interface."""
+        shown: dict[str, Json] = {"kind": self.kind}
+        if self.reason is not None:
+            shown["reason"] = self.reason
+        shown["command"] = self.command
+        if self.amendment is not None:
+            shown["proposedExecpolicyAmendment"] = list(self.amendment)
+        shown["availableDecisions"] = self.available_decisions
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """An answer.
+
+    Raises:
+        ValueError: an amendment without the answer that has one, or the reverse; `any_cwd` without a session.
+    """
+
+    answer: Answer
+    reason: str | None = None
+    """Of a refusal: told to the model."""
+    amendment: Argv | None = None
+    """The prefix of the rule; exactly the one that was proposed."""
+    any_cwd: bool = False
+    """With `approved_for_session`: the same command is approved in whatever folder it is run, under the same
+    sandbox and for the same workspace."""
+
+    def __post_init__(self) -> None:
+        if self.answer not in ANSWERS:
+            raise ValueError(f"answer: {self.answer!r} is none of {', '.join(ANSWERS)}")
+        if (self.amendment is not None) != (self.answer == "approved_with_amendment"):
+            raise ValueError("amendment: it belongs to the answer approved_with_amendment, and to no other")
+        if self.any_cwd and self.answer != "approved_for_session":
+            raise ValueError("any_cwd: it belongs to the answer approved_for_session, and to no other")
+
+    @property
+    def approves(self) -> bool:
+        """Whether the call may go on."""
+        return self.answer.startswith("approved")
+
+    @classmethod
+    def parse(cls, value: Json) -> Review:
+        """The answer in the reference's words.
+
+        Args:
+            value: `accept`, `acceptForSession`, `decline`, `cancel`, or
+                `{"acceptWithExecpolicyAmendment": {"execpolicy_amendment": [WORD, …]}}`.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        if isinstance(value, str) and value in _REFERENCE_WORDS:
+            return cls(_REFERENCE_WORDS[value])
+        if isinstance(value, Mapping) and set(value) == {_WITH_AMENDMENT}:
+            return cls("approved_with_amendment", amendment=_amendment(value[_WITH_AMENDMENT]))
+        raise ValueError(
+            f"decision: {value!r} is none of {', '.join(_REFERENCE_WORDS)} and {_WITH_AMENDMENT}"
+        )
+
+
+_REFERENCE_WORDS: Mapping[str, Answer] = {
+    "accept": "approved",
+    "acceptForSession": "approved_for_session",
+    "decline": "denied",
+    "cancel": "abort",
+}
+_WITH_AMENDMENT = "acceptWithExecpolicyAmendment"
+
+
+def _amendment(value: Json) -> Argv:
+    words = value.get("execpolicy_amendment") if isinstance(value, Mapping) else None
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise ValueError(
+            f"decision: {_WITH_AMENDMENT}.execpolicy_amendment must be a list of words, not empty"
+        )
+    return tuple(words)
+
+
+ACCEPT = Review("approved")
+"""Yes, this once."""
+ACCEPT_FOR_SESSION = Review("approved_for_session")
+"""Yes, and the same need not be asked again in this session."""
+DECLINE = Review("denied")
+"""No; the model is told, and goes on."""
+CANCEL = Review("abort")
+"""No, and the turn is to end."""
+
+
+class Reviewer(Protocol):
+    """Somebody, or some program, that answers."""
+
+    async def review(self, request: ApprovalRequest) -> Review | None:
+        """The answer; None for no opinion, and the next one is asked. Raising means no."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """An answer, and where it came from."""
+
+    review: Review
+    decided_by: DecidedBy
+
+
+class Approvals:
+    """The questions of one session.
+
+    Args:
+        hooks: asked first, in this order; programs as a rule.
+        guardian: asked when no hook has an opinion.
+        user: asked last.
+        policy: what may be asked at all, and with which words.
+    """
+
+    def __init__(
+        self,
+        hooks: Sequence[Reviewer] = (),
+        guardian: Reviewer | None = None,
+        user: Reviewer | None = None,
+        *,
+        policy: ApprovalPolicy,
+    ) -> None:
+        self.policy = policy
+        self.cache = ApprovalCache()
+        self.counts: dict[tuple[str, Answer], int] = {
+            (tool, answer): 0 for tool in COUNTED_TOOLS for answer in ANSWERS
+        }
+        """How often which answer was given, by tool. What the session covers is not counted: nobody was
+        asked."""
+        self._reviewers: list[tuple[DecidedBy, Reviewer]] = [("hook", hook) for hook in hooks]
+        if guardian is not None:
+            self._reviewers.append(("guardian", guardian))
+        if user is not None:
+            self._reviewers.append(("user", user))
+        self._waiting: dict[str, _Turns] = {}
+
+    async def ask(self, request: ApprovalRequest, keys: Sequence[str]) -> Reviewed:
+        """Get an answer.
+
+        Args:
+            request: the question.
+            keys: what an answer for the session covers (`ApprovalCache`); it is not asked if all of them are
+                covered. Without keys it is asked every time, and nothing is remembered.
+
+        Raises:
+            CancelledError: the caller gave up; no answer counts.
+        """
+        if not self.policy.asks:
+            nobody = Review("denied", f"the approval policy {self.policy.name} lets nobody be asked")
+            return self._counted(request, Reviewed(nobody, "nobody"))
+        if self.cache.covers(keys):
+            return _COVERED
+        async with self._turn(keys):
+            # An equal request that was first may have been answered for the session meanwhile.
+            if self.cache.covers(keys):
+                return _COVERED
+            reviewed = await self._decide(self._worded(request))
+            if reviewed.review.answer == "approved_for_session":
+                self.cache.remember(keys, any_cwd=reviewed.review.any_cwd)
+        return self._counted(request, reviewed)
+
+    # -- inside
+
+    def _worded(self, request: ApprovalRequest) -> ApprovalRequest:
+        if request.prompt or request.kind == "patch":
+            return request
+        prompt = self.policy.prompt(command=request.command, cwd=request.cwd, reason=request.reason)
+        return replace(request, prompt=prompt)
+
+    async def _decide(self, request: ApprovalRequest) -> Reviewed:
+        for role, reviewer in self._reviewers:
+            name = type(reviewer).__name__
+            try:
+                review = await reviewer.review(request)
+            except Exception as error:  # a bug in a reviewer must not approve, and must not end the turn
+                log.exception("%s could not review call %s", name, request.call_id)
+                reason = f"{name} could not decide: {type(error).__name__}"
+                return Reviewed(Review("denied", reason), role)
+            if review is not None:
+                return Reviewed(_within_offer(review, request, name), role)
+        return Reviewed(Review("denied", "it needs an approval, and there is no one to ask"), "nobody")
+
+    def _counted(self, request: ApprovalRequest, reviewed: Reviewed) -> Reviewed:
+        tool = request.tool if request.tool in COUNTED_TOOLS else "other"
+        self.counts[tool, reviewed.review.answer] += 1
+        return reviewed
+
+    @asynccontextmanager
+    async def _turn(self, keys: Sequence[str]) -> AsyncIterator[None]:
+        """Wait for equal requests that came before."""
+        async with AsyncExitStack() as stack:
+            # In one order for all: two patches that share files do not wait for each other.
+            for key in sorted(set(keys)):
+                turns = self._waiting.setdefault(key, _Turns())
+                turns.users += 1
+                stack.callback(self._leave, key, turns)
+                await stack.enter_async_context(turns.lock)
+            yield
+
+    def _leave(self, key: str, turns: _Turns) -> None:
+        turns.users -= 1
+        if not turns.users:
+            del self._waiting[key]
+
+
+@dataclass(slots=True)
+class _Turns:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+_COVERED = Reviewed(ACCEPT_FOR_SESSION, "cache")
+
+
+def _within_offer(review: object, request: ApprovalRequest, name: str) -> Review:
+    """The answer, or a refusal if it goes beyond the question."""
+    if not isinstance(review, Review):
+        return Review("denied", f"{name} gave no answer but a {type(review).__name__}")
+    if review.amendment is not None and review.amendment != request.amendment:
+        offered = "none was proposed" if request.amendment is None else f"{request.amendment!r} was"
+        return Review("denied", f"{name} approved with the rule {review.amendment!r}, but {offered}")
+    return review

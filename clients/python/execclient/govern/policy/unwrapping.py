@@ -1,0 +1,354 @@
+"""What a command runs in its turn: `sudo cat x` runs `cat x`, `bash -c 'cat x'` runs a script.
+
+A word is None where it is not literal. Programs are known by their base names, and the tables say how each
+of them is told what to run. Whether an option takes the next word as its value is not in them: both readings
+are given, since a command that is listed needlessly costs a question, and one that is missed costs the rule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from execclient.govern.policy.git_commands import HARMLESS_EDITOR, Words, git_runs, option_values
+from execclient.govern.policy.wrappers import (
+    ANY_SUFFIX,
+    APPENDS,
+    BEHIND_SUBCOMMAND,
+    FLAGS,
+    FOLLOWED_BY_COMMAND,
+    GIT_VARIABLES,
+    JOINED,
+    OPERANDS_BEFORE,
+    OTHER_SHELLS,
+    QUERIES,
+    SCRIPT_OPTIONS,
+    SETTING_OPTIONS,
+    SHELL_VARIABLES,
+    SHELLS,
+    TAKES_OPERANDS,
+)
+
+
+class Inner(NamedTuple):
+    """What a command runs."""
+
+    commands: tuple[Words, ...] = ()
+    scripts: tuple[str, ...] = ()
+    """For a shell."""
+    unreadable: bool = False
+    """Something more, which only a running shell knows."""
+    reads_script: bool = False
+    """A shell that takes its script from its standard input, or from a file that is made on the way."""
+    unknown: bool = False
+    """Nothing is known of the program, which may run what its operands say."""
+
+
+NOTHING = Inner()
+
+RUN_FROM_ENVIRONMENT = re.compile(
+    r"(PAGER|EDITOR|VISUAL|BROWSER|ASKPASS|COMMAND|SSH|RSH|DIFF|LESSOPEN|LESSCLOSE)$"
+)
+"""Names of variables whose values other programs run."""
+
+_EDITOR_NAMES = re.compile(r"(PAGER|EDITOR|VISUAL|BROWSER|ASKPASS|RSH|LESSOPEN|LESSCLOSE)$")
+"""Those that hold nothing else: an editor may write what is run, as the commands of a rebase."""
+
+SUBSTITUTION = re.compile(r"\$\(|`")
+
+_SHELL_QUERIES = frozenset({"--version", "--help"})
+_SHELL_FILES = frozenset({"--rcfile", "--init-file"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
+_STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
+_LOADER = re.compile(r"ld(-linux.*|-musl.*|\d*)?\.so(\.\d+)?")
+"""The dynamic linker, which runs the program that it is given."""
+_PLACEHOLDER = "{}"
+
+_RESERVED = "{ } if then elif else fi for select while until do done case esac function"
+RESERVED_WORDS = frozenset(_RESERVED.split())
+"""Where the name of a program is expected, a shell takes them for what they are, and the parser does not."""
+
+_ASSIGNING = """
+    env genv sudo doas export declare typeset local readonly read printf mapfile readarray getopts
+    let wait set systemd-run docker podman time !
+"""
+ASSIGNING = frozenset(_ASSIGNING.split())
+"""Programs that set the variables which they name."""
+
+_DECLARED = re.compile(r"^\w+\+?=\(.*(\$\(|`)", re.DOTALL)
+"""An array in quotes. `declare` expands it once more."""
+
+_SED_ADDRESS = r"(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\\n])*/[IM]*)"
+_SED_COMMAND = re.compile(
+    rf"[\s;}}]*(?:{_SED_ADDRESS}(?:\s*,\s*[+~]?{_SED_ADDRESS})?)?\s*!?\s*"
+    r"(?:[=dDgGhHnNpPxzF{]|[qQlL]\s*\d*|[btT:]\s*[\w-]*|[aicrRwW][^\n]*|\#[^\n]*"
+    r"|[sy](?P<mark>[^\w\s\\])(?:\\.|(?!(?P=mark))[^\\])*(?P=mark)(?:\\.|(?!(?P=mark))[^\\])*(?P=mark)"
+    r"(?:[gpiImM\d]|w[^\n]*)*)?\s*(?:[;\n}]+|$)",
+    re.DOTALL,
+)
+"""One that runs nothing: all but `e`, and `s` with that flag."""
+
+_AWK_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[(,!~{;|&])\s*/(?:[^/\\\n]|\\.)*/', re.DOTALL)
+_AWK_RUNS = re.compile(r"\bsystem\b|(?<!\|)\|(?!\|)|@load|@\w+\s*\(")
+_NAMES_PLACEHOLDER = ("-I", "-J")
+
+MAX_READINGS = 64
+"""Ways of taking one command line apart. Real ones have two or three."""
+
+
+def program(word: str) -> str:
+    """The base name of a program."""
+    return word.rpartition("/")[2]
+
+
+def inner(words: Words) -> Inner:
+    """What a command runs, one layer deep."""
+    if not words or words[0] is None:
+        return NOTHING
+    if _ASSIGNMENT.match(words[0]):  # behind a redirection
+        return Inner((rest,) if (rest := words[1:]) else (), _values(words[0]), steers(words[0]))
+    name, rest = program(words[0]), words[1:]
+    if name in SHELLS:
+        return _shell(rest)
+    if name in RESERVED_WORDS or name.lower().removesuffix(".exe") in OTHER_SHELLS:
+        return Inner(unreadable=True)
+    if _LOADER.fullmatch(name):
+        return Inner(tuple(rest[start:] for start in itertools.islice(_every_start(rest), MAX_READINGS)))
+    if name.startswith("git-"):
+        return Inner((("git", name.removeprefix("git-"), *rest),))
+    told = _told(name, rest)
+    if told is not None:
+        return told
+    subcommands = BEHIND_SUBCOMMAND.get(name, frozenset())
+    commands = [*_following(name, rest), *_behind_subcommand(subcommands, rest)]
+    scripts = [*option_values(rest, SCRIPT_OPTIONS.get(name, ())), *_setting_values(name, rest)]
+    unreadable = None in scripts or any(not subcommands and command[0] is None for command in commands)
+    if name in OPERANDS_BEFORE and not _only_asks(name, rest):
+        behind = _behind_options(name, rest)
+        commands += behind
+        if name in JOINED:
+            scripts += [" ".join(word for word in each if word is not None) for each in behind]
+        # What is not literal may be an option's value, except that the last one is none.
+        certain = behind[:1] if name in ANY_SUFFIX else behind[-1:]
+        unreadable = unreadable or any(each[0] is None for each in certain)
+    if name in ASSIGNING:
+        assigned = [word for word in rest if word is not None]
+        scripts += itertools.chain.from_iterable(map(_values, assigned))
+        unreadable = unreadable or any(steers(word) or _DECLARED.search(word) for word in assigned)
+    return Inner(
+        tuple(commands[:MAX_READINGS]),
+        tuple(script for script in scripts[:MAX_READINGS] if script is not None),
+        unreadable or len(commands) > MAX_READINGS or len(scripts) > MAX_READINGS,
+        unknown=not (name in TAKES_OPERANDS or name in OPERANDS_BEFORE or name in BEHIND_SUBCOMMAND),
+    )
+
+
+def _told(name: str, rest: Words) -> Inner | None:
+    """What a program runs that has its own way to be told so."""
+    match name:
+        case "eval":
+            return _joined(rest)
+        case "trap":
+            operands = rest[1:] if rest[:1] == ("--",) else rest
+            return _joined(operands[:1]) if len(operands) > 1 else NOTHING
+        case "source" | ".":
+            return Inner((rest,) if rest else (), reads_script=bool(rest) and _is_made_on_the_way(rest[0]))
+        case "git":
+            return Inner(*git_runs(rest))
+        case "alias":
+            # It holds for what comes later, which says nothing of it.
+            values = tuple(word.partition("=")[2] for word in rest if word is not None and "=" in word)
+            return Inner(scripts=values, unreadable=bool(values) or None in rest)
+        case "hash":
+            known = rest[1:2] if rest[:1] == ("-p",) else ()
+            return Inner(tuple((each, None) for each in known), unreadable=known == (None,))
+        case "at" | "batch":
+            return Inner(reads_script=True)
+        case "parallel" | "ssh" if sum(word is None or not word.startswith("-") for word in rest) < 2:
+            return Inner(
+                scripts=tuple(filter(None, _setting_values(name, rest))),
+                reads_script=True,
+                unreadable=None in _setting_values(name, rest),
+            )
+        case "ed" | "red" | "ex":
+            return Inner(unreadable=True)
+        case "crontab":
+            return Inner(unreadable="-l" not in rest)
+        case "sed" | "gsed":
+            return Inner(unreadable=any(map(_sed_runs, _sed_scripts(rest))))
+        case "awk" | "gawk" | "mawk" | "nawk":
+            texts = [_AWK_QUOTED.sub('""', word) for word in rest if word is not None]
+            return Inner(unreadable=any(_AWK_RUNS.search(text) for text in texts))
+        case "tar" | "bsdtar" | "gtar" if rest and rest[0] and not rest[0].startswith("-"):
+            # Options in the old style, whose values come behind them all.
+            return None if {"I", "F"}.isdisjoint(rest[0]) else Inner(unreadable=True)
+    return None
+
+
+def _sed_scripts(rest: Words) -> Iterator[str]:
+    given = [value for value in option_values(rest, ("-e", "--expression")) if value is not None]
+    operands = (word for word in rest if word is None or not word.startswith("-"))
+    yield from given or filter(None, itertools.islice(operands, 1))
+
+
+def _sed_runs(script: str) -> bool:
+    at = 0
+    while at < len(script):
+        command = _SED_COMMAND.match(script, at)
+        if command is None or command.end() == at:
+            return True
+        at = command.end()
+    return False
+
+
+def _behind_subcommand(subcommands: frozenset[str], rest: Words) -> Iterator[Words]:
+    found = (start for start, word in enumerate(rest, 1) if word in subcommands)
+    start = next((start for start in found if start == 1 or rest[start - 1] != "x"), None)  # `npm x`
+    if start is not None:
+        operands = rest[start:]
+        yield from (operands[start:] for start in itertools.islice(_every_start(operands), MAX_READINGS + 1))
+
+
+def steers(assignment: str) -> bool:
+    """Whether an assignment, or a variable's name, makes programs run something that it does not show."""
+    name = re.split(r"[^\w%]", assignment, maxsplit=1)[0]
+    value = assignment.partition("=")[2]
+    if _EDITOR_NAMES.search(name) and not HARMLESS_EDITOR.fullmatch(value):
+        return True
+    if name.startswith("GIT_"):
+        return name not in GIT_VARIABLES and not name.startswith("GIT_TRACE")
+    return name in SHELL_VARIABLES or name.startswith("BASH_FUNC_")
+
+
+def is_run_from_environment(name: str) -> bool:
+    """Whether a variable is one whose value programs run."""
+    return RUN_FROM_ENVIRONMENT.search(name) is not None
+
+
+def _values(assignment: str) -> tuple[str, ...]:
+    """The value of `NAME=VALUE` if programs run it, or if a shell may carry out what it substitutes."""
+    name, _, value = assignment.partition("=")
+    is_run = value and (is_run_from_environment(name) or SUBSTITUTION.search(value))
+    return (value,) if is_run else ()
+
+
+def _behind_options(name: str, rest: Words) -> list[Words]:
+    """The commands that may begin behind a program's options, one more than are looked at at most."""
+    if name in APPENDS:
+        rest = (*_without_placeholders(name, rest), None)
+    starts = _every_start(rest) if name in ANY_SUFFIX else _starts(name, rest)
+    behind = [rest[start:] for start in itertools.islice(starts, MAX_READINGS + 1)]
+    # Nothing but what is appended: without a command of its own, `xargs` only prints.
+    return [each for each in behind if name not in APPENDS or each != (None,)]
+
+
+def _every_start(rest: Words) -> Iterator[int]:
+    return (start for start, word in enumerate(rest) if word is None or not word.startswith("-"))
+
+
+def _starts(name: str, rest: Words) -> Iterator[int]:
+    """Where a command may begin, up to where it has begun for certain."""
+    operands, flags = OPERANDS_BEFORE[name], FLAGS.get(name, frozenset())
+    may_be_value = False
+    seen = certain = 0
+    for start, word in enumerate(rest):
+        if word is not None and word.startswith("-") and word != "-":
+            # A value that is no word stands behind its letter, as in `-n1` and `-I{}`.
+            has_value = "=" in word or (len(word) > 2 and word[1] != "-" and not word[2:].isalpha())
+            may_be_value = word != "--" and not has_value and not flags.issuperset(word[1:])
+            continue
+        if word is not None and _ASSIGNMENT.match(word):
+            may_be_value = False
+            continue
+        seen += 1
+        certain += not may_be_value
+        may_be_value = False
+        if seen > operands:
+            yield start
+        if certain > operands:
+            return
+
+
+def _without_placeholders(name: str, rest: Words) -> Iterator[str | None]:
+    """Words that are replaced by what is read are not literal."""
+    placeholders = {_PLACEHOLDER} if name == "parallel" or {"-i", "--replace"} & set(rest) else set()
+    for word, following in _with_next(rest):
+        if word in _NAMES_PLACEHOLDER and following:
+            placeholders.add(following)
+        elif word is not None and word.startswith(("-I", "-i", "--replace=")):
+            placeholders.add(word.removeprefix("--replace=") if word[1] == "-" else word[2:])
+    placeholders.discard("")
+    before: str | None = None
+    for word in rest:
+        is_fixed = word is None or word.startswith("-") or before in _NAMES_PLACEHOLDER
+        is_replaced = word is not None and not is_fixed and any(each in word for each in placeholders)
+        yield None if is_replaced else word
+        before = word
+
+
+def _following(name: str, rest: Words) -> Iterator[Words]:
+    markers = FOLLOWED_BY_COMMAND.get(name, frozenset())
+    starts = (start for start, word in enumerate(rest, 1) if word in markers)
+    for start in itertools.islice(starts, MAX_READINGS + 1):
+        words = itertools.takewhile(lambda word: word not in (";", "+"), rest[start:])
+        command = tuple(None if word is not None and _PLACEHOLDER in word else word for word in words)
+        if command:
+            yield command
+
+
+def _setting_values(name: str, rest: Words) -> Iterator[str | None]:
+    """The values of settings that are options: of `-o ProxyCommand=CMD` what is behind the equals sign."""
+    for value in option_values(rest, SETTING_OPTIONS.get(name, ())):
+        yield None if value is None else re.split(r"[=\s]", value, maxsplit=1)[-1]
+
+
+def _with_next(rest: Words, last: str | None = None) -> Iterator[tuple[str | None, str | None]]:
+    return itertools.zip_longest(rest, rest[1:], fillvalue=last)
+
+
+def _only_asks(name: str, rest: Words) -> bool:
+    first = rest[0] if rest else None
+    return (
+        first is not None
+        and first.startswith("-")
+        and not QUERIES.get(name, frozenset()).isdisjoint(first[1:])
+    )
+
+
+def _joined(words: Sequence[str | None]) -> Inner:
+    known = [word for word in words if word is not None]
+    return Inner(scripts=(" ".join(known),) if known else (), unreadable=len(known) < len(words))
+
+
+def _shell(rest: Words) -> Inner:
+    if not _SHELL_QUERIES.isdisjoint(rest):
+        return NOTHING
+    takes_script = reads = may_be_value = False
+    scripts: list[str] = []
+    for at, word in enumerate(rest):
+        if word == "-":  # ends the options, as `--` does
+            may_be_value = False
+            continue
+        if word is not None and word[:1] in ("-", "+") and len(word) > 1:
+            if takes_script:  # not every shell has options behind `-c`
+                scripts.append(word)
+            letters = "" if word[:2] == "--" else word[1:]
+            takes_script = takes_script or "c" in letters
+            reads = reads or "s" in letters
+            may_be_value = "o" in letters or "O" in letters or word in _SHELL_FILES
+            continue
+        if takes_script and word is not None:
+            scripts.append(word)
+        if not may_be_value:
+            if takes_script:
+                return Inner(scripts=tuple(scripts), unreadable=word is None)
+            # A file that is not in the folder is looked for in `PATH`, as a program is.
+            return Inner((rest[at:],), (), word is None, reads or _is_made_on_the_way(word))
+        may_be_value = False
+    return Inner(scripts=tuple(scripts), reads_script=not takes_script)
+
+
+def _is_made_on_the_way(file: str | None) -> bool:
+    return file is None or _STANDARD_INPUT.fullmatch(file) is not None

@@ -1,0 +1,239 @@
+"""The permissions of a sandbox context and their entries: made, read, widened and put into words.
+
+`docs/protocol.md`, "Entries". Rules kept in this file:
+
+1. Of what is here only the shape is known. Which path an entry means is the daemon's to find out.
+2. Widening turns every grant into the widest one and leaves every denial as it is.
+3. Words for approvers leave out nothing that is denied.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from execclient.connection.connection import Json
+from execprotocol.path_uri import parse_path_uri, path_to_uri
+
+Permissions = dict[str, Json]
+Entry = dict[str, Json]
+Access = Literal["read", "write", "deny"]
+
+ROOT = "/"
+
+RUNTIME_FOLDER = "/run"
+"""Hidden wherever files are limited and the network is not, unless an entry names it."""
+
+PROTECTED_NAMES = (".git", ".agents", ".codex", ".aws")
+"""What the daemon protects in a folder that can be written, unless an entry names it (statement C18)."""
+
+_DENYING = ("deny", "none")
+
+_PATTERN_CHARACTERS = frozenset("*?[{\\")
+
+_SPECIAL_WORDS = {
+    "root": "everything",
+    "minimal": "what programs need to run",
+    "current_working_directory": "the working directory",
+    "project_roots": "the workspace",
+    "tmpdir": "$TMPDIR",
+    "slash_tmp": "/tmp",  # noqa: S108 - a word, and no use of the folder
+}
+
+
+# -- making
+
+
+def network(allowed: bool) -> Literal["restricted", "enabled"]:
+    """The wire's word."""
+    return "enabled" if allowed else "restricted"
+
+
+def managed(entries: Iterable[Entry], *, network_allowed: bool) -> Permissions:
+    """Permissions that the daemon enforces."""
+    return {
+        "type": "managed",
+        "file_system": {"type": "restricted", "entries": list(entries)},
+        "network": network(network_allowed),
+    }
+
+
+def at_special(kind: str, access: Access) -> Entry:
+    """An entry for a path that is named by its role."""
+    return {"path": {"type": "special", "value": {"kind": kind}}, "access": access}
+
+
+def at_path(path: str, access: Access) -> Entry:
+    """An entry for an absolute path."""
+    return {"path": {"type": "path", "path": path_to_uri(path)}, "access": access}
+
+
+def denies(patterns: Iterable[str]) -> list[Entry]:
+    """Entries for what must not be read: absolute paths by their names, all else as patterns."""
+    return [
+        at_path(pattern, "deny")
+        if posixpath.isabs(pattern) and not _PATTERN_CHARACTERS & set(pattern)
+        else {"path": {"type": "glob_pattern", "pattern": pattern}, "access": "deny"}
+        for pattern in patterns
+    ]
+
+
+def checked_patterns(patterns: Sequence[str]) -> Sequence[str]:
+    """The patterns.
+
+    Raises:
+        ValueError: one of them cannot mean what it was meant for.
+    """
+    for pattern in _texts("deny_read", patterns):
+        if pattern.startswith("~"):
+            raise ValueError(f"deny_read: {pattern!r}: ~ is not expanded; write the home folder out")
+    return patterns
+
+
+def checked_roots(field: str, roots: Sequence[str]) -> Sequence[str]:
+    """The folders, without `.` and `..`.
+
+    Raises:
+        ValueError: one of them is not absolute.
+    """
+    for root in _texts(field, roots):
+        if not posixpath.isabs(root):
+            raise ValueError(f"{field}: {root!r} is not an absolute path")
+    # Two slashes at the beginning are kept by `normpath`, and mean nothing here.
+    return [ROOT + posixpath.normpath(root).lstrip(ROOT) for root in roots]
+
+
+def _texts(field: str, values: Sequence[str]) -> Sequence[str]:
+    if isinstance(values, str):
+        raise ValueError(f"{field}: {values!r} is one text; a sequence of them is needed: ({values!r},)")
+    for value in values:
+        if not value or "\0" in value:
+            raise ValueError(f"{field}: {value!r} is empty, or has a NUL byte in it")
+    return values
+
+
+# -- reading
+
+
+def denied(permissions: Mapping[str, Json]) -> list[str]:
+    """What must not be read, in words."""
+    return [_words(entry) for entry in _entries(permissions) if entry["access"] in _DENYING]
+
+
+def limits(permissions: Mapping[str, Json]) -> bool:
+    """Whether there is anything to enforce (statement C2)."""
+    if permissions["type"] == "disabled":
+        return False
+    if permissions["network"] != "enabled":
+        return True
+    if permissions["type"] == "external" or permissions["file_system"]["type"] == "unrestricted":
+        return False
+    entries = _entries(permissions)
+    return not (
+        any(_is_root(entry) for entry in entries) and all(entry["access"] == "write" for entry in entries)
+    )
+
+
+def widened(permissions: Mapping[str, Json]) -> Permissions:
+    """Everything but what is denied, with the network."""
+    entries = _entries(permissions)
+    denials = [entry for entry in entries if entry["access"] in _DENYING]
+    wide: list[Entry] = [at_special("root", "write"), at_path(RUNTIME_FOLDER, "write")]
+    for entry in entries:
+        # Below a denial a grant still counts. Elsewhere it is part of everything, and by itself would only
+        # bring the daemon to protect names in its folder.
+        if entry["access"] not in _DENYING and any(_may_lie_below(entry, denial) for denial in denials):
+            grants = ({**entry, "access": "write"}, *_protected_in(entry))
+            wide += [grant for grant in grants if grant not in wide]
+    return {
+        "type": "managed",
+        "file_system": {**permissions["file_system"], "type": "restricted", "entries": [*wide, *denials]},
+        "network": "enabled",
+    }
+
+
+def _may_lie_below(entry: Entry, denial: Entry) -> bool:
+    if _is_root(entry) or denial["path"]["type"] == "glob_pattern":
+        return False
+    path, folder = _fixed_path(entry), _fixed_path(denial)
+    # What only the daemon can place may be anywhere.
+    return path is None or folder is None or path == folder or path.startswith(folder + "/")
+
+
+def _fixed_path(entry: Entry) -> str | None:
+    """The path of an entry, if it is the same everywhere."""
+    where = entry["path"]
+    return parse_path_uri(where["path"]) if where["type"] == "path" else None
+
+
+def _protected_in(entry: Entry) -> list[Entry]:
+    """Entries that take back the protection of names in a workspace."""
+    where = entry["path"]
+    if where["type"] != "special" or where["value"].get("subpath"):
+        return []
+    if where["value"]["kind"] not in ("project_roots", "current_working_directory"):
+        return []
+    return [
+        {"path": {"type": "special", "value": {**where["value"], "subpath": name}}, "access": "write"}
+        for name in PROTECTED_NAMES
+    ]
+
+
+def sentences(permissions: Mapping[str, Json]) -> tuple[str, ...]:
+    """What is permitted, and what stays denied."""
+    if permissions["type"] == "disabled":
+        return ("run without a sandbox, with all that the daemon's user may do",)
+    uses = "use the network" if permissions["network"] == "enabled" else "no network"
+    if permissions["type"] == "external":
+        return ("run with no limits on files but those of the sandbox around the daemon", uses)
+    if permissions["file_system"]["type"] == "unrestricted":
+        return ("read and write everything", uses)
+    entries = _entries(permissions)
+    written = [_words(entry) for entry in entries if entry["access"] == "write"]
+    read = [_words(entry) for entry in entries if entry["access"] == "read"]
+    everything = _SPECIAL_WORDS["root"]
+    if everything in written and everything not in read:
+        told = ["read and write everything"]
+        if read:
+            told.append("not write " + _listed(read))
+    else:
+        told = ["read " + (everything if everything in read else _listed([*read, *written]) or "nothing")]
+        told.append("write " + (_listed(written) or "nothing"))
+    told.append(uses)
+    if stays := denied(permissions):
+        told.append("still denied: reading " + _listed(stays))
+    told.append("still confined: it sees no processes but its own, and gains no privileges")
+    return tuple(told)
+
+
+def _entries(permissions: Mapping[str, Json]) -> Sequence[Entry]:
+    files = permissions.get("file_system") or {}
+    entries: Sequence[Entry] = files.get("entries", ())
+    return entries
+
+
+def _is_root(entry: Entry) -> bool:
+    where = entry["path"]
+    if where["type"] == "special":
+        value = where["value"]
+        return bool(value["kind"] == "root" and not value.get("subpath"))
+    return bool(where["type"] == "path" and parse_path_uri(where["path"]) == ROOT)
+
+
+def _words(entry: Entry) -> str:
+    """The path of an entry, as a person would write it."""
+    where = entry["path"]
+    if _is_root(entry):
+        return _SPECIAL_WORDS["root"]
+    if where["type"] == "path":
+        return parse_path_uri(where["path"])
+    if where["type"] == "glob_pattern":
+        return str(where["pattern"])
+    value = where["value"]
+    name = _SPECIAL_WORDS.get(value["kind"]) or str(value.get("path") or "an unknown role")
+    return f"{value['subpath']} in {name}" if value.get("subpath") else name
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(words))

@@ -1,0 +1,1 @@
+"""The protocol of execserver, as both sides know it: messages, errors, limits, path URIs."""

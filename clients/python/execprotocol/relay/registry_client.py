@@ -1,0 +1,348 @@
+"""The registry as both peers ask it: three POSTs, each on a connection of its own.
+
+1. Redirects are not followed, and no proxy of the environment is asked: the token is for one host.
+2. What comes is checked here, the answer's environment and URL too, so that callers get it right or not.
+3. Neither tokens nor tickets nor bodies appear in an error; of a refusal, what the registry says to people.
+
+The one file of this package that knows httpcore, which takes 50 ms to import: import it lazily.
+`docs/protocol.md`, "Relay".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import re
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+import h11
+import httpcore
+
+from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses, aside
+from execprotocol.error_causes import causes_of
+from execprotocol.relay import contract
+from execprotocol.relay.contract import (
+    ConnectAnswer,
+    ConnectRequest,
+    ContractError,
+    RegisterAnswer,
+    RegisterRequest,
+    ValidateRequest,
+)
+from execprotocol.relay.keys import PublicKeys
+from execprotocol.relay.printable import printable
+
+REQUEST_SECONDS = 10.0
+"""For one request, from the connect to the last byte. As the stock peers."""
+
+MAX_ANSWER_BYTES = 64 << 10
+"""The largest right answer has some 8 KiB."""
+
+MAX_TEXT = 200
+"""Characters of somebody else's text that are passed on."""
+
+SECRET_CHARACTERS = 8
+"""What is shorter is no secret, and may stand in any text."""
+
+HTTP_OK = 200
+PASSING_STATUSES = (408, 429)
+"""With any 5xx: the same request may succeed later."""
+
+CONFLICT = 409
+"""With `environment_offline`: the environment is known, and there is no executor now."""
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
+
+Answer = TypeVar("Answer")
+
+
+class RegistryError(Exception):
+    """The registry gave no answer that can be used; the message says why, and has no secret in it."""
+
+
+class RegistryUnreachable(RegistryError):
+    """No answer came.
+
+    Attributes:
+        untrusted: whether it is the registry's certificate that does not hold.
+        refused: whether nobody listens there.
+    """
+
+    def __init__(self, message: str, *, untrusted: bool = False, refused: bool = False) -> None:
+        super().__init__(message)
+        self.untrusted = untrusted
+        self.refused = refused
+
+
+class RegistryRefused(RegistryError):
+    """The registry answered with something else than 200.
+
+    Attributes:
+        status: of its HTTP response.
+        code: its word for why, for programs; empty when it gave none.
+        message: its sentence, for people; empty when it gave none.
+    """
+
+    def __init__(self, shown: str, status: int, code: str, message: str) -> None:
+        said = ", ".join(part for part in (code, message) if part)
+        super().__init__(f"{shown} refused it with {status}" + (f" ({said})" if said else ""))
+        self.status = status
+        self.code = code
+        self.message = message
+
+    @property
+    def retry(self) -> bool:
+        """Whether the same request may succeed later."""
+        offline = self.status == CONFLICT and self.code == contract.ENVIRONMENT_OFFLINE
+        return offline or self.status in PASSING_STATUSES or self.status >= 500
+
+
+class RegistryClient:
+    """A registry, as often as it takes.
+
+    Args:
+        base_url: `http` or `https`, with a path prefix if it has one; slashes at its end do not count.
+        token: gives the bearer token of each request. What it raises goes to the caller.
+        ssl_context: for `https`; by default the system's certificates are believed (`SSL_CERT_FILE`).
+        seconds: for one request.
+
+    Raises:
+        ValueError: the URL is none of those.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        token: Callable[[], Awaitable[str]],
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        seconds: float = REQUEST_SECONDS,
+    ) -> None:
+        self._base = _base(base_url)
+        self._token = token
+        self._context = ssl_context
+        self._seconds = seconds
+        self._networks: set[_Network] = set()
+        """Those of the requests under way."""
+
+    @property
+    def shown(self) -> str:
+        """The registry, for people."""
+        return f"{self._base.scheme}://{self._base.netloc}{self._base.path}"
+
+    async def register(self, environment_id: str, key: PublicKeys) -> RegisterAnswer:
+        """Offer an executor.
+
+        Args:
+            environment_id: as `contract.check_environment_id` has it.
+            key: the executor's.
+
+        Raises:
+            RegistryUnreachable, RegistryRefused, RegistryError: it did not come about.
+        """
+        body = await self._post(environment_id, "register", RegisterRequest(key).to_json())
+        answer = self._parsed(RegisterAnswer.parse, body)
+        self._check(environment_id, answer.environment_id, answer.url)
+        return answer
+
+    async def connect(self, environment_id: str, key: PublicKeys) -> ConnectAnswer:
+        """Ask for the way to an executor. All as for `register`; the key is the harness's."""
+        body = await self._post(environment_id, "connect", ConnectRequest(key).to_json())
+        answer = self._parsed(ConnectAnswer.parse, body)
+        self._check(environment_id, answer.environment_id, answer.url)
+        return answer
+
+    async def validate(self, environment_id: str, request: ValidateRequest, stream_id: str) -> bool:
+        """Ask whether the registry sent a harness.
+
+        Args:
+            environment_id: the executor's.
+            request: who knocked, and what it showed.
+            stream_id: where; told to the registry when it is a UUID.
+
+        Returns:
+            What the registry says; a refusal with 401 is a `RegistryRefused` as any other.
+        """
+        # Any text may be a stream id, but not any text a header.
+        headers = [(contract.STREAM_ID_HEADER, stream_id)] if _UUID.match(stream_id) else []
+        body = await self._post(environment_id, "validate", request.to_json(), headers)
+        return self._parsed(contract.parse_validity, body)
+
+    async def aclose(self) -> None:
+        """Let go of what is open. Requests under way end with an error."""
+        for network in tuple(self._networks):
+            await network.hang_up()
+
+    async def _post(
+        self,
+        environment_id: str,
+        action: str,
+        body: dict[str, object],
+        further: Sequence[tuple[str, str]] = (),
+    ) -> bytes:
+        token = await self._token()
+        if not token.isascii():
+            raise RegistryError("the token has characters that no HTTP header may have")
+        headers = [
+            ("host", self._base.netloc),
+            ("content-type", "application/json"),
+            ("accept", "*/*"),
+            ("authorization", f"Bearer {token}"),
+            *further,
+        ]
+        try:
+            async with asyncio.timeout(self._seconds):
+                status, answer = await self._exchanged(
+                    self._base.path + contract.path(environment_id, action),
+                    headers,
+                    json.dumps(body).encode(),
+                )
+        except TimeoutError:
+            raise RegistryUnreachable(
+                f"{self.shown} gave no answer to {action} within {self._seconds:g} s"
+            ) from None
+        except (httpcore.LocalProtocolError, h11.LocalProtocolError):
+            raise RegistryError("the token has characters that no HTTP header may have") from None
+        except (
+            httpcore.NetworkError,
+            httpcore.TimeoutException,
+            httpcore.ProtocolError,
+            h11.RemoteProtocolError,
+            OSError,
+        ) as error:
+            raise self._unreachable(error) from None
+        if status != HTTP_OK:
+            code, message = (
+                printable(_without(token, text), MAX_TEXT).strip() for text in contract.error_of(answer)
+            )
+            raise RegistryRefused(self.shown, status, code, message)
+        return answer
+
+    async def _exchanged(
+        self, path: str, headers: list[tuple[str, str]], content: bytes
+    ) -> tuple[int, bytes]:
+        if self._context is None and self._base.scheme == "https":
+            # It reads the system's certificates, which takes some 20 ms.
+            self._context = await aside(ssl.create_default_context)
+        url = httpcore.URL(
+            scheme=self._base.scheme, host=self._base.hostname or "", port=self._base.port, target=path
+        )
+        headers = [*headers, ("content-length", str(len(content)))]
+        network = _Network()
+        # An idle connection may be closed just as it gets a request, which then may have been carried out or
+        # not: so each has its own.
+        pool = httpcore.AsyncConnectionPool(
+            ssl_context=self._context, max_keepalive_connections=0, network_backend=network
+        )
+        self._networks.add(network)
+        try:
+            async with pool.stream("POST", url, headers=headers, content=content) as response:
+                return await self._answer(response)
+        finally:
+            self._networks.discard(network)
+            await network.hang_up()
+
+    async def _answer(self, response: httpcore.Response) -> tuple[int, bytes]:
+        answer = bytearray()
+        async for piece in response.aiter_stream():
+            answer += piece
+            if len(answer) > MAX_ANSWER_BYTES:
+                raise RegistryError(f"{self.shown} answered with more than {MAX_ANSWER_BYTES} bytes")
+        return response.status, bytes(answer)
+
+    def _parsed(self, parse: Callable[[bytes], Answer], body: bytes) -> Answer:
+        try:
+            return parse(body)
+        except ContractError as error:
+            raise RegistryError(f"{self.shown} gave an answer that cannot be used: {error}") from None
+
+    def _check(self, asked: str, environment_id: str, url: str) -> None:
+        if environment_id != asked:
+            raise RegistryError(f"{self.shown} answered for another environment than {asked}")
+        if self._base.scheme == "https" and urlsplit(url).scheme != "wss":
+            raise RegistryError(
+                f"{self.shown} gave out a URL that is not encrypted (ws:), and itself is https"
+            )
+
+    def _unreachable(self, error: Exception) -> RegistryUnreachable:
+        """What the system said, which httpcore and anyio keep inside their own errors."""
+        for inner in causes_of(error):
+            if isinstance(inner, ssl.SSLCertVerificationError):
+                return RegistryUnreachable(
+                    f"the certificate of {self.shown} does not hold: {inner.verify_message}", untrusted=True
+                )
+            if isinstance(inner, ssl.SSLError):
+                return self._no_connection(f"TLS failed: {inner.reason or type(inner).__name__}")
+            if isinstance(inner, socket.gaierror):
+                return self._no_connection(f"its name cannot be resolved: {inner.strerror}")
+            if isinstance(inner, OSError) and inner.errno:
+                refused = inner.errno == errno.ECONNREFUSED
+                return self._no_connection(os.strerror(inner.errno), refused=refused)
+        return self._no_connection(printable(str(error), MAX_TEXT).strip() or "the connection was lost")
+
+    def _no_connection(self, why: str, *, refused: bool = False) -> RegistryUnreachable:
+        return RegistryUnreachable(f"cannot reach {self.shown}: {why}", refused=refused)
+
+
+class _Network(httpcore.AnyIOBackend):
+    """The connections of one request. httpcore forgets the one whose request is cancelled at certain moments,
+    while TLS is negotiated for one, so that each silent server would cost a descriptor.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: list[httpcore.AsyncNetworkStream] = []
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to the first address that answers, in the resolver's order, and remember it."""
+        found = await addresses(host, port)
+        for number, (*_, address) in enumerate(found, 1):
+            try:
+                async with asyncio.timeout(ADDRESS_SECONDS if number < len(found) else None):
+                    stream = await super().connect_tcp(
+                        str(address[0]), port, timeout, local_address, socket_options
+                    )
+            except (TimeoutError, httpcore.ConnectError, httpcore.ConnectTimeout):
+                if number == len(found):
+                    raise
+            else:
+                break
+        self._opened.append(stream)
+        return stream
+
+    async def hang_up(self) -> None:
+        """Close all of them (idempotent)."""
+        for stream in self._opened:
+            await stream.aclose()
+
+
+def _base(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right or not url.isascii() or any(character <= " " for character in url):
+        raise ValueError("a registry's URL is http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]")
+    if parts.username is not None or parts.query or parts.fragment:
+        # Not shown: what stands there may be a secret.
+        raise ValueError("a registry's URL has no user, no query and no fragment")
+    return parts._replace(path=parts.path.rstrip("/"))
+
+
+def _without(token: str, text: str) -> str:
+    """There are servers that repeat the credentials that they do not like."""
+    return text.replace(token, "…") if len(token) >= SECRET_CHARACTERS else text

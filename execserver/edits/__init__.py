@@ -1,0 +1,1 @@
+"""Several files changed as one by `fs/applyEdits`: plan, journal, transaction, recovery."""

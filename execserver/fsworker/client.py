@@ -1,0 +1,313 @@
+"""The daemon's side of one fs worker: requests out, replies in, on the loop and without waiting.
+
+Rules kept in this file:
+
+1. A worker has one request at a time. Whoever asks sees to that.
+2. When `SILENT_SECONDS` pass in which a request is not answered the worker is killed. An answer that has
+   begun has as long again, however it comes: a worker that was taken over could else keep its place for
+   ever, byte by byte. It may be stuck in the kernel and never die: the pool does not wait for it.
+3. A reply's descriptor has an owner from the moment it is here, or is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from execprotocol.errors import InternalError, InvalidRequest, NotFound, RpcError
+from execserver.filesystem.cancel import Abandoned
+from execserver.filesystem.descriptors import Descriptor
+from execserver.fsworker import frames
+
+SILENT_SECONDS = 30.0
+"""After a healthy disk's longest pause, and before a client gives up."""
+
+_PIECE_BYTES = 256 << 10
+"""Taken from the socket at a time: more would hold the loop for longer than a piece of output does."""
+
+_MOST_ERROR_BYTES = 64 << 10
+"""Of an error that is told: it may name two paths."""
+
+_ROOM = socket.CMSG_SPACE(struct.calcsize("i"))
+
+_ERRORS: tuple[type[RpcError], ...] = (InvalidRequest, NotFound, InternalError)
+
+Adopt = Callable[[int], Descriptor]
+Answer = tuple[bytes, Descriptor | None]
+
+
+class WorkerProcess(Protocol):
+    """A started worker (`execserver.fsworker.process`), perhaps with what its sandbox needs."""
+
+    socket: socket.socket
+    """Our end, non-blocking; closed by `release`."""
+
+    pidfd: int
+    """Becomes readable when the process has ended."""
+
+    brief: bool
+    """Whether it should not be kept long."""
+
+    def kill(self) -> None:
+        """SIGKILL it and all in its sandbox; never raises."""
+
+    def complaint(self) -> str:
+        """What it wrote to its standard error."""
+
+    def release(self) -> None:
+        """It has ended: reap it, and let go of all that it needed; never raises."""
+
+
+class WorkerLost(InternalError):
+    """The worker ended, or was ended, before it answered."""
+
+
+class WorkerLink:
+    """A worker that was started.
+
+    Args:
+        process: the worker; from now on this object's.
+        idle: called when it has dealt with a request and takes the next.
+        lost: called once when it is of no more use, whatever the reason; not after `end`.
+        gone: called once when its process has really ended.
+        silent_seconds: how long a request may go unanswered.
+    """
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        idle: Callable[[], None],
+        lost: Callable[[WorkerLink], None],
+        gone: Callable[[WorkerLink], None],
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process = process
+        self._idle = idle
+        self._lost = lost
+        self._gone = gone
+        self._silent_seconds = silent_seconds
+        self._descriptor_number = process.socket.fileno()
+        self._unsent = b""
+        self._received = bytearray()
+        self._reply_bytes: int | None = None
+        self._opened = -1
+        self._adopt: Adopt | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self.alive = True
+        """Whether it takes requests."""
+        self.ready: asyncio.Future[Answer] = self._loop.create_future()
+        """Done when it takes requests; fails when it ends before that."""
+        self._loop.add_reader(self._descriptor_number, self._readable)
+        self._loop.add_reader(process.pidfd, self._ended)
+        self._expect(self.ready, None)
+
+    @property
+    def brief(self) -> bool:
+        """Whether it should not be kept long (`WorkerProcess.brief`)."""
+        return self._process.brief
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a request that is not answered."""
+        return self._answer is not None
+
+    def ask(self, request: bytes, answer: asyncio.Future[Answer], adopt: Adopt | None = None) -> None:
+        """Send a request. If `answer` is cancelled the worker is told to give up, and stays busy until it
+        has.
+
+        Args:
+            request: the operation and its arguments, marshalled.
+            answer: gets the body of the reply; `WorkerLost`, or the error that the worker reports.
+            adopt: called with the descriptor of the file that the worker opens. Without it there
+                must be none.
+        """
+        assert self.alive
+        self._expect(answer, adopt)
+        self._send(frames.request_frame(request))
+
+    def end(self) -> None:
+        """Kill it; a request in work fails. Nothing is reported to `lost`."""
+        self._fail("was ended", report=False)
+
+    def complaint(self) -> str:
+        """What the process said on its standard error."""
+        return self._process.complaint()
+
+    # -- out
+
+    def _expect(self, answer: asyncio.Future[Answer], adopt: Adopt | None) -> None:
+        assert self._answer is None
+        self._answer, self._adopt = answer, adopt
+        answer.add_done_callback(self._answer_done)
+        self._timer = self._loop.call_later(self._silent_seconds, self._silent)
+
+    def _answer_done(self, future: asyncio.Future[Answer]) -> None:
+        if future.cancelled() and future is self._answer and self.alive:
+            self._send(frames.CANCEL)
+
+    def _send(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self._process.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            # The end of its side; that is noticed, and told, where replies are read.
+            return
+        if sent < len(data):
+            self._unsent = data[sent:]
+            self._loop.add_writer(self._descriptor_number, self._writable)
+
+    def _writable(self) -> None:
+        data, self._unsent = self._unsent, b""
+        self._loop.remove_writer(self._descriptor_number)
+        self._send(data)
+
+    # -- in
+
+    def _readable(self) -> bool:
+        """Take what is there, a piece of it; whether there may be more."""
+        try:
+            data, ancillary, flags, _ = self._process.socket.recvmsg(
+                _PIECE_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return False
+        except OSError:
+            # Reset: it ended without having read what we sent.
+            data, ancillary, flags = b"", [], 0
+        received = _descriptors(ancillary)
+        if self._opened < 0 and received:
+            self._opened = received.pop()
+        for number in received:
+            os.close(number)
+        if flags & socket.MSG_CTRUNC:
+            self._fail("could not hand over an opened file: the daemon has too many open files")
+        elif not data:
+            self._fail("ended")
+        elif self._answer is None:
+            self._fail("sent what nobody asked for")
+        else:
+            self._received += data
+            self._take_reply()
+        return self.alive
+
+    def _take_reply(self) -> None:
+        received = self._received
+        if self._reply_bytes is None:
+            if len(received) < frames.REPLY_HEAD_BYTES:
+                return
+            body_bytes = int.from_bytes(received[1 : frames.REPLY_HEAD_BYTES], "little")
+            if body_bytes > frames.MAX_BODY_BYTES:
+                self._fail(f"has an answer of {body_bytes} bytes; at most {frames.MAX_BODY_BYTES} are taken")
+                return
+            self._reply_bytes = frames.REPLY_HEAD_BYTES + body_bytes
+            self._restart_timer()
+        if len(received) < self._reply_bytes:
+            return
+        status, body = received[0], bytes(received[frames.REPLY_HEAD_BYTES : self._reply_bytes])
+        more = len(received) > self._reply_bytes
+        self._received = bytearray()
+        self._reply_bytes = None
+        if more or (self._opened >= 0 and self._adopt is None):
+            self._fail("sent what nobody asked for")
+            return
+        self._deliver(status, body)
+
+    def _deliver(self, status: int, body: bytes) -> None:
+        answer, adopt, opened = self._answer, self._adopt, self._opened
+        assert answer is not None
+        self._settle()
+        if status == frames.DONE and adopt is not None and opened < 0:
+            status, body = frames.BROKEN, b"it opened a file and did not hand it over"
+        if opened >= 0 and (answer.done() or adopt is None or status != frames.DONE):
+            os.close(opened)
+        if not answer.done():
+            if status != frames.DONE:
+                answer.set_exception(_error(status, body))
+            else:
+                try:
+                    answer.set_result((body, None if adopt is None else adopt(opened)))
+                except Abandoned as error:
+                    answer.set_exception(error)
+        self._idle()
+
+    def _settle(self) -> None:
+        """Nothing is asked any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._answer = self._adopt = self._timer = None
+        self._opened = -1
+
+    def _restart_timer(self) -> None:
+        """It answers. All of an answer is there before any of it is sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._silent_seconds, self._silent)
+
+    # -- the end
+
+    def _silent(self) -> None:
+        self._timer = None
+        self._fail(f"did not answer for {self._silent_seconds:g} s and was ended")
+
+    def _fail(self, what: str, *, report: bool = True) -> None:
+        """The worker is of no use any more."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._descriptor_number)
+        if self._unsent:
+            self._loop.remove_writer(self._descriptor_number)
+        self._process.kill()
+        future, opened = self._answer, self._opened
+        self._settle()
+        if opened >= 0:
+            os.close(opened)
+        if future is not None and not future.done():
+            said = self._process.complaint()
+            future.set_exception(
+                WorkerLost(f"the sandbox's fs worker {what}" + (f": {said}" if said else ""))
+            )
+            # Who asked may be gone, and what nobody fetched is no news.
+            future.exception()
+        if report:
+            self._lost(self)
+
+    def _ended(self) -> None:
+        """The process is gone. What it said last is still in the socket."""
+        self._loop.remove_reader(self._process.pidfd)
+        while self.alive and self._readable():
+            pass
+        self._fail("ended")
+        with suppress(OSError):
+            self._process.release()
+        self._gone(self)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found: list[int] = []
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            usable = len(content) - len(content) % 4
+            found += struct.unpack(f"{usable // 4}i", content[:usable])
+    return found
+
+
+def _error(status: int, body: bytes) -> Exception:
+    """The exception that a reply stands for."""
+    text = body[:_MOST_ERROR_BYTES].decode("utf-8", "replace")
+    if status == frames.REFUSED:
+        code, name, field, message = [*text.split("\0", 3), "", "", ""][:4]
+        kind = next((kind for kind in _ERRORS if str(kind.code) == code), InternalError)
+        return kind(message, name=name or None, field=field or None)
+    return RuntimeError(f"in the sandbox's fs worker: {text}")

@@ -1,0 +1,115 @@
+"""The worker: takes requests from file descriptor 0, one after the other, until the daemon closes it.
+
+Only `sendmsg`, `recvmsg` and `recvfrom` are used on the socket: the system-call filter of a sandbox
+without network forbids most others. `docs/explanation/security.md`.
+"""
+
+from __future__ import annotations
+
+# The C module: `socket` itself takes longer to import than the interpreter to start.
+import _socket
+import marshal
+import os
+import sys
+import time
+
+from execprotocol.errors import RpcError, file_error
+from execserver.fsworker import frames
+from execserver.fsworker.program.operations import Operations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execserver.fsworker.program.operations import Outcome
+
+_LOOK_EVERY = 0.01
+"""Seconds between two looks at whether the request in work is still wanted: a system call each."""
+
+
+def serve() -> None:
+    """Answer requests until the daemon is gone."""
+    # Told what it is, it does not ask the kernel, which would refuse.
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fileno=0)
+    try:
+        table = Operations(_Withdrawn(connection)).table
+        _reply(connection, frames.DONE, b"")
+        while True:
+            size = int.from_bytes(_receive(connection, frames.REQUEST_HEAD_BYTES), "little")
+            # A cancellation that came too late to matter has no content.
+            if size:
+                _answer(connection, table, marshal.loads(_receive(connection, size)))  # noqa: S302
+    except (EOFError, ConnectionError):
+        return
+
+
+def _answer(
+    connection: _socket.socket, table: dict[str, Callable[..., Outcome]], request: tuple[str, ...]
+) -> None:
+    name, *arguments = request
+    opened = None
+    try:
+        body, opened = table[name](*arguments)
+        status = frames.DONE
+    except OSError as error:
+        status, body = frames.REFUSED, _error_body(file_error(error))
+    except RpcError as error:
+        status, body = frames.REFUSED, _error_body(error)
+    except Exception as error:
+        status, body = frames.BROKEN, f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+    try:
+        _reply(connection, status, body, opened)
+    finally:
+        if opened is not None:
+            os.close(opened)
+
+
+def _error_body(error: RpcError) -> bytes:
+    parts = (str(error.code), error.name, error.field or "", error.message)
+    return "\0".join(parts).encode("utf-8", "replace")
+
+
+def _reply(connection: _socket.socket, status: int, body: bytes, opened: int | None = None) -> None:
+    ancillary = []
+    if opened is not None:
+        rights = opened.to_bytes(4, sys.byteorder)
+        ancillary.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights))
+    view = memoryview(frames.reply_head(status, len(body)) + body)
+    while view:
+        view = view[connection.sendmsg([view], ancillary) :]
+        ancillary = []
+
+
+def _receive(connection: _socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(size)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+class _Withdrawn:
+    """Whether the request in work is not wanted any more.
+
+    While there is one, nothing is sent to the worker but the wish to give it up.
+    """
+
+    def __init__(self, connection: _socket.socket) -> None:
+        self._connection = connection
+        self._next_look = 0.0
+
+    def is_set(self) -> bool:
+        """Look at the socket, at times."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_EVERY
+        try:
+            # Something to read, or the end: both say it.
+            self._connection.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True

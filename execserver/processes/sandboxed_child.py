@@ -1,0 +1,279 @@
+"""The inside of a sandboxed process, as the launcher reports it.
+
+The process that we spawned is the launcher, which waits outside. It writes into a file (a memfd) the pid of
+the first process inside, and at the end the exit code, *if* the set-up succeeded. What is meant for
+the command is sent inside: a signal to the launcher would end the watch and not the command.
+
+The report is looked at when it is needed and never used up. So a server that takes over from one that was
+killed makes an `Inside` of the same file, and knows all that its predecessor knew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from execserver import descendants
+from execserver.processes.poller import READABLE, DescriptorPoller, Watch
+
+_RETRY_SECONDS = 0.002
+_MOST_RETRIES = 2500
+"""A command that was sent a signal at once gets it when there is one: 5 s at most."""
+
+_STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+
+_MOST_REPORT_BYTES = 64 << 10
+"""What a launcher says is a few hundred bytes."""
+
+
+class Inside:
+    """The sandbox of one process.
+
+    Args:
+        launcher: the pid of the process that was spawned.
+        report: the file that the launcher writes to; it belongs to this object from now on.
+        namespaces: whether the first process inside is the `init` of a pid namespace.
+        tag: the membership tag that it must bear; None when there are no tags.
+        poller: tells when the first process has ended.
+    """
+
+    def __init__(
+        self, launcher: int, report: int, namespaces: bool, tag: int | None, poller: DescriptorPoller
+    ) -> None:
+        self.namespaces = namespaces
+        self._tag = tag
+        self._launcher = launcher
+        self._poller = poller
+        self._report: int | None = report
+        self._first: int | None = None
+        self._pidfd: int | None = None
+        self._gone = False
+        """Whether the first process is known to have ended."""
+        self._stranger = False
+        """Whether the number of the first process is somebody else's by now."""
+        self._waiting: deque[tuple[int, bool]] = deque()
+        """Signals for a command that is not there yet, oldest first, each with whether it is for the command
+        alone."""
+        self._retries = 0
+        self.set_up = False
+        """Whether the command was run; final once the launcher has ended."""
+
+    # -- what is meant for the command
+
+    def signal(self, number: int, *, leader: bool = False) -> None:
+        """Send any signal but SIGKILL to the command's process group, or to the command alone, as soon as
+        there is one. Several that wait are sent in this order, equal ones once; SIGCONT and what stops a
+        process undo each other.
+        """
+        wanted, idle = (number, leader), not self._waiting
+        undone = _STOPS if number == signal.SIGCONT else {signal.SIGCONT} if number in _STOPS else ()
+        if undone:
+            # As the kernel does with signals that a process has not taken yet.
+            self._waiting = deque(each for each in self._waiting if each[0] not in undone)
+        if wanted in self._waiting:
+            return
+        self._waiting.append(wanted)
+        if idle:
+            self._retries = _MOST_RETRIES
+            self._try_signals()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a signal waits for the command."""
+        return bool(self._waiting)
+
+    def apparatus(self) -> set[int] | None:
+        """The pids of what made the sandbox and holds it together, none of which is the command; None while
+        there is no command.
+        """
+        if self._command() is None or self._first is None:
+            return None
+        return {self._launcher, self._first} if self.namespaces else {self._launcher}
+
+    def kill(self) -> None:
+        """SIGKILL everything inside that can be told from here. The launcher is the caller's affair, and so
+        is what has left the command's group where no namespace ends it (`launcher_ended`).
+        """
+        self._waiting.clear()
+        pidfd = self._find_first()
+        if pidfd is None:
+            return
+        command = None if self.namespaces else self._command()
+        if command is not None:
+            # Before its first process is: who is reaped has no group any more.
+            self._signal_group(command, signal.SIGKILL)
+        _send(pidfd, signal.SIGKILL)
+
+    def launcher_ended(self, on_end: Callable[[], None], *, whole: bool = False) -> bool:
+        """The launcher was reaped: nobody inside has a reason to go on.
+
+        Args:
+            on_end: called, but not before the return, when nothing runs inside any more.
+            whole: whether all that ever came of the command is to end.
+
+        Returns:
+            Whether that will be told; if not, others have to look by the tag: the first process is not known,
+            or all is to end and no namespace sees to that.
+        """
+        pidfd = self._find_first()
+        self._close_report()
+        if whole and not self.namespaces and self._tag is not None:
+            if pidfd is not None:
+                os.close(pidfd)
+            self._gone, self._pidfd = True, None
+            self._waiting.clear()
+            return False
+        if pidfd is None:
+            if not self._gone:
+                return False
+            # The others of a pid namespace are reaped before its first process is.
+            asyncio.get_running_loop().call_soon(on_end)
+            return True
+        if self.namespaces:
+            _send(pidfd, signal.SIGKILL)
+
+        def ended(_events: int) -> None:
+            self._gone, self._pidfd = True, None
+            _close(watch)
+            on_end()
+
+        watch = self._poller.watch(pidfd, READABLE, ended)
+        return True
+
+    # -- the report
+
+    def _find_first(self) -> int | None:
+        """A pidfd of the first process inside; None: there is none yet, or none any more."""
+        self._read()
+        if self._first is None or self._pidfd is not None or self._gone or self._stranger:
+            return self._pidfd
+        try:
+            pidfd = os.pidfd_open(self._first)
+        except ProcessLookupError:
+            self._gone = True
+            return None
+        except OSError:
+            return None  # no descriptor is to be had
+        if self._tag is not None and descendants.tag_of(self._first) != self._tag:
+            os.close(pidfd)
+            self._stranger = True
+            return None
+        self._pidfd = pidfd
+        return pidfd
+
+    def _read(self) -> None:
+        if self._report is None or self.set_up:
+            return
+        # By offset: the launcher writes where the descriptor stands.
+        for line in os.pread(self._report, _MOST_REPORT_BYTES, 0).split(b"\n")[:-1]:
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            said: Any = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            return
+        if not isinstance(said, dict):
+            return
+        if "exit-code" in said:
+            self.set_up = True
+        first = said.get("child-pid")
+        if isinstance(first, int) and self._first is None:
+            self._first = first
+
+    def _close_report(self) -> None:
+        if self._report is not None:
+            os.close(self._report)
+            self._report = None
+
+    # -- signals
+
+    def _try_signals(self) -> None:
+        while self._waiting and self._deliver(*self._waiting[0]):
+            self._waiting.popleft()
+        self._retries -= 1
+        nobody = self._gone or self._stranger or (self._report is None and self._pidfd is None)
+        if nobody or self._retries <= 0:
+            self._waiting.clear()
+        if self._waiting:
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._try_signals)
+
+    def _deliver(self, number: int, leader: bool) -> bool:
+        """False when there is no command yet."""
+        command = self._command()
+        if command is None:
+            return False
+        if leader:
+            self._signal_command(command, number)
+            return True
+        sent = self._signal_group(command, number)
+        if sent and number == signal.SIGSTOP and self.namespaces and self._pidfd is not None:
+            # The first process is of the command's group, and has to be there when the command ends.
+            _send(self._pidfd, signal.SIGCONT)
+        return sent
+
+    def _signal_group(self, command: int, number: int) -> bool:
+        """Signal the group of the command; False when it has ended."""
+        try:
+            group = os.getpgid(command)
+            # Only now the number is certainly its own.
+            if self._command() != command:
+                return False
+            os.killpg(group, number)
+        except OSError:
+            return False
+        return True
+
+    def _signal_command(self, command: int, number: int) -> None:
+        try:
+            pidfd = os.pidfd_open(command)
+        except OSError:
+            return  # It has ended.
+        try:
+            # Only now the number is certainly its own.
+            if self._command() == command:
+                _send(pidfd, number)
+        finally:
+            os.close(pidfd)
+
+    def _command(self) -> int | None:
+        """The pid of the command; None: there is none yet, or none any more."""
+        pidfd = self._find_first()
+        if pidfd is None or self._first is None:
+            return None
+        found: int | None = self._first
+        try:
+            if self.namespaces:
+                with open(f"/proc/{self._first}/task/{self._first}/children", "rb") as file:
+                    found = next(map(int, file.read().split()), None)
+            # Before it has a group of its own it is still being set up.
+            if found is None or os.getpgid(found) == self._launcher:
+                return None
+            # Fails when it is reaped: then what was read was perhaps another's.
+            signal.pidfd_send_signal(pidfd, 0)
+        except OSError:
+            return None
+        return found
+
+
+def _send(pidfd: int, number: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except OSError:
+        return  # It has ended already.
+
+
+def _close(watch: Watch) -> None:
+    watch.set(0)
+    watch.callback = _ignore
+    os.close(watch.fd)
+
+
+def _ignore(_: int) -> None:
+    """Nothing."""

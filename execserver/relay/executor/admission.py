@@ -1,0 +1,159 @@
+"""Who gets a stream: the handshake, the registry's word, and our own list of clients.
+
+    message 1 ──▶ opens? ──▶ on our list? ──▶ the registry sent it? ──▶ message 2
+
+Somebody who is refused by the list, or of whom the registry says that it does not know it (401), gets a
+message 2 that says so, so that it need not try again; everybody else gets a reset. After `FAILURES` refusals
+in a row on a socket nobody is asked for `PAUSE_SECONDS`, and every handshake fails at once: neither the
+registry nor our processor are to be kept busy by a stranger. `docs/protocol.md`, "Relay".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from execprotocol.relay.contract import ValidateRequest
+from execprotocol.relay.noise import (
+    MAX_AUTHORIZATION_BYTES,
+    REJECTION,
+    Binding,
+    NoiseError,
+    Responder,
+    Transport,
+)
+from execprotocol.relay.registry_client import RegistryError, RegistryRefused
+from execserver.relay.executor.allowed_clients import ClientListError
+from execserver.relay.executor.identity import Identity, read_aside
+from execserver.telemetry.logs import Logger
+from execserver.transports.authentication import ConfigurationError
+
+FAILURES, PAUSE_SECONDS = 8, 10.0
+"""As the stock executor."""
+
+UNAUTHORIZED = 401
+
+log = Logger()
+
+
+class Validator(Protocol):
+    """The registry, as far as streams need it (`registry_client.py`)."""
+
+    async def validate(self, environment_id: str, request: ValidateRequest, stream_id: str) -> bool:
+        """Whether the registry sent this harness."""
+
+
+class NotAdmitted(Exception):
+    """No stream; `answer` is what the peer is told: message 2 with a rejection, or nothing but a reset."""
+
+    def __init__(self, reason: str, answer: bytes | None = None) -> None:
+        super().__init__(reason)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A stream: `answer` is message 2."""
+
+    answer: bytes
+    transport: Transport
+    fingerprint: str
+
+
+class Admission:
+    """The handshakes of one socket.
+
+    Args:
+        identity: who we are, and whom we let in.
+        registration_id: of the socket.
+        registry: asked about everybody else.
+    """
+
+    def __init__(self, identity: Identity, registration_id: str, registry: Validator) -> None:
+        self._identity = identity
+        self._registration_id = registration_id
+        self._registry = registry
+        self._loop = asyncio.get_running_loop()
+        self._failures = 0
+        self._pause_ends = 0.0
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether every handshake fails at once."""
+        return self._loop.time() < self._pause_ends
+
+    async def admit(self, stream_id: str, message: bytes | memoryview) -> Admitted:
+        """Decide on a handshake.
+
+        Args:
+            stream_id: what the client calls its stream.
+            message: its message 1.
+
+        Raises:
+            NotAdmitted: the text is for our log.
+        """
+        try:
+            admitted = await self._decide(stream_id, message)
+        except NotAdmitted:
+            self._failures += 1
+            if self._failures >= FAILURES:
+                self._failures = 0
+                self._pause_ends = self._loop.time() + PAUSE_SECONDS
+                log.warning("too many handshakes were refused: none is looked at", seconds=PAUSE_SECONDS)
+            raise
+        self._failures = 0
+        return admitted
+
+    async def _decide(self, stream_id: str, message: bytes | memoryview) -> Admitted:
+        identity = self._identity
+        responder = Responder(
+            identity.key, Binding(identity.environment_id, self._registration_id, stream_id)
+        )
+        try:
+            harness, authorization = responder.read_first(message)
+            fingerprint = harness.fingerprint
+            if not await self._is_listed(fingerprint):
+                raise NotAdmitted(
+                    f"client {fingerprint} is not in --remote-allowed-clients", _rejection(responder)
+                )
+            await self._ask(
+                ValidateRequest(self._registration_id, harness, _text(authorization)), stream_id, responder
+            )
+            answer, transport = responder.write_second()
+        except NoiseError as error:
+            raise NotAdmitted(str(error)) from None
+        return Admitted(answer, transport, fingerprint)
+
+    async def _is_listed(self, fingerprint: str) -> bool:
+        clients = self._identity.clients
+        try:
+            return clients is None or await read_aside(clients.admits, fingerprint)
+        except TimeoutError:
+            raise NotAdmitted("--remote-allowed-clients cannot be read: the disk does not answer") from None
+        except ClientListError as error:
+            raise NotAdmitted(str(error)) from None
+
+    async def _ask(self, request: ValidateRequest, stream_id: str, responder: Responder) -> None:
+        try:
+            valid = await self._registry.validate(self._identity.environment_id, request, stream_id)
+        except RegistryRefused as error:
+            answer = _rejection(responder) if error.status == UNAUTHORIZED else None
+            raise NotAdmitted(str(error), answer) from None
+        except (RegistryError, ConfigurationError) as error:
+            raise NotAdmitted(str(error)) from None
+        if not valid:
+            raise NotAdmitted("the registry did not send this client")
+
+
+def _rejection(responder: Responder) -> bytes:
+    return responder.write_second(REJECTION)[0]
+
+
+def _text(authorization: bytes) -> str:
+    if not authorization or len(authorization) > MAX_AUTHORIZATION_BYTES:
+        raise NotAdmitted(f"an authorization has 1 to {MAX_AUTHORIZATION_BYTES} bytes")
+    try:
+        return authorization.decode()
+    except UnicodeDecodeError:
+        raise NotAdmitted("an authorization that is no UTF-8") from None

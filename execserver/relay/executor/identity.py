@@ -1,0 +1,230 @@
+"""Who this executor is: the environment that it serves, its key, its token, and whom it lets in.
+
+The token comes from exactly one place: a variable, a file that is read at each request (so that it can be
+renewed), or a line of standard input. The key comes from a file, or is made once and outlives the server in
+the supervisor's memory file (`supervisor/remote.py`): the server that follows a killed one is the same
+executor to whoever has its key. Neither is ever logged or shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from execprotocol.relay.key_files import KeyFileError, load_key_pair
+from execprotocol.relay.keys import KeyFault, KeyPair
+from execprotocol.trust import UntrustedError, read_file
+from execserver.relay.executor.allowed_clients import ClientList, ClientListError
+from execserver.relay.executor.options import TOKEN_VARIABLE, RemoteOptions, place_of
+from execserver.transports.authentication import ConfigurationError
+
+MAX_TOKEN_BYTES = 16 << 10
+"""As of a line on stdin. Servers of HTTP take no longer headers anyway."""
+
+READ_SECONDS = 10.0
+"""How long a small file may take. Somebody waits for the answer, and a dead mount never gives one."""
+
+_threads = ThreadPoolExecutor(2, thread_name_prefix="relay-files")
+"""Our own: one that hangs in a dead mount must not keep the loop from closing, which waits for its own."""
+
+Got = TypeVar("Got")
+Given = ParamSpec("Given")
+
+_SOURCES = f"{TOKEN_VARIABLE}, --remote-token-file and --remote-token-stdin"
+
+
+async def read_aside(read: Callable[Given, Got], *args: Given.args, **kwargs: Given.kwargs) -> Got:
+    """Call what reads a file, in a thread.
+
+    Raises:
+        TimeoutError: it took more than `READ_SECONDS`; it may hang there for good.
+    """
+    async with asyncio.timeout(READ_SECONDS):
+        return await asyncio.get_running_loop().run_in_executor(_threads, partial(read, *args, **kwargs))
+
+
+class TokenSource:
+    """Gives the token for each request.
+
+    Args:
+        token: what it is; None when it is in the file.
+        file: where it is; None when it is known.
+    """
+
+    def __init__(self, token: str | None, file: Path | None) -> None:
+        self._token = token
+        self._file = file
+
+    async def __call__(self) -> str:
+        """The token as it is now.
+
+        Raises:
+            ConfigurationError: the file has none.
+        """
+        if self._token is not None:
+            return self._token
+        try:
+            return await read_aside(self.read)
+        except TimeoutError:
+            raise ConfigurationError("--remote-token-file cannot be read: the disk does not answer") from None
+
+    def read(self) -> str:
+        """The same, of whoever may wait for the disk."""
+        if self._token is not None:
+            return self._token
+        assert self._file is not None
+        return _token_in(self._file)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One executor."""
+
+    base_url: str
+    environment_id: str
+    key: KeyPair
+    token: TokenSource
+    clients: ClientList | None
+    """Whom it lets in of those for whom the registry vouches; None for all of them."""
+
+
+def identity_from(
+    options: RemoteOptions,
+    base: Path,
+    variables: Mapping[str, str],
+    memory: int,
+) -> Identity:
+    """The identity that the options ask for; reads the files they name, and makes a key where there is none.
+
+    Args:
+        options: as given, with URL and environment as the supervisor has them.
+        base: the folder that relative file names start from.
+        variables: the daemon's environment.
+        memory: the supervisor's memory file.
+
+    Raises:
+        ConfigurationError: an option is missing, there is not exactly one token, or a file is not usable.
+    """
+    url, environment_id = place_of(options)
+    on_stdin, seed = _remembered(memory)
+    token = _token_source(options, base, variables, on_stdin)
+    if options.remote_key_file is not None:
+        key = _key_in(base / options.remote_key_file, create=True)
+    elif seed is not None:
+        key = KeyPair.from_seed(seed)
+    else:
+        key = KeyPair.generate()
+        _remember(memory, key.seed)
+    return Identity(url, environment_id, key, token, _clients(options, base))
+
+
+def check_identity(options: RemoteOptions, base: Path, variables: Mapping[str, str]) -> None:
+    """Whether a daemon with these options would have an identity. Makes nothing, and leaves stdin alone.
+
+    Raises:
+        ConfigurationError: as `identity_from`.
+    """
+    place_of(options)
+    _token_source(options, base, variables, on_stdin="not-read-yet")
+    if options.remote_key_file is not None:
+        path = base / options.remote_key_file
+        if path.exists():
+            _key_in(path, create=False)
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            raise ConfigurationError(
+                f"--remote-key-file: {path} is missing, and cannot be made in its folder"
+            )
+    _clients(options, base)
+
+
+def _token_source(
+    options: RemoteOptions, base: Path, variables: Mapping[str, str], on_stdin: str
+) -> TokenSource:
+    variable = variables.get(TOKEN_VARIABLE, "").strip()
+    given = {
+        TOKEN_VARIABLE: bool(variable),
+        "--remote-token-file": options.remote_token_file is not None,
+        "--remote-token-stdin": options.remote_token_stdin,
+    }
+    named = [name for name, is_given in given.items() if is_given]
+    if len(named) != 1:
+        said = f"given are {' and '.join(named)}" if named else "none is given"
+        raise ConfigurationError(f"--remote needs exactly one of {_SOURCES}: {said}")
+    if options.remote_token_stdin and not on_stdin:
+        raise ConfigurationError(
+            "--remote-token-stdin: there was no token on standard input when the service was started; with "
+            "--listen stdio that is the client's, so give the token another way"
+        )
+    if options.remote_token_file is not None:
+        source = TokenSource(None, base / options.remote_token_file)
+    else:
+        source = TokenSource(_usable(variable or on_stdin, named[0]), None)
+    source.read()
+    return source
+
+
+def _token_in(path: Path) -> str:
+    place = f"--remote-token-file: {path}"
+    try:
+        content = read_file(str(path), secret=True)
+    except UntrustedError as error:
+        raise ConfigurationError(f"{place} decides who may connect: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{place}: {error.strerror}") from None
+    return _usable(content.decode(errors="replace").strip(), place)
+
+
+def _usable(token: str, place: str) -> str:
+    if not token or len(token) > MAX_TOKEN_BYTES or not token.isascii() or not token.isprintable():
+        raise ConfigurationError(
+            f"{place} must hold a token: 1 to {MAX_TOKEN_BYTES} printable ASCII characters"
+        )
+    if " " in token:
+        raise ConfigurationError(f"{place} must hold a token and nothing else; there are blanks in it")
+    return token
+
+
+def _key_in(path: Path, *, create: bool) -> KeyPair:
+    try:
+        return load_key_pair(path, create=create)
+    except KeyFileError as error:
+        raise ConfigurationError(f"--remote-key-file: {error}") from None
+
+
+def _clients(options: RemoteOptions, base: Path) -> ClientList | None:
+    if options.remote_allowed_clients is None:
+        return None
+    clients = ClientList(base / options.remote_allowed_clients)
+    try:
+        clients.read()
+    except ClientListError as error:
+        raise ConfigurationError(f"--remote-allowed-clients: {error}") from None
+    return clients
+
+
+def _remembered(memory: int) -> tuple[str, bytes | None]:
+    """What is in the memory file: the token that came on stdin, and the seed if a server has left it."""
+    content = os.pread(memory, 2 * MAX_TOKEN_BYTES, 0)
+    lines = content.split(b"\n")
+    # A line counts when its end is there: whoever wrote it may have been killed in between.
+    seed = None
+    if len(lines) > 2:
+        try:
+            seed = base64.b64decode(lines[1], validate=True)
+            KeyPair.from_seed(seed)
+        except (binascii.Error, KeyFault):
+            seed = None
+    return lines[0].decode(errors="replace"), seed
+
+
+def _remember(memory: int, seed: bytes) -> None:
+    first_line = os.pread(memory, 2 * MAX_TOKEN_BYTES, 0).partition(b"\n")[0]
+    os.pwrite(memory, base64.b64encode(seed) + b"\n", len(first_line) + 1)

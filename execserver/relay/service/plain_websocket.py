@@ -1,0 +1,210 @@
+"""The plain door: `GET BASE/exec/ENVIRONMENT`, JSON-RPC over a WebSocket for clients that know no relay.
+
+Rules kept here:
+- It opens only for environments that the operator named (`--plain-door`), for there the relay reads along:
+  it is itself the harness, with the keys in its state folder, which an executor can leave off its list.
+- A client gets in with its token and nothing else. Nothing is said about an environment before that is shown.
+- The WebSocket is agreed on once the executor has answered the handshake; until then every refusal is an HTTP
+  status with a reason.
+- Each WebSocket is one stream, introduced and admitted like any harness, and ends with it.
+
+`docs/protocol.md`, "Relay".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, MutableMapping
+from http import HTTPStatus
+from uuid import uuid4
+
+from aiohttp import WSMsgType, hdrs, web
+
+from execprotocol.limits import MAX_MESSAGE_BYTES
+from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, check_environment_id
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.noise import Binding, Initiator, NoiseError
+from execserver.relay.service.door_stream import DoorStream, StreamRefused
+from execserver.relay.service.errors import Refusal, peer_of
+from execserver.relay.service.queues import Peer
+from execserver.relay.service.registry import Crowded, Harness, Introduction, Offline, Registry
+from execserver.relay.service.registry_http import DRAINING, bearer_of
+from execserver.relay.service.rendezvous import Rendezvous
+from execserver.relay.service.sockets import HIGH_BYTES, SocketPeer, new_socket
+from execserver.relay.service.tokens import TokenStore
+from execserver.telemetry.logs import Logger
+
+HANDSHAKE_SECONDS = 10.0
+"""For the executor's answer, which waits for a request of its own to the registry. As clients wait for it."""
+
+MAX_CLIENTS = 32
+"""With one token. What a client sends is gathered until a message is whole, which may have 64 MiB: one token
+must not take the memory of all who use the relay."""
+
+CLIENT_GONE = 1001
+
+log = Logger()
+
+
+class Door:
+    """The way in for plain clients.
+
+    Args:
+        environments: those that have one.
+        keys: who the relay is to the executors.
+        registry: who is where.
+        tokens: who may what.
+        rendezvous: carries the frames.
+        admitted: the socket of each harness that got in, so that it ends with its token.
+        is_draining: whether the relay is about to end.
+    """
+
+    def __init__(
+        self,
+        environments: Collection[str],
+        keys: KeyPair,
+        registry: Registry,
+        tokens: TokenStore,
+        rendezvous: Rendezvous,
+        admitted: MutableMapping[Harness, Peer],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._environments = environments
+        self._keys = keys
+        self._registry = registry
+        self._tokens = tokens
+        self._rendezvous = rendezvous
+        self._admitted = admitted
+        self._is_draining = is_draining
+        self._clients: Counter[str] = Counter()  # by token
+
+    def routes(self, prefix: str) -> list[web.RouteDef]:
+        """Below a prefix."""
+        return [web.get(f"{prefix}/exec/{{environment}}", self.handle, allow_head=False)]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve one client until its WebSocket ends.
+
+        Raises:
+            Refusal: with status 404, 426, 429, 502, 503 or 504, before there is a WebSocket.
+            TokenRefused: 401 or 403.
+            ContractError: no environment id.
+        """
+        environment_id = check_environment_id(request.match_info["environment"])
+        token = self._tokens.check(bearer_of(request), "client", environment_id)
+        if environment_id not in self._environments:
+            raise Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"the environment {environment_id} has no plain door here: use a relay+https URL, or start "
+                f"the relay with --plain-door {environment_id}",
+            )
+        if not new_socket().can_prepare(request).ok:
+            raise Refusal(
+                HTTPStatus.UPGRADE_REQUIRED,
+                "only WebSocket upgrades here",
+                headers={hdrs.UPGRADE: "websocket"},
+            )
+        if self._is_draining():
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
+        if self._clients[token.id] >= MAX_CLIENTS:
+            raise Refusal(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{MAX_CLIENTS} clients are connected with this token; give others tokens of their own",
+            )
+        self._clients[token.id] += 1
+        try:
+            return await self._admit(request, environment_id, token.id)
+        finally:
+            self._clients[token.id] -= 1
+            if not self._clients[token.id]:
+                del self._clients[token.id]
+
+    async def _admit(self, request: web.Request, environment_id: str, token_id: str) -> web.StreamResponse:
+        introduction = self._introduce(environment_id, token_id)
+        harness = self._registry.redeem_harness(environment_id, introduction.ticket)
+        stream = self._stream(environment_id, harness.registration.id, introduction)
+        self._admitted[harness] = stream
+        self._rendezvous.harness_joined(harness.registration.id, stream)
+        try:
+            await self._shake_hands(stream, introduction.authorization)
+            return await self._serve(request, environment_id, stream)
+        finally:
+            stream.close(CLIENT_GONE, "the client is gone")
+            self._rendezvous.harness_left(stream)
+            self._registry.harness_closed(harness)
+            self._admitted.pop(harness, None)
+
+    def _introduce(self, environment_id: str, token_id: str) -> Introduction:
+        try:
+            return self._registry.connect(environment_id, self._keys.public, token_id)
+        except Offline as error:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error), ENVIRONMENT_OFFLINE) from None
+        except Crowded as error:
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, str(error)) from None
+
+    def _stream(self, environment_id: str, registration_id: str, introduction: Introduction) -> DoorStream:
+        stream_id = str(uuid4())
+        binding = Binding(environment_id, registration_id, stream_id)
+        initiator = Initiator(self._keys, introduction.registration.key, binding)
+
+        def forward(frame: bytes) -> None:
+            self._rendezvous.from_harness(stream, frame)
+
+        stream = DoorStream(stream_id, initiator, forward)
+        return stream
+
+    async def _shake_hands(self, stream: DoorStream, authorization: str) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await stream.open(authorization.encode())
+        except TimeoutError:
+            raise Refusal(
+                HTTPStatus.GATEWAY_TIMEOUT, f"the executor did not answer within {HANDSHAKE_SECONDS:.0f} s"
+            ) from None
+        except NoiseError as error:
+            raise Refusal(HTTPStatus.BAD_GATEWAY, str(error)) from None
+        except StreamRefused as error:
+            hint = f"; the door's key is {self._keys.public.fingerprint}" if error.rejected else ""
+            raise Refusal(HTTPStatus.BAD_GATEWAY, f"{error}{hint}") from None
+
+    async def _serve(
+        self, request: web.Request, environment_id: str, stream: DoorStream
+    ) -> web.WebSocketResponse[bool]:
+        socket = new_socket(MAX_MESSAGE_BYTES)
+        await socket.prepare(request)
+        client = PlainSocket(socket, request, stream.id, lambda _: self._rendezvous.drained(stream))
+        bound = log.bind(environment=environment_id, peer=peer_of(request), socket=stream.id)
+        bound.info("plain client connected")
+        stream.attach(client)
+        reason = await client.serve(stream.message, lambda: None)
+        bound.info("plain client disconnected", reason=reason)
+        return socket
+
+
+class PlainSocket(SocketPeer):
+    """The WebSocket of a plain client: takes text and binary messages alike, sends frames made elsewhere."""
+
+    def write(self, data: bytes) -> None:
+        """Send whole WebSocket frames. Dropped when the socket is ending."""
+        if self._ending is None and not self._transport.is_closing():
+            self._transport.write(data)
+            self._written += len(data)
+            if self._room_watch is None and self._transport.get_write_buffer_size() > HIGH_BYTES:
+                self._room_watch = self._loop.create_task(self._wait_for_room())
+
+    async def _read(self, received: Callable[[bytes], None], dropped: Callable[[], None]) -> str:
+        while self._ending is None:
+            while self._may_read is not None:
+                await self._may_read.wait()
+            message = await self._socket.receive()
+            self._heard = True
+            if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                received(message.data)
+            elif message.type is WSMsgType.PING:
+                self._answer(message.data)
+            elif message.type is not WSMsgType.PONG:
+                return self._why(message.data)
+            # What one message costs is up to its client: the others have their turn after each.
+            await asyncio.sleep(0)
+        return ""

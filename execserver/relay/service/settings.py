@@ -1,0 +1,186 @@
+"""What `execserver relay serve` is told, checked before anything is bound.
+
+Nothing here is of the daemon's own settings: a relay reads no configuration file and no variable, so that its
+command line says all there is to know about it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from execprotocol.relay.contract import ContractError, check_environment_id
+
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
+"""A path that is the same however it is quoted."""
+
+_HOST = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9][A-Za-z0-9-]{0,62})*\.?|\[[0-9A-Fa-f:.]{2,45}\])"
+    r"(?::[0-9]{1,5})?"
+)
+"""A name, an IPv4 address or a bracketed IPv6 address, and a port perhaps."""
+
+MAX_HOST_CHARACTERS = 255
+"""Of a name in DNS."""
+
+
+class SettingsError(Exception):
+    """Values that cannot be used, with the flag and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: a literal address, and the path below which everything is."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str = ""
+
+    def url(self, port: int) -> str:
+        """As a URL, with the port that was bound."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{port}{self.prefix}"
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """The settings of a relay.
+
+    Args:
+        listen: where executors and clients come in.
+        state_dir: tokens, the control socket and the lock.
+        certificate: a PEM file with the chain, for https.
+        key: a PEM file with its private key.
+        public_url: `https://HOST/PREFIX` under which peers reach us, without a slash at the end; empty: by
+            the `Host` of each request.
+        plain_doors: environments that plain JSON-RPC clients may reach, too.
+        metrics: where the metrics are shown besides the control socket; None: nowhere.
+    """
+
+    listen: Address
+    state_dir: Path
+    certificate: Path | None = None
+    key: Path | None = None
+    public_url: str = ""
+    plain_doors: frozenset[str] = frozenset()
+    metrics: Address | None = None
+    log_level: str = "info"
+    log_format: str = "json"
+
+    def __post_init__(self) -> None:
+        """Refuse what does not go together.
+
+        Raises:
+            SettingsError: which flags, and the way out.
+        """
+        if self.listen.scheme == "https":
+            if self.certificate is None or self.key is None:
+                raise SettingsError("--listen https://… needs --tls-cert FILE and --tls-key FILE")
+        elif self.certificate is not None or self.key is not None:
+            raise SettingsError("--tls-cert and --tls-key are for --listen https://IP:PORT")
+        elif not ipaddress.ip_address(self.listen.host).is_loopback:
+            raise SettingsError(
+                f"--listen {self.listen.url(self.listen.port)}: tokens would be sent in the clear. "
+                "Use https://… with --tls-cert and --tls-key, or listen on http://127.0.0.1:PORT behind a "
+                "proxy that speaks TLS, and name its address with --public-url"
+            )
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        listen: str,
+        state_dir: str,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        public_url: str = "",
+        plain_door: list[str] | None = None,
+        metrics_listen: str | None = None,
+        log_level: str = "info",
+        log_format: str = "json",
+    ) -> RelaySettings:
+        """Read the values of the flags.
+
+        Raises:
+            SettingsError: which flag, what is wrong, and the way out.
+        """
+        doors = []
+        for each in plain_door or ():
+            try:
+                doors.append(check_environment_id(each))
+            except ContractError as error:
+                raise SettingsError(f"--plain-door {each!r}: {error}") from None
+        metrics = None
+        if metrics_listen is not None:
+            metrics = _address("--metrics-listen", metrics_listen, ("http",))
+            if metrics.prefix:
+                raise SettingsError("--metrics-listen takes no path: http://IP:PORT")
+        return cls(
+            listen=_address("--listen", listen, ("http", "https")),
+            state_dir=Path(state_dir).absolute(),
+            certificate=Path(tls_cert).absolute() if tls_cert is not None else None,
+            key=Path(tls_key).absolute() if tls_key is not None else None,
+            public_url=_public(public_url) if public_url else "",
+            plain_doors=frozenset(doors),
+            metrics=metrics,
+            log_level=log_level,
+            log_format=log_format,
+        )
+
+
+def is_host(text: str) -> bool:
+    """Whether a text can stand between `://` and the path of a URL that we hand out."""
+    if len(text) > MAX_HOST_CHARACTERS or _HOST.fullmatch(text) is None:
+        return False
+    if text.startswith("["):
+        address, _, rest = text[1:].partition("]")
+        try:
+            ipaddress.IPv6Address(address)
+        except ValueError:
+            return False
+        text = f"x{rest}"
+    _, colon, port = text.partition(":")
+    return not colon or 0 < int(port) < 65536
+
+
+def _address(flag: str, text: str, schemes: tuple[str, ...]) -> Address:
+    forms = ", ".join(f"{scheme}://IP:PORT" for scheme in schemes)
+    problem = SettingsError(
+        f"{flag} {text!r} is not accepted; give a literal address and a port: {forms} "
+        "([v6] in brackets, port 0 for any)"
+    )
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+        address = ipaddress.ip_address(host or "")
+    except ValueError:
+        raise problem from None
+    strange = parts.query or parts.fragment or "@" in parts.netloc or "%" in parts.netloc
+    if parts.scheme not in schemes or port is None or strange:
+        raise problem
+    return Address(parts.scheme, str(address), port, _prefix(flag, parts.path))
+
+
+def _prefix(flag: str, path: str) -> str:
+    prefix = path.rstrip("/")
+    if _PREFIX.fullmatch(prefix) is None or {".", ".."} & set(prefix.split("/")):
+        raise SettingsError(f"{flag}: the path {path!r} may have letters, digits and . _ ~ - between slashes")
+    return prefix
+
+
+def _public(text: str) -> str:
+    problem = SettingsError(
+        f"--public-url {text!r} is not accepted; give https://HOST[:PORT][/PATH], "
+        "as peers are to reach the relay"
+    )
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise problem from None
+    if parts.scheme not in ("http", "https") or not is_host(parts.netloc) or parts.query or parts.fragment:
+        raise problem
+    return f"{parts.scheme}://{parts.netloc}{_prefix('--public-url', parts.path)}"

@@ -1,0 +1,317 @@
+"""Who may use a relay: bearer tokens, each for one role in some environments, in a file of the state folder.
+
+Rules kept here:
+- A token itself is shown once, to who creates it. The file has its SHA-256, and nothing that opens anything.
+- The file is written whole under another name and renamed, under a lock: a reader sees all or nothing of a
+  change, and two programs that change it at once lose nothing.
+- A file that cannot be understood is an error. It is never taken for "no tokens", nor overwritten.
+
+    {"version": 1, "tokens": [{"id", "sha256", "role", "environments", "created", "expires", "note"}, …]}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import math
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from execprotocol.trust import UntrustedError, check_way
+from execserver.private_folder import FolderError, lock, open_private
+from execserver.relay.service.token_record import (
+    RecordFault,
+    Role,
+    Token,
+    check_environments,
+    check_note,
+    check_role,
+)
+
+FILE_NAME, LOCK_NAME = "tokens.json", "tokens.lock"
+VERSION = 1
+
+PREFIX = "xrt_"
+"""So that a token that got lost in a log or a repository is found by those who search for such."""
+
+TOKEN_BYTES = 32
+
+LOCK_SECONDS = 5.0
+"""The lock is held for milliseconds; who holds it longer is stuck."""
+
+_Signature = tuple[int, int, int, int]
+
+
+class TokenError(Exception):
+    """What was asked for cannot be, with a text for the user."""
+
+
+class TokenFileError(TokenError):
+    """The token file, or its folder, is not what it has to be."""
+
+
+class TokenRefused(Exception):
+    """A token does not allow this; the message may be sent.
+
+    Attributes:
+        status: 401 for a token that is missing, unknown, revoked or expired; 403 for one with another role or
+            other environments.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class TokenStore:
+    """The tokens of one state folder, as the file has them now.
+
+    Args:
+        folder: the state folder: ours, mode 0700.
+        create: whether a missing one is made.
+        clock: seconds since 1970.
+
+    Raises:
+        TokenFileError: the folder or the file is not as it has to be.
+    """
+
+    def __init__(self, folder: Path, *, create: bool = False, clock: Callable[[], float] = time.time) -> None:
+        self._folder = Path(os.path.abspath(folder))
+        self._path = self._folder / FILE_NAME
+        self._clock = clock
+        self._tokens: tuple[Token, ...] = ()
+        self._by_hash: dict[bytes, Token] = {}
+        self._signature: _Signature | None = None  # of the file that was read last
+        self.fault = ""
+        """What is wrong with the file since it was last understood; its tokens of then go on to count."""
+        if not create and not self._folder.is_dir():
+            raise TokenFileError(f"there is no state folder {self._folder}")
+        try:
+            check_way(os.path.abspath(self._folder))
+            os.close(open_private(str(self._folder)))
+        except (FolderError, UntrustedError) as error:
+            raise TokenFileError(str(error)) from None
+        self._load()
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """All of them, in the order in which they were made, the expired ones too."""
+        return self._tokens
+
+    def create(
+        self,
+        role: str,
+        environments: Sequence[str],
+        *,
+        expires_in: float | None = None,
+        note: str = "",
+    ) -> tuple[Token, str]:
+        """Make a token.
+
+        Args:
+            role: "executor" or "client".
+            environments: the ids of those that it is for, one or more.
+            expires_in: seconds; None: it does not expire.
+            note: one line for people.
+
+        Returns:
+            What is kept of it, and the token itself, which is nowhere else.
+
+        Raises:
+            TokenError: a value is not possible, or the file is not as it has to be.
+        """
+        now = self._clock()
+        if expires_in is not None and not (math.isfinite(expires_in) and expires_in > 0):
+            raise TokenError(f"a token must expire in more than 0 seconds, not {expires_in}")
+        try:
+            checked = check_role(role), check_environments(environments), check_note(note)
+        except RecordFault as error:
+            raise TokenError(str(error)) from None
+        secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+        with self._locked():
+            taken = {token.id for token in self._tokens}
+            token_id = secrets.token_hex(4)
+            while token_id in taken:
+                token_id = secrets.token_hex(4)
+            expires = None if expires_in is None else math.ceil(now + expires_in)
+            token = Token(token_id, _digest(secret).hex(), *checked[:2], int(now), expires, checked[2])
+            self._save((*self._tokens, token))
+        return token, secret
+
+    def revoke(self, token_id: str) -> Token:
+        """Make a token worthless: it is removed from the file.
+
+        Raises:
+            TokenError: there is none with that id, or the file is not as it has to be.
+        """
+        with self._locked():
+            for token in self._tokens:
+                if token.id == token_id:
+                    self._save(tuple(each for each in self._tokens if each is not token))
+                    return token
+        raise TokenError(f"there is no token {token_id!r} in {self._path}; `token list` shows their ids")
+
+    def check(self, presented: str | None, role: Role, environment_id: str) -> Token:
+        """Whether a token allows something now.
+
+        Args:
+            presented: the token; None: there was none.
+            role: that is needed.
+            environment_id: where.
+
+        Raises:
+            TokenRefused: it does not.
+        """
+        if not presented:
+            raise TokenRefused(401, "a bearer token is needed, in the header `authorization`")
+        self.refresh()
+        digest = _digest(presented)
+        token = self._by_hash.get(digest)
+        if token is None or not hmac.compare_digest(bytes.fromhex(token.sha256), digest):
+            raise TokenRefused(401, "the token is unknown here, or was revoked")
+        if token.expired(self._clock()):
+            raise TokenRefused(401, "the token has expired")
+        if token.role != role:
+            raise TokenRefused(403, f"the token is for the role {token.role}, and this needs {role}")
+        if environment_id not in token.environments:
+            raise TokenRefused(403, "the token is not for this environment")
+        return token
+
+    def ended(self, token_ids: Iterable[str]) -> set[str]:
+        """Those of some tokens that are worth nothing any more, by revocation or time."""
+        self.refresh()
+        now = self._clock()
+        return set(token_ids) - {token.id for token in self._tokens if not token.expired(now)}
+
+    def refresh(self) -> None:
+        """Read the file again if it changed. One that cannot be understood is told by `fault`."""
+        try:
+            self._load()
+        except TokenFileError as error:
+            self.fault = str(error)
+        else:
+            self.fault = ""
+
+    def _load(self) -> None:
+        """Take what the file has, if it changed since.
+
+        Raises:
+            TokenFileError: it is not as it has to be.
+        """
+        try:
+            # A pipe in its place would keep the relay waiting for a writer.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._take((), None)
+            return
+        except OSError as error:
+            raise TokenFileError(f"cannot read {self._path}: {error.strerror}") from None
+        try:
+            status = os.fstat(descriptor)
+            signature = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+            self._check_status(status)  # before it is opened as a file, which a folder is not
+            if signature != self._signature:
+                with open(descriptor, "rb", closefd=False) as file:
+                    content = file.read()
+                self._take(self._parse(content), signature)
+        except OSError as error:
+            raise TokenFileError(f"cannot read {self._path}: {error.strerror}") from None
+        finally:
+            os.close(descriptor)
+
+    def _check_status(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            raise TokenFileError(f"{self._path} is no file; remove it")
+        if status.st_uid != os.geteuid():
+            raise TokenFileError(f"{self._path} belongs to uid {status.st_uid}, not to us ({os.geteuid()})")
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
+            raise TokenFileError(f"{self._path} has mode {mode:04o}, open to others; chmod it to 0600")
+
+    def _take(self, tokens: tuple[Token, ...], signature: _Signature | None) -> None:
+        self._tokens = tokens
+        self._by_hash = {bytes.fromhex(token.sha256): token for token in tokens}
+        self._signature = signature
+
+    def _parse(self, content: bytes) -> tuple[Token, ...]:
+        way_out = "restore it from a backup, or remove it to begin without tokens"
+        try:
+            whole = json.loads(content)
+        except (ValueError, RecursionError):
+            raise TokenFileError(f"{self._path} is no JSON, perhaps cut off; {way_out}") from None
+        if not isinstance(whole, dict) or not isinstance(whole.get("tokens"), list):
+            raise TokenFileError(f"{self._path} must be an object with a list `tokens`; {way_out}")
+        if whole.get("version") != VERSION:
+            raise TokenFileError(f"{self._path}: `version` must be {VERSION}, which is what we understand")
+        tokens = []
+        for index, entry in enumerate(whole["tokens"]):
+            try:
+                tokens.append(Token.from_json(entry))
+            except RecordFault as error:
+                raise TokenFileError(f"{self._path}: tokens[{index}]: {error}; {way_out}") from None
+        if len({token.id for token in tokens}) < len(tokens):
+            raise TokenFileError(f"{self._path} has two tokens with the same id; {way_out}")
+        return tuple(tokens)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock, with the newest tokens loaded."""
+        path = self._folder / LOCK_NAME
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise TokenFileError(f"cannot lock {path}: {error.strerror}") from None
+        try:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not lock(descriptor):
+                if time.monotonic() >= deadline:
+                    raise TokenFileError(
+                        f"{path} has been locked by another program for {LOCK_SECONDS:.0f} s"
+                    )
+                time.sleep(0.005)  # flock offers no wait with a limit
+            self._load()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _save(self, tokens: tuple[Token, ...]) -> None:
+        """Replace the file; what was there before stays when that fails. The lock is held."""
+        content = json.dumps({"version": VERSION, "tokens": [token.to_json() for token in tokens]}, indent=1)
+        new = self._folder / f"{FILE_NAME}.new"
+        try:
+            descriptor = os.open(
+                new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+            with open(descriptor, "w") as file:
+                os.fchmod(descriptor, 0o600)  # one that a crash left may have another
+                file.write(content + "\n")
+                file.flush()
+                self._make_newer(descriptor)
+                os.fsync(descriptor)
+            os.rename(new, self._path)
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise TokenFileError(f"cannot write {self._path}: {error.strerror}") from None
+        self._load()
+
+    def _make_newer(self, descriptor: int) -> None:
+        # Two changes within one tick of the file system's clock may otherwise look the same to a reader: the
+        # inode of the first file is free for the third.
+        if self._signature is not None:
+            moment = max(os.fstat(descriptor).st_mtime_ns, self._signature[2] + 1)
+            os.utime(descriptor, ns=(moment, moment))
+
+
+def _digest(secret: str) -> bytes:
+    # "replace": a header may decode to anything, and what no token looks like just is not found.
+    return hashlib.sha256(secret.encode("utf-8", "replace")).digest()

@@ -1,0 +1,1 @@
+"""Mount points that a sandbox needs and a workspace lacks: created, shared, removed."""

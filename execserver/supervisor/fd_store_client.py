@@ -1,0 +1,216 @@
+"""The server's end of the registration channel (messages: `fd_store_protocol.py`).
+
+A descriptor that was kept is there for the next server, and a process that was kept is waited for, from the
+moment when the call has returned: messages outlive their sender.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from execserver.supervisor.fd_store_protocol import (
+    ARENA,
+    DATA,
+    EXITED,
+    HANDED,
+    INPUT,
+    KEEP,
+    LEDGER,
+    MAX_DESCRIPTORS,
+    MAX_DROPS,
+    MEMORY,
+    PROCESS,
+    REAPED,
+    RELEASE,
+    SANDBOX,
+    SERVICE,
+    STATUS,
+    receive,
+    send,
+    send_drops,
+)
+from execserver.supervisor.packets import ChannelError
+
+__all__ = [
+    "ARENA",
+    "DATA",
+    "INPUT",
+    "LEDGER",
+    "MAX_DESCRIPTORS",
+    "MEMORY",
+    "PROCESS",
+    "SANDBOX",
+    "SERVICE",
+    "STATUS",
+    "Exited",
+    "KeeperClient",
+    "Kept",
+]
+
+# In-flight descriptors of one user are limited. The supervisor takes ours within milliseconds; if there is no
+# room after this time, they are somebody else's.
+_CROWDED_S = 2.0
+_CROWDED_RETRY_S = 0.001
+
+
+class Kept(NamedTuple):
+    """What a slot holds. The receiver owns the descriptors (close-on-exec)."""
+
+    number: int
+    slot: int
+    descriptors: list[int]
+
+
+class Exited(NamedTuple):
+    """A process that an earlier server started ended; `status` is for `os.waitstatus_to_exitcode`."""
+
+    number: int
+    status: int
+
+
+class KeeperClient:
+    """The server's end: what it sends is kept when it has died, even if it died right after the call.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self, channel: socket.socket, nudge: int) -> None:
+        """A client on these ends.
+
+        Args:
+            channel: a blocking socket; taken over.
+            nudge: the write end of the pipe that wakes the supervisor; taken over.
+        """
+        self._socket = channel
+        self._nudge = nudge
+        os.set_blocking(nudge, False)
+        self._room = select.poll()  # select(2) takes no descriptor above 1023
+        self._room.register(channel, select.POLLOUT)
+
+    def keep(self, number: int, slot: int, descriptors: Sequence[int], *, urgent: bool = False) -> None:
+        """Have copies kept in the place of what the slot holds.
+
+        Args:
+            number: 0 for the service, else a process.
+            slot: 0 to 255.
+            descriptors: at most `MAX_DESCRIPTORS`; none empties the slot.
+            urgent: let go of the replaced ones at once, not within 50 ms: somebody waits for the close.
+
+        Raises:
+            OSError: ETOOMANYREFS: this user's descriptors in flight are at their limit, and are not ours.
+        """
+        self._send(KEEP, number, slot, descriptors)
+        if urgent:
+            self._wake()
+
+    def release(self, number: int, *, urgent: bool = False) -> None:
+        """Have all slots of a number dropped, and its process reaped, now or when it ends.
+
+        Args:
+            number: unknown ones are ignored.
+            urgent: at once, not within 50 ms: the other side of a terminal or pipe waits for the close.
+        """
+        self._send(RELEASE, number)
+        if urgent:
+            self._wake()
+
+    def drop(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Have (number, slot) emptied, many in one message; `EVERY_SLOT` is a release."""
+        for first in range(0, len(slots), MAX_DROPS):
+            self._when_there_is_room(partial(send_drops, self._socket, slots[first : first + MAX_DROPS]))
+
+    def reaped(self, number: int) -> None:
+        """Say that the end of an inherited process is recorded: it is reaped, and told to no later server."""
+        self._send(REAPED, number)
+
+    def fileno(self) -> int:
+        """Readable: `receive` has something to say."""
+        return self._socket.fileno()
+
+    def receive(self) -> Exited | None:
+        """The next process of an earlier server that ended; None when there is none.
+
+        None also when the supervisor is gone, of which its pidfd tells.
+        """
+        while True:
+            try:
+                message = receive(self._socket, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            if message is None:
+                return None
+            if message.kind == EXITED:
+                return Exited(message.number, message.value)
+
+    def take_over(self) -> list[Kept | Exited]:
+        """Wait for everything that the server before us had kept. To be called once, if `Hello.take_over`.
+
+        A process whose descriptors do not fit in our table is missing, and released.
+
+        Raises:
+            ChannelError: the supervisor ended, or something of the service itself did not fit.
+        """
+        handed: list[Kept | Exited] = []
+        lost: set[int] = set()
+        while (message := receive(self._socket)) is not None and message.kind != HANDED:
+            if message.lost:
+                lost.add(message.number)
+            elif message.kind == EXITED:
+                handed.append(Exited(message.number, message.value))
+            else:
+                handed.append(Kept(message.number, message.slot, message.descriptors))
+        failed = message is None or SERVICE in lost
+        for entry in handed:
+            if isinstance(entry, Kept) and (failed or entry.number in lost):
+                for descriptor in entry.descriptors:
+                    os.close(descriptor)
+        if failed:
+            raise ChannelError("the supervisor ended during the take-over" if message is None else _FULL)
+        for number in lost:
+            self.release(number)
+        return [entry for entry in handed if entry.number not in lost]
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        self._socket.close()
+        os.close(self._nudge)
+
+    def _send(self, kind: int, number: int, slot: int = 0, descriptors: Sequence[int] = ()) -> None:
+        try:
+            send(self._socket, kind, number, slot, 0, descriptors)
+        except OSError:
+            self._when_there_is_room(lambda: send(self._socket, kind, number, slot, 0, descriptors))
+
+    def _when_there_is_room(self, send_it: Callable[[], None]) -> None:
+        crowded_until = 0.0
+        while True:
+            try:
+                return send_it()
+            except BlockingIOError:
+                self._wake()
+                self._room.poll()
+            except (BrokenPipeError, ConnectionResetError):
+                return None  # the supervisor is gone, of which its pidfd tells
+            except OSError as error:
+                now = time.monotonic()
+                crowded_until = crowded_until or now + _CROWDED_S
+                if error.errno != errno.ETOOMANYREFS or now >= crowded_until:
+                    raise
+                self._wake()
+                time.sleep(_CROWDED_RETRY_S)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._nudge, b"\0")
+        except (BlockingIOError, BrokenPipeError):
+            return  # it is awake already, or gone
+
+
+_FULL = "the take-over lost descriptors: the descriptor table is full"

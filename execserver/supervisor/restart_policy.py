@@ -1,0 +1,243 @@
+"""One server after the other (rules 2, 3, 4, 6 of `program.py`): start, death, successor.
+
+The death is told by the server's pidfd. Then its channels are read to the end, and only then it is decided
+what to do. No child is reaped while a dying server may have left us one that is kept.
+
+A server that crashes soon after each `ready` is a loop, which costs a processor and helps nobody: from the
+second crash in a row on there is a wait, and it grows. Such a service is not given up, since it does serve in
+between, and its end would be that of every command. SIGKILL from outside is no crash: it says nothing of the
+next server, which starts at once however often it happens. What the kernel kills for want of memory looks the
+same here; under systemd that ends the service (`OOMPolicy=`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from execserver.supervisor import launch
+from execserver.supervisor.fd_store import Keeper
+from execserver.supervisor.loop import Loop
+from execserver.supervisor.notify import Manager
+from execserver.supervisor.packets import ChannelError
+from execserver.supervisor.server_process import ServerProcess
+
+BACKOFF_S = (0, 0.1, 0.4, 1.6, 5)
+"""The wait before a start, by the number of starts in a row before it that did not reach `ready`, and by the
+number of crashes soon after `ready` but one; beyond the last, the last."""
+STEADY_S = 5.0
+"""A server that lives so long after `ready` did not crash of its start: who had lost the connection is back
+by then, and has asked again. As long as the longest wait, so that a loop takes half of the time at most."""
+# How often we look whether the server hangs in the kernel: there is no event for it. A look costs 50 µs.
+HANG_LOOK_S = 1.0
+# The end of a large process takes a while: its memory is given back before the last thread is gone.
+HANG_GRACE_S = 0.5
+
+Start = Callable[[Sequence[int], bool], ServerProcess]
+Take = Callable[[ServerProcess, Mapping[str, object]], None]
+
+
+class Restarter:
+    """The server of the moment, and what becomes of the service when it dies."""
+
+    def __init__(self, loop: Loop, manager: Manager, start: Start, take: Take) -> None:
+        """Wire it; `begin` starts the first server.
+
+        Args:
+            loop: runs everything.
+            manager: is told of restarts.
+            start: starts a server, given the ends of the registration channel and whether it takes over.
+            take: what to do with a message, `ready` included.
+        """
+        self._loop = loop
+        self._manager = manager
+        self._start = start
+        self._take = take
+        self._keeper = Keeper(loop)
+        self._hanging: list[ServerProcess] = []
+        """Killed servers that have not ended."""
+        self._failures = 0
+        """Starts in a row that did not reach `ready`."""
+        self._early_crashes = 0
+        """Crashes soon after `ready`, since a server last lived longer."""
+        self._alone = False
+        self._was_ready = False
+        self.count = 0
+        """Restarts so far; upgrades are none."""
+        self.server: ServerProcess | None = None
+        self.stopping = False
+        """Set when the server was asked to stop: its death is the end, with exit code 0."""
+        self.exit_code: int | None = None
+        """Of the service, when it is to end."""
+
+    def begin(self, alone: bool) -> None:
+        """Start the first server.
+
+        Args:
+            alone: it is to have no successor.
+
+        Raises:
+            OSError: the program cannot be started.
+        """
+        self._alone = alone
+        self._start_server()
+        self._look_for_hang()
+
+    def is_kept(self, pid: int, status: int) -> bool:
+        """Whether an ended child is not to be reaped by whoever asks."""
+        server = self.server
+        if server is not None and server.ended():
+            self._server_ended()
+            if pid == server.pid:
+                return True
+        elif server is not None and server.is_dying():
+            # Its last thread has left its children to us, before anybody could ask which of them are kept.
+            return True
+        return self._keeper.is_kept(pid, status)
+
+    def close(self) -> None:
+        """Let go of what is kept."""
+        self._keeper.close()
+
+    def _start_server(self) -> None:
+        channel, nudge = self._keeper.connect()
+        try:
+            self.server = self._start((channel.fileno(), nudge), self._was_ready)
+        except OSError:
+            self._keeper.disconnect()
+            raise
+        finally:
+            channel.close()
+            os.close(nudge)
+        self._loop.watch(self.server.pidfd, self._server_ended)
+        self._loop.watch(self.server.channel.fileno(), self._read_channel)
+        if self._was_ready:
+            self._keeper.hand_over()
+
+    def _read_channel(self) -> None:
+        server = self.server
+        assert server is not None
+        try:
+            for message in server.messages():
+                if message["type"] == "ready":
+                    self._failures = 0
+                    self._was_ready = True
+                    server.ready_at = server.ready_at or time.monotonic()
+                self._take(server, message)
+        except (ChannelError, OSError) as error:
+            launch.say(f"the server's channel is unusable: {error}")
+            server.kill()
+            server.hung_up = server.faulty = True
+        if server.hung_up:
+            self._loop.forget(server.channel.fileno())
+
+    # The end of a server.
+
+    def _server_ended(self) -> None:
+        if self.server is not None:
+            self._conclude(self.server, os.waitpid(self.server.pid, 0)[1])
+
+    def _look_for_hang(self) -> None:
+        """A server that was killed must not hold up its successor, however long it hangs in the kernel."""
+        self._loop.call_in(HANG_LOOK_S, self._look_for_hang)
+        for server in [server for server in self._hanging if server.ended()]:
+            self._hanging.remove(server)
+            os.close(server.pidfd)
+        if self._hanging:
+            self._keeper.look_for_ends()
+        if self.server is not None and self.server.is_dying():
+            self._loop.call_in(HANG_GRACE_S, self._give_up_hanging)
+
+    def _give_up_hanging(self) -> None:
+        server = self.server
+        if server is not None and server.is_dying() and not server.ended():
+            server.kill()  # a zombie leader's other threads
+            self._hanging.append(server)
+            self._conclude(server, None)
+
+    def _conclude(self, server: ServerProcess, status: int | None) -> None:
+        """The server is dead: hear its last words, then go on with another one or end the service."""
+        self._read_channel()
+        self._keeper.disconnect()
+        self._loop.forget(server.channel.fileno())
+        self._loop.forget(server.pidfd)
+        server.channel.close()
+        if status is not None:
+            os.close(server.pidfd)
+        self.server = None
+        if self.stopping:
+            self.exit_code = 0
+        elif server.stopping or self._alone or not self._was_ready:
+            self.exit_code = self._code_of(server, status)
+        else:
+            self._keeper.adopt()
+            if server.upgrading and status == 0:
+                launch.say("upgrading: starting the new server")
+                self._manager.server_lost("Upgrading")
+                self._try_start()
+            else:
+                self._follow(server, status)
+
+    def _code_of(self, server: ServerProcess, status: int | None) -> int:
+        if status == 0:
+            return 0
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        if code in (1, 2) and not server.ready:
+            if code == 1 and not launch.importable_in_isolation():
+                launch.say("this package is found by PYTHONPATH or in the current folder only; install it")
+            return code
+        launch.say(f"the server {_describe(status)}")
+        return 1
+
+    # The next one.
+
+    def _follow(self, server: ServerProcess, status: int | None) -> None:
+        cause = f"the server {_describe(status)}"
+        wait = 0
+        if not server.ready:
+            self._failures += 1
+            wait = self._failures
+        elif time.monotonic() - server.ready_at >= STEADY_S:
+            self._early_crashes = 0
+        elif server.faulty or (status is not None and os.waitstatus_to_exitcode(status) != -signal.SIGKILL):
+            wait = min(self._early_crashes, len(BACKOFF_S) - 1)
+            self._early_crashes += 1
+            if wait:
+                cause += f", {self._early_crashes} crashes in a row within {STEADY_S:g} s of ready"
+        self._start_later(cause, wait)
+
+    def _start_later(self, cause: str, wait: int) -> None:
+        if self._failures == len(BACKOFF_S):
+            launch.say(f"{cause}; {self._failures} starts in a row did not reach ready: giving up")
+            self.exit_code = 1
+            return
+        self.count += 1
+        delay = BACKOFF_S[wait]
+        launch.say(f"{cause}; starting it again" + (f" in {delay} s" if delay else ""))
+        self._manager.server_lost(f"Restarting: {cause}")
+        self._loop.call_in(delay, self._try_start)
+        self._beat_for_server()
+
+    def _try_start(self) -> None:
+        try:
+            self._start_server()
+        except OSError as error:
+            self._failures += 1
+            self._start_later(f"the server cannot be started: {error}", self._failures)
+
+    def _beat_for_server(self) -> None:
+        """The watchdog must not bite while a start waits for its time."""
+        if self.server is None and self._manager.beat_seconds is not None:
+            self._manager.beat()
+            self._loop.call_in(self._manager.beat_seconds, self._beat_for_server)
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "was killed and hangs in the kernel"
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended with exit code {code}"

@@ -1,0 +1,189 @@
+"""Messages over a byte stream: Unix sockets and, with a spin, stdio.
+
+Two framings, told apart by the first bytes that are no white space: `Cont` begins the headers of
+`Content-Length` framing, everything else is newline JSON (`docs/protocol.md`, "Content-Length
+framing").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import msgspec
+
+from execserver.rpc.channel import MessageStream
+from execserver.rpc.framing import Framer, FramingError, HeaderFramer, LineFramer, Messages
+from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import measures
+from execserver.transports.base import (
+    BULK_READ_BYTES,
+    READ_BYTES,
+    QueuedStream,
+    StreamChannel,
+)
+from execserver.transports.write_buffer import LOW_WATER_BYTES
+
+MAX_SPIN_SECONDS = 0.005
+"""How long one turn of the loop may be held up by spinning, whatever arrives meanwhile."""
+
+BLANKS = b" \t\r\n"
+PADDING = b" " * LOW_WATER_BYTES
+
+_HEADERS = b"cont"
+"""How `Content-Length` and `Content-Type` begin, in whatever case. `CONNECT` does not."""
+
+log = Logger()
+
+
+class Spin(msgspec.Struct, frozen=True):
+    """Reading on for a moment after a message, because the next one often follows at once and a
+    sleeping reader costs its sender a wake-up (about 60 us).
+    """
+
+    seconds: float
+    allowed: Callable[[], bool]
+
+
+class FramedChannel(StreamChannel):
+    """One JSON value a line or a `Content-Length`, UTF-8."""
+
+    parse_error_prefix = "failed to parse JSON-RPC message from exec-server stdio: "
+    utf8_is_fatal = True
+
+    def __init__(
+        self, fd_in: int, fd_out: int, peer: str, release: Callable[[], None], spin: Spin | None = None
+    ) -> None:
+        super().__init__(fd_in, fd_out, peer, release)
+        self.kind = "unix" if peer.startswith("unix:") else "stdio"
+        # Others were not accepted.
+        self.peer_proof = "user" if self.kind == "unix" else None
+        self._framer: Framer | None = None
+        self._has_headers = False
+        self._first = b""  # what came before the framing was clear
+        self._spin = spin
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """Queue one message."""
+        size = sum(map(len, parts))
+        if self._has_headers:
+            headers = b"Content-Length: %d\r\n\r\n" % size
+            self._outbox.put((headers, *parts), size + len(headers))
+        else:
+            self._outbox.put((*parts, b"\n"), size + 1)
+
+    def open_stream(self, size: int) -> MessageStream:
+        """Begin one message whose pieces come later."""
+        if self._has_headers:
+            return SizedStream(QueuedStream(self._outbox, lambda piece, _: (piece,)), size)
+        return QueuedStream(self._outbox, lambda piece, last: (piece, b"\n") if last else (piece,))
+
+    def greet(self, first: bytes) -> None:
+        """Serve bytes that were read before this channel was chosen."""
+        measures.received(len(first))
+        self._serve(self._deliver, first)
+
+    def _release(self) -> None:
+        # Half of a message may be 64 MiB, and this object lives on in cycles for a while.
+        self._framer = None
+        super()._release()
+
+    def _readable(self) -> None:
+        delivered = self._read_once()
+        if delivered and self._spin is not None:
+            self._spin_for_more(self._spin)
+
+    def _spin_for_more(self, spin: Spin) -> None:
+        now = perf_counter()
+        limit = now + MAX_SPIN_SECONDS
+        deadline = min(now + spin.seconds, limit)
+        while now < deadline and not self._paused and not self._over and not self.unsent and spin.allowed():
+            if self._read_once():
+                deadline = min(perf_counter() + spin.seconds, limit)
+            now = perf_counter()
+
+    def _read_once(self) -> bool:
+        """Whether a read brought at least one byte."""
+        framer = self._framer
+        most = BULK_READ_BYTES if framer is not None and framer.is_in_bulk else READ_BYTES
+        try:
+            piece = os.read(self._fd_in, most)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._failed(error)
+            return False
+        if not piece:
+            self._end_of_input()
+            return False
+        measures.received(len(piece))
+        self._serve(self._deliver, piece)
+        return True
+
+    def _deliver(self, piece: bytes) -> None:
+        framer = self._framer
+        if framer is None:
+            piece = (self._first + piece).lstrip(BLANKS)
+            framer = self._choose_framing(piece)
+            if framer is None:
+                return
+        try:
+            messages = framer.feed(piece)
+        except FramingError as error:
+            self._pass_on(error.messages)
+            log.warning("message cannot be framed", peer=self.peer, reason=str(error))
+            if error.answer is None:
+                self._end_of_input()
+            elif not self._over:
+                self._deaf = True
+                self._watch(False)
+                self._handler.framing_failed(error.answer)
+            return
+        self._pass_on(messages)
+
+    def _choose_framing(self, first: bytes) -> Framer | None:
+        headers = begins_headers(first)
+        if headers is None:
+            self._first = first
+        else:
+            self._first = b""
+            # The stock client writes lines; who writes headers is an editor.
+            self._has_headers = self.presumed_standard = headers
+            self._framer = HeaderFramer() if headers else LineFramer()
+        return self._framer
+
+    def _pass_on(self, messages: Messages) -> None:
+        self._messages += len(messages)
+        self._handler.messages_received(messages)
+
+
+class SizedStream:
+    """One message in pieces whose length was said before. What the pieces lack in the end (the file
+    shrank meanwhile) is made up for by blanks, which JSON allows behind a value.
+    """
+
+    def __init__(self, stream: QueuedStream, size: int) -> None:
+        self._stream = stream
+        self._missing = size
+        stream.put(b"Content-Length: %d\r\n\r\n" % size)
+
+    async def write(self, piece: bytes) -> None:
+        """Queue a piece and wait until the peer has taken most of what is queued."""
+        self._missing -= len(piece)
+        await self._stream.write(piece)
+
+    async def close(self, tail: bytes) -> None:
+        """Queue the last piece, fill up, and let other messages pass."""
+        await self.write(tail)
+        while self._missing > len(PADDING):
+            await self.write(PADDING)
+        await self._stream.close(PADDING[: self._missing])
+
+
+def begins_headers(received: bytes | bytearray) -> bool | None:
+    """Whether these bytes, blanks removed, begin the headers of a message; None while they are too few."""
+    begun = bytes(received[: len(_HEADERS)]).lower()
+    if begun == _HEADERS:
+        return True
+    return None if _HEADERS.startswith(begun) else False
