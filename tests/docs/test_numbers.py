@@ -71,13 +71,13 @@ def test_a_number_is_that_of_its_constant(number: str, unit: str, name: str) -> 
         ),
         (
             "output.md",
-            r"costs a child (\d+) seconds, once",
+            r"delays a child by (\d+) seconds, once",
             "execserver.sessions.event_stream.GRACE_SECONDS",
             1,
         ),
         ("output.md", r"up to (\d+) of them", "execprotocol.limits.MAX_FILLED_GAP", 1),
         ("sandboxes.md", r"not answered for (\d+) seconds", "execserver.fsworker.client.SILENT_SECONDS", 1),
-        ("architecture.md", r"at most (\d+) threads", "execserver.filesystem.blocking.MAX_THREADS", 1),
+        ("performance.md", r"at most (\d+) threads", "execserver.filesystem.blocking.MAX_THREADS", 1),
         (
             "architecture.md",
             r"within (\d+) seconds of grace",
