@@ -22,7 +22,8 @@ from execserver.rpc.codec import ParseError, Request
 from execserver.rpc.framing import Framer, FramingError, HeaderFramer, LineFramer
 from execserver.rpc.params import decode_params
 from tests.fuzz.mutations import Mutator, load
-from tests.support.wire import Json, with_headers
+from tests.support.framing import with_headers
+from tests.support.wire import Json
 
 MESSAGES = 10
 EXAMPLES = int(os.environ.get("EXECSERVER_FUZZ_MESSAGES", "10000")) // MESSAGES

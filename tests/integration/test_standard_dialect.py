@@ -19,6 +19,7 @@ from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.rpc.standard import StandardDialect
 from tests.integration.http.origin import Origin, response
+from tests.support.framing import with_headers
 from tests.support.service_manager import only_child
 from tests.support.wire import (
     Client,
@@ -28,7 +29,6 @@ from tests.support.wire import (
     decode,
     encode,
     path_uri,
-    with_headers,
 )
 
 StartServer = Callable[..., Server]
