@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from execprotocol.errors import InvalidParams, RpcError, SpawnFailed
 from execserver.processes.launch import LaunchPlan, require_program
 from execserver.processes.start_obstacle import require_interpreter
+from execserver.sandbox import refused
 from execserver.sandbox.confinement import Confinement
-from execserver.sandbox.globs import refuse_denied
+from execserver.sandbox.glob_patterns import refuse_denied
 from execserver.sandbox.policy import Access, Policy, Surroundings, resolve
-from execserver.sandbox.refusal import refused
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
 

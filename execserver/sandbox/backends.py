@@ -10,8 +10,8 @@ import msgspec
 
 from execserver.sandbox import bubblewrap, seccomp
 from execserver.sandbox.bare_roots import Watched
+from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
-from execserver.sandbox.memory_file import SealedProgram, memory_file
 from execserver.sandbox.mount_points.registry import Lease
 from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import Policy

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from execserver.sandbox import globs
+from execserver.sandbox import glob_patterns
 from execserver.sandbox.errno_texts import (
     BUSY,
     DENIED,
@@ -198,7 +198,7 @@ class _Judge:
         return (rule for rule in self._policy.rules if rule.access is not Access.WRITE)
 
     def _is_denied_by_glob(self, path: str) -> bool:
-        return globs.matches(self._policy.deny_globs, path)
+        return glob_patterns.matches(self._policy.deny_globs, path)
 
 
 def _shown(line: str) -> str:

@@ -54,12 +54,18 @@ class Place(msgspec.Struct, frozen=True):
         return self.status is not None and stat.S_ISDIR(self.status.st_mode)
 
 
-def locate(path: str, replaceable: Callable[[str], bool] = lambda _: False) -> Place | None:
+def locate(
+    path: str,
+    replaceable: Callable[[str], bool] = lambda _: False,
+    on_link: Callable[[str, bool], None] | None = None,
+) -> Place | None:
     """Follow a path, name by name.
 
     Args:
         path: absolute.
         replaceable: whether a confined command could have put the link with this path where it is.
+        on_link: called with the text of each link before it is followed, and whether the link was the last
+            name of the path so far.
 
     Returns:
         None when the path leads through such a link, or through too many.
@@ -85,6 +91,8 @@ def locate(path: str, replaceable: Callable[[str], bool] = lambda _: False) -> P
         if replaceable(candidate) or len(links) == _MOST_LINKS:
             return None
         text = os.readlink(candidate)
+        if on_link is not None:
+            on_link(text, not names)
         links.append((candidate, text))
         names += [part for part in reversed(text.split("/")) if part not in ("", ".")]
         if text.startswith("/"):

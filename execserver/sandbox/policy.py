@@ -29,6 +29,8 @@ from execprotocol.sandbox import (
     SpecialPath,
     UnrestrictedFileSystem,
 )
+from execserver.sandbox import ENTRIES_FIELD
+from execserver.sandbox.glob_patterns import require_few
 
 PROTECTED_NAMES = (".git", ".agents", ".codex", ".aws")
 """Direct children of a writable root that stay read-only: what is in them is run, or trusted, by
@@ -201,8 +203,6 @@ class _Resolver:
         rules = _strongest(self._rules())
         globs = tuple(dict.fromkeys(self._globs()))
         if globs:
-            from execserver.sandbox.globs import require_few
-
             require_few(tuple(glob.pattern for glob in globs))
         narrowed = any(rule.access is not Access.WRITE for rule in rules) or globs
         return Policy(
@@ -224,7 +224,7 @@ class _Resolver:
     def _paths(self, entry: FileSystemEntry) -> Iterable[str]:
         where = entry.path
         if isinstance(where, LiteralEntryPath):
-            return [_native(where.path, "sandbox.permissions.file_system.entries")]
+            return [_native(where.path, ENTRIES_FIELD)]
         if isinstance(where, GlobEntryPath):
             return []
         value = where.value
@@ -264,9 +264,7 @@ class _Resolver:
             if not isinstance(where, GlobEntryPath):
                 continue
             if "\0" in where.pattern:
-                raise InvalidParams(
-                    "a glob pattern holds a NUL byte", field="sandbox.permissions.file_system.entries"
-                )
+                raise InvalidParams("a glob pattern holds a NUL byte", field=ENTRIES_FIELD)
             access = _ACCESS[entry.access]
             for pattern in self._absolute(where.pattern, access):
                 yield Glob(pattern, access)
@@ -309,7 +307,7 @@ def _joined(base: str, subpath: str | None) -> str:
     if subpath.startswith("/") or "\0" in subpath or not is_below(path, base):
         raise InvalidParams(
             f"subpath {subpath!r} must be relative and stay below its folder",
-            field="sandbox.permissions.file_system.entries",
+            field=ENTRIES_FIELD,
         )
     return path
 

@@ -16,10 +16,9 @@ from __future__ import annotations
 import os
 import stat
 
-from execserver.sandbox import git_files
+from execserver.sandbox import git_files, refused
 from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, is_below
-from execserver.sandbox.refusal import refused
 from execserver.sandbox.tree import Tree
 from execserver.telemetry.logs import Logger
 
@@ -27,8 +26,6 @@ log = Logger()
 
 _MOST_REPOSITORIES = 256
 """Of one root, submodules in submodules among them."""
-
-_ENTRIES = "sandbox.permissions.file_system.entries"
 
 
 def protect(tree: Tree) -> None:
@@ -127,7 +124,6 @@ class _Root:
                 f"{path} is a symbolic link, and nothing can keep a command from replacing it: put what it "
                 f"leads to in its place, or add an entry with access `write` for {path} if that is meant"
                 f"{commits}",
-                _ENTRIES,
             )
         if place is not None and place.exists and any(is_below(place.path, root) for root in self._roots):
             self._tree.narrow(place)
@@ -144,7 +140,6 @@ class _Root:
             raise refused(
                 f"{self._path} has more than {_MOST_REPOSITORIES} submodules and worktrees, and each of them "
                 "has to be protected: make folders below it writable",
-                _ENTRIES,
             )
         self._seen.add(folder)
         common = found[-1]
@@ -204,7 +199,6 @@ class _Root:
                 raise refused(
                     f"{source} leads through the symbolic link {link}, and nothing can keep a command from "
                     "replacing it: put what it leads to in its place",
-                    _ENTRIES,
                 )
         return place
 

@@ -28,8 +28,8 @@ from execserver.sandbox import (
     bubblewrap,
     devices,
     disk,
-    globs,
-    refusal,
+    glob_search,
+    refused,
     seccomp,
     state_folder,
     view,
@@ -118,9 +118,9 @@ class Sandboxes:
             self._open_state()
             confinement = self._prepare(policy, command, extra)
         except state_folder.StateFolderError as error:
-            raise refusal.refused(str(error), "sandbox") from None
+            raise refused(str(error), "sandbox") from None
         except OSError as error:
-            raise refusal.refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
+            raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
         self._open.add(confinement)
         return confinement
 
@@ -218,7 +218,7 @@ class Sandboxes:
         try:
             for target in lease.foreign if lease is not None else ():
                 if os.path.islink(target):
-                    raise refusal.refused(f"{target} became a symbolic link just now", "sandbox")
+                    raise refused(f"{target} became a symbolic link just now", "sandbox")
             held = _hold(seen) if "bind-fd" in result.features else {}
             watched = self._watch(seen.bare_roots)
             # A worker has to see what others make of the folders: it outlives them.
@@ -259,13 +259,13 @@ class Sandboxes:
         from execserver.sandbox import seatbelt  # not on Linux
 
         if not os.access(seatbelt.PROGRAM, os.X_OK):
-            raise refusal.refused(f"{seatbelt.PROGRAM} is missing", "sandbox")
+            raise refused(f"{seatbelt.PROGRAM} is missing", "sandbox")
         if backends.needs_own_name(command):
-            raise refusal.refused("sandbox-exec cannot give a program another name", "arg0")
-        budget = globs.Budget()
+            raise refused("sandbox-exec cannot give a program another name", "arg0")
+        budget = glob_search.Budget()
         denied = [*self._own.folders, *self._own.files]
         for pattern in policy.deny_globs:
-            denied += globs.expand(pattern, [command.cwd], policy.glob_depth, budget, denies=True)
+            denied += glob_search.expand(pattern, [command.cwd], policy.glob_depth, budget, denies=True)
         granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
         return backends.Seatbelted(policy, command.cwd, seatbelt.profile(granted))
 
@@ -273,14 +273,14 @@ class Sandboxes:
         try:
             return backends.Limited(policy, seen, command.cwd, self._own)
         except seccomp.UnknownArchitectureError as error:
-            raise refusal.refused(str(error), "sandbox") from None
+            raise refused(str(error), "sandbox") from None
 
     def _tool(self, name: str, package: str, field: str) -> str:
         import shutil  # as the modules above, of which some bring it
 
         path = shutil.which(name, path=TOOL_PATH)
         if path is None:
-            raise refusal.refused(f"the program {name} is missing: install {package}", field)
+            raise refused(f"the program {name} is missing: install {package}", field)
         return path
 
     def _probe(self) -> probe.ProbeResult:
@@ -328,7 +328,7 @@ def _hold(seen: view.View) -> dict[str, int]:
     except OSError as error:
         for fd in held.values():
             os.close(fd)
-        raise refusal.refused(f"{_named(error)} was replaced just now: {error.strerror}", "sandbox") from None
+        raise refused(f"{_named(error)} was replaced just now: {error.strerror}", "sandbox") from None
     return held
 
 

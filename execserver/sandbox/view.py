@@ -24,12 +24,11 @@ from typing import Literal
 
 import msgspec
 
-from execserver.sandbox import globs
+from execserver.sandbox import glob_search, refused
 from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
 from execserver.sandbox.options import OwnThings
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
 from execserver.sandbox.protected import may_be_stand_in, protect
-from execserver.sandbox.refusal import refused
 from execserver.sandbox.tree import Bind, Hollow, Link, Mask, Mount, Tree
 from execserver.telemetry.logs import Logger
 
@@ -84,8 +83,6 @@ _SYSTEM_FOLDERS = frozenset({"/", "/home", "/mnt", "/opt", "/srv", "/usr", "/var
 """Links in these are the machine's (`/home` to `/var/home`), also where a daemon that is root could change
 them: no policy but one that makes everything writable lets a command do it.
 """
-
-_ENTRIES = "sandbox.permissions.file_system.entries"
 
 
 class View(msgspec.Struct, frozen=True):
@@ -199,14 +196,13 @@ class _Looker:
         if place is None:
             if rule.access is Access.WRITE:
                 return None
-            raise refused(f"{rule.path} leads through too many links: name what it leads to", _ENTRIES)
+            raise refused(f"{rule.path} leads through too many links: name what it leads to")
         if not is_below(place.path, "/proc"):
             return place
         if rule.access is Access.DENY:
             raise refused(
                 f"{rule.path} cannot be denied: every sandbox has a /proc of its own, with nothing in it "
                 "but its own processes; leave the entry out",
-                _ENTRIES,
             )
         return None
 
@@ -221,7 +217,6 @@ class _Looker:
         raise refused(
             f"{rule.path} leads through the symbolic link {link}, and nothing can keep a command from "
             f"replacing it: name what it leads to, {place.path}",
-            _ENTRIES,
         )
 
     def _refuse_planted(self, rule: Rule, place: Place) -> None:
@@ -234,7 +229,6 @@ class _Looker:
             raise refused(
                 f"{rule.path} leads through the symbolic link {link}, which a command may have put there: "
                 f"name what it leads to, {place.path}",
-                _ENTRIES,
             )
 
     def _guard(self, place: Place) -> None:
@@ -255,7 +249,7 @@ class _Looker:
     def _add_globs(self) -> None:
         if not self._policy.globs:
             return
-        budget = globs.Budget()
+        budget = glob_search.Budget()
         folders = self._tree.writable_folders()
         if self._needs.cwd is not None:
             folders.append(self._needs.cwd)
@@ -264,7 +258,7 @@ class _Looker:
         if self._policy.minimal:
             readable += PLATFORM_FOLDERS
         for glob in self._policy.globs:
-            found = globs.expand(
+            found = glob_search.expand(
                 glob.pattern,
                 readable if glob.access is Access.DENY else folders,
                 self._policy.glob_depth,
@@ -277,7 +271,7 @@ class _Looker:
                 if place is None or not place.exists or is_below(place.path, "/proc"):
                     continue
                 if place.path == "/" and glob.access is Access.DENY:
-                    raise refused(f"the link {path} leads to / and a pattern denies it: remove it", _ENTRIES)
+                    raise refused(f"the link {path} leads to / and a pattern denies it: remove it")
                 self._set_for_glob(place, glob.access)
 
     def _set_for_glob(self, place: Place, access: Access) -> None:
@@ -348,7 +342,6 @@ class _Looker:
             raise refused(
                 f"the daemon's own {path} leads through the symbolic link {link}, and nothing can keep a "
                 "command from replacing it: put what it leads to in its place",
-                _ENTRIES,
             )
         return place
 
@@ -359,9 +352,7 @@ class _Looker:
             return
         for path in self._tree.rules():
             if path != own.path and is_below(path, own.path) and self._tree.at(path) is not Access.DENY:
-                raise refused(
-                    f"{path} lies in {folder}, which is the daemon's own: name another path", _ENTRIES
-                )
+                raise refused(f"{path} lies in {folder}, which is the daemon's own: name another path")
 
     def _add_platform(self) -> None:
         if not self._policy.minimal or self._root is not Access.DENY:

@@ -13,7 +13,8 @@ from collections.abc import MutableMapping
 
 from execprotocol.trust import UntrustedError, check_way
 from execserver.supervisor import launch
-from execserver.supervisor.listeners import MAX_LISTENERS, Listener, ListenError
+from execserver.supervisor.listener import Listener, ListenError
+from execserver.supervisor.listeners import MAX_LISTENERS
 
 FIRST_DESCRIPTOR = 3
 

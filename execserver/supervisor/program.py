@@ -54,7 +54,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 
 from execserver.private_folder import FolderError
@@ -62,13 +61,14 @@ from execserver.supervisor import children, launch, server_process
 from execserver.supervisor.activation import listener_on
 from execserver.supervisor.earlier_state import take_along
 from execserver.supervisor.instance_records import Record, claim, sweep
-from execserver.supervisor.listeners import Listener, ListenError, bind_all, requested
-from execserver.supervisor.loop import Loop
+from execserver.supervisor.listener import Listener, ListenError
+from execserver.supervisor.listeners import bind_all, requested
+from execserver.supervisor.loop import Loop, Signals
 from execserver.supervisor.notify import Manager
 from execserver.supervisor.packets import VERSION
 from execserver.supervisor.restart_policy import Restarter
 from execserver.supervisor.server_process import ServerProcess
-from execserver.supervisor.start import Launched
+from execserver.supervisor.spawning import Launched
 
 # What a server may need to fail long polls, flush events and close connections.
 STOP_GRACE_S = 10.0
@@ -126,9 +126,9 @@ class Supervisor:
         self._restarter = Restarter(self._loop, self._manager, self._start_server, self._take)
         self._printed = False
 
-        self._signals: list[int] = []
         self._hangup_stops = launch.hangup_means_stop()
-        self._wakeup = self._handle_signals()
+        self._signals = Signals(self._loop, (*_STOPPING_SIGNALS, signal.SIGCHLD))
+        launch.reset_signals()
 
     def listen(self, argv: Sequence[str], passed: Sequence[tuple[int, str]] = ()) -> None:
         """Bind what is asked for, then claim an instance and kill what dead ones left.
@@ -210,28 +210,8 @@ class Supervisor:
 
     # Signals.
 
-    def _handle_signals(self) -> socket.socket:
-        """Set our handlers, then reset the rest; returns the socket that tells of signals."""
-        readable, writable = socket.socketpair()
-        readable.setblocking(False)
-        writable.setblocking(False)
-        signal.set_wakeup_fd(writable.detach(), warn_on_full_buffer=False)
-        for number in (*_STOPPING_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, lambda received, _frame: self._signals.append(received))
-        launch.reset_signals()
-        self._loop.watch(readable.fileno(), self._read_wakeups)
-        return readable
-
-    def _read_wakeups(self) -> None:
-        try:
-            while self._wakeup.recv(4096):
-                pass
-        except BlockingIOError:
-            return
-
     def _handle_pending_signals(self) -> None:
-        while self._signals:
-            received = self._signals.pop(0)
+        for received in self._signals.take():
             if received == signal.SIGCHLD:
                 continue  # children are looked at after every wake-up
             if received != signal.SIGHUP or self._hangup_stops:

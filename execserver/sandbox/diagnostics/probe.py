@@ -25,9 +25,9 @@ import msgspec
 from execserver import descendants
 from execserver.sandbox import bubblewrap as builder
 from execserver.sandbox import seccomp
+from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.diagnostics import inside_probe
 from execserver.sandbox.diagnostics.launch_failures import INSTALL, MINIMUM_VERSION, explain
-from execserver.sandbox.memory_file import SealedProgram, memory_file
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.state_folder import remove_old_folders
 from execserver.sandbox.view import Bind, Mask, View

@@ -29,10 +29,10 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from queue import SimpleQueue
 
 from execserver.private_folder import FolderError, lock, lock_folder, open_private
 from execserver.sandbox.mount_points.acquire import Parents, take
-from execserver.sandbox.mount_points.closer import Closer
 from execserver.sandbox.mount_points.description import MountPoint
 from execserver.sandbox.mount_points.entry import (
     Outcome,
@@ -48,6 +48,8 @@ from execserver.sandbox.mount_points.held import Held, adopt, unlock
 
 _FOLDER = "mount-points"
 _LOCK = "lock"
+# Releases whose descriptors are still to be closed: some dozens of descriptors.
+_MAX_CLOSING = 8
 
 
 class Lease:
@@ -91,7 +93,7 @@ class MountPoints:
         self._held: dict[str, Held] = {}  # by path without symbolic links
         self._spellings: dict[str, Held] = {}  # by path as it was asked for
         self._later: set[str] = set()  # names of entries whose folders could not be removed yet
-        self._closer = Closer()
+        self._closer = _Closer()
 
     def acquire(self, paths: Sequence[str]) -> Lease:
         """Make sure that something stands at every path, all or nothing.
@@ -332,3 +334,44 @@ class MountPoints:
             return None
         finally:
             os.close(descriptor)
+
+
+class _Closer:
+    """Closes descriptors of removed files in a thread, as some disks are slow. For one caller at a time."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[list[int] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def close(self, descriptors: list[int]) -> None:
+        """Close them soon, or at once when the disk does not keep up."""
+        if self._queue.qsize() >= _MAX_CLOSING or not self._runs():
+            _close_all(descriptors)
+        else:
+            self._queue.put(descriptors)
+
+    def finish(self) -> None:
+        """Wait until all are closed, and end the thread; the next `close` starts another one."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _runs(self) -> bool:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="mount points", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads is reached
+                return False
+            self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        while (descriptors := self._queue.get()) is not None:
+            _close_all(descriptors)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from execserver.sandbox import bubblewrap, seccomp
+from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.diagnostics.probe import probe
-from execserver.sandbox.memory_file import SealedProgram, memory_file
 from execserver.sandbox.state_folder import empty_file, empty_folder
 from execserver.sandbox.view import View
 

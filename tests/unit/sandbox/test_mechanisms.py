@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from execserver.sandbox.bubblewrap import SealedProgram
 from execserver.sandbox.diagnostics import mechanisms
 from execserver.sandbox.diagnostics.doctor import Report
 from execserver.sandbox.diagnostics.mechanisms import Check
 from execserver.sandbox.diagnostics.probe import ProbeResult
-from execserver.sandbox.memory_file import SealedProgram
 
 ROOT = Path(__file__).parents[3]
 WORKING = ProbeResult(True, "", "", "0.11.0", frozenset({"argv0", "bind"}), "/usr/bin/bwrap")

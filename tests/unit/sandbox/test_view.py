@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from execprotocol.errors import InvalidRequest
-from execserver.sandbox import globs, view
+from execserver.sandbox import glob_search, view
 from execserver.sandbox.options import OwnThings, executed, socket_addresses
 from execserver.sandbox.policy import Access, Glob, Policy, Rule
 from execserver.sandbox.view import Bind, Hollow, Mask, Needs, View, look
@@ -717,7 +717,7 @@ def test_a_pattern_without_a_folder_is_looked_for_wherever_it_may_be_read(
 def test_a_pattern_that_would_have_to_be_looked_for_everywhere_is_refused_with_the_way_out(
     rig: Rig, ws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(globs, "MAX_SCANNED", 2000)
+    monkeypatch.setattr(glob_search, "MAX_SCANNED", 2000)
     limits = policy(("/", READ), (ws, WRITE), globs=[deny("/**/x.key")])
     with pytest.raises(InvalidRequest, match=r"set glob_scan_max_depth.*the pattern is '/\*\*/x.key'"):
         rig.look(limits)

@@ -1,9 +1,8 @@
-"""Glob entries of a policy: to patterns, and to what matches on the disk.
+"""Glob patterns of a policy: their syntax, and which paths they match. Nothing is looked up on the disk.
 
 `*` and `?` stay within a name, `**` as a whole component crosses folders, `[…]` is one of some
-characters, `{a,b}` one of some texts. Case counts; hidden and ignored names match like others. A pattern
-is expanded when a sandbox is made: what appears later is not covered (`docs/protocol.md`, "Sandbox context").
-A denial follows links, also out of the folder of the pattern; a grant does not.
+characters, `{a,b}` one of some texts. Case counts; hidden and ignored names match like others. The search
+for matches is in `glob_search.py`.
 """
 
 from __future__ import annotations
@@ -11,32 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from execprotocol.errors import InvalidRequest, file_error
-from execserver.sandbox.disk import Place, locate
-from execserver.sandbox.policy import is_below
-from execserver.sandbox.refusal import refused
-
-MAX_MATCHES = 256
-"""Files and folders that patterns may match: each is a mount of its own in every sandbox."""
-
-MAX_SCANNED = 200_000
-"""Names looked at to find them."""
-
-MAX_LEVELS = 128
-"""Folders in each other. A command may make thousands, and a pattern with several `**` would take minutes
-for each of the paths."""
+from execserver.sandbox import ENTRIES_FIELD, refused
 
 MAX_ALTERNATIVES = 256
-"""Patterns of a policy, those that braces stand for one by one."""
+"""Patterns of a policy, after the expansion of braces. Each takes time to compile and to match."""
 
 MAX_CHARACTERS = 8192
-"""Of all patterns of a policy, with braces written out: the time to compile and match grows with them."""
+"""Of all patterns of a policy, after the expansion of braces."""
 
 _MAGIC = frozenset("*?[{\\")
 _STAR, _FOLDERS, _REST = _STARS = "*", "**/", "**"
@@ -46,18 +31,8 @@ _SET = "(?!/)["
 """How the expression of a set begins."""
 
 _PATH_MAX = 4096
-_MOST_LINKS = 40
-"""As many as the kernel follows."""
-_FREE_NAMES = 100
-"""Names in the texts of the links to one target. Ordinary ones have fewer; a chain may have 80,000."""
 _MOST_SHOWN = 200
 """Characters of a pattern that an error names."""
-
-_KERNEL_FOLDERS = ("/proc", "/sys")
-"""What is in them has no names that a user gave."""
-
-_SAME_FOR_ALL = ("/proc/self", "/proc/thread-self")
-"""Links in `/proc` on the way to `/proc/self/root`, which is the root for commands too."""
 
 _WHOLE = r"\Z"
 _WITHIN = r"(?:\Z|(?<=[^/])(?=/))"
@@ -109,9 +84,9 @@ def require_few(patterns: tuple[str, ...]) -> None:
         number += len(parsed.alternatives)
         size += parsed.size
         if number > MAX_ALTERNATIVES:
-            raise _too_much(f"are more than {MAX_ALTERNATIVES} with their braces written out", "use fewer")
+            raise too_much(f"are more than {MAX_ALTERNATIVES} with their braces written out", "use fewer")
         if size > MAX_CHARACTERS:
-            raise _too_much(
+            raise too_much(
                 f"have more than {MAX_CHARACTERS} characters with their braces written out",
                 "use fewer or shorter ones",
             )
@@ -130,88 +105,40 @@ def folder_of(pattern: str) -> str:
     return "/" + "/".join(literal)
 
 
-def expand(
-    pattern: str, folders: Iterable[str], depth: int | None, budget: Budget, *, denies: bool = False
-) -> Iterator[str]:
-    """The paths that match, below the pattern's own folder.
-
-    Args:
-        pattern: an absolute one.
-        folders: where to look when the pattern has no folder of its own (`/**/.env`).
-        depth: levels of folders to search, counted from the folder; None for all.
-        budget: shared by all patterns of a policy.
-        denies: whether what matches is to be kept from commands. Then links are followed, and a folder
-            counts as a match when what is in it cannot be seen now and a command could change that.
-
-    Raises:
-        InvalidRequest: there is too much to look at, or too many matches.
-        OSError: something went wrong with a folder that is there.
-    """
-    own = folder_of(pattern)
-    budget.pattern = pattern
-    search = _Search(_Names(pattern), depth, budget, denies)
-    for folder in [own] if own != "/" else sorted(set(folders)):
-        yield from search.below(folder)
+def too_much(problem: str, fix: str) -> InvalidRequest:
+    """The error of patterns that would take too long or match too much."""
+    return refused(f"the glob patterns {problem}; {fix}")
 
 
-class Budget:
-    """How much more may be looked at, and may match."""
-
-    def __init__(self) -> None:
-        self._scanned = 0
-        self._matched = 0
-        self.pattern = ""
-        """The pattern that is searched, for errors."""
-        self.link: str | None = None
-        """The link behind which it is searched, if it is one."""
-
-    def scanned(self, names: int = 1) -> None:
-        """So many names more were looked at."""
-        self._scanned += names
-        if self._scanned > MAX_SCANNED:
-            raise self.exceeded(f"look at more than {MAX_SCANNED} names", "set glob_scan_max_depth")
-
-    def matched(self) -> None:
-        """One name more matches."""
-        self._matched += 1
-        if self._matched > MAX_MATCHES:
-            raise self.exceeded(f"match more than {MAX_MATCHES} paths", "name their folder instead")
-
-    def exceeded(self, what: str, fix: str) -> InvalidRequest:
-        """The error of a search that has no end in sight, with the pattern and the link that it is about."""
-        if self.link is not None:
-            fix = f"{fix}, or remove the symbolic link {self.link}"
-        return _too_much(what, f"{fix} (the pattern is {_shown(self.pattern)})")
+def shown(pattern: str) -> str:
+    """A pattern as errors quote it: a long one is cut."""
+    return repr(pattern) if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]!r}…"
 
 
-def _too_much(what: str, fix: str) -> InvalidRequest:
-    return refused(f"the glob patterns {what}; {fix}", "sandbox.permissions.file_system.entries")
-
-
-_States = frozenset[tuple[int, int]]
+States = frozenset[tuple[int, int]]
 """How much of a pattern the names of a folder's path have used up: alternatives, and names in each."""
 
 
-class _Names:
+class PatternNames:
     """A pattern name by name, so that a folder can be reached by several paths and is searched once.
 
-    Of a path the search needs only which parts of the pattern may come next (`_States`). From folders with
+    Of a path the search needs only which parts of the pattern may come next (`States`). From folders with
     the same states the same names match.
     """
 
     def __init__(self, pattern: str) -> None:
         parsed = _parsed(pattern)
         self._alternatives = [_by_name(parsed.prefix + atoms) for atoms in parsed.alternatives]
-        self._matching: dict[_States, Callable[[str], object]] = {}
+        self._matching: dict[States, Callable[[str], object]] = {}
 
-    def of_folder(self, folder: str) -> _States:
+    def of_folder(self, folder: str) -> States:
         """The states behind an absolute path; empty if nothing in it can match."""
         states = self._closed((each, 0) for each in range(len(self._alternatives)))
         for name in folder.split("/"):
             states = self.behind(states, name) if name else states
         return states
 
-    def behind(self, states: _States, name: str) -> _States:
+    def behind(self, states: States, name: str) -> States:
         """The states of a folder with this name, in a folder with those states."""
         found = []
         for alternative, index in states:
@@ -222,7 +149,7 @@ class _Names:
                 found.append((alternative, index + 1))
         return self._closed(found)
 
-    def matching(self, states: _States) -> Callable[[str], object]:
+    def matching(self, states: States) -> Callable[[str], object]:
         """What says whether a name, in a folder with those states, makes a path that matches."""
         found = self._matching.get(states)
         if found is None:
@@ -235,7 +162,7 @@ class _Names:
             found = self._matching[states] = _compiled(expression).match
         return found
 
-    def _closed(self, states: Iterable[tuple[int, int]]) -> _States:
+    def _closed(self, states: Iterable[tuple[int, int]]) -> States:
         found = set()
         for alternative, index in states:
             parts = self._alternatives[alternative]
@@ -263,164 +190,6 @@ def _compiled(expression: str) -> re.Pattern[str]:
 
 def _is_name(expression: str, name: str) -> bool:
     return expression != _FOLDERS and _compiled(expression).match(name) is not None
-
-
-class _Folder(NamedTuple):
-    """One to be searched."""
-
-    path: str
-    """By which it is reached, perhaps through links."""
-    real: str
-    states: _States
-    level: int
-    link: str | None
-    """The last link on the way."""
-
-
-class _Search:
-    """What matches one pattern.
-
-    A link counts as what it leads to, both by its own name and by the name that it leads to: what is denied
-    as `.env` is denied behind a link `notes` too. Folders that links lead to are searched like others, each
-    once for the same states of the pattern, so that links in a circle end.
-    """
-
-    def __init__(self, names: _Names, depth: int | None, budget: Budget, denies: bool) -> None:
-        self._names = names
-        self._depth = depth
-        self._budget = budget
-        self._denies = denies
-        self._searched: dict[str, list[_Folder]] = {}
-        self._behind_links: set[str] = set()
-        """What links lead to that counts as a match."""
-
-    def below(self, folder: str) -> Iterator[str]:
-        states = self._names.of_folder(folder)
-        pending = deque([_Folder(folder, os.path.realpath(folder), states, 1, None)] if states else [])
-        behind_links: deque[_Folder] = deque()
-        while pending or behind_links:
-            # Links last: most lead to what is searched anyway.
-            current = pending.popleft() if pending else behind_links.popleft()
-            if self._is_searched(current):
-                continue
-            self._budget.link = current.link
-            try:
-                scan = os.scandir(current.path)
-            except OSError as error:
-                if _may_hide_matches(current.path, error) and self._denies:
-                    # Nobody can see what is in it, so all of it is taken for a match.
-                    self._budget.matched()
-                    yield current.path
-                continue
-            matches = self._names.matching(current.states)
-            with scan:
-                for entry in scan:
-                    self._budget.scanned()
-                    if matches(entry.name):
-                        self._budget.matched()
-                        yield entry.path
-                    elif entry.is_dir(follow_symlinks=False):
-                        self._add(pending, current, entry)
-                    elif self._denies and entry.is_symlink() and self._add_link(behind_links, current, entry):
-                        yield entry.path
-
-    def _is_searched(self, folder: _Folder) -> bool:
-        """Whether a folder was searched for all that could match in it now; else it is noted as searched."""
-        before = self._searched.setdefault(folder.real, [])
-        if any(
-            folder.states <= each.states and (self._depth is None or each.level <= folder.level)
-            for each in before
-        ):
-            return True
-        before.append(folder)
-        return False
-
-    def _add(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> None:
-        states = self._names.behind(current.states, entry.name)
-        real = f"{current.real.rstrip('/')}/{entry.name}"
-        if states and real not in _KERNEL_FOLDERS and self._may_go_into(current.level):
-            pending.append(_Folder(entry.path, real, states, current.level + 1, current.link))
-
-    def _add_link(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> bool:
-        """Add the folder that a link leads to; True: it matches by a name that it leads to."""
-        self._budget.link = entry.path
-        place = _followed(entry.path, self._budget)
-        self._budget.link = current.link
-        if place is None:
-            return False
-        names = [entry.name, *_names_behind(entry.path), os.path.basename(place.path)]
-        if any(map(self._names.matching(current.states), names)):
-            if place.path not in self._behind_links:  # one mount, however many links lead there
-                self._behind_links.add(place.path)
-                self._budget.matched()
-            return True
-        states = frozenset().union(*(self._names.behind(current.states, name) for name in names))
-        if place.is_folder and states and self._may_go_into(current.level):
-            pending.append(_Folder(entry.path, place.path, states, current.level + 1, entry.path))
-        return False
-
-    def _may_go_into(self, level: int) -> bool:
-        if self._depth is not None and level >= self._depth:
-            return False
-        if level >= MAX_LEVELS:
-            raise self._budget.exceeded(
-                f"look into more than {MAX_LEVELS} folders in each other", "set glob_scan_max_depth"
-            )
-        return True
-
-
-def _followed(link: str, budget: Budget) -> Place | None:
-    """Where a link leads; None: nowhere now, to the kernel's files, or for each process to another thing.
-
-    Raises:
-        InvalidRequest: it takes too long to follow.
-    """
-    left = _FREE_NAMES
-
-    def count(path: str) -> bool:
-        nonlocal left
-        names = os.readlink(path).count("/") + 1
-        left -= names
-        if left < 0:
-            budget.scanned(names)
-        return False
-
-    try:
-        place = locate(link, count)
-    except OSError:
-        return None  # removed just now, or in the /proc of another user's process
-    if place is None or not place.exists or any(is_below(place.path, each) for each in _KERNEL_FOLDERS):
-        return None
-    of_proc = (path for path, _ in place.links if is_below(path, "/proc"))
-    return place if all(path in _SAME_FOR_ALL or path.endswith("/root") for path in of_proc) else None
-
-
-def _names_behind(link: str) -> Iterator[str]:
-    """The last names of what a link leads to, and the links behind it."""
-    for _ in range(_MOST_LINKS):
-        try:
-            link = os.path.join(os.path.dirname(link), os.readlink(link))
-        except OSError:
-            return
-        if (name := os.path.basename(link.rstrip("/"))) not in ("", ".", ".."):
-            yield name
-
-
-def _may_hide_matches(directory: str, error: OSError) -> bool:
-    """Whether a command may find something in a folder that cannot be listed.
-
-    Raises:
-        InvalidRequest: its path has become too long to be named.
-        OSError: that cannot be told.
-    """
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-        return False
-    if error.errno == errno.EACCES:
-        # Its owner has only to change the mode; nobody else inside has more rights than we have.
-        return os.stat(directory).st_uid == os.geteuid()
-    if error.errno == errno.ENAMETOOLONG:
-        raise _too_much("look into folders whose paths are too long", "remove these folders")
-    raise error
 
 
 # -- parsing, and translation to regular expressions
@@ -648,11 +417,5 @@ def _only_match(component: str) -> str | None:
 
 def _malformed(pattern: str, why: str) -> InvalidRequest:
     return InvalidRequest(
-        f"glob pattern {_shown(pattern)}: {why}",
-        name="sandbox_refused",
-        field="sandbox.permissions.file_system.entries",
+        f"glob pattern {shown(pattern)}: {why}", name="sandbox_refused", field=ENTRIES_FIELD
     )
-
-
-def _shown(pattern: str) -> str:
-    return repr(pattern) if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]!r}…"
