@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execserver.sandbox import bubblewrap, seccomp
-from execserver.sandbox.bare_roots import Watched
+from execserver.sandbox.bare_roots import WatchedRoots
 from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.mount_points.registry import Lease
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.thread_limits import deny_new_privileges, install_filter
 from execserver.sandbox.view import View
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Landlock and Seatbelt are imported by whoever uses them: most daemons use neither.
 
 
-class Tools(msgspec.Struct, frozen=True):
+class HostPrograms(msgspec.Struct, frozen=True):
     """Programs of the host that set a command up inside."""
 
     bubblewrap: str
@@ -34,7 +34,7 @@ class Tools(msgspec.Struct, frozen=True):
     """The copy of bubblewrap that is run in its place."""
 
 
-class Bubblewrapped(Confinement):
+class BubblewrapConfinement(Confinement):
     """In namespaces of its own."""
 
     backend = "bubblewrap"
@@ -45,11 +45,11 @@ class Bubblewrapped(Confinement):
         view: View,
         cwd: str,
         lease: Lease | None,
-        tools: Tools,
+        tools: HostPrograms,
         sources: bubblewrap.Sources,
         held: Mapping[str, int] | None = None,
         made: Collection[str] = (),
-        watched: Watched | None = None,
+        watched: WatchedRoots | None = None,
     ) -> None:
         super().__init__(policy, cwd, lease, watched)
         self._held = dict(held or {})
@@ -81,7 +81,9 @@ class Bubblewrapped(Confinement):
             status_inside = os.dup(status)
             opened.append(status_inside)
             new_session = self.namespaces or not command.tty
-            inside = bubblewrap.Inside((), command.cwd, command.environment, new_session, dies_with_parent)
+            inside = bubblewrap.SandboxedCommand(
+                (), command.cwd, command.environment, new_session, dies_with_parent
+            )
             arguments = bubblewrap.arguments(self._options, inside, program, status_inside)
             # The last: nothing can fail between this and the return.
             handed_over = memory_file(arguments)
@@ -116,14 +118,14 @@ class Bubblewrapped(Confinement):
         return [self._tools.setsid, "-c", *line] if command.tty and self._tools.setsid is not None else line
 
 
-class Limited(Confinement):
+class ThreadConfinement(Confinement):
     """By what the kernel limits for a thread and everything that it starts: seccomp, and Landlock if files
     are limited. Processes and signals are the host's.
     """
 
     namespaces = False
 
-    def __init__(self, policy: Policy, view: View, cwd: str, own: OwnThings) -> None:
+    def __init__(self, policy: Policy, view: View, cwd: str, own: DaemonPaths) -> None:
         super().__init__(policy, cwd, None)
         self._view = view
         self.backend = "landlock" if policy.limits_files else "seccomp"
@@ -150,7 +152,7 @@ class Limited(Confinement):
             rules.restrict_self(self._filter)
 
 
-class Seatbelted(Confinement):
+class SeatbeltConfinement(Confinement):
     """By macOS. Untested there (`seatbelt.py`)."""
 
     backend = "seatbelt"

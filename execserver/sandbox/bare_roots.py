@@ -46,7 +46,7 @@ class _Root:
         self.count = 0
 
 
-class Watched:
+class WatchedRoots:
     """Roots that are watched until `release`."""
 
     def __init__(self, owner: BareRoots, roots: list[tuple[int, int]]) -> None:
@@ -70,7 +70,7 @@ class BareRoots:
         self._inotify: int | None = None
         self._wake: int | None = None
 
-    def watch(self, paths: Sequence[str]) -> Watched:
+    def watch(self, paths: Sequence[str]) -> WatchedRoots:
         """Watch folders, none of which is a repository now.
 
         Raises:
@@ -84,10 +84,10 @@ class BareRoots:
             except OSError:
                 self._drop(roots)
                 raise
-        return Watched(self, roots)
+        return WatchedRoots(self, roots)
 
     def release(self, roots: Sequence[tuple[int, int]]) -> None:
-        """See `Watched`."""
+        """See `WatchedRoots`."""
         with self._lock:
             for key in roots:
                 _undo(self._roots[key].folder)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from execserver.sandbox.devices import NODES
-from execserver.sandbox.view import Bind, Hollow, Link, Mask, Mount, View
+from execserver.sandbox.view import Bind, Mask, Mount, Symlink, Tmpfs, View
 
 MAX_ARGUMENTS = 8900
 """Bubblewrap takes 9,000."""
@@ -44,7 +44,7 @@ class Sources(msgspec.Struct, frozen=True):
     """The folder with the nodes of `devices.NODES` to take; None for those of the host."""
 
 
-class Inside(msgspec.Struct, frozen=True):
+class SandboxedCommand(msgspec.Struct, frozen=True):
     """What runs in the sandbox."""
 
     arguments: Sequence[str]
@@ -91,7 +91,7 @@ def options(
             result += ["--perms", "0555", "--tmpfs", mount.target]
             continue
         result += _mount(mount, sources, held or {})
-        if isinstance(mount, Hollow):
+        if isinstance(mount, Tmpfs):
             hollow.append(mount.target)
     result += _namespaces(view, sources, root_user=root_user)
     # Deep ones first: what is read-only cannot be mounted into.
@@ -102,7 +102,7 @@ def options(
     return result
 
 
-def arguments(made: Sequence[str], inside: Inside, seccomp: int, status: int) -> bytes:
+def arguments(made: Sequence[str], inside: SandboxedCommand, seccomp: int, status: int) -> bytes:
     """Everything for `--args`: the options of the view and the command.
 
     Args:
@@ -230,9 +230,9 @@ def _mount(mount: Mount, sources: Sources, held: Mapping[str, int]) -> list[str]
             return [option, source, target]
         case Mask(target, directory):
             return ["--ro-bind", sources.empty_folder if directory else sources.empty_file, target]
-        case Hollow(target, mode):
+        case Tmpfs(target, mode):
             return ["--perms", f"{mode:04o}", "--tmpfs", target]
-        case Link(target, text):
+        case Symlink(target, text):
             return ["--symlink", text, target]
 
 

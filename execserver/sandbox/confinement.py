@@ -18,7 +18,7 @@ from execserver.sandbox.policy import Policy
 __all__ = ["Command", "Confinement", "Wrapped"]
 
 if TYPE_CHECKING:
-    from execserver.sandbox.bare_roots import Watched
+    from execserver.sandbox.bare_roots import WatchedRoots
     from execserver.sandbox.mount_points.registry import Lease
 
 
@@ -29,7 +29,9 @@ class Confinement(ABC):
     namespaces: bool
     """Whether it has processes of its own, all of which end with its first one."""
 
-    def __init__(self, policy: Policy, cwd: str, lease: Lease | None, watched: Watched | None = None) -> None:
+    def __init__(
+        self, policy: Policy, cwd: str, lease: Lease | None, watched: WatchedRoots | None = None
+    ) -> None:
         self.policy = policy
         self.cwd = cwd
         self._lease = lease
@@ -54,12 +56,12 @@ class Confinement(ABC):
         """Whether there are folders on the host because of it, until it is released."""
         return self._lease is not None and bool(self._lease.made)
 
-    def kept(self) -> tuple[dict[str, object], list[int]]:
+    def recovery_state(self) -> tuple[dict[str, object], list[int]]:
         """What a later server needs to go on with this sandbox (`Sandboxes.adopt`), should this one die: a
         description to be written down, which JSON can carry, and descriptors for somebody to keep copies of.
         They still belong to this object. To be asked while the command runs.
         """
-        points, descriptors = self._lease.kept() if self._lease is not None else ([], [])
+        points, descriptors = self._lease.recovery_state() if self._lease is not None else ([], [])
         return (
             written(
                 Description(VERSION, self.backend, self.namespaces, self.cwd, self.policy, tuple(points))

@@ -22,8 +22,8 @@ from execserver.sandbox.errno_texts import (
     NO_NETWORK,
     NOT_PERMITTED,
     READ_ONLY,
-    Complaint,
-    complaints,
+    ErrnoText,
+    find_errno_texts,
     is_about_network,
     names_of,
 )
@@ -118,11 +118,11 @@ def evidence(policy: Policy, exit_code: int, output: bytes, cwd: str, *, landloc
     found: dict[tuple[str, str], Evidence] = {}
     if exit_code == EXIT_SIGSYS:
         found["signal", ""] = Evidence("signal", "killed by SIGSYS: a system call that the sandbox forbids")
-    judge = _Judge(policy, cwd, landlock)
-    for start, end, kind in complaints(output.lower()):
+    judge = _EvidenceSearch(policy, cwd, landlock)
+    for start, end, kind in find_errno_texts(output.lower()):
         if len(found) >= MOST_EVIDENCE:
             break
-        one = judge.look(Complaint.at(output, start, end), kind)
+        one = judge.look(ErrnoText.at(output, start, end), kind)
         if one is not None:
             found.setdefault((one.kind, one.path or one.text), one)
     return Denial(tuple(found.values()))
@@ -149,7 +149,7 @@ def _protected_by(policy: Policy, path: str) -> str | None:
     return None
 
 
-class _Judge:
+class _EvidenceSearch:
     """Holds lines of output against a policy."""
 
     def __init__(self, policy: Policy, cwd: str, landlock: bool) -> None:
@@ -157,21 +157,21 @@ class _Judge:
         self._cwd = cwd
         self._landlock = landlock
 
-    def look(self, complaint: Complaint, kind: str) -> Evidence | None:
+    def look(self, found: ErrnoText, kind: str) -> Evidence | None:
         """What the line proves; None for nothing."""
-        if complaint.is_quoted or complaint.is_from_elsewhere:
+        if found.is_quoted or found.is_from_elsewhere:
             return None
         network = not self._policy.network
         if kind == NO_NETWORK:
-            return Evidence("network", _shown(complaint.line)) if network else None
+            return Evidence("network", _shown(found.line)) if network else None
         if self._policy.limits_files:
-            for name in names_of(complaint):
+            for name in names_of(found):
                 # Two slashes at the beginning survive `normpath`; the kernel reads them as one.
                 path = "/" + os.path.normpath(os.path.join(self._cwd, name)).lstrip("/")
                 if self._is_closed(path, kind):
-                    return Evidence("file", _shown(complaint.line), path)
-        if network and kind == NOT_PERMITTED and is_about_network(complaint):
-            return Evidence("network", _shown(complaint.line))
+                    return Evidence("file", _shown(found.line), path)
+        if network and kind == NOT_PERMITTED and is_about_network(found):
+            return Evidence("network", _shown(found.line))
         return None
 
     def _is_closed(self, path: str, kind: str) -> bool:

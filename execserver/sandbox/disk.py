@@ -28,7 +28,7 @@ _MOST_LINKS = 40
 """As many as the kernel follows."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ResolvedPath(msgspec.Struct, frozen=True):
     """Where a path leads."""
 
     path: str
@@ -54,11 +54,11 @@ class Place(msgspec.Struct, frozen=True):
         return self.status is not None and stat.S_ISDIR(self.status.st_mode)
 
 
-def locate(
+def resolve_path(
     path: str,
     replaceable: Callable[[str], bool] = lambda _: False,
     on_link: Callable[[str, bool], None] | None = None,
-) -> Place | None:
+) -> ResolvedPath | None:
     """Follow a path, name by name.
 
     Args:
@@ -84,7 +84,7 @@ def locate(
             status = os.lstat(candidate)
         except OSError:
             rest = "/".join([candidate, *reversed(names)])
-            return Place(os.path.normpath(rest), None, candidate, tuple(links))
+            return ResolvedPath(os.path.normpath(rest), None, candidate, tuple(links))
         if not stat.S_ISLNK(status.st_mode):
             resolved = candidate
             continue
@@ -99,7 +99,7 @@ def locate(
             resolved = ""
     if not resolved or links:
         status = os.lstat(resolved or "/")
-    return Place(resolved or "/", status, None, tuple(links))
+    return ResolvedPath(resolved or "/", status, None, tuple(links))
 
 
 def writable_inside(folder: str) -> bool:

@@ -80,7 +80,7 @@ _PYTHON_ERROR = re.compile(r"^\s*(?:PermissionError|OSError|socket\.error): \[Er
 _SOCKET_CALL = re.compile(r"\bsocket\b|\.(?:connect|bind|sendto|create_connection)\(")
 
 
-def complaints(lower: bytes) -> list[tuple[int, int, str]]:
+def find_errno_texts(lower: bytes) -> list[tuple[int, int, str]]:
     """The places of errno texts, in order; of very many the first and the last."""
     found = []
     for text, kind in _TEXTS.items():
@@ -104,7 +104,7 @@ def _places(lower: bytes, text: bytes) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class ErrnoText:
     """An errno text in its line."""
 
     before: str
@@ -120,7 +120,7 @@ class Complaint:
     """Up to four lines above that are not blank; the nearest last."""
 
     @classmethod
-    def at(cls, output: bytes, start: int, end: int) -> Complaint:
+    def at(cls, output: bytes, start: int, end: int) -> ErrnoText:
         """The one whose errno text stands at `start` to `end`."""
         far = max(0, start - _BEFORE)
         begin = max(output.rfind(b"\n", far, start) + 1, output.rfind(b"\r", far, start) + 1, far)
@@ -148,16 +148,16 @@ def _text(data: bytes) -> str:
     return _ESCAPES.sub("", os.fsdecode(data))
 
 
-def names_of(complaint: Complaint) -> list[str]:
+def names_of(found: ErrnoText) -> list[str]:
     """The file names that the errno text is about, as they are written."""
-    return [name for name in _names(complaint) if name and "\0" not in name]
+    return [name for name in _names(found) if name and "\0" not in name]
 
 
-def _names(complaint: Complaint) -> list[str]:
-    names = _names_after(complaint.after)
+def _names(found: ErrnoText) -> list[str]:
+    names = _names_after(found.after)
     if names:
         return names
-    before = _ERRNO_NUMBER.sub("", complaint.before).rstrip(" \t:([,")
+    before = _ERRNO_NUMBER.sub("", found.before).rstrip(" \t:([,")
     segments = [part for part in _SEGMENT.split(before) if part]
     for segment in reversed(segments[-2:]):
         # What begins a line that says more is the name of the program that complains.
@@ -167,12 +167,8 @@ def _names(complaint: Complaint) -> list[str]:
         if names:
             return names
     # Rust's chain of errors: the path stands in the line that "Caused by:" follows.
-    if (
-        not complaint.before.strip(" \t0123456789:")
-        and complaint.above
-        and complaint.above[-1].strip() == "Caused by:"
-    ):
-        return [name for line in complaint.above[-2:-1] for name in _names_in(line.split(": ", 1)[-1])]
+    if not found.before.strip(" \t0123456789:") and found.above and found.above[-1].strip() == "Caused by:":
+        return [name for line in found.above[-2:-1] for name in _names_in(line.split(": ", 1)[-1])]
     return []
 
 
@@ -206,11 +202,11 @@ def _quoted(text: str) -> list[str]:
     return [next(filter(None, match.groups())) for match in _QUOTED.finditer(text)]
 
 
-def is_about_network(complaint: Complaint) -> bool:
+def is_about_network(found: ErrnoText) -> bool:
     """Whether what failed was making or using a socket."""
-    before = complaint.before.rstrip(" \t:")
+    before = found.before.rstrip(" \t:")
     if _FILE_TOOLS.match(before.split(":", 1)[0]):
         return False
-    if _PYTHON_ERROR.match(complaint.line):
-        return any(_SOCKET_CALL.search(line) for line in complaint.above)
+    if _PYTHON_ERROR.match(found.line):
+        return any(_SOCKET_CALL.search(line) for line in found.above)
     return bool(_NETWORK_WORDS.search(before) or _DEV_TCP.search(before))

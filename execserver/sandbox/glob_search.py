@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from execprotocol.errors import InvalidRequest
-from execserver.sandbox.disk import Place, locate
+from execserver.sandbox.disk import ResolvedPath, resolve_path
 from execserver.sandbox.glob_patterns import PatternNames, States, folder_of, shown, too_much
 from execserver.sandbox.policy import is_below
 
@@ -197,7 +197,7 @@ class _Search:
         return True
 
 
-def _follow(link: str, budget: Budget) -> tuple[Place, list[str]] | None:
+def _follow(link: str, budget: Budget) -> tuple[ResolvedPath, list[str]] | None:
     """Where a link leads, and the last names of the links on the way, each in the text of the one before.
 
     Returns:
@@ -219,7 +219,7 @@ def _follow(link: str, budget: Budget) -> tuple[Place, list[str]] | None:
             names.append(name)
 
     try:
-        place = locate(link, on_link=on_link)
+        place = resolve_path(link, on_link=on_link)
     except OSError:
         return None  # removed meanwhile, or in the /proc of another user's process
     if place is None or not place.exists or any(is_below(place.path, each) for each in _KERNEL_FOLDERS):

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.seccomp_numbers import ARCHITECTURES
 from execserver.sandbox.thread_limits import deny_new_privileges, drop_capabilities, install_filter
-from execserver.sandbox.view import Bind, Hollow, Link, Mask, View
+from execserver.sandbox.view import Bind, Mask, Symlink, Tmpfs, View
 
 MINIMUM_ABI = 6
 """The first with which no command can signal processes outside (Linux 6.12). Before 3 it could even
@@ -55,7 +55,7 @@ terminals of all the user's sessions."""
 
 _DEVICES_FOLDER = "/dev"
 
-_NOTHING = OwnThings()
+_NOTHING = DaemonPaths()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -88,7 +88,7 @@ def unavailable() -> str | None:
     return None
 
 
-def unstatable(view: View, own: OwnThings = _NOTHING) -> str | None:
+def unstatable(view: View, own: DaemonPaths = _NOTHING) -> str | None:
     """Why Landlock cannot enforce a view; None if it can.
 
     Args:
@@ -106,11 +106,11 @@ def unstatable(view: View, own: OwnThings = _NOTHING) -> str | None:
         match mount:
             case Mask(target):
                 reason = _unstatable_mask(target, view, ours, writable)
-            case Hollow(target):
+            case Tmpfs(target):
                 reason = f"Landlock cannot show an empty folder in the place of {target}"
             case Bind():
                 reason = _unstatable_bind(mount, writable)
-            case Link():
+            case Symlink():
                 reason = None  # On the way to something granted; the host has it too.
         if reason is not None:
             return reason
@@ -187,7 +187,7 @@ class Ruleset:
         cls,
         view: View,
         *,
-        own: OwnThings = _NOTHING,
+        own: DaemonPaths = _NOTHING,
         terminal: str | None = None,
     ) -> Self:
         """The rules for a view whose files are limited.

@@ -23,7 +23,7 @@ class SandboxOptions(msgspec.Struct, frozen=True):
     """The state folder; None is the default (`state_folder.py`)."""
 
 
-class OwnThings(msgspec.Struct, frozen=True):
+class DaemonPaths(msgspec.Struct, frozen=True):
     """What belongs to the daemon and is nobody's business inside."""
 
     folders: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ _SHARED_PREFIXES = frozenset({"/", "/usr", "/usr/local"})
 
 
 def executed() -> tuple[str, ...]:
-    """What this process executes, and the next one of this installation: for `OwnThings.code`.
+    """What this process executes, and the next one of this installation: for `DaemonPaths.code`.
 
     The interpreter, its libraries, a virtual environment as a whole, and of a checkout the packages only: the
     rest of it may be a workspace. By their names and without links.
@@ -65,7 +65,7 @@ def _folders_of_code() -> Iterator[str]:
 
 
 def socket_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The Unix sockets of other programs that an environment names: for `OwnThings.sockets`."""
+    """The Unix sockets of other programs that an environment names: for `DaemonPaths.sockets`."""
     named = [environment.get("SSH_AUTH_SOCK", ""), environment.get("TMUX", "").partition(",")[0]]
     for address in environment.get("DBUS_SESSION_BUS_ADDRESS", "").split(";"):
         named.append(address.removeprefix("unix:path=").partition(",")[0])

@@ -151,7 +151,7 @@ def depth(path: str) -> int:
     return 0 if path == "/" else path.count("/")
 
 
-class Surroundings(msgspec.Struct, frozen=True):
+class RequestFolders(msgspec.Struct, frozen=True):
     """What the entries of a context may refer to, beside what the context itself says."""
 
     cwd: str | None
@@ -161,7 +161,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     """`TMPDIR` of the command, or of the daemon for `fs/*`."""
 
 
-def resolve(context: SandboxContext, surroundings: Surroundings) -> Policy:
+def resolve(context: SandboxContext, folders: RequestFolders) -> Policy:
     """The policy of a request.
 
     Raises:
@@ -176,14 +176,14 @@ def resolve(context: SandboxContext, surroundings: Surroundings) -> Policy:
         permissions.file_system, UnrestrictedFileSystem
     ):
         return Policy(unrestricted=True, network=network)
-    return _Resolver(context, surroundings, permissions.file_system).policy(network)
+    return _Resolver(context, folders, permissions.file_system).policy(network)
 
 
 class _Resolver:
     """The entries of one context on their way to rules."""
 
     def __init__(
-        self, context: SandboxContext, surroundings: Surroundings, file_system: RestrictedFileSystem
+        self, context: SandboxContext, folders: RequestFolders, file_system: RestrictedFileSystem
     ) -> None:
         place = context.policy_context
         self._entries = file_system.entries
@@ -194,8 +194,8 @@ class _Resolver:
             roots = place.workspace_roots
         self._cwd = None if cwd is None else _native(cwd, "sandbox.cwd")
         self._roots = [_native(root, "sandbox.workspaceRoots") for root in roots]
-        self._command_cwd = None if surroundings.cwd is None else normal(surroundings.cwd)
-        self._tmpdirs = _temporary(context, surroundings)
+        self._command_cwd = None if folders.cwd is None else normal(folders.cwd)
+        self._tmpdirs = _temporary(context, folders)
         self._dynamic = False
         self._minimal = False
 
@@ -282,10 +282,10 @@ class _Resolver:
         return [normal(f"{_as_literal(folder)}/{pattern}") for folder in folders]
 
 
-def _temporary(context: SandboxContext, surroundings: Surroundings) -> list[str]:
-    if surroundings.cwd is None and context.temporary_directories is not None:
+def _temporary(context: SandboxContext, folders: RequestFolders) -> list[str]:
+    if folders.cwd is None and context.temporary_directories is not None:
         return [_native(path, "sandbox.temporaryDirectories") for path in context.temporary_directories]
-    tmpdir = surroundings.tmpdir
+    tmpdir = folders.tmpdir
     return [normal(tmpdir)] if tmpdir is not None and tmpdir.startswith("/") else []
 
 

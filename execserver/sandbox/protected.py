@@ -17,7 +17,7 @@ import os
 import stat
 
 from execserver.sandbox import git_files, refused
-from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
+from execserver.sandbox.disk import ResolvedPath, replaceable_inside, resolve_path, writable_inside
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, is_below
 from execserver.sandbox.tree import Tree
 from execserver.telemetry.logs import Logger
@@ -92,7 +92,7 @@ class _Root:
         if is_sticky and status.st_uid != os.geteuid():
             return False
         log.warning("a writable root is a bare git repository, and read-only")
-        self._tree.narrow(Place(folder, root, None, ()))
+        self._tree.narrow(ResolvedPath(folder, root, None, ()))
         return True
 
     def _protect(self, path: str) -> bool:
@@ -104,18 +104,18 @@ class _Root:
         if stat.S_ISLNK(status.st_mode):
             self._protect_link(path)
             return True
-        self._narrow(Place(path, status, None, ()))
+        self._narrow(ResolvedPath(path, status, None, ()))
         if path.endswith("/.git"):
             self._protect_repository(path)
         return True
 
-    def _narrow(self, place: Place) -> None:
+    def _narrow(self, place: ResolvedPath) -> None:
         self._tree.narrow(place)
-        if place.is_folder and may_be_stand_in(place.path):
+        if place.is_folder and may_be_mount_point(place.path):
             self._tree.guard(place.path)
 
     def _protect_link(self, path: str) -> None:
-        place = locate(path)
+        place = resolve_path(path)
         if replaceable_inside(path):
             # A commit writes to the repository, wherever it is.
             is_repository = place is not None and place.is_folder and path.endswith("/.git")
@@ -181,19 +181,19 @@ class _Root:
         elif self._tree.at(rule) is Access.WRITE and not is_below(rule, os.path.realpath(common)):
             self._narrow(place)
 
-    def _guard_missing(self, place: Place) -> None:
+    def _guard_missing(self, place: ResolvedPath) -> None:
         missing = place.missing or place.path
         parent = os.path.dirname(missing)
         if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
             self._tree.guard(missing)
 
-    def _located(self, path: str, source: str) -> Place | None:
+    def _located(self, path: str, source: str) -> ResolvedPath | None:
         """Where a path of git's leads; None: nowhere.
 
         Raises:
             InvalidRequest: through a link that a command could replace.
         """
-        place = locate(path)
+        place = resolve_path(path)
         for link, _ in place.links if place is not None else ():
             if self._tree.at(os.path.dirname(link)) is Access.WRITE and replaceable_inside(link):
                 raise refused(
@@ -203,7 +203,7 @@ class _Root:
         return place
 
 
-def may_be_stand_in(path: str) -> bool:
+def may_be_mount_point(path: str) -> bool:
     """Whether a folder is empty, and so may be another command's mount point: it would be gone with that one,
     and has to be asked for like one that is missing.
     """

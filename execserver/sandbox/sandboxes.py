@@ -36,7 +36,7 @@ from execserver.sandbox import (
 )
 from execserver.sandbox.diagnostics import probe
 from execserver.sandbox.mount_points import adopted, description, registry
-from execserver.sandbox.options import TOOL_PATH, OwnThings, SandboxOptions
+from execserver.sandbox.options import TOOL_PATH, DaemonPaths, SandboxOptions
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Sandboxes:
         environment: the daemon's own, at its launch.
     """
 
-    def __init__(self, options: SandboxOptions, own: OwnThings, environment: Mapping[str, str]) -> None:
+    def __init__(self, options: SandboxOptions, own: DaemonPaths, environment: Mapping[str, str]) -> None:
         self._options = options
         self._environment = environment
         self._own = own
@@ -129,7 +129,7 @@ class Sandboxes:
         raises: of what cannot be understood the locks are given back at the end.
 
         Args:
-            kept: what `Confinement.kept` gave.
+            kept: what `Confinement.recovery_state` gave.
             descriptors: copies of those it gave, in the same order; they belong to the sandbox from now on.
         """
         confinement: Confinement
@@ -138,10 +138,12 @@ class Sandboxes:
             known = description.understood(kept)
             has_lease = known.mount_points or descriptors
             lease = self._mounts().adopt(known.mount_points, descriptors) if has_lease else None
-            confinement = adopted.Adopted(known, lease, self._watch(bare_roots.candidates(known.policy)))
+            confinement = adopted.AdoptedSandbox(
+                known, lease, self._watch(bare_roots.candidates(known.policy))
+            )
         except (ValueError, OSError, state_folder.StateFolderError) as error:
             log.warning("a sandbox of the server before cannot be understood", reason=str(error))
-            confinement = adopted.Opaque(kept, descriptors, self._mount_points)
+            confinement = adopted.UnknownSandbox(kept, descriptors, self._mount_points)
         self._open.add(confinement)
         return confinement
 
@@ -182,7 +184,7 @@ class Sandboxes:
         result = self._probe()
         if result.works and result.path is not None:
             return self._bubblewrapped(result, result.path, policy, command, extra)
-        seen = view.look(policy, self._own, view.Needs(command.cwd, command.program, (), extra))
+        seen = view.build_view(policy, self._own, view.RequiredPaths(command.cwd, command.program, (), extra))
         if not policy.limits_files:
             return self._limited(policy, seen, command)
         if not self._options.allow_landlock:
@@ -197,7 +199,7 @@ class Sandboxes:
     def _bubblewrapped(
         self, result: probe.ProbeResult, path: str, policy: Policy, command: Command, extra: tuple[str, ...]
     ) -> Confinement:
-        tools = backends.Tools(
+        tools = backends.HostPrograms(
             path,
             self._tool("setsid", "util-linux", "tty") if command.tty else None,
             self._tool("bash", "bash", "arg0") if backends.needs_own_name(command) else None,
@@ -205,7 +207,7 @@ class Sandboxes:
         )
         used = tuple(tool for tool in (tools.setsid, tools.bash) if tool is not None)
         own = replace(self._own, code=(*self._own.code, path))
-        seen = view.look(policy, own, view.Needs(command.cwd, command.program, used, extra))
+        seen = view.build_view(policy, own, view.RequiredPaths(command.cwd, command.program, used, extra))
         assert self._state is not None
         sources = bubblewrap.Sources(
             state_folder.empty_file(self._state),
@@ -223,7 +225,7 @@ class Sandboxes:
             watched = self._watch(seen.bare_roots)
             # A worker has to see what others make of the folders: it outlives them.
             made = frozenset(lease.made) if lease is not None and not extra else frozenset[str]()
-            return backends.Bubblewrapped(
+            return backends.BubblewrapConfinement(
                 policy, seen, command.cwd, lease, tools, sources, held, made, watched
             )
         except BaseException:
@@ -234,7 +236,7 @@ class Sandboxes:
                     taken.release()
             raise
 
-    def _watch(self, roots: Sequence[str]) -> bare_roots.Watched | None:
+    def _watch(self, roots: Sequence[str]) -> bare_roots.WatchedRoots | None:
         if not roots:
             return None
         with self._lock:
@@ -267,11 +269,11 @@ class Sandboxes:
         for pattern in policy.deny_globs:
             denied += glob_search.expand(pattern, [command.cwd], policy.glob_depth, budget, denies=True)
         granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
-        return backends.Seatbelted(policy, command.cwd, seatbelt.profile(granted))
+        return backends.SeatbeltConfinement(policy, command.cwd, seatbelt.profile(granted))
 
     def _limited(self, policy: Policy, seen: view.View, command: Command) -> Confinement:
         try:
-            return backends.Limited(policy, seen, command.cwd, self._own)
+            return backends.ThreadConfinement(policy, seen, command.cwd, self._own)
         except seccomp.UnknownArchitectureError as error:
             raise refused(str(error), "sandbox") from None
 

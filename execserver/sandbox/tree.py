@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from execserver.sandbox.disk import Place, locate, writable_inside
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.disk import ResolvedPath, resolve_path, writable_inside
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Access, depth, is_below
 
 
@@ -29,21 +29,21 @@ class Mask(msgspec.Struct, frozen=True):
     directory: bool
 
 
-class Hollow(msgspec.Struct, frozen=True):
+class Tmpfs(msgspec.Struct, frozen=True):
     """An empty folder that nobody can write to; deeper mounts are put into it."""
 
     target: str
     mode: int
 
 
-class Link(msgspec.Struct, frozen=True):
+class Symlink(msgspec.Struct, frozen=True):
     """A symbolic link that is in the view only."""
 
     target: str
     text: str
 
 
-Mount = Bind | Mask | Hollow | Link
+Mount = Bind | Mask | Tmpfs | Symlink
 
 
 class Tree:
@@ -52,15 +52,15 @@ class Tree:
     def __init__(self, root: Access) -> None:
         """Args: root: the access to everything that no rule is about."""
         self._access: dict[str, Access] = {"/": root}
-        self._places: dict[str, Place] = {}
-        self._hollow: set[str] = set()
+        self._places: dict[str, ResolvedPath] = {}
+        self._tmpfs: set[str] = set()
         self._opened: set[str] = set()
         self.bare_roots: list[str] = []
         """Folders that a command could make repositories of."""
         self.guards: list[str] = []
         """Missing folders that have to be made so that something can be put over them."""
 
-    def set(self, place: Place, access: Access) -> None:
+    def set(self, place: ResolvedPath, access: Access) -> None:
         """A rule. Of two for one path `deny` wins, then `write`."""
         known = self._access.get(place.path) if place.path in self._places else None
         if known is Access.DENY or (known is Access.WRITE and access is Access.READ):
@@ -68,7 +68,7 @@ class Tree:
         self._access[place.path] = access
         self._places[place.path] = place
 
-    def narrow(self, place: Place) -> None:
+    def narrow(self, place: ResolvedPath) -> None:
         """Read-only from here on, unless it is narrower already."""
         known = self._access.get(place.path) if place.path in self._places else None
         if known is not Access.DENY:
@@ -121,23 +121,23 @@ class Tree:
             if access is not Access.DENY and (path == "/" or self._places[path].is_folder)
         ]
 
-    def add_masks(self, own: OwnThings) -> None:
+    def add_masks(self, own: DaemonPaths) -> None:
         """Cover things whatever entries say of them. Entries for deeper paths still hold."""
         for path in (*own.folders, *own.files):
-            place = locate(path)
+            place = resolve_path(path)
             if place is not None and place.exists:
                 self._access[place.path] = Access.DENY
                 self._places[place.path] = place
 
-    def add_hollow(self, path: str) -> None:
+    def add_tmpfs(self, path: str) -> None:
         """An empty, listable folder in the place of one that is seen, unless a rule names it."""
-        place = locate(path)
+        place = resolve_path(path)
         if place is None or not place.is_folder or place.links or place.path in self._places:
             return
         if self.at(place.path) is not Access.DENY:
             self._access[place.path] = Access.DENY
             self._places[place.path] = place
-            self._hollow.add(place.path)
+            self._tmpfs.add(place.path)
 
     def mounts(self, *, base_visible: bool, hold: bool = True) -> list[Mount]:
         """What has to be mounted, shallow first.
@@ -179,25 +179,25 @@ class Tree:
                 parent = above
         return held
 
-    def links_to(self, place: Place) -> list[Mount]:
+    def links_to(self, place: ResolvedPath) -> list[Mount]:
         """The links on the way to a place, those that are not in the view by themselves."""
         return [
-            Link(target, text)
+            Symlink(target, text)
             for target, text in place.links
             if self.at(os.path.dirname(target)) is Access.DENY
         ]
 
-    def _deny(self, place: Place, outside: Access) -> list[Mount]:
+    def _deny(self, place: ResolvedPath, outside: Access) -> list[Mount]:
         path = place.path
-        if path in self._hollow:
-            return [Hollow(path, 0o755)]
+        if path in self._tmpfs:
+            return [Tmpfs(path, 0o755)]
         opens = any(
             access is not Access.DENY and is_below(other, path) and self._places[other].exists
             for other, access in self._access.items()
             if other != "/"
         )
         if opens and place.is_folder:
-            return [Hollow(path, 0o111)]
+            return [Tmpfs(path, 0o111)]
         if outside is Access.DENY:
             return []  # What lies around it is not there either.
         return [Mask(path, place.is_folder)]

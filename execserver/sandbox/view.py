@@ -25,14 +25,14 @@ from typing import Literal
 import msgspec
 
 from execserver.sandbox import glob_search, refused
-from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.disk import ResolvedPath, replaceable_inside, resolve_path, writable_inside
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
-from execserver.sandbox.protected import may_be_stand_in, protect
-from execserver.sandbox.tree import Bind, Hollow, Link, Mask, Mount, Tree
+from execserver.sandbox.protected import may_be_mount_point, protect
+from execserver.sandbox.tree import Bind, Mask, Mount, Symlink, Tmpfs, Tree
 from execserver.telemetry.logs import Logger
 
-__all__ = ["Bind", "Hollow", "Link", "Mask", "Mount", "Needs", "OwnThings", "View", "look"]
+__all__ = ["Bind", "DaemonPaths", "Mask", "Mount", "RequiredPaths", "Symlink", "Tmpfs", "View", "build_view"]
 
 log = Logger()
 
@@ -105,7 +105,7 @@ class View(msgspec.Struct, frozen=True):
     """Whether there are processes and System V objects of its own."""
 
 
-class Needs(msgspec.Struct, frozen=True):
+class RequiredPaths(msgspec.Struct, frozen=True):
     """What must be found inside for the request to make sense."""
 
     cwd: str | None = None
@@ -117,7 +117,7 @@ class Needs(msgspec.Struct, frozen=True):
     """Paths that are readable in this sandbox whatever the policy says: an interpreter of our own."""
 
 
-def look(policy: Policy, own: OwnThings, needs: Needs) -> View:
+def build_view(policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
     """Make the view for a policy, as the disk is now.
 
     Raises:
@@ -128,13 +128,13 @@ def look(policy: Policy, own: OwnThings, needs: Needs) -> View:
         tree.add_masks(own)
         mounts = tree.mounts(base_visible=True, hold=False)
         return View("host", tuple(mounts), network=policy.network, namespaces=False)
-    return _Looker(policy, own, needs).view()
+    return _ViewBuilder(policy, own, needs).view()
 
 
-class _Looker:
+class _ViewBuilder:
     """One look at the disk for one policy."""
 
-    def __init__(self, policy: Policy, own: OwnThings, needs: Needs) -> None:
+    def __init__(self, policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> None:
         self._policy = policy
         self._own = own
         self._needs = needs
@@ -152,7 +152,7 @@ class _Looker:
         self._add_own()
         self._add_platform()
         for path in self._needs.extra:
-            place = locate(path)
+            place = resolve_path(path)
             if place is not None and place.exists and self._tree.at(place.path) is Access.DENY:
                 self._tree.set(place, Access.READ)
         self._check_needs()
@@ -183,16 +183,16 @@ class _Looker:
             if limits and place is not None:
                 self._guard(place)
 
-    def _open_links(self, found: Sequence[tuple[Rule, Place | None]]) -> None:
+    def _open_links(self, found: Sequence[tuple[Rule, ResolvedPath | None]]) -> None:
         """A rule that makes a protected name writable holds for a link with that name, too."""
         for rule, _ in found:
-            folder = locate(os.path.dirname(rule.path))
+            folder = resolve_path(os.path.dirname(rule.path))
             if rule.access is Access.WRITE and folder is not None:
                 self._tree.open(f"{folder.path.rstrip('/')}/{os.path.basename(rule.path)}")
 
-    def _place(self, rule: Rule) -> Place | None:
+    def _place(self, rule: Rule) -> ResolvedPath | None:
         """Where a rule applies; None when it changes nothing."""
-        place = locate(rule.path)
+        place = resolve_path(rule.path)
         if place is None:
             if rule.access is Access.WRITE:
                 return None
@@ -206,7 +206,7 @@ class _Looker:
             )
         return None
 
-    def _is_reliable(self, rule: Rule, place: Place, everything: Tree) -> bool:
+    def _is_reliable(self, rule: Rule, place: ResolvedPath, everything: Tree) -> bool:
         link = next((link for link, _ in place.links if _is_replaceable(link, everything)), None)
         if link is None:
             self._refuse_planted(rule, place)
@@ -219,7 +219,7 @@ class _Looker:
             f"replacing it: name what it leads to, {place.path}",
         )
 
-    def _refuse_planted(self, rule: Rule, place: Place) -> None:
+    def _refuse_planted(self, rule: Rule, place: ResolvedPath) -> None:
         """A link on the way of a grant may be the work of a command under another policy."""
         root = max((each.access for each in self._policy.rules if each.path == "/"), default=Access.DENY)
         if rule.access is Access.DENY or (rule.access is Access.READ and root is not Access.DENY):
@@ -231,9 +231,9 @@ class _Looker:
                 f"name what it leads to, {place.path}",
             )
 
-    def _guard(self, place: Place) -> None:
+    def _guard(self, place: ResolvedPath) -> None:
         """If something that must not be written is not there: nobody inside may make it."""
-        if place.exists and not (place.is_folder and may_be_stand_in(place.path)):
+        if place.exists and not (place.is_folder and may_be_mount_point(place.path)):
             return
         missing = place.missing or place.path
         parent = os.path.dirname(missing)
@@ -267,14 +267,18 @@ class _Looker:
             )
             for path in found:
                 # A link that matches stands for what it leads to; for a grant only where it can be trusted.
-                place = locate(path) if glob.access is Access.DENY else locate(path, self._replaceable)
+                place = (
+                    resolve_path(path)
+                    if glob.access is Access.DENY
+                    else resolve_path(path, self._replaceable)
+                )
                 if place is None or not place.exists or is_below(place.path, "/proc"):
                     continue
                 if place.path == "/" and glob.access is Access.DENY:
                     raise refused(f"the link {path} leads to / and a pattern denies it: remove it")
                 self._set_for_glob(place, glob.access)
 
-    def _set_for_glob(self, place: Place, access: Access) -> None:
+    def _set_for_glob(self, place: ResolvedPath, access: Access) -> None:
         if access is Access.READ and self._tree.at(place.path) is Access.WRITE:
             self._tree.narrow(place)
         elif access is not self._tree.at(place.path):
@@ -282,25 +286,25 @@ class _Looker:
 
     def _add_runtime_folders(self) -> None:
         for path in RUNTIME_FOLDERS:
-            self._tree.add_hollow(path)
+            self._tree.add_tmpfs(path)
         for path in RESOLVER_PATHS if self._root is not Access.DENY else ():
-            place = locate(path)
+            place = resolve_path(path)
             if place is not None and place.exists and not self._tree.has_rule(place.path):
                 self._tree.set(place, Access.READ)
         home = self._own.home
         if home is not None:
-            masked = OwnThings(folders=tuple(f"{home}/{name}" for name in USER_RUNTIME_FOLDERS))
+            masked = DaemonPaths(folders=tuple(f"{home}/{name}" for name in USER_RUNTIME_FOLDERS))
             self._tree.add_masks(masked)
         folders = [*SOCKETS, *((f"{home}/{name}", names) for name, names in USER_SOCKETS if home is not None)]
         found = [path for folder, names in folders for path in _beginning(folder, names)]
-        self._tree.add_masks(OwnThings(files=(*found, *self._own.sockets)))
+        self._tree.add_masks(DaemonPaths(files=(*found, *self._own.sockets)))
 
     def _cover_pipes(self) -> None:
         """Without network sockets answer nobody, and so their folders may be seen. But what is written to a
         named pipe reaches whoever reads it, a read-only mount or not.
         """
         found = (path for folder in RUNTIME_FOLDERS for path in self._pipes_in(folder, _PIPES_DEPTH))
-        self._tree.add_masks(OwnThings(files=tuple(found)))
+        self._tree.add_masks(DaemonPaths(files=tuple(found)))
 
     def _pipes_in(self, folder: str, depth: int) -> Iterator[str]:
         """The named pipes that could be written to although no rule says so."""
@@ -334,8 +338,8 @@ class _Looker:
             if place is not None and not place.exists:
                 self._guard(place)
 
-    def _own_place(self, path: str) -> Place | None:
-        place = locate(path)
+    def _own_place(self, path: str) -> ResolvedPath | None:
+        place = resolve_path(path)
         links = place.links if place is not None else ()
         link = next((link for link, _ in links if self._replaceable_here(link)), None)
         if link is not None:
@@ -347,7 +351,7 @@ class _Looker:
 
     def _refuse_entries_in(self, folder: str) -> None:
         """The daemon acts on what it finds in a folder of its own, so that nothing in it may be opened."""
-        own = locate(folder)
+        own = resolve_path(folder)
         if own is None or not own.exists:
             return
         for path in self._tree.rules():
@@ -358,7 +362,7 @@ class _Looker:
         if not self._policy.minimal or self._root is not Access.DENY:
             return
         for path in PLATFORM_FOLDERS:
-            place = locate(path)
+            place = resolve_path(path)
             if place is None or not place.exists:
                 continue
             self._links += self._tree.links_to(place)
@@ -375,7 +379,7 @@ class _Looker:
             self._require(tool, "the program", "tty")
 
     def _require(self, path: str, what: str, field: str) -> None:
-        place = locate(path)
+        place = resolve_path(path)
         if place is None or not place.exists or place.path == "/":
             return  # What is missing the spawn tells in the system's own words; and there always is a root.
         if self._tree.at(place.path) is Access.DENY and not is_below(place.path, "/proc"):

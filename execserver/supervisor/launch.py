@@ -66,7 +66,7 @@ def enter_again(folder: bytes) -> None:
     try:
         os.chdir(folder)
     except OSError as error:
-        say(f"the server starts in / instead of {os.fsdecode(folder)}: {error.strerror}")
+        report(f"the server starts in / instead of {os.fsdecode(folder)}: {error.strerror}")
         os.chdir("/")
 
 
@@ -124,7 +124,7 @@ def release_stdio() -> None:
     os.dup2(2, 1)
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """One line on stderr, which may be closed, broken, or a pipe that nobody reads: then it is
     not said. Killing must not wait for a reader of logs.
     """

@@ -59,7 +59,7 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
         try:
             descendants.set_own_tag(descendants.tag_value(instance))
         except descendants.TagUnavailableError as error:
-            launch.say(f"orphans in their own session may outlive a killed supervisor: {error}")
+            launch.report(f"orphans in their own session may outlive a killed supervisor: {error}")
         pid = os.posix_spawn(
             command[0],
             list(command),
@@ -82,7 +82,7 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
     return pid, ours
 
 
-class Launched:
+class ServiceLaunch:
     """What the service was started with, taken once and set right, and the first server.
 
     Args:
@@ -96,7 +96,7 @@ class Launched:
         self.command = command
         self.environment: Mapping[bytes, bytes] = launch.initial_environment()
         self.instance = descendants.new_instance()
-        self.strangers = launch.present_children()
+        self.other_children = launch.present_children()
         """Children that this process had before it became the supervisor (`helper & exec execserver`)."""
         self.nofile_soft = launch.raise_descriptor_limit()
         self.first: tuple[int, int] | None = None

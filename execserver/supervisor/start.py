@@ -11,7 +11,7 @@ import os
 import sys
 
 from execserver.supervisor import launch
-from execserver.supervisor.spawning import Launched
+from execserver.supervisor.spawning import ServiceLaunch
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> 
         try:
             passed = take_descriptors(os.environ)
         except ListenError as error:
-            launch.say(str(error))
+            launch.report(str(error))
             return error.exit_code
-    launched = Launched([*server_command, "serve", *argv])
+    launched = ServiceLaunch([*server_command, "serve", *argv])
     from execserver.supervisor import program
 
     return program.run(argv, launched, passed)

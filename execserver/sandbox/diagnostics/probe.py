@@ -264,7 +264,7 @@ def _confined(
     sources = builder.Sources(f"{folder}/empty-file", f"{folder}/{_HOLLOW}")
     targets = [f"{folder}/{name}" for name in ("open/file", "closed/file", "masked")]
     command = [sys.executable, "-I", "-S", inside_probe.__file__, *targets]
-    inside = builder.Inside(command, "/", {"LC_ALL": "C"}, dies_with_parent=True)
+    inside = builder.SandboxedCommand(command, "/", {"LC_ALL": "C"}, dies_with_parent=True)
     descriptors: list[int] = []
     try:
         descriptors.append(memory_file(program))

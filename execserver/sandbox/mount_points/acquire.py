@@ -26,7 +26,7 @@ from execserver.sandbox.mount_points.entry import (
     read,
     unmark,
 )
-from execserver.sandbox.mount_points.held import Held, is_empty, share_lock
+from execserver.sandbox.mount_points.held import HeldMountPoint, is_empty, share_lock
 
 # What a user's own mkdir makes: whoever runs `git init` meanwhile gets a normal folder. Read-only would
 # protect nothing, sandboxes mount it read-only or hide it, and would make that `git init` fail.
@@ -60,7 +60,7 @@ class Parents:
         return opened[0], os.path.join(opened[1], name)
 
 
-def take(folder: int, parent: int, path: str) -> Held:
+def take(folder: int, parent: int, path: str) -> HeldMountPoint:
     """Hold what stands at `path`, which is made if need be.
 
     Args:
@@ -92,7 +92,7 @@ def take(folder: int, parent: int, path: str) -> Held:
         time.sleep(0.001)
 
 
-def _make_own(folder: int, parent: int, path: str, insist: bool) -> Held | None:
+def _make_own(folder: int, parent: int, path: str, insist: bool) -> HeldMountPoint | None:
     """Make the folder; None: somebody made something there just now, or took ours away."""
     descriptor = open_file(folder, key(path), os.O_CREAT)
     entry = target = None
@@ -117,10 +117,12 @@ def _make_own(folder: int, parent: int, path: str, insist: bool) -> Held | None:
         if isinstance(error, BlockingIOError):
             return None
         raise
-    return Held(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
+    return HeldMountPoint(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
 
 
-def _find_own(folder: int, parent: int, path: str, status: os.stat_result, insist: bool) -> Held | None:
+def _find_own(
+    folder: int, parent: int, path: str, status: os.stat_result, insist: bool
+) -> HeldMountPoint | None:
     """Share what another daemon made, or take over what a dead one left; None: there is no such folder.
 
     Raises:
@@ -140,7 +142,7 @@ def _find_own(folder: int, parent: int, path: str, status: os.stat_result, insis
             if target is None or marked or not entry.marked:
                 if entry.identity is None or (target is None and insist and entry.marked):
                     complete(descriptor, entry, status, marked=marked)
-                held = Held(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
+                held = HeldMountPoint(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
                 held.filled = not is_empty(path)
                 return held
     except BaseException:
@@ -154,19 +156,19 @@ def _find_own(folder: int, parent: int, path: str, status: os.stat_result, insis
     return None
 
 
-def _take_guest(parent: int, path: str, status: os.stat_result, insist: bool) -> Held:
+def _take_guest(parent: int, path: str, status: os.stat_result, insist: bool) -> HeldMountPoint:
     """Hold what somebody else put there.
 
     Raises:
         BlockingIOError: it changes at this very moment.
     """
     if not stat.S_ISDIR(status.st_mode):
-        return Held(path, identity(status), None)
+        return HeldMountPoint(path, identity(status), None)
     target = _hold(parent, os.path.basename(path), status, insist)
     if target is not None and not is_empty(target):
         os.close(target)
         target = None
-    return Held(path, identity(status), target)
+    return HeldMountPoint(path, identity(status), target)
 
 
 def _hold(parent: int, name: str, status: os.stat_result, insist: bool) -> int | None:

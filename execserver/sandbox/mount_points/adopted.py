@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from execserver.sandbox.bare_roots import Watched
+from execserver.sandbox.bare_roots import WatchedRoots
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.mount_points.description import Description
 from execserver.sandbox.mount_points.registry import Lease, MountPoints
 from execserver.sandbox.policy import Policy
 
 
-class Adopted(Confinement):
+class AdoptedSandbox(Confinement):
     """One whose description was understood: all is as if this server had made it."""
 
-    def __init__(self, description: Description, lease: Lease | None, watched: Watched | None = None) -> None:
+    def __init__(
+        self, description: Description, lease: Lease | None, watched: WatchedRoots | None = None
+    ) -> None:
         super().__init__(description.policy, description.cwd, lease, watched)
         self.backend = description.backend
         self.namespaces = description.namespaces
@@ -29,7 +31,7 @@ class Adopted(Confinement):
         raise _runs()
 
 
-class Opaque(Confinement):
+class UnknownSandbox(Confinement):
     """One whose description says nothing to us. It has no policy to hold a failure against, so nothing is
     ever evidence of a denial; its locks are given back at its end, and what is free then is swept.
     """
@@ -54,7 +56,7 @@ class Opaque(Confinement):
         """See `Confinement`."""
         return not self._descriptors
 
-    def kept(self) -> tuple[dict[str, object], list[int]]:
+    def recovery_state(self) -> tuple[dict[str, object], list[int]]:
         """See `Confinement`: what another one may understand."""
         return self._description, list(self._descriptors)
 

@@ -28,7 +28,7 @@ from execserver.sandbox.mount_points.entry import (
 )
 
 
-class Held:
+class HeldMountPoint:
     """What stands at `path`, which is free of symbolic links; `count` leases use it."""
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Held:
             os.close(descriptor)
         self.folder = self.descriptor = None
 
-    def kept(self) -> tuple[MountPoint, list[int]]:
+    def recovery_state(self) -> tuple[MountPoint, list[int]]:
         """What makes the same of copies of the descriptors, in another process (`adopt`)."""
         point = MountPoint(self.path, self.identity, self.folder is not None, self.descriptor is not None)
         return point, self._descriptors()
@@ -132,7 +132,7 @@ class Held:
         return [descriptor for descriptor in (self.folder, self.descriptor) if descriptor is not None]
 
 
-def adopt(points: Sequence[MountPoint], descriptors: Sequence[int]) -> list[Held]:
+def adopt(points: Sequence[MountPoint], descriptors: Sequence[int]) -> list[HeldMountPoint]:
     """What a dead server held, made of copies of its descriptors.
 
     Raises:
@@ -156,7 +156,7 @@ def adopt(points: Sequence[MountPoint], descriptors: Sequence[int]) -> list[Held
         except OSError as error:
             raise ValueError(f"no descriptor of a mount point: {error}") from None
         # Not looked into yet: the first one who wants to share it does that.
-        adopted.append(Held(point.path, point.identity, folder, entry, descriptor))
+        adopted.append(HeldMountPoint(point.path, point.identity, folder, entry, descriptor))
     for held in adopted:
         # The dead server may have been about to let it go.
         held.lock()

@@ -44,7 +44,7 @@ from execserver.sandbox.mount_points.entry import (
     read_again,
     unlink,
 )
-from execserver.sandbox.mount_points.held import Held, adopt, unlock
+from execserver.sandbox.mount_points.held import HeldMountPoint, adopt, unlock
 
 _FOLDER = "mount-points"
 _LOCK = "lock"
@@ -65,18 +65,18 @@ class Lease:
         self.made: tuple[str, ...] = ()
         self.foreign: tuple[str, ...] = ()
         self._registry = registry
-        self._held: list[Held] = []
+        self._held: list[HeldMountPoint] = []
 
     def release(self) -> None:
         """Let the folders go; those that nobody else uses are removed (idempotent, never raises)."""
         self._registry._release(self._held)  # noqa: SLF001  one thing in two classes
 
-    def kept(self) -> tuple[list[MountPoint], list[int]]:
+    def recovery_state(self) -> tuple[list[MountPoint], list[int]]:
         """What a later server needs for the same right: the folders, and descriptors for somebody to keep
         copies of. They still belong to this object.
         """
         with self._registry._mutex:  # noqa: SLF001
-            described = [held.kept() for held in dict.fromkeys(self._held)]
+            described = [held.recovery_state() for held in dict.fromkeys(self._held)]
         # What nobody can lock needs nothing kept.
         described = [(point, descriptors) for point, descriptors in described if descriptors]
         return [point for point, _ in described], [fd for _, descriptors in described for fd in descriptors]
@@ -90,8 +90,8 @@ class MountPoints:
         self._path = f"{folder}/{_FOLDER}"
         self._mutex = threading.Lock()
         self._descriptors: tuple[int, int] | None = None  # the folder, the lock in it
-        self._held: dict[str, Held] = {}  # by path without symbolic links
-        self._spellings: dict[str, Held] = {}  # by path as it was asked for
+        self._held: dict[str, HeldMountPoint] = {}  # by path without symbolic links
+        self._spellings: dict[str, HeldMountPoint] = {}  # by path as it was asked for
         self._later: set[str] = set()  # names of entries whose folders could not be removed yet
         self._closer = _Closer()
 
@@ -131,7 +131,7 @@ class MountPoints:
         """Go on with what a dead server acquired. To be called before the first `acquire`.
 
         Args:
-            points: what `Lease.kept` gave.
+            points: what `Lease.recovery_state` gave.
             descriptors: copies of those it gave, in the same order. They belong to the lease from now on;
                 those that another lease has, too, are closed.
 
@@ -233,7 +233,7 @@ class MountPoints:
         self._count(held, path, lease)
         return True
 
-    def _count(self, held: Held, path: str, lease: Lease) -> None:
+    def _count(self, held: HeldMountPoint, path: str, lease: Lease) -> None:
         held.count += 1
         held.spellings.add(path)
         self._spellings[path] = held
@@ -254,11 +254,11 @@ class MountPoints:
             raise OSError(error.errno, error.strerror, path) from None
         self._count(held, path, lease)
 
-    def _release(self, held: list[Held]) -> None:
+    def _release(self, held: list[HeldMountPoint]) -> None:
         with self._mutex:
             self._drop(held)
 
-    def _drop(self, users: list[Held]) -> None:
+    def _drop(self, users: list[HeldMountPoint]) -> None:
         ended = []
         while users:  # the last one first: it may lie in an earlier one
             held = users.pop()
@@ -280,14 +280,14 @@ class MountPoints:
         if removed:
             self._closer.close(removed)
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldMountPoint) -> None:
         if self._held.get(held.path) is held:
             del self._held[held.path]
         for spelling in held.spellings:
             if self._spellings.get(spelling) is held:
                 del self._spellings[spelling]
 
-    def _end(self, folder: int, held: Held, removed: list[int]) -> None:
+    def _end(self, folder: int, held: HeldMountPoint, removed: list[int]) -> None:
         guest = held.left_to_us()
         held.leave()
         if guest is not None:

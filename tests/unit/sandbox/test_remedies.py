@@ -13,7 +13,7 @@ import pytest
 from execprotocol.errors import InvalidRequest
 from execserver.sandbox.policy import Access, Policy, Rule
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, policy, workspace
-from tests.unit.sandbox.test_git import git, repository, with_submodule
+from tests.unit.sandbox.test_git_files import git, repository, with_submodule
 
 PATH = r"(/[^\s,:]+)"
 GRANTS = re.compile(
@@ -35,7 +35,7 @@ def ws(base: Path) -> Path:
 
 def refusal_of(rig: Rig, limits: Policy) -> str | None:
     try:
-        rig.look(limits)
+        rig.build_view(limits)
     except InvalidRequest as refusal:
         return str(refusal)
     return None
