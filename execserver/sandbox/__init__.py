@@ -1,10 +1,10 @@
-"""Confinement: what a request may touch, and how that is enforced.
+"""Confinement of requests: policies, and the backends that enforce them.
 
     SandboxContext ──resolve──▶ Policy ──look at the disk──▶ View ──▶ arguments of a backend ──▶ spawn
       (the wire)    (policy.py)        (view.py, protected.py,      (bubblewrap.py, landlock.py,
                                         tree.py, glob_search.py, disk.py)  seccomp.py, seatbelt.py)
 
-A request that asks for confinement is confined or refused (`refused`); there is no third way.
+A request that asks for confinement is confined or refused (`refused`). It never runs unconfined.
 """
 
 from __future__ import annotations

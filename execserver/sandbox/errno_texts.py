@@ -1,8 +1,8 @@
-"""Complaints of programs in their output: where an errno text stands, and what file or operation it is about.
+"""Errno texts in the output of programs, and the file or operation that each one is about.
 
-Texts of glibc, in the spellings of shells, core utilities, Python, Node, Rust, Go, Java and Ruby. Nothing
-here knows what was allowed. Everything is bounded: the number of places that are looked at and the bytes
-of a line around each, so that the time is linear in the output.
+The texts are those of glibc, as shells, core utilities, Python, Node, Rust, Go, Java and Ruby print them.
+This module knows no policy. The number of matches and the bytes of a line around each are bounded, so that
+the time is linear in the output.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _HITS = 100
-"""Places of one text that are looked at from each end of the output: failures stand at one of them, and
-the time for a megabyte of complaints stays bounded."""
+"""Matches of one text that are examined from each end of the output, where failures are printed."""
 _BEFORE, _AFTER = 600, 400
 """Bytes of a line around an errno text: a minified line may be as long as the output."""
 
 READ_ONLY, DENIED, NOT_PERMITTED, BUSY, NO_NETWORK = "EROFS", "EACCES", "EPERM", "EBUSY", "network"
 
-# In small letters: as glibc, Python (`[Errno N]`), Rust (`os error N`) and Node (`ENAME:`) have them.
+# In lower case, as glibc, Python (`[Errno N]`), Rust (`os error N`) and Node (`ENAME:`) print them.
 _TEXTS = {
     b"read-only file system": READ_ONLY,
     b"[errno 30]": READ_ONLY,
@@ -62,7 +61,7 @@ _FILE_WORDS = re.compile(
     r"|path|read|remove|rename|rmdir|stat|symlink|to|touch|truncate|unlink|write",
     re.IGNORECASE,
 )
-"""The words before a bare name; they are no names themselves."""
+"""Words that may precede a bare file name, and that are no file names themselves."""
 
 _FILE_TOOLS = re.compile(
     r"\s*(?:cat|chattr|chgrp|chmod|chown|cp|ln|ls|mknod|mount|mv|rm|setcap|setfacl|touch)$"
@@ -81,7 +80,11 @@ _SOCKET_CALL = re.compile(r"\bsocket\b|\.(?:connect|bind|sendto|create_connectio
 
 
 def find_errno_texts(lower: bytes) -> list[tuple[int, int, str]]:
-    """The places of errno texts, in order; of very many the first and the last."""
+    """All errno texts as (start, end, kind), in order; of very many the first and the last.
+
+    Args:
+        lower: the output in lower case.
+    """
     found = []
     for text, kind in _TEXTS.items():
         found += [(at, at + len(text), kind) for at in _places(lower, text)]
@@ -105,28 +108,28 @@ def _places(lower: bytes, text: bytes) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class ErrnoText:
-    """An errno text in its line."""
+    """An errno text and the text around it."""
 
     before: str
-    """What stands before it in the line."""
+    """The part of the line before the errno text."""
 
     after: str
-    """What follows the errno text and all its other spellings."""
+    """The part after the errno text and all its other spellings."""
 
     line: str
-    """All of it, without colours; of a very long one what stands around the errno text."""
+    """The line without colour codes; a very long line is cut around the errno text."""
 
     above: Sequence[str]
-    """Up to four lines above that are not blank; the nearest last."""
+    """Up to four lines above that are not blank; the nearest is last."""
 
     @classmethod
     def at(cls, output: bytes, start: int, end: int) -> ErrnoText:
-        """The one whose errno text stands at `start` to `end`."""
+        """The errno text from `start` to `end`."""
         far = max(0, start - _BEFORE)
         begin = max(output.rfind(b"\n", far, start) + 1, output.rfind(b"\r", far, start) + 1, far)
         before = _text(output[begin:start])
         rest = _text(output[start : end + _AFTER].partition(b"\n")[0])
-        # Several spellings may stand in a row: "EROFS: read-only file system, open …".
+        # Several spellings may follow each other: "EROFS: read-only file system, open …".
         spelled = _SPELLINGS.match(rest)
         after = rest[spelled.end() if spelled else 0 :]
         above = _text(output[max(0, begin - _BEFORE) : begin]).splitlines()
@@ -134,22 +137,22 @@ class ErrnoText:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether the errno text is quoted by itself: then somebody writes *about* it."""
+        """Whether the errno text alone is quoted: then the line is *about* the error."""
         return self.before[-1:] in tuple(_QUOTES) and self.after[:1] in tuple(_QUOTES)
 
     @property
     def is_from_elsewhere(self) -> bool:
-        """Whether another machine, or a daemon, complains."""
+        """Whether another machine, or a daemon, reports the error."""
         return bool(_ELSEWHERE.search(self.line))
 
 
 def _text(data: bytes) -> str:
-    # Names in the output stay what they are, so that they are found in the policy's rules.
+    # As the file system decodes names, so that they are found in the policy's rules.
     return _ESCAPES.sub("", os.fsdecode(data))
 
 
 def names_of(found: ErrnoText) -> list[str]:
-    """The file names that the errno text is about, as they are written."""
+    """The file names that the errno text is about, as the program printed them."""
     return [name for name in _names(found) if name and "\0" not in name]
 
 
@@ -160,13 +163,13 @@ def _names(found: ErrnoText) -> list[str]:
     before = _ERRNO_NUMBER.sub("", found.before).rstrip(" \t:([,")
     segments = [part for part in _SEGMENT.split(before) if part]
     for segment in reversed(segments[-2:]):
-        # What begins a line that says more is the name of the program that complains.
+        # The first part of a longer line is the name of the program.
         if len(segments) > 1 and segment is segments[0]:
             break
         names = _names_in(segment)
         if names:
             return names
-    # Rust's chain of errors: the path stands in the line that "Caused by:" follows.
+    # Rust's chain of errors: the path is in the line before "Caused by:".
     if not found.before.strip(" \t0123456789:") and found.above and found.above[-1].strip() == "Caused by:":
         return [name for line in found.above[-2:-1] for name in _names_in(line.split(": ", 1)[-1])]
     return []
@@ -203,7 +206,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def is_about_network(found: ErrnoText) -> bool:
-    """Whether what failed was making or using a socket."""
+    """Whether making or using a socket failed."""
     before = found.before.rstrip(" \t:")
     if _FILE_TOOLS.match(before.split(":", 1)[0]):
         return False

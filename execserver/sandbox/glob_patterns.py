@@ -1,4 +1,4 @@
-"""Glob patterns of a policy: their syntax, and which paths they match. Nothing is looked up on the disk.
+"""Glob patterns of a policy: their syntax, and the paths that they match. Pure.
 
 `*` and `?` stay within a name, `**` as a whole component crosses folders, `[…]` is one of some
 characters, `{a,b}` one of some texts. Case counts; hidden and ignored names match like others. The search
@@ -25,10 +25,10 @@ MAX_CHARACTERS = 8192
 
 _MAGIC = frozenset("*?[{\\")
 _STAR, _FOLDERS, _REST = _STARS = "*", "**/", "**"
-"""Atoms of no fixed length; `_REST` stands at the end only. All others are expressions for one character."""
+"""Atoms of variable length; `_REST` occurs only at the end. All others are expressions for one character."""
 
 _SET = "(?!/)["
-"""How the expression of a set begins."""
+"""The start of the expression of a set."""
 
 _PATH_MAX = 4096
 _MOST_SHOWN = 200
@@ -36,12 +36,12 @@ _MOST_SHOWN = 200
 
 _WHOLE = r"\Z"
 _WITHIN = r"(?:\Z|(?<=[^/])(?=/))"
-"""The end of the path, or of a folder that it lies in."""
+"""The end of the path, or of a folder above it."""
 
 
 @lru_cache(maxsize=256)
 def matcher(pattern: str) -> re.Pattern[str]:
-    """The paths that a pattern matches, as a regular expression for the whole path.
+    """A pattern as a regular expression for the whole path.
 
     Raises:
         InvalidRequest: a brace or a bracket is not closed, or the pattern is too large.
@@ -50,15 +50,15 @@ def matcher(pattern: str) -> re.Pattern[str]:
 
 
 def matches(patterns: tuple[str, ...], path: str) -> bool:
-    """Whether one of the patterns matches an absolute path, or a folder that it lies in."""
+    """Whether a pattern matches an absolute path, or a folder above it."""
     return bool(patterns) and _covering(patterns).match(path) is not None
 
 
 def refuse_denied(patterns: tuple[str, ...], path: str) -> None:
-    """Refuse a path that denying patterns match, or a folder that it lies in.
+    """Refuse a path if a denying pattern matches it or a folder above it.
 
     Raises:
-        InvalidRequest: it is denied, or longer than the kernel takes: matching it would take its time.
+        InvalidRequest: the path is denied, or is longer than the kernel accepts.
     """
     if patterns and len(path) >= _PATH_MAX:
         raise file_error(OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
@@ -73,10 +73,10 @@ def _covering(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 @lru_cache(maxsize=64)
 def require_few(patterns: tuple[str, ...]) -> None:
-    """Refuse patterns that are too large together.
+    """Check the number and the total size of a policy's patterns.
 
     Raises:
-        InvalidRequest: they are, or one of them cannot be read.
+        InvalidRequest: they are too many or too large, or a pattern is malformed.
     """
     number = size = 0
     for pattern in patterns:
@@ -93,7 +93,7 @@ def require_few(patterns: tuple[str, ...]) -> None:
 
 
 def folder_of(pattern: str) -> str:
-    """The deepest folder that all matches lie in: what stands before the first special character."""
+    """The deepest folder that contains all matches: the part before the first special character."""
     literal = []
     for component in pattern.split("/")[1:-1]:
         if _MAGIC.isdisjoint(component):
@@ -106,24 +106,24 @@ def folder_of(pattern: str) -> str:
 
 
 def too_much(problem: str, fix: str) -> InvalidRequest:
-    """The error of patterns that would take too long or match too much."""
+    """The error for patterns that are too large or match too much."""
     return refused(f"the glob patterns {problem}; {fix}")
 
 
 def shown(pattern: str) -> str:
-    """A pattern as errors quote it: a long one is cut."""
+    """A pattern for an error text: a long one is cut."""
     return repr(pattern) if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]!r}…"
 
 
 States = frozenset[tuple[int, int]]
-"""How much of a pattern the names of a folder's path have used up: alternatives, and names in each."""
+"""The possible positions in a pattern behind a folder's path: an alternative, and a part of it."""
 
 
 class PatternNames:
-    """A pattern name by name, so that a folder can be reached by several paths and is searched once.
+    """Matches a pattern name by name, so that a folder reached by several paths is searched once.
 
-    Of a path the search needs only which parts of the pattern may come next (`States`). From folders with
-    the same states the same names match.
+    The search needs only the positions in the pattern (`States`): in folders with the same states the same
+    names match.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -132,14 +132,14 @@ class PatternNames:
         self._matching: dict[States, Callable[[str], object]] = {}
 
     def of_folder(self, folder: str) -> States:
-        """The states behind an absolute path; empty if nothing in it can match."""
+        """The states of a folder with an absolute path; empty if nothing in it can match."""
         states = self._closed((each, 0) for each in range(len(self._alternatives)))
         for name in folder.split("/"):
             states = self.behind(states, name) if name else states
         return states
 
     def behind(self, states: States, name: str) -> States:
-        """The states of a folder with this name, in a folder with those states."""
+        """The states of a folder with this name in a folder with these states."""
         found = []
         for alternative, index in states:
             part = self._alternatives[alternative][index]
@@ -150,7 +150,7 @@ class PatternNames:
         return self._closed(found)
 
     def matching(self, states: States) -> Callable[[str], object]:
-        """What says whether a name, in a folder with those states, makes a path that matches."""
+        """A predicate for names in a folder with these states: whether the path matches the pattern."""
         found = self._matching.get(states)
         if found is None:
             last = {
@@ -197,20 +197,20 @@ def _is_name(expression: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """A pattern with its braces written out: one of the alternatives follows what all begin with."""
+    """A pattern after the expansion of braces: a common prefix and the alternatives that may follow it."""
 
     prefix: list[str]
     alternatives: list[list[str]]
 
     size: int
-    """Characters; a set counts for as many as its expression has."""
+    """Characters; a set counts with the length of its expression."""
 
     @property
     def covering(self) -> str:
-        """What matches a path that matches, or that lies in a folder that does."""
+        """An expression for the paths that match and the paths below them."""
         for atoms in self.alternatives:
             if [atom for atom in self.prefix + atoms if atom not in _STARS] == ["/"]:
-                return "/"  # The root matches, and all lies in it.
+                return "/"  # the root matches, and every path is below it
         return self.expression(_WITHIN)
 
     def expression(self, end: str) -> str:
@@ -219,10 +219,11 @@ class _Parsed:
 
 
 def _expression(atoms: list[str], end: str) -> str:
-    """A regular expression that matches in one way at most, and never tries another one.
+    """A regular expression without backtracking.
 
-    A run of atoms between stars has a fixed length, and a block between `**` a fixed number of names: the
-    earliest match leaves the most for what follows, and no later one can do better. So groups are atomic.
+    A run of atoms between stars has a fixed length, and a block between `**` a fixed number of names. The
+    earliest match leaves the most text for the rest, so no later match can succeed where the earliest fails:
+    groups are atomic.
     """
     if atoms[-1:] == [_REST]:
         atoms, end = atoms[:-1], ".*+"
@@ -239,12 +240,12 @@ def _block(atoms: list[str]) -> str:
 
 
 def _name(first: list[str], *runs: list[str]) -> str:
-    """What matches the rest of a name: runs that come one after the other, the last one at its end."""
+    """An expression for a name: runs in this order, the last one at the end of the name."""
     if not runs:
         return "".join(first)
     *middle, last = runs
     found = "".join(f"(?>[^/]*?{''.join(run)})" for run in middle if run)
-    if last:  # It begins behind the runs before it, and so much must be left.
+    if last:  # it begins after the other runs, so that many characters must be left
         return f"{''.join(first)}{found}(?=[^/]{{{len(last)}}})[^/]*+(?<={''.join(last)})"
     return f"{''.join(first)}{found}[^/]*+"
 
@@ -260,7 +261,7 @@ def _split(atoms: list[str], separator: str) -> list[list[str]]:
 
 
 class _Braces:
-    """Writes braces out while a pattern is read, and keeps count of what that makes."""
+    """Expands braces while a pattern is parsed, and limits the number and size of the alternatives."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -269,7 +270,7 @@ class _Braces:
         self._current: list[list[str]] = [[]]
         self._size = 0
         self._complete: list[list[str]] = []
-        """Alternatives of the brace that is open, those before the last comma."""
+        """Alternatives of the open brace before the last comma."""
 
         self._complete_size = 0
         self._outer: list[tuple[list[list[str]], int, list[list[str]], int]] = []
@@ -304,7 +305,7 @@ class _Braces:
         if len(before) * len(inner) > MAX_ALTERNATIVES:
             raise self._too_large(f"its braces stand for more than {MAX_ALTERNATIVES} patterns")
         self._grow_to(size * len(inner) + inner_size * len(before))
-        if before == [[]] or inner == [[]]:  # Thousands of braces may say nothing, and would take their time.
+        if before == [[]] or inner == [[]]:  # thousands of empty braces would take long otherwise
             self._current = inner if before == [[]] else before
         else:
             self._current = [[*begin, *end] for begin in before for end in inner]
@@ -360,7 +361,7 @@ def _parsed(pattern: str) -> _Parsed:
 
 
 def _star(pattern: str, position: int) -> tuple[str, int]:
-    """What a star stands for, the one before `position`."""
+    """The atom of the star before `position`, and the position after it."""
     if pattern[position : position + 1] != "*":
         return _STAR, position
     position += 1
@@ -368,13 +369,13 @@ def _star(pattern: str, position: int) -> tuple[str, int]:
     if begins and pattern[position : position + 1] == "/":
         position += 1
         while pattern.startswith("**/", position):
-            position += 3  # Says nothing new, and would take its time.
+            position += 3  # a repetition matches nothing more
         return _FOLDERS, position
     return (_REST if begins and position == len(pattern) else _STAR), position
 
 
 def _set(pattern: str, position: int) -> tuple[str, int]:
-    """A set of characters, its bracket before `position`."""
+    """The atom of the set whose bracket is before `position`, and the position after it."""
     end = pattern.find("]", position + 1 + (pattern[position : position + 1] in "!^"))
     if end < 0:
         raise _malformed(pattern, "a bracket is not closed")
@@ -388,7 +389,7 @@ def _set(pattern: str, position: int) -> tuple[str, int]:
 
 
 def _members(content: str) -> str:
-    """What stands in a set: single characters, and ranges of them.
+    """The content of a set for a regular expression: characters and ranges.
 
     Raises:
         ValueError: a range ends before it begins.
@@ -409,7 +410,7 @@ def _members(content: str) -> str:
 
 
 def _only_match(component: str) -> str | None:
-    """The one name that a component matches, when its sets have one character each; else None."""
+    """The only name that a component matches, if all its sets have one character; else None."""
     name = re.sub(r"\[([^\]!^])\]", lambda found: "\0" + found[1], component)
     literal = re.sub("\0.", "", name, flags=re.DOTALL)
     return None if not _MAGIC.isdisjoint(literal) else name.replace("\0", "")

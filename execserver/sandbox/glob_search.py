@@ -1,7 +1,7 @@
 """The search for what glob patterns match on the disk.
 
-A pattern is expanded when a sandbox is made: what appears later is not covered (`docs/protocol.md`, "Sandbox
-context"). A denial follows links, also out of the folder of the pattern; a grant does not.
+A pattern is expanded when a sandbox is made; files that appear later are not covered (`docs/protocol.md`,
+"Sandbox context"). A denial follows links, also out of the folder of the pattern; a grant does not.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MAX_MATCHES = 256
 """Files and folders that patterns may match: each is a separate mount in every sandbox."""
 
 MAX_SCANNED = 200_000
-"""Names looked at to find them."""
+"""Names that the search may examine."""
 
 MAX_LEVELS = 128
-"""Depth of nested folders. A command can make thousands, and a pattern with several `**` would take minutes
-for each of the paths."""
+"""Depth of nested folders. A command can make thousands of levels, and matching a pattern with several `**`
+would take minutes for each path."""
 
 _FREE_NAMES = 100
-"""Names in the texts of the links to one target that the budget does not count. Ordinary links have fewer; a
-chain of links may have 80,000."""
+"""Names in the texts of a chain of links that the budget does not count. Ordinary links have fewer; a chain
+may have 80,000."""
 
 _KERNEL_FOLDERS = ("/proc", "/sys")
-"""Their content has no names that a user gave."""
+"""Folders without names that a user chose."""
 
 _SAME_FOR_ALL = ("/proc/self", "/proc/thread-self")
 """Links in `/proc` on the way to `/proc/self/root`, which is the root for commands too."""
@@ -44,16 +44,16 @@ def expand(
     """The paths that match, below the pattern's own folder.
 
     Args:
-        pattern: an absolute one.
-        folders: where to look when the pattern has no folder of its own (`/**/.env`).
+        pattern: an absolute pattern.
+        folders: the folders to search if the pattern has no folder of its own (`/**/.env`).
         depth: levels of folders to search, counted from the folder; None for all.
         budget: shared by all patterns of a policy.
-        denies: whether what matches is to be kept from commands. Then links are followed, and a folder
-            counts as a match when what is in it cannot be seen now and a command could change that.
+        denies: whether the pattern denies. Then links are followed, and a folder that cannot be listed counts
+            as a match if a command could make it listable.
 
     Raises:
-        InvalidRequest: there is too much to look at, or too many matches.
-        OSError: something went wrong with a folder that is there.
+        InvalidRequest: there are too many names to examine, or too many matches.
+        OSError: an existing folder cannot be read.
     """
     own = folder_of(pattern)
     budget.pattern = pattern
@@ -63,53 +63,53 @@ def expand(
 
 
 class Budget:
-    """How much more may be looked at, and may match."""
+    """The limits of a search: names examined, and matches."""
 
     def __init__(self) -> None:
         self._scanned = 0
         self._matched = 0
         self.pattern = ""
-        """The pattern that is searched, for errors."""
+        """The pattern of the search, for errors."""
         self.link: str | None = None
-        """The link behind which it is searched, if it is one."""
+        """The link behind which the search is now, for errors."""
 
     def scanned(self, names: int = 1) -> None:
-        """So many names more were looked at."""
+        """Count examined names."""
         self._scanned += names
         if self._scanned > MAX_SCANNED:
             raise self.exceeded(f"look at more than {MAX_SCANNED} names", "set glob_scan_max_depth")
 
     def matched(self) -> None:
-        """One name more matches."""
+        """Count a match."""
         self._matched += 1
         if self._matched > MAX_MATCHES:
             raise self.exceeded(f"match more than {MAX_MATCHES} paths", "name their folder instead")
 
-    def exceeded(self, what: str, fix: str) -> InvalidRequest:
-        """The error of a search that has no end in sight, with the pattern and the link that it is about."""
+    def exceeded(self, problem: str, fix: str) -> InvalidRequest:
+        """The error of a search that exceeds a limit, with its pattern and link."""
         if self.link is not None:
             fix = f"{fix}, or remove the symbolic link {self.link}"
-        return too_much(what, f"{fix} (the pattern is {shown(self.pattern)})")
+        return too_much(problem, f"{fix} (the pattern is {shown(self.pattern)})")
 
 
 class _Folder(NamedTuple):
-    """One to be searched."""
+    """A folder to search."""
 
     path: str
-    """By which it is reached, perhaps through links."""
+    """The path by which it was reached, perhaps through links."""
     real: str
     states: States
     level: int
     link: str | None
-    """The last link on the way."""
+    """The last link in the path."""
 
 
 class _Search:
-    """What matches one pattern.
+    """The search for the matches of one pattern.
 
-    A link counts as what it leads to, both by its own name and by the name that it leads to: what is denied
-    as `.env` is denied behind a link `notes` too. Folders that links lead to are searched like others, each
-    once for the same states of the pattern, so that links in a circle end.
+    A link stands for its target, and matches by its own name or by a name on the way to its target: a file
+    that is denied as `.env` is also denied behind a link `notes`. Folders behind links are searched too, each
+    once for the same states of the pattern, so that circular links end.
     """
 
     def __init__(self, names: PatternNames, depth: int | None, budget: Budget, denies: bool) -> None:
@@ -119,14 +119,14 @@ class _Search:
         self._denies = denies
         self._searched: dict[str, list[_Folder]] = {}
         self._behind_links: set[str] = set()
-        """What links lead to that counts as a match."""
+        """Targets of links that matched."""
 
     def below(self, folder: str) -> Iterator[str]:
         states = self._names.of_folder(folder)
         pending = deque([_Folder(folder, os.path.realpath(folder), states, 1, None)] if states else [])
         behind_links: deque[_Folder] = deque()
         while pending or behind_links:
-            # Links last: most lead to what is searched anyway.
+            # Links last: most lead to folders that are searched anyway.
             current = pending.popleft() if pending else behind_links.popleft()
             if self._is_searched(current):
                 continue
@@ -135,7 +135,7 @@ class _Search:
                 scan = os.scandir(current.path)
             except OSError as error:
                 if _may_hide_matches(current.path, error) and self._denies:
-                    # Nobody can see what is in it, so all of it is taken for a match.
+                    # Its content is unknown, so the whole folder counts as a match.
                     self._budget.matched()
                     yield current.path
                 continue
@@ -152,7 +152,7 @@ class _Search:
                         yield entry.path
 
     def _is_searched(self, folder: _Folder) -> bool:
-        """Whether a folder was searched for all that could match in it now; else it is noted as searched."""
+        """Whether a folder was already searched for everything that could match; marks it as searched."""
         before = self._searched.setdefault(folder.real, [])
         if any(
             folder.states <= each.states and (self._depth is None or each.level <= folder.level)
@@ -169,7 +169,7 @@ class _Search:
             pending.append(_Folder(entry.path, real, states, current.level + 1, current.link))
 
     def _add_link(self, pending: deque[_Folder], current: _Folder, entry: os.DirEntry[str]) -> bool:
-        """Add the folder that a link leads to; True: it matches by a name that it leads to."""
+        """Add the folder that a link leads to, unless the link matches; returns whether it matches."""
         self._budget.link = entry.path
         followed = _follow(entry.path, self._budget)
         self._budget.link = current.link
@@ -178,7 +178,7 @@ class _Search:
         place, names_behind = followed
         names = [entry.name, *names_behind, os.path.basename(place.path)]
         if any(map(self._names.matching(current.states), names)):
-            if place.path not in self._behind_links:  # one mount, however many links lead there
+            if place.path not in self._behind_links:  # one mount, even if several links lead there
                 self._behind_links.add(place.path)
                 self._budget.matched()
             return True
@@ -231,16 +231,16 @@ def _follow(link: str, budget: Budget) -> tuple[ResolvedPath, list[str]] | None:
 
 
 def _may_hide_matches(directory: str, error: OSError) -> bool:
-    """Whether a command may find something in a folder that cannot be listed.
+    """Whether a command may find matches in a folder that cannot be listed.
 
     Raises:
-        InvalidRequest: its path has become too long to be named.
-        OSError: that cannot be told.
+        InvalidRequest: its path is too long.
+        OSError: the error does not answer the question.
     """
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         return False
     if error.errno == errno.EACCES:
-        # Its owner has only to change the mode; nobody else inside has more rights than we have.
+        # The owner can change the mode; processes of other users in the sandbox have no more rights than we.
         return os.stat(directory).st_uid == os.geteuid()
     if error.errno == errno.ENAMETOOLONG:
         raise too_much("look into folders whose paths are too long", "remove these folders")

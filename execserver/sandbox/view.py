@@ -1,17 +1,16 @@
-"""From a policy to what a sandbox sees: an ordered list of mounts.
+"""The view of a sandbox: an ordered list of mounts, made from a policy and the disk.
 
-    Policy ──┬─ entries, where they lead ──┐
-             ├─ patterns, what they match ─┼──▶ Tree: real path → access ──▶ View
+    Policy ──┬─ targets of entries ────────┐
+             ├─ matches of patterns ───────┼──▶ Tree: real path → access ──▶ View
              ├─ protected names ───────────┤
-             └─ the daemon's own things ───┘
+             └─ the daemon's own files ────┘
 
-The disk is looked at and not changed; the mount points that are missing are named for somebody else
-to make (`registry.py`). All functions here may block and are called in a thread.
+The disk is read and not changed; missing mount points are listed, and made later (`registry.py`). All
+functions here may block and are called in a thread.
 
-A command can plant links and move folders for the commands after it, under this policy or another one. So a
-grant through a link that a command could have put there is refused, no limit is accepted that depends on one,
-and a folder with something limited in it is held in place: it is mounted over itself, and a mount point
-cannot be moved.
+A command can plant links and move folders to affect later commands, under this policy or another one. So a
+grant through a link that a command could have made is refused, and so is a limit that depends on such a link.
+A folder with limited paths in it is mounted over itself, because a mount point cannot be moved.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = ["Bind", "DaemonPaths", "Mask", "Mount", "RequiredPaths", "Symlink", "
 log = Logger()
 
 RUNTIME_FOLDERS = ("/run", "/var/run")
-"""Where daemons have their sockets; container daemons among them, which run anything for whoever asks."""
+"""Folders of daemons' sockets, among them those of container daemons, which run anything for any client."""
 
 RESOLVER_PATHS = (
     "/run/systemd/resolve",
@@ -45,8 +44,9 @@ RESOLVER_PATHS = (
     "/run/NetworkManager/resolv.conf",
     "/run/NetworkManager/no-stub-resolv.conf",
 )
-"""What `/etc/resolv.conf` leads to on many systems: names can still be looked up. NetworkManager has a socket
-beside its files that lets root do anything.
+"""The targets of `/etc/resolv.conf` on many systems, so that names can still be resolved. Not the whole
+folder
+of NetworkManager: it also has a socket that lets root do anything.
 """
 
 USER_RUNTIME_FOLDERS = (
@@ -58,7 +58,7 @@ USER_RUNTIME_FOLDERS = (
     ".lima",
     ".local/share/containers/podman",
 )
-"""The same below a home folder."""
+"""Such folders below a home folder."""
 
 SOCKETS = (("/tmp", ("tmux-", "ssh-", ".X11-unix", ".ICE-unix")),)  # noqa: S108
 USER_SOCKETS = (
@@ -66,12 +66,12 @@ USER_SOCKETS = (
     (".ssh", ("agent", "control", "cm-", "sockets", "mux")),
     (".1password", ("agent.sock",)),
 )
-"""Folders, and how the names in them begin, where agents, terminals and desktops listen that act for every
-client of their user, beside runtime folders; the second ones in the home folder.
+"""Other folders, and prefixes of names in them, where agents, terminals and desktops listen, which act for
+every process of their user. The folders of `USER_SOCKETS` are in the home folder.
 """
 
 _PIPES_DEPTH = 2
-"""How deep below a runtime folder named pipes are looked for: `/run/initctl`, `/run/systemd/pipe`."""
+"""Levels below a runtime folder that are searched for named pipes: `/run/initctl`, `/run/systemd/pipe`."""
 
 _BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
     Access.DENY: "empty",
@@ -80,48 +80,49 @@ _BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
 }
 
 _SYSTEM_FOLDERS = frozenset({"/", "/home", "/mnt", "/opt", "/srv", "/usr", "/var"})
-"""Links in these are the machine's (`/home` to `/var/home`), also where a daemon that is root could change
-them: no policy but one that makes everything writable lets a command do it.
+"""Links in these folders belong to the machine (`/home` to `/var/home`). A command of a root daemon can
+change
+them only under a policy that makes everything writable.
 """
 
 
 class View(msgspec.Struct, frozen=True):
-    """What a sandboxed command finds."""
+    """The file system and namespaces of a sandboxed command."""
 
     base: Literal["read", "write", "empty", "host"]
-    """What the root is: the host's, read-only or not; nothing; or the host's with all its devices."""
+    """The root: the host's, read-only or writable; an empty one; or the host's with all devices."""
 
     mounts: tuple[Mount, ...]
-    """In the order in which they are made."""
+    """In the order of mounting."""
 
     mount_points: tuple[str, ...] = ()
-    """Folders that must exist on the host meanwhile, and must not be left there."""
+    """Folders that must exist on the host during the command, and must be removed after it."""
 
     bare_roots: tuple[str, ...] = ()
-    """Folders that a command could make repositories of (`bare_roots.py`)."""
+    """Folders that a command could turn into repositories (`bare_roots.py`)."""
 
     network: bool = False
     namespaces: bool = True
-    """Whether there are processes and System V objects of its own."""
+    """Whether the command has its own processes and System V objects."""
 
 
 class RequiredPaths(msgspec.Struct, frozen=True):
-    """What must be found inside for the request to make sense."""
+    """Paths that the request needs in the sandbox."""
 
     cwd: str | None = None
     program: str | None = None
     tools: tuple[str, ...] = ()
-    """Programs that set the command up, inside."""
+    """Programs that start the command inside."""
 
     extra: tuple[str, ...] = ()
-    """Paths that are readable in this sandbox whatever the policy says: an interpreter of our own."""
+    """Paths that are readable under every policy: the interpreter of an fs worker."""
 
 
 def build_view(policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
     """Make the view for a policy, as the disk is now.
 
     Raises:
-        InvalidRequest: something cannot be guarded, or what the request needs would not be there.
+        InvalidRequest: a limit cannot be enforced, or a path that the request needs would not be visible.
     """
     if policy.unrestricted:
         tree = Tree(Access.WRITE)
@@ -132,7 +133,7 @@ def build_view(policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
 
 
 class _ViewBuilder:
-    """One look at the disk for one policy."""
+    """Makes the view for one policy."""
 
     def __init__(self, policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> None:
         self._policy = policy
@@ -167,7 +168,7 @@ class _ViewBuilder:
 
     def _add_rules(self) -> None:
         found = [(rule, self._place(rule)) for rule in self._policy.rules]
-        # What commands may replace depends on all that they can write to, whatever the order of the rules.
+        # Which links commands may replace depends on everything that they can write to.
         everything = Tree(Access.DENY)
         for rule, place in found:
             if place is not None and place.exists:
@@ -184,14 +185,14 @@ class _ViewBuilder:
                 self._guard(place)
 
     def _open_links(self, found: Sequence[tuple[Rule, ResolvedPath | None]]) -> None:
-        """A rule that makes a protected name writable holds for a link with that name, too."""
+        """A rule that makes a protected name writable applies to a link with that name, too."""
         for rule, _ in found:
             folder = resolve_path(os.path.dirname(rule.path))
             if rule.access is Access.WRITE and folder is not None:
                 self._tree.open(f"{folder.path.rstrip('/')}/{os.path.basename(rule.path)}")
 
     def _place(self, rule: Rule) -> ResolvedPath | None:
-        """Where a rule applies; None when it changes nothing."""
+        """The target of a rule; None if the rule changes nothing."""
         place = resolve_path(rule.path)
         if place is None:
             if rule.access is Access.WRITE:
@@ -201,8 +202,8 @@ class _ViewBuilder:
             return place
         if rule.access is Access.DENY:
             raise refused(
-                f"{rule.path} cannot be denied: every sandbox has a /proc of its own, with nothing in it "
-                "but its own processes; leave the entry out",
+                f"{rule.path} cannot be denied: every sandbox has its own /proc, which shows only its own "
+                "processes; remove the entry",
             )
         return None
 
@@ -215,12 +216,12 @@ class _ViewBuilder:
             log.warning("a sandbox entry leads through a link that commands may replace; it grants nothing")
             return False
         raise refused(
-            f"{rule.path} leads through the symbolic link {link}, and nothing can keep a command from "
-            f"replacing it: name what it leads to, {place.path}",
+            f"{rule.path} leads through the symbolic link {link}, which a command could replace: name what "
+            f"it leads to, {place.path}",
         )
 
     def _refuse_planted(self, rule: Rule, place: ResolvedPath) -> None:
-        """A link on the way of a grant may be the work of a command under another policy."""
+        """Refuse a grant through a link that a command under another policy may have made."""
         root = max((each.access for each in self._policy.rules if each.path == "/"), default=Access.DENY)
         if rule.access is Access.DENY or (rule.access is Access.READ and root is not Access.DENY):
             return
@@ -232,7 +233,7 @@ class _ViewBuilder:
             )
 
     def _guard(self, place: ResolvedPath) -> None:
-        """If something that must not be written is not there: nobody inside may make it."""
+        """Keep commands from creating a path that must not be written and is missing."""
         if place.exists and not (place.is_folder and may_be_mount_point(place.path)):
             return
         missing = place.missing or place.path
@@ -253,7 +254,7 @@ class _ViewBuilder:
         folders = self._tree.writable_folders()
         if self._needs.cwd is not None:
             folders.append(self._needs.cwd)
-        # `fs/*` looks at the pattern for every path, and so it has to hold wherever commands may read.
+        # `fs/*` matches the pattern against every path, so it must apply wherever commands may read.
         readable = [*folders, *self._tree.readable_folders()]
         if self._policy.minimal:
             readable += PLATFORM_FOLDERS
@@ -266,7 +267,7 @@ class _ViewBuilder:
                 denies=glob.access is Access.DENY,
             )
             for path in found:
-                # A link that matches stands for what it leads to; for a grant only where it can be trusted.
+                # A link that matches stands for its target; for a grant only if the link can be trusted.
                 place = (
                     resolve_path(path)
                     if glob.access is Access.DENY
@@ -300,14 +301,15 @@ class _ViewBuilder:
         self._tree.add_masks(DaemonPaths(files=(*found, *self._own.sockets)))
 
     def _cover_pipes(self) -> None:
-        """Without network sockets answer nobody, and so their folders may be seen. But what is written to a
-        named pipe reaches whoever reads it, a read-only mount or not.
+        """Hide named pipes in runtime folders, which stay visible without the network.
+
+        Sockets cannot be used then, but a write to a named pipe reaches its reader even on a read-only mount.
         """
         found = (path for folder in RUNTIME_FOLDERS for path in self._pipes_in(folder, _PIPES_DEPTH))
         self._tree.add_masks(DaemonPaths(files=tuple(found)))
 
     def _pipes_in(self, folder: str, depth: int) -> Iterator[str]:
-        """The named pipes that could be written to although no rule says so."""
+        """The named pipes that could be written to although no rule allows it."""
         if self._tree.at(folder) is not Access.READ or os.path.islink(folder):
             return
         with suppress(OSError), os.scandir(folder) as entries:
@@ -322,13 +324,13 @@ class _ViewBuilder:
         return self._tree.at(path) is Access.READ and not self._tree.has_rule(path)
 
     def _add_own(self) -> None:
-        """Cover what is the daemon's, and keep commands from making what it would read at its next start."""
+        """Hide the daemon's own files, and keep commands from creating files that its next start reads."""
         for folder in self._own.folders:
             self._refuse_entries_in(folder)
         self._tree.add_masks(self._own)
         roots = self._tree.writable_folders()
         for path in self._own.code:
-            # Hardly ever: they are not looked for on the disk each time.
+            # Rarely true, so these paths are not resolved each time.
             if any(is_below(path, root) for root in roots) and self._tree.at(path) is Access.WRITE:
                 place = self._own_place(path)
                 if place is not None and place.exists:
@@ -344,13 +346,13 @@ class _ViewBuilder:
         link = next((link for link, _ in links if self._replaceable_here(link)), None)
         if link is not None:
             raise refused(
-                f"the daemon's own {path} leads through the symbolic link {link}, and nothing can keep a "
-                "command from replacing it: put what it leads to in its place",
+                f"the daemon's own {path} leads through the symbolic link {link}, which a command could "
+                "replace: replace the link by its target",
             )
         return place
 
     def _refuse_entries_in(self, folder: str) -> None:
-        """The daemon acts on what it finds in a folder of its own, so that nothing in it may be opened."""
+        """Refuse entries that grant access to a path in a folder of the daemon, which trusts its content."""
         own = resolve_path(folder)
         if own is None or not own.exists:
             return
@@ -381,7 +383,7 @@ class _ViewBuilder:
     def _require(self, path: str, what: str, field: str) -> None:
         place = resolve_path(path)
         if place is None or not place.exists or place.path == "/":
-            return  # What is missing the spawn tells in the system's own words; and there always is a root.
+            return  # the spawn reports a missing path by its errno, and there always is a root
         if self._tree.at(place.path) is Access.DENY and not is_below(place.path, "/proc"):
             raise refused(
                 f"{what} {path} cannot be read under this policy: allow reading it, or take another", field
@@ -391,7 +393,7 @@ class _ViewBuilder:
 
 
 def _beginning(folder: str, names: tuple[str, ...]) -> list[str]:
-    """What lies in a folder and has a name that begins with one of these."""
+    """The paths in a folder whose names begin with one of these prefixes."""
     try:
         return [f"{folder}/{name}" for name in os.listdir(folder) if name.startswith(names)]
     except OSError:
@@ -400,7 +402,7 @@ def _beginning(folder: str, names: tuple[str, ...]) -> list[str]:
 
 def _is_pipe(entry: os.DirEntry[str]) -> bool:
     try:
-        if entry.is_symlink() or entry.is_file(follow_symlinks=False):  # known without another look
+        if entry.is_symlink() or entry.is_file(follow_symlinks=False):  # known without a stat call
             return False
         return stat.S_ISFIFO(entry.stat(follow_symlinks=False).st_mode)
     except OSError:
@@ -408,12 +410,12 @@ def _is_pipe(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_replaceable(link: str, tree: Tree) -> bool:
-    """Whether a command under these rules could put another link in the place of this one."""
+    """Whether a command under these rules could replace a link."""
     return tree.at(os.path.dirname(link)) is Access.WRITE and replaceable_inside(link)
 
 
 def _may_be_planted(link: str) -> bool:
-    """Whether a command under any policy of this user's could have made a link."""
+    """Whether a command of this user, under any policy, could have made a link."""
     return os.path.dirname(link) not in _SYSTEM_FOLDERS and replaceable_inside(link)
 
 

@@ -35,7 +35,7 @@ def in_namespace(script: str, expression: str) -> str:
     """What an expression says in a user namespace that a shell prepared."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from execserver.sandbox import mechanisms\n"
+        "from execserver.sandbox.diagnostics import mechanisms\n"
         f"print(*({expression}), sep='\\n')"
     )
     command = [
@@ -137,7 +137,7 @@ def test_a_low_hard_limit_leaves_no_room_for_tags() -> None:
     program = (
         "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
         "resource.setrlimit(resource.RLIMIT_RTTIME, (1000, 1000))\n"
-        "from execserver.sandbox import mechanisms; print(mechanisms.membership_check())"
+        "from execserver.sandbox.diagnostics import mechanisms; print(mechanisms.membership_check())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True, check=True

@@ -133,7 +133,7 @@ def test_one_that_is_a_link_is_refused_because_a_command_could_replace_it(
     with pytest.raises(InvalidRequest) as caught:
         rig.build_view(workspace(ws))
     assert f"{ws}/.git is a symbolic link" in str(caught.value)
-    assert "put what it leads to in its place" in str(caught.value)
+    assert "replace it by its target" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", PROTECTED_NAMES)
