@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from execserver.sandbox.command import Command, Wrapped
-from execserver.sandbox.mount_points.description import VERSION, Backend, Description, written
+from execserver.sandbox.mount_points import description
+from execserver.sandbox.mount_points.description import VERSION, Backend, Description
 from execserver.sandbox.policy import Policy
 
 __all__ = ["Command", "Confinement", "Wrapped"]
@@ -66,7 +67,7 @@ class Confinement(ABC):
         """
         points, descriptors = self._lease.recovery_state() if self._lease is not None else ([], [])
         return (
-            written(
+            description.serialize(
                 Description(VERSION, self.backend, self.namespaces, self.cwd, self.policy, tuple(points))
             ),
             descriptors,

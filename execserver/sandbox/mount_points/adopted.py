@@ -1,4 +1,4 @@
-"""Sandboxes that a dead server made: their commands run, and the new server has to clean up after them."""
+"""Sandboxes that a dead server made: their commands still run, and the new server cleans up after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from execserver.sandbox.policy import Policy
 
 
 class AdoptedSandbox(Confinement):
-    """One whose description was understood: all is as if this server had made it."""
+    """A sandbox with a valid description, which behaves as if this server had made it."""
 
     def __init__(
         self, description: Description, lease: Lease | None, watched: WatchedRoots | None = None
@@ -32,8 +32,10 @@ class AdoptedSandbox(Confinement):
 
 
 class UnknownSandbox(Confinement):
-    """One whose description says nothing to us. It has no policy to hold a failure against, so nothing is
-    ever evidence of a denial; its locks are given back at its end, and what is free then is swept.
+    """A sandbox whose description cannot be parsed.
+
+    Its policy is unknown, so its commands never have evidence of a denial. At its end its locks are released
+    and unused mount points are removed.
     """
 
     backend = "bubblewrap"
@@ -57,7 +59,7 @@ class UnknownSandbox(Confinement):
         return not self._descriptors
 
     def recovery_state(self) -> tuple[dict[str, object], list[int]]:
-        """See `Confinement`: what another one may understand."""
+        """See `Confinement`. A server of another version may understand the description."""
         return self._description, list(self._descriptors)
 
     def release(self) -> None:
@@ -67,7 +69,7 @@ class UnknownSandbox(Confinement):
             for descriptor in descriptors:
                 os.close(descriptor)
         elif descriptors:
-            with suppress(OSError):  # a later sweep does it
+            with suppress(OSError):  # a later sweep removes the mount points
                 self._registry.abandon(descriptors)
 
 
