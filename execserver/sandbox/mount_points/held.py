@@ -88,7 +88,8 @@ class HeldMountPoint:
         return True
 
     def left_to_us(self) -> Entry | None:
-        """The entry by which to remove a foreign folder that another daemon made for mounts, if it is unused."""
+        """For a foreign folder that was made for mounts: the entry by which to remove it if it is unused."""
+        if self.entry is not None or self.folder is None or self.identity[2] != os.geteuid():
             return None
         try:
             # Checked now and not when we acquired it, because its maker may not have marked it yet then.
