@@ -172,7 +172,8 @@ def _places(effective: Effective) -> tuple[Check, Check]:
     """Where the settings and the sockets are, and why there."""
     from execserver.sandbox.diagnostics.mechanisms import Check
     from execserver.supervisor.config_file import usual_places
-    from execserver.supervisor.listeners import ListenError, default_listener
+    from execserver.supervisor.listener import ListenError
+    from execserver.supervisor.listeners import default_listener
 
     places = ", ".join(usual_places(os.environ))
     file = Check("settings file", "ok", effective.file or f"none; looked for, unless one is named: {places}")

@@ -7,7 +7,7 @@ import pwd
 
 from execprotocol.path_text import escaped_uri
 from execserver import __version__
-from execserver.supervisor.environment import initial_environment
+from execserver.supervisor.launch import initial_environment
 
 TYPE_CHECKING = False  # `typing` takes longer than all of this
 if TYPE_CHECKING:

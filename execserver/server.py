@@ -45,7 +45,7 @@ from execserver.rpc.connection import Connection
 from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Handlers
 from execserver.sandbox import policy
-from execserver.sandbox.options import OwnThings, executed, socket_addresses
+from execserver.sandbox.options import DaemonPaths, executed, socket_addresses
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
 from execserver.sessions.registry import SessionTable
@@ -190,7 +190,7 @@ def load_everything() -> None:
     LOADER.load(lambda: import_module("pydantic_core"))
 
 
-def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | None) -> OwnThings:
+def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | None) -> DaemonPaths:
     """What no sandbox shows. Relative names are those of the launch folder."""
     named = (
         config_file,
@@ -212,7 +212,7 @@ def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | N
         folders.append(state_folder(host.environment))
     if config.remote_token_file is not None:
         folders += _closed_folder(os.path.join(host.cwd, config.remote_token_file), host)
-    return OwnThings(tuple(folders), tuple(files), executed(), socket_addresses(os.environ), home=host.home)
+    return DaemonPaths(tuple(folders), tuple(files), executed(), socket_addresses(os.environ), home=host.home)
 
 
 def _closed_folder(file: str, host: Host) -> list[str]:
@@ -299,7 +299,7 @@ class Server:
         channel: ServerChannel,
         host: Host,
         credentials: Credentials,
-        own: OwnThings,
+        own: DaemonPaths,
         identity: Identity | None = None,
     ) -> None:
         self._config = config
@@ -334,7 +334,7 @@ class Server:
             await executor.kill_unfinished_starts(legacy.state.highest)
             reach("take-over-restored")
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._hello.keeper.fileno(), self._keeper_spoke, executor)
+        loop.add_reader(self._hello.fd_store.fileno(), self._keeper_spoke, executor)
         gauges = self._make_gauges(executor, sessions)
         handlers = self._make_handlers(executor, sessions, gauges)
 
@@ -381,7 +381,7 @@ class Server:
 
     def _take_over(self) -> tuple[Survival, Legacy | None]:
         """Begin, or go on where a server before this one ended."""
-        keeper = self._hello.keeper
+        keeper = self._hello.fd_store
         if not self._hello.take_over:
             return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
         handed = keeper.take_over()
@@ -599,7 +599,7 @@ class Server:
         asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
 
     def _keeper_spoke(self, executor: Executor) -> None:
-        while (ended := self._hello.keeper.receive()) is not None:
+        while (ended := self._hello.fd_store.receive()) is not None:
             executor.inherited_end(ended.number, ended.status)
 
     async def _reload(self) -> None:

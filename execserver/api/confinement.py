@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from execprotocol.errors import InvalidParams, RpcError, SpawnFailed
 from execserver.processes.launch import LaunchPlan, require_program
 from execserver.processes.start_obstacle import require_interpreter
+from execserver.sandbox import refused
 from execserver.sandbox.confinement import Confinement
-from execserver.sandbox.globs import refuse_denied
-from execserver.sandbox.policy import Access, Policy, Surroundings, resolve
-from execserver.sandbox.refusal import refused
+from execserver.sandbox.glob_patterns import refuse_denied
+from execserver.sandbox.policy import Access, Policy, RequestFolders, resolve
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
 
@@ -37,7 +37,7 @@ def command_policy(
             "start the process without it, with a network that is restricted or enabled",
             field="enforceManagedNetwork",
         )
-    policy = resolve(sandbox, Surroundings(cwd, environment.get("TMPDIR")))
+    policy = resolve(sandbox, RequestFolders(cwd, environment.get("TMPDIR")))
     _refuse_older_kind(sandbox, policy)
     return policy if policy.limits_anything else None
 
@@ -51,7 +51,7 @@ def file_policy(sandbox: SandboxContext | None, tmpdir: str | None) -> Policy | 
     """
     if sandbox is None:
         return None
-    policy = resolve(sandbox, Surroundings(None, tmpdir))
+    policy = resolve(sandbox, RequestFolders(None, tmpdir))
     if policy.unresolved:
         raise InvalidParams(
             "file system sandbox context with dynamic permissions requires cwd", field="sandbox.cwd"

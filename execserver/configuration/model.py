@@ -18,7 +18,8 @@ import msgspec
 from execserver.processes.executor import ExecutorLimits
 from execserver.relay.executor.options import RemoteOptions
 from execserver.sandbox.options import SandboxOptions
-from execserver.supervisor.listeners import ListenError, listeners_from
+from execserver.supervisor.listener import ListenError
+from execserver.supervisor.listeners import listeners_from
 from execserver.supervisor.remote import check_environment_id, check_registry_url
 from execserver.transports.authentication import DEFAULT_CLOCK_SKEW_SECONDS, AuthenticationOptions
 

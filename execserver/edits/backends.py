@@ -27,7 +27,7 @@ from execserver.filesystem.edit_model import Json, Look, Staged, Staging, Step, 
 from execserver.filesystem.writing import Content, write_new
 from execserver.fsworker.client import WorkerLost
 from execserver.fsworker.pool import WorkerPool
-from execserver.sandbox.globs import refuse_denied
+from execserver.sandbox.glob_patterns import refuse_denied
 from execserver.sandbox.policy import Policy
 
 T = TypeVar("T")

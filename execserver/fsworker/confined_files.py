@@ -29,7 +29,7 @@ from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.writing import Content, check_content, write_opened
 from execserver.fsworker.client import Adopt, Answer
 from execserver.fsworker.pool import WorkerPool
-from execserver.sandbox.globs import refuse_denied
+from execserver.sandbox.glob_patterns import refuse_denied
 from execserver.sandbox.policy import Policy, normal
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import msgspec
 
 from execprotocol.errors import InvalidRequest
 from execserver.fsworker.client import Adopt, Answer, WorkerLink
-from execserver.sandbox.disk import locate
+from execserver.sandbox.disk import resolve_path
 from execserver.sandbox.mount_points.held import is_empty
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, Policy
 from execserver.sandbox.protected import protect
@@ -232,7 +232,7 @@ def _watched(policy: Policy) -> Iterable[Watched]:
     tree = Tree(Access.DENY)
     guarded: set[str] = set()
     for rule in policy.rules:
-        place = locate(rule.path)
+        place = resolve_path(rule.path)
         if place is not None and place.exists:
             tree.set(place, rule.access)
         if rule.access is not Access.WRITE and not rule.skip_missing:

@@ -218,7 +218,7 @@ class Executor:
         self._next_number += 1
         spawned = self._spawner.spawn(plan, self._tag(number), partial(self._undo, number))
         confinement = plan.confinement
-        description, locks = (None, []) if confinement is None else confinement.kept()
+        description, locks = (None, []) if confinement is None else confinement.recovery_state()
         started_at = time.monotonic()
         started = Started(
             number,

@@ -124,13 +124,15 @@ class Survival:
         return survival
 
     @staticmethod
-    def has_begun(handed: Sequence[fd_store_client.Kept | fd_store_client.Exited]) -> bool:
+    def has_begun(handed: Sequence[fd_store_client.StoredSlot | fd_store_client.EndedProcess]) -> bool:
         """Whether there is anything to resume. Not if the server before this one ended before it had handed
         over the ledger and the index, of which the first process needs both: what it left is closed then.
         """
-        if any(isinstance(entry, fd_store_client.Exited) or entry.number != SERVICE for entry in handed):
+        if any(
+            isinstance(entry, fd_store_client.EndedProcess) or entry.number != SERVICE for entry in handed
+        ):
             return True
-        kept = [entry for entry in handed if isinstance(entry, fd_store_client.Kept)]
+        kept = [entry for entry in handed if isinstance(entry, fd_store_client.StoredSlot)]
         if {LEDGER, ARENA} <= {entry.slot for entry in kept}:
             return True
         for entry in kept:
@@ -140,7 +142,7 @@ class Survival:
 
     @classmethod
     def resume(
-        cls, keeper: Keeper, handed: Iterable[fd_store_client.Kept | fd_store_client.Exited]
+        cls, keeper: Keeper, handed: Iterable[fd_store_client.StoredSlot | fd_store_client.EndedProcess]
     ) -> tuple[Survival, Legacy]:
         """For a server that goes on where another one ended.
 
@@ -151,7 +153,7 @@ class Survival:
         slots: dict[int, Slots] = {}
         exits: dict[int, int] = {}
         for entry in handed:
-            if isinstance(entry, fd_store_client.Kept):
+            if isinstance(entry, fd_store_client.StoredSlot):
                 slots.setdefault(entry.number, {})[entry.slot] = entry.descriptors
             else:
                 exits[entry.number] = entry.status

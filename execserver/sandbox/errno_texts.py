@@ -1,8 +1,8 @@
-"""Complaints of programs in their output: where an errno text stands, and what file or operation it is about.
+"""Errno texts in the output of programs, and the file or operation that each one is about.
 
-Texts of glibc, in the spellings of shells, core utilities, Python, Node, Rust, Go, Java and Ruby. Nothing
-here knows what was allowed. Everything is bounded: the number of places that are looked at and the bytes
-of a line around each, so that the time is linear in the output.
+The texts are those of glibc, as shells, core utilities, Python, Node, Rust, Go, Java and Ruby print them.
+This module knows no policy. The number of matches and the bytes of a line around each are bounded, so that
+the time is linear in the output.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _HITS = 100
-"""Places of one text that are looked at from each end of the output: failures stand at one of them, and
-the time for a megabyte of complaints stays bounded."""
+"""Matches of one text that are examined from each end of the output, where failures are printed."""
 _BEFORE, _AFTER = 600, 400
 """Bytes of a line around an errno text: a minified line may be as long as the output."""
 
 READ_ONLY, DENIED, NOT_PERMITTED, BUSY, NO_NETWORK = "EROFS", "EACCES", "EPERM", "EBUSY", "network"
 
-# In small letters: as glibc, Python (`[Errno N]`), Rust (`os error N`) and Node (`ENAME:`) have them.
+# In lower case, as glibc, Python (`[Errno N]`), Rust (`os error N`) and Node (`ENAME:`) print them.
 _TEXTS = {
     b"read-only file system": READ_ONLY,
     b"[errno 30]": READ_ONLY,
@@ -62,7 +61,7 @@ _FILE_WORDS = re.compile(
     r"|path|read|remove|rename|rmdir|stat|symlink|to|touch|truncate|unlink|write",
     re.IGNORECASE,
 )
-"""The words before a bare name; they are no names themselves."""
+"""Words that may precede a bare file name, and that are no file names themselves."""
 
 _FILE_TOOLS = re.compile(
     r"\s*(?:cat|chattr|chgrp|chmod|chown|cp|ln|ls|mknod|mount|mv|rm|setcap|setfacl|touch)$"
@@ -80,8 +79,12 @@ _PYTHON_ERROR = re.compile(r"^\s*(?:PermissionError|OSError|socket\.error): \[Er
 _SOCKET_CALL = re.compile(r"\bsocket\b|\.(?:connect|bind|sendto|create_connection)\(")
 
 
-def complaints(lower: bytes) -> list[tuple[int, int, str]]:
-    """The places of errno texts, in order; of very many the first and the last."""
+def find_errno_texts(lower: bytes) -> list[tuple[int, int, str]]:
+    """All errno texts as (start, end, kind), in order; of very many the first and the last.
+
+    Args:
+        lower: the output in lower case.
+    """
     found = []
     for text, kind in _TEXTS.items():
         found += [(at, at + len(text), kind) for at in _places(lower, text)]
@@ -104,29 +107,29 @@ def _places(lower: bytes, text: bytes) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
-    """An errno text in its line."""
+class ErrnoText:
+    """An errno text and the text around it."""
 
     before: str
-    """What stands before it in the line."""
+    """The part of the line before the errno text."""
 
     after: str
-    """What follows the errno text and all its other spellings."""
+    """The part after the errno text and all its other spellings."""
 
     line: str
-    """All of it, without colours; of a very long one what stands around the errno text."""
+    """The line without colour codes; a very long line is cut around the errno text."""
 
     above: Sequence[str]
-    """Up to four lines above that are not blank; the nearest last."""
+    """Up to four lines above that are not blank; the nearest is last."""
 
     @classmethod
-    def at(cls, output: bytes, start: int, end: int) -> Complaint:
-        """The one whose errno text stands at `start` to `end`."""
+    def at(cls, output: bytes, start: int, end: int) -> ErrnoText:
+        """The errno text from `start` to `end`."""
         far = max(0, start - _BEFORE)
         begin = max(output.rfind(b"\n", far, start) + 1, output.rfind(b"\r", far, start) + 1, far)
         before = _text(output[begin:start])
         rest = _text(output[start : end + _AFTER].partition(b"\n")[0])
-        # Several spellings may stand in a row: "EROFS: read-only file system, open …".
+        # Several spellings may follow each other: "EROFS: read-only file system, open …".
         spelled = _SPELLINGS.match(rest)
         after = rest[spelled.end() if spelled else 0 :]
         above = _text(output[max(0, begin - _BEFORE) : begin]).splitlines()
@@ -134,45 +137,41 @@ class Complaint:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether the errno text is quoted by itself: then somebody writes *about* it."""
+        """Whether the errno text alone is quoted: then the line is *about* the error."""
         return self.before[-1:] in tuple(_QUOTES) and self.after[:1] in tuple(_QUOTES)
 
     @property
     def is_from_elsewhere(self) -> bool:
-        """Whether another machine, or a daemon, complains."""
+        """Whether another machine, or a daemon, reports the error."""
         return bool(_ELSEWHERE.search(self.line))
 
 
 def _text(data: bytes) -> str:
-    # Names in the output stay what they are, so that they are found in the policy's rules.
+    # As the file system decodes names, so that they are found in the policy's rules.
     return _ESCAPES.sub("", os.fsdecode(data))
 
 
-def names_of(complaint: Complaint) -> list[str]:
-    """The file names that the errno text is about, as they are written."""
-    return [name for name in _names(complaint) if name and "\0" not in name]
+def names_of(found: ErrnoText) -> list[str]:
+    """The file names that the errno text is about, as the program printed them."""
+    return [name for name in _names(found) if name and "\0" not in name]
 
 
-def _names(complaint: Complaint) -> list[str]:
-    names = _names_after(complaint.after)
+def _names(found: ErrnoText) -> list[str]:
+    names = _names_after(found.after)
     if names:
         return names
-    before = _ERRNO_NUMBER.sub("", complaint.before).rstrip(" \t:([,")
+    before = _ERRNO_NUMBER.sub("", found.before).rstrip(" \t:([,")
     segments = [part for part in _SEGMENT.split(before) if part]
     for segment in reversed(segments[-2:]):
-        # What begins a line that says more is the name of the program that complains.
+        # The first part of a longer line is the name of the program.
         if len(segments) > 1 and segment is segments[0]:
             break
         names = _names_in(segment)
         if names:
             return names
-    # Rust's chain of errors: the path stands in the line that "Caused by:" follows.
-    if (
-        not complaint.before.strip(" \t0123456789:")
-        and complaint.above
-        and complaint.above[-1].strip() == "Caused by:"
-    ):
-        return [name for line in complaint.above[-2:-1] for name in _names_in(line.split(": ", 1)[-1])]
+    # Rust's chain of errors: the path is in the line before "Caused by:".
+    if not found.before.strip(" \t0123456789:") and found.above and found.above[-1].strip() == "Caused by:":
+        return [name for line in found.above[-2:-1] for name in _names_in(line.split(": ", 1)[-1])]
     return []
 
 
@@ -206,11 +205,11 @@ def _quoted(text: str) -> list[str]:
     return [next(filter(None, match.groups())) for match in _QUOTED.finditer(text)]
 
 
-def is_about_network(complaint: Complaint) -> bool:
-    """Whether what failed was making or using a socket."""
-    before = complaint.before.rstrip(" \t:")
+def is_about_network(found: ErrnoText) -> bool:
+    """Whether making or using a socket failed."""
+    before = found.before.rstrip(" \t:")
     if _FILE_TOOLS.match(before.split(":", 1)[0]):
         return False
-    if _PYTHON_ERROR.match(complaint.line):
-        return any(_SOCKET_CALL.search(line) for line in complaint.above)
+    if _PYTHON_ERROR.match(found.line):
+        return any(_SOCKET_CALL.search(line) for line in found.above)
     return bool(_NETWORK_WORDS.search(before) or _DEV_TCP.search(before))

@@ -1,17 +1,18 @@
-"""Start a program from a thread that took limits on, instead of from a helper program or `preexec_fn`.
+"""Starts a program from a thread that limited itself, instead of by a helper program or `preexec_fn`.
 
-`no_new_privs`, capabilities, Landlock domains and seccomp filters belong to a thread. A child on the
-vfork path inherits those of the thread that called `posix_spawn`. So a fresh thread limits itself, spawns
-and ends; the daemon's other threads never had the limits, and nothing runs between fork and exec.
+`no_new_privs`, capabilities, Landlock domains and seccomp filters belong to a thread. A child on the vfork
+path inherits those of the thread that called `posix_spawn`. So a new thread limits itself, spawns and ends.
+Other threads of the daemon are not limited, and no Python code runs between fork and exec.
 
-Rules kept in this file:
+Rules of this module:
 
-1. No limit can be taken back: what limits runs in `spawn_limited` only (or in a process made for it).
-2. The caller waits. What the whole process shares (the working directory, resource limits) may be set
-   around the call as around any spawn; what a limit may forbid (opening a terminal) is done before it.
+1. Limits cannot be removed, so functions that set them run only in `spawn_limited` (or in a process made for
+   it).
+2. The caller waits. Attributes of the whole process (the working directory, resource limits) may be set
+   around the call as around any spawn; calls that a limit may forbid (opening a terminal) come before it.
 
-Not for programs that ask for a signal at their parent's death (`PR_SET_PDEATHSIG`, `bwrap
---die-with-parent`): the kernel takes the *thread* for the parent, and it is gone at once.
+Not for programs that want a signal when their parent dies (`PR_SET_PDEATHSIG`, `bwrap --die-with-parent`):
+for the kernel the *thread* is the parent, and it ends at once.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Attempt(Generic[T]):
-    """What the thread does, and what came of it."""
+    """The work of the thread, and its result."""
 
     def __init__(self, limit: Callable[[], None], spawn: Callable[[], T]) -> None:
         self._limit = limit
@@ -71,24 +72,24 @@ class _Attempt(Generic[T]):
 
 
 def spawn_limited(limit: Callable[[], None], spawn: Callable[[], T]) -> T:
-    """Run `limit` and then `spawn` in a fresh thread, and wait for it.
+    """Run `limit` and then `spawn` in a new thread, and wait for it.
 
-    Blocks for as long as they take (a spawn: below a millisecond).
+    Blocks until both are done (a spawn takes less than a millisecond).
 
     Args:
-        limit: takes the limits on, for the calling thread. If it raises, `spawn` is not called.
-        spawn: starts the program and returns what tells it. It can do only what the limits leave.
+        limit: limits the calling thread. If it raises, `spawn` is not called.
+        spawn: starts the program, within the limits.
 
     Returns:
-        What `spawn` returned.
+        The result of `spawn`.
 
     Raises:
         RuntimeError: no thread can be started.
-        BaseException: whatever `limit` or `spawn` raised.
+        BaseException: raised by `limit` or `spawn`.
     """
     attempt = _Attempt(limit, spawn)
     thread = threading.Thread(target=attempt.run, name="limited spawn")
-    # A collection in the thread would run finalizers of the whole daemon under the limits.
+    # A garbage collection in the thread would run finalizers of the whole daemon under the limits.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -101,7 +102,7 @@ def spawn_limited(limit: Callable[[], None], spawn: Callable[[], T]) -> T:
 
 
 def deny_new_privileges() -> None:
-    """Make set-uid bits and file capabilities of no effect for the calling thread and what it starts.
+    """Disable set-uid bits and file capabilities for the calling thread and its children.
 
     Raises:
         OSError: the kernel refused.
@@ -110,8 +111,8 @@ def deny_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities of the calling thread. After `deny_new_privileges` no program that it starts
-    has any either, also as uid 0.
+    """Give up all capabilities of the calling thread. After `deny_new_privileges` its children have none
+    either, also as uid 0.
 
     Raises:
         OSError: the kernel refused.
@@ -121,13 +122,13 @@ def drop_capabilities() -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """Put a seccomp filter on the calling thread. It needs `deny_new_privileges` first.
+    """Install a seccomp filter for the calling thread, after `deny_new_privileges`.
 
     Args:
-        program: of `seccomp.program`.
+        program: the result of `seccomp.program`.
 
     Raises:
-        OSError: the kernel has no seccomp filters or refused this one.
+        OSError: the kernel has no seccomp filters, or refused this one.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     described = _SocketFilterProgram(len(program) // _INSTRUCTION_SIZE, ctypes.addressof(instructions))

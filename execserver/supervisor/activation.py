@@ -13,7 +13,8 @@ from collections.abc import MutableMapping
 
 from execprotocol.trust import UntrustedError, check_way
 from execserver.supervisor import launch
-from execserver.supervisor.listeners import MAX_LISTENERS, Listener, ListenError
+from execserver.supervisor.listener import Listener, ListenError
+from execserver.supervisor.listeners import MAX_LISTENERS
 
 FIRST_DESCRIPTOR = 3
 
@@ -118,8 +119,8 @@ def _warn_if_open_to_others(path: str) -> None:
     except (OSError, ValueError):  # abstract, or renamed since
         return
     if mode & 0o022:
-        launch.say(f"{path} has mode {mode:04o}: other users are refused; SocketMode=0600 keeps them out")
+        launch.report(f"{path} has mode {mode:04o}: other users are refused; SocketMode=0600 keeps them out")
     try:
         check_way(path)
     except UntrustedError as error:
-        launch.say(f"{path} could be replaced, and clients would reach another program: {error}")
+        launch.report(f"{path} could be replaced, and clients would reach another program: {error}")

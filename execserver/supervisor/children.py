@@ -16,21 +16,21 @@ from execserver import descendants
 _LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
-def reap(is_kept: Callable[[int, int], bool]) -> None:
+def reap(must_not_reap: Callable[[int, int], bool]) -> None:
     """Take the end of every child that ended.
 
     Args:
-        is_kept: called with pid and status (as `os.waitpid` gives it); true leaves the child a zombie.
+        must_not_reap: called with pid and status (as `os.waitpid` gives it); true leaves the child a zombie.
     """
     while ended := _look(os.P_ALL, 0):
-        if is_kept(ended.si_pid, _status(ended)):
+        if must_not_reap(ended.si_pid, _status(ended)):
             break
         _reap_one(ended.si_pid)
     else:
         return
     for pid in _own_children():
         ended = _look(os.P_PID, pid)
-        if ended and not is_kept(pid, _status(ended)):
+        if ended and not must_not_reap(pid, _status(ended)):
             _reap_one(pid)
 
 

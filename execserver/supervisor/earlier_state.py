@@ -58,7 +58,7 @@ def is_own_folder(path: str) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def take_along(environment: Mapping[str, str], old: str | None = None) -> str | None:
+def migrate(environment: Mapping[str, str], old: str | None = None) -> str | None:
     """Move the records of dead daemons from the earlier place to that of now, if that is in the home folder.
 
     Args:
@@ -83,12 +83,12 @@ def take_along(environment: Mapping[str, str], old: str | None = None) -> str | 
         if _read(new, _SEEN) == _DONE:
             return None
         lock_folder(new, path)  # of two that start at once one does it
-        return _take_along(old, path, new)
+        return _migrate(old, path, new)
     finally:
         os.close(new)
 
 
-def _take_along(old: str, path: str, new: int) -> str | None:
+def _migrate(old: str, path: str, new: int) -> str | None:
     seen = _read(new, _SEEN)
     if seen == _DONE:
         return None

@@ -1,9 +1,9 @@
-"""The descriptor keeper: what a server wants to outlive it (messages and slots: `fd_store_protocol.py`).
+"""The descriptor fd_store: what a server wants to outlive it (messages and slots: `fd_store_protocol.py`).
 
 1. Nothing is asked about a descriptor but the pid behind the pidfd in slot `PROCESS`, and that only when
    the server that registered it is dead: from then on the process is a child of ours (`adopt`).
 2. An adopted process that ended is told to every server until one confirms or releases it, and not reaped
-   before (`is_kept`).
+   before (`must_not_reap`).
 3. Reading is lazy: the first message wakes us, the rest of 50 ms is read in one go. A nudge ends the wait.
    Nothing is lost by it: messages outlive their sender, and are read to the end after its death.
 4. A number whose descriptors did not all arrive is *broken*: it is dropped, said once, and handed to nobody;
@@ -55,7 +55,7 @@ class _Entry:
         self.status: int | None = None
 
 
-class Keeper:
+class FdStore:
     """What is kept, and the channel to the server of the moment."""
 
     def __init__(self, loop: Loop) -> None:
@@ -118,7 +118,7 @@ class Keeper:
         self._unsent.append((HANDED, 0, 0))
         self._flush()
 
-    def is_kept(self, pid: int, status: int) -> bool:
+    def must_not_reap(self, pid: int, status: int) -> bool:
         """Whether the child that ended so is to stay a zombie; the server is told of its end once."""
         number = self._numbers.get(pid)
         if number is None:
@@ -139,7 +139,7 @@ class Keeper:
         for pid in list(self._numbers):
             status = status_of_zombie(pid)
             if status is not None:
-                self.is_kept(pid, status)
+                self.must_not_reap(pid, status)
 
     def read(self) -> None:
         """Take every message that is there."""
@@ -163,10 +163,10 @@ class Keeper:
             except BlockingIOError:
                 break
             except ChannelError as error:
-                launch.say(str(error))
+                launch.report(str(error))
                 continue
             except OSError as error:  # no memory; it is still there when we come back
-                launch.say(f"registrations cannot be read: {error}")
+                launch.report(f"registrations cannot be read: {error}")
                 break
             if message is None:  # of the server's death its pidfd tells
                 self._loop.forget(self._channel.fileno())
@@ -210,7 +210,9 @@ class Keeper:
     def _keep(self, message: fd_store_protocol.Message) -> None:
         number = message.number
         if message.lost and number not in self._broken:
-            launch.say(f"descriptor table full: what the server has as number {number} would not survive it")
+            launch.report(
+                f"descriptor table full: what the server has as number {number} would not survive it"
+            )
             self._release(number)
             self._broken.add(number)
         if number in self._broken:

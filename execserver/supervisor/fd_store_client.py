@@ -49,9 +49,9 @@ __all__ = [
     "SANDBOX",
     "SERVICE",
     "STATUS",
-    "Exited",
-    "KeeperClient",
-    "Kept",
+    "EndedProcess",
+    "FdStoreClient",
+    "StoredSlot",
 ]
 
 # In-flight descriptors of one user are limited. The supervisor takes ours within milliseconds; if there is no
@@ -60,7 +60,7 @@ _CROWDED_S = 2.0
 _CROWDED_RETRY_S = 0.001
 
 
-class Kept(NamedTuple):
+class StoredSlot(NamedTuple):
     """What a slot holds. The receiver owns the descriptors (close-on-exec)."""
 
     number: int
@@ -68,14 +68,14 @@ class Kept(NamedTuple):
     descriptors: list[int]
 
 
-class Exited(NamedTuple):
+class EndedProcess(NamedTuple):
     """A process that an earlier server started ended; `status` is for `os.waitstatus_to_exitcode`."""
 
     number: int
     status: int
 
 
-class KeeperClient:
+class FdStoreClient:
     """The server's end: what it sends is kept when it has died, even if it died right after the call.
 
     Not for several threads at once.
@@ -134,7 +134,7 @@ class KeeperClient:
         """Readable: `receive` has something to say."""
         return self._socket.fileno()
 
-    def receive(self) -> Exited | None:
+    def receive(self) -> EndedProcess | None:
         """The next process of an earlier server that ended; None when there is none.
 
         None also when the supervisor is gone, of which its pidfd tells.
@@ -147,9 +147,9 @@ class KeeperClient:
             if message is None:
                 return None
             if message.kind == EXITED:
-                return Exited(message.number, message.value)
+                return EndedProcess(message.number, message.value)
 
-    def take_over(self) -> list[Kept | Exited]:
+    def take_over(self) -> list[StoredSlot | EndedProcess]:
         """Wait for everything that the server before us had kept. To be called once, if `Hello.take_over`.
 
         A process whose descriptors do not fit in our table is missing, and released.
@@ -157,18 +157,18 @@ class KeeperClient:
         Raises:
             ChannelError: the supervisor ended, or something of the service itself did not fit.
         """
-        handed: list[Kept | Exited] = []
+        handed: list[StoredSlot | EndedProcess] = []
         lost: set[int] = set()
         while (message := receive(self._socket)) is not None and message.kind != HANDED:
             if message.lost:
                 lost.add(message.number)
             elif message.kind == EXITED:
-                handed.append(Exited(message.number, message.value))
+                handed.append(EndedProcess(message.number, message.value))
             else:
-                handed.append(Kept(message.number, message.slot, message.descriptors))
+                handed.append(StoredSlot(message.number, message.slot, message.descriptors))
         failed = message is None or SERVICE in lost
         for entry in handed:
-            if isinstance(entry, Kept) and (failed or entry.number in lost):
+            if isinstance(entry, StoredSlot) and (failed or entry.number in lost):
                 for descriptor in entry.descriptors:
                     os.close(descriptor)
         if failed:

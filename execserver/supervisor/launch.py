@@ -12,6 +12,27 @@ from execserver.descendants import children_of
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 
+SERVICE_MANAGER_PREFIXES = (b"LISTEN_", b"WATCHDOG_", b"NOTIFY_SOCKET")
+"""sd_listen_fds(3), sd_watchdog_enabled(3), sd_notify(3): what only the supervisor answers."""
+
+
+def initial_environment() -> dict[bytes, bytes]:
+    """The environment as the launcher gave it: Python itself may have added LC_CTYPE since.
+
+    Without what a service manager told this process: only the supervisor answers it.
+    """
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:  # hidden, for instance after a change of user
+        entries = [name + b"=" + value for name, value in os.environb.items()]
+    environment: dict[bytes, bytes] = {}
+    for entry in entries:
+        name, equals, value = entry.partition(b"=")
+        if name and equals and not name.startswith(SERVICE_MANAGER_PREFIXES):
+            environment.setdefault(name, value)  # of duplicates getenv(3) takes the first
+    return environment
+
 
 def close_inherited_descriptors() -> None:
     """Leave 0, 1 and 2 open (on /dev/null if they were closed) and nothing else that we were given.
@@ -45,7 +66,7 @@ def enter_again(folder: bytes) -> None:
     try:
         os.chdir(folder)
     except OSError as error:
-        say(f"the server starts in / instead of {os.fsdecode(folder)}: {error.strerror}")
+        report(f"the server starts in / instead of {os.fsdecode(folder)}: {error.strerror}")
         os.chdir("/")
 
 
@@ -103,7 +124,7 @@ def release_stdio() -> None:
     os.dup2(2, 1)
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """One line on stderr, which may be closed, broken, or a pipe that nobody reads: then it is
     not said. Killing must not wait for a reader of logs.
     """

@@ -1,19 +1,21 @@
-"""The supervisor's loop: descriptors and timers, in one thread.
+"""The supervisor's loop: descriptors, timers and signals, in one thread.
 
-A callback may watch and forget whatever it likes: what it forgets is not called in the same turn.
+A callback may watch and forget any descriptor: a forgotten one is not called in the same turn.
 """
 
 from __future__ import annotations
 
 import selectors
+import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 Callback = Callable[[], None]
 
 
 class Loop:
-    """Calls back when descriptors are ready (level-triggered) and when times have come."""
+    """Calls back when descriptors are ready (level-triggered) and when timers are due."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -54,3 +56,34 @@ class Loop:
         for callback in [callback for callback, due in self._timers.items() if due <= now]:
             if self._timers.pop(callback, None) is not None:
                 callback()
+
+
+class Signals:
+    """Signals that arrived. Each one wakes the loop; its handler does nothing else.
+
+    Args:
+        loop: the loop to wake.
+        numbers: the signals to handle from now on.
+    """
+
+    def __init__(self, loop: Loop, numbers: Collection[int]) -> None:
+        self._arrived: list[int] = []
+        self._wakeups, writable = socket.socketpair()
+        self._wakeups.setblocking(False)
+        writable.setblocking(False)
+        signal.set_wakeup_fd(writable.detach(), warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda received, _frame: self._arrived.append(received))
+        loop.watch(self._wakeups.fileno(), self._read_wakeups)
+
+    def take(self) -> Iterator[int]:
+        """The signals that arrived since the last call, also during this one."""
+        while self._arrived:
+            yield self._arrived.pop(0)
+
+    def _read_wakeups(self) -> None:
+        try:
+            while self._wakeups.recv(4096):
+                pass
+        except BlockingIOError:
+            return

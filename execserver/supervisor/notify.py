@@ -47,7 +47,7 @@ def beat_seconds(environment: Mapping[str, str]) -> float | None:
     return max(int(limit) / 2_000_000, _SHORTEST_BEAT_S)
 
 
-class Manager:
+class ServiceManager:
     """What the service manager has been told so far: every `RELOADING=1` gets its `READY=1`.
 
     Args:

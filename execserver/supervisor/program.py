@@ -54,21 +54,21 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 
 from execserver.private_folder import FolderError
 from execserver.supervisor import children, launch, server_process
 from execserver.supervisor.activation import listener_on
-from execserver.supervisor.earlier_state import take_along
+from execserver.supervisor.earlier_state import migrate
 from execserver.supervisor.instance_records import Record, claim, sweep
-from execserver.supervisor.listeners import Listener, ListenError, bind_all, requested
-from execserver.supervisor.loop import Loop
-from execserver.supervisor.notify import Manager
+from execserver.supervisor.listener import Listener, ListenError
+from execserver.supervisor.listeners import bind_all, requested
+from execserver.supervisor.loop import Loop, Signals
+from execserver.supervisor.notify import ServiceManager
 from execserver.supervisor.packets import VERSION
 from execserver.supervisor.restart_policy import Restarter
 from execserver.supervisor.server_process import ServerProcess
-from execserver.supervisor.start import Launched
+from execserver.supervisor.spawning import ServiceLaunch
 
 # What a server may need to fail long polls, flush events and close connections.
 STOP_GRACE_S = 10.0
@@ -80,7 +80,7 @@ KILL_TIMEOUT_S = 2.0
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def run(argv: Sequence[str], launched: Launched, passed: Sequence[tuple[int, str]] = ()) -> int:
+def run(argv: Sequence[str], launched: ServiceLaunch, passed: Sequence[tuple[int, str]] = ()) -> int:
     """Run the service to its end, as `start.run` has begun it.
 
     Args:
@@ -97,11 +97,11 @@ def run(argv: Sequence[str], launched: Launched, passed: Sequence[tuple[int, str
         launch.become_subreaper()
         supervisor.start()
     except ListenError as error:
-        launch.say(str(error))
-        supervisor.dismiss_first()
+        launch.report(str(error))
+        supervisor.discard_first()
         return error.exit_code
     except OSError as error:
-        launch.say(f"cannot start the server {launched.command[0]}: {error}")
+        launch.report(f"cannot start the server {launched.command[0]}: {error}")
         return supervisor.finish(1)
     return supervisor.finish(supervisor.supervise())
 
@@ -109,26 +109,28 @@ def run(argv: Sequence[str], launched: Launched, passed: Sequence[tuple[int, str
 class Supervisor:
     """One service, from binding to the last kill. Takes over the process's signal handling."""
 
-    def __init__(self, settings: Mapping[str, str], launched: Launched) -> None:
+    def __init__(self, settings: Mapping[str, str], launched: ServiceLaunch) -> None:
         self._command = launched.command
         self._environment = launched.environment
         self._folder = os.getcwdb()
         self._listeners: list[Listener] = []
         self._record: Record | None = None
         self._instance = launched.instance
-        self._strangers = launched.strangers
+        self._other_children = launched.other_children
         self._nofile_soft = launched.nofile_soft
         self._first = None if launched.first is None else ServerProcess(*launched.first)
 
         self._loop = Loop()
-        self._manager = Manager(settings)
+        self._service_manager = ServiceManager(settings)
         self._settings = settings
-        self._restarter = Restarter(self._loop, self._manager, self._start_server, self._take)
+        self._restarter = Restarter(
+            self._loop, self._service_manager, self._start_server, self._handle_message
+        )
         self._printed = False
 
-        self._signals: list[int] = []
         self._hangup_stops = launch.hangup_means_stop()
-        self._wakeup = self._handle_signals()
+        self._signals = Signals(self._loop, (*_STOPPING_SIGNALS, signal.SIGCHLD))
+        launch.reset_signals()
 
     def listen(self, argv: Sequence[str], passed: Sequence[tuple[int, str]] = ()) -> None:
         """Bind what is asked for, then claim an instance and kill what dead ones left.
@@ -146,18 +148,18 @@ class Supervisor:
         self._listeners = listeners
         # Before the claim, which finds the records, and before the hello, after which the server looks.
         try:
-            said = take_along(self._settings)
+            said = migrate(self._settings)
         except (FolderError, OSError) as error:
             said = f"state of an earlier version was not taken along: {error}"
         if said is not None:
-            launch.say(said)
+            launch.report(said)
         try:
             self._record, stale = claim(self._settings, self._instance)
         except (FolderError, OSError) as error:
-            launch.say(f"no record of this instance, a double kill could leave processes: {error}")
+            launch.report(f"no record of this instance, a double kill could leave processes: {error}")
             return
         if self._record.instance != self._instance:  # one in a billion: the tag of the first server is wrong
-            self.dismiss_first()
+            self.discard_first()
         self._instance = self._record.instance
         self._name_survivors(sweep(stale))
 
@@ -172,10 +174,10 @@ class Supervisor:
         if with_stdio:
             launch.release_stdio()
 
-    def dismiss_first(self) -> None:
+    def discard_first(self) -> None:
         """End the first server if it has not got its hello yet."""
         if self._first is not None:
-            self._first.dismiss()
+            self._first.discard()
             self._first = None
 
     def supervise(self) -> int:
@@ -183,14 +185,14 @@ class Supervisor:
         while self._restarter.exit_code is None:
             self._loop.turn()
             self._handle_pending_signals()
-            children.reap(self._is_kept)
+            children.reap(self._must_not_reap)
         return self._restarter.exit_code
 
     def finish(self, code: int) -> int:
         """Kill everything below, remove sockets and record; returns `code`."""
-        self._manager.stopping()
+        self._service_manager.stopping()
         self._restarter.close()  # whoever kills needs descriptors
-        survivors = children.kill_all(self._instance, self._strangers, KILL_TIMEOUT_S)
+        survivors = children.kill_all(self._instance, self._other_children, KILL_TIMEOUT_S)
         self._name_survivors(survivors)
         for listener in self._listeners:
             listener.close()
@@ -204,34 +206,14 @@ class Supervisor:
             signal.signal(number, signal.SIG_IGN)
         return code
 
-    def _is_kept(self, pid: int, status: int) -> bool:
-        self._strangers.discard(pid)  # whoever gets its number is none
-        return self._restarter.is_kept(pid, status)
+    def _must_not_reap(self, pid: int, status: int) -> bool:
+        self._other_children.discard(pid)  # whoever gets its number is none
+        return self._restarter.must_not_reap(pid, status)
 
     # Signals.
 
-    def _handle_signals(self) -> socket.socket:
-        """Set our handlers, then reset the rest; returns the socket that tells of signals."""
-        readable, writable = socket.socketpair()
-        readable.setblocking(False)
-        writable.setblocking(False)
-        signal.set_wakeup_fd(writable.detach(), warn_on_full_buffer=False)
-        for number in (*_STOPPING_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, lambda received, _frame: self._signals.append(received))
-        launch.reset_signals()
-        self._loop.watch(readable.fileno(), self._read_wakeups)
-        return readable
-
-    def _read_wakeups(self) -> None:
-        try:
-            while self._wakeup.recv(4096):
-                pass
-        except BlockingIOError:
-            return
-
     def _handle_pending_signals(self) -> None:
-        while self._signals:
-            received = self._signals.pop(0)
+        for received in self._signals.take():
             if received == signal.SIGCHLD:
                 continue  # children are looked at after every wake-up
             if received != signal.SIGHUP or self._hangup_stops:
@@ -248,27 +230,27 @@ class Supervisor:
         else:
             self._restarter.stopping = True
             self._loop.call_in(STOP_GRACE_S, self._stop_took_too_long)
-            self._manager.stopping()
-            self._say(self._restarter.server, "stop")
+            self._service_manager.stopping()
+            self._send(self._restarter.server, "stop")
 
     def _stop_took_too_long(self) -> None:
-        launch.say("the server did not stop in time")
+        launch.report("the server did not stop in time")
         self._restarter.exit_code = 0
 
     def _reload(self) -> None:
         """Ask the server for it. The next one, while there is none, reads everything anyway."""
-        if self._manager.is_stopping:
+        if self._service_manager.is_stopping:
             return
         if self._restarter.server is None:
-            self._manager.reloading(answers=0)
-        elif self._say(self._restarter.server, "reload"):
-            self._manager.reloading(answers=1)
+            self._service_manager.reloading(answers=0)
+        elif self._send(self._restarter.server, "reload"):
+            self._service_manager.reloading(answers=1)
 
-    def _say(self, server: ServerProcess, kind: str) -> bool:
+    def _send(self, server: ServerProcess, kind: str) -> bool:
         try:
             server.send({"type": kind})
         except OSError as error:
-            launch.say(f"the server cannot be asked to {kind}: {error}")
+            launch.report(f"the server cannot be asked to {kind}: {error}")
             return False
         return True
 
@@ -283,7 +265,7 @@ class Supervisor:
             "instance": self._instance,
             "supervisorPid": os.getpid(),
             "nofileSoft": self._nofile_soft,
-            "beatSeconds": self._manager.beat_seconds,
+            "beatSeconds": self._service_manager.beat_seconds,
             "takeOver": take_over,
             "record": self._record is not None,
             "listeners": [{"kind": listener.kind, "url": listener.url} for listener in self._listeners],
@@ -296,35 +278,35 @@ class Supervisor:
             os.chdir("/")  # the launch folder may be unmounted while the service runs
         self._first = None
         try:
-            server.greet(hello, descriptors)
+            server.send_hello(hello, descriptors)
         except OSError:
-            server.dismiss()
+            server.discard()
             raise
         return server
 
-    def _take(self, server: ServerProcess, message: Mapping[str, object]) -> None:
+    def _handle_message(self, server: ServerProcess, message: Mapping[str, object]) -> None:
         kind = message["type"]
         if kind == "ready" and not server.ready:
             server.ready = True
             self._announce()
         elif kind == "beat":
-            self._manager.beat()
+            self._service_manager.beat()
         elif kind == "reloaded":
             if message["error"] is not None:
-                launch.say(f"reload failed, everything is as before: {message['error']}")
-            self._manager.reloaded(message["error"])
+                launch.report(f"reload failed, everything is as before: {message['error']}")
+            self._service_manager.reloaded(message["error"])
         elif kind == "upgrading":
             server.upgrading = True
             self._loop.call_in(UPGRADE_GRACE_S, self._upgrade_took_too_long)
         elif kind == "stopping":
             server.stopping = True
-            self._manager.stopping()
+            self._service_manager.stopping()
 
     def _upgrade_took_too_long(self) -> None:
         """A thread of it may hang in the kernel, while new clients wait: a killed one is followed as well."""
         server = self._restarter.server
         if server is not None and server.upgrading:
-            launch.say("the server did not make room in time")
+            launch.report("the server did not make room in time")
             server.kill()
 
     def _announce(self) -> None:
@@ -338,11 +320,13 @@ class Supervisor:
                 while remaining:
                     remaining = remaining[os.write(1, remaining) :]
             except OSError as error:
-                launch.say(f"the addresses cannot be printed: {error.strerror}")
+                launch.report(f"the addresses cannot be printed: {error.strerror}")
         count = self._restarter.count
         restarts = f" (server restarts: {count})" if count else ""
-        self._manager.ready(f"Serving on {' '.join(listener.url for listener in self._listeners)}{restarts}")
+        self._service_manager.ready(
+            f"Serving on {' '.join(listener.url for listener in self._listeners)}{restarts}"
+        )
 
     def _name_survivors(self, survivors: Sequence[int]) -> None:
         if survivors:
-            launch.say(f"processes that could not be killed: {', '.join(map(str, survivors))}")
+            launch.report(f"processes that could not be killed: {', '.join(map(str, survivors))}")

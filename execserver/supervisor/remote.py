@@ -18,7 +18,7 @@ import string
 from collections.abc import Mapping, Sequence
 
 from execserver.supervisor.config_file import document
-from execserver.supervisor.listeners import Listener, ListenError
+from execserver.supervisor.listener import Listener, ListenError
 
 REMOTE, ENVIRONMENT_ID, TOKEN_STDIN = "remote", "environment_id", "remote_token_stdin"
 

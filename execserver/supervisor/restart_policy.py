@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from execserver.supervisor import launch
-from execserver.supervisor.fd_store import Keeper
+from execserver.supervisor.fd_store import FdStore
 from execserver.supervisor.loop import Loop
-from execserver.supervisor.notify import Manager
+from execserver.supervisor.notify import ServiceManager
 from execserver.supervisor.packets import ChannelError
 from execserver.supervisor.server_process import ServerProcess
 
@@ -36,26 +36,26 @@ HANG_LOOK_S = 1.0
 HANG_GRACE_S = 0.5
 
 Start = Callable[[Sequence[int], bool], ServerProcess]
-Take = Callable[[ServerProcess, Mapping[str, object]], None]
+OnMessage = Callable[[ServerProcess, Mapping[str, object]], None]
 
 
 class Restarter:
     """The server of the moment, and what becomes of the service when it dies."""
 
-    def __init__(self, loop: Loop, manager: Manager, start: Start, take: Take) -> None:
+    def __init__(self, loop: Loop, manager: ServiceManager, start: Start, on_message: OnMessage) -> None:
         """Wire it; `begin` starts the first server.
 
         Args:
             loop: runs everything.
             manager: is told of restarts.
             start: starts a server, given the ends of the registration channel and whether it takes over.
-            take: what to do with a message, `ready` included.
+            on_message: what to do with a message, `ready` included.
         """
         self._loop = loop
-        self._manager = manager
+        self._service_manager = manager
         self._start = start
-        self._take = take
-        self._keeper = Keeper(loop)
+        self._on_message = on_message
+        self._fd_store = FdStore(loop)
         self._hanging: list[ServerProcess] = []
         """Killed servers that have not ended."""
         self._failures = 0
@@ -85,7 +85,7 @@ class Restarter:
         self._start_server()
         self._look_for_hang()
 
-    def is_kept(self, pid: int, status: int) -> bool:
+    def must_not_reap(self, pid: int, status: int) -> bool:
         """Whether an ended child is not to be reaped by whoever asks."""
         server = self.server
         if server is not None and server.ended():
@@ -95,18 +95,18 @@ class Restarter:
         elif server is not None and server.is_dying():
             # Its last thread has left its children to us, before anybody could ask which of them are kept.
             return True
-        return self._keeper.is_kept(pid, status)
+        return self._fd_store.must_not_reap(pid, status)
 
     def close(self) -> None:
         """Let go of what is kept."""
-        self._keeper.close()
+        self._fd_store.close()
 
     def _start_server(self) -> None:
-        channel, nudge = self._keeper.connect()
+        channel, nudge = self._fd_store.connect()
         try:
             self.server = self._start((channel.fileno(), nudge), self._was_ready)
         except OSError:
-            self._keeper.disconnect()
+            self._fd_store.disconnect()
             raise
         finally:
             channel.close()
@@ -114,7 +114,7 @@ class Restarter:
         self._loop.watch(self.server.pidfd, self._server_ended)
         self._loop.watch(self.server.channel.fileno(), self._read_channel)
         if self._was_ready:
-            self._keeper.hand_over()
+            self._fd_store.hand_over()
 
     def _read_channel(self) -> None:
         server = self.server
@@ -125,9 +125,9 @@ class Restarter:
                     self._failures = 0
                     self._was_ready = True
                     server.ready_at = server.ready_at or time.monotonic()
-                self._take(server, message)
+                self._on_message(server, message)
         except (ChannelError, OSError) as error:
-            launch.say(f"the server's channel is unusable: {error}")
+            launch.report(f"the server's channel is unusable: {error}")
             server.kill()
             server.hung_up = server.faulty = True
         if server.hung_up:
@@ -137,7 +137,7 @@ class Restarter:
 
     def _server_ended(self) -> None:
         if self.server is not None:
-            self._conclude(self.server, os.waitpid(self.server.pid, 0)[1])
+            self._handle_end(self.server, os.waitpid(self.server.pid, 0)[1])
 
     def _look_for_hang(self) -> None:
         """A server that was killed must not hold up its successor, however long it hangs in the kernel."""
@@ -146,7 +146,7 @@ class Restarter:
             self._hanging.remove(server)
             os.close(server.pidfd)
         if self._hanging:
-            self._keeper.look_for_ends()
+            self._fd_store.look_for_ends()
         if self.server is not None and self.server.is_dying():
             self._loop.call_in(HANG_GRACE_S, self._give_up_hanging)
 
@@ -155,12 +155,12 @@ class Restarter:
         if server is not None and server.is_dying() and not server.ended():
             server.kill()  # a zombie leader's other threads
             self._hanging.append(server)
-            self._conclude(server, None)
+            self._handle_end(server, None)
 
-    def _conclude(self, server: ServerProcess, status: int | None) -> None:
+    def _handle_end(self, server: ServerProcess, status: int | None) -> None:
         """The server is dead: hear its last words, then go on with another one or end the service."""
         self._read_channel()
-        self._keeper.disconnect()
+        self._fd_store.disconnect()
         self._loop.forget(server.channel.fileno())
         self._loop.forget(server.pidfd)
         server.channel.close()
@@ -172,13 +172,13 @@ class Restarter:
         elif server.stopping or self._alone or not self._was_ready:
             self.exit_code = self._code_of(server, status)
         else:
-            self._keeper.adopt()
+            self._fd_store.adopt()
             if server.upgrading and status == 0:
-                launch.say("upgrading: starting the new server")
-                self._manager.server_lost("Upgrading")
+                launch.report("upgrading: starting the new server")
+                self._service_manager.server_lost("Upgrading")
                 self._try_start()
             else:
-                self._follow(server, status)
+                self._restart(server, status)
 
     def _code_of(self, server: ServerProcess, status: int | None) -> int:
         if status == 0:
@@ -186,14 +186,14 @@ class Restarter:
         code = None if status is None else os.waitstatus_to_exitcode(status)
         if code in (1, 2) and not server.ready:
             if code == 1 and not launch.importable_in_isolation():
-                launch.say("this package is found by PYTHONPATH or in the current folder only; install it")
+                launch.report("this package is found by PYTHONPATH or in the current folder only; install it")
             return code
-        launch.say(f"the server {_describe(status)}")
+        launch.report(f"the server {_describe(status)}")
         return 1
 
     # The next one.
 
-    def _follow(self, server: ServerProcess, status: int | None) -> None:
+    def _restart(self, server: ServerProcess, status: int | None) -> None:
         cause = f"the server {_describe(status)}"
         wait = 0
         if not server.ready:
@@ -210,13 +210,13 @@ class Restarter:
 
     def _start_later(self, cause: str, wait: int) -> None:
         if self._failures == len(BACKOFF_S):
-            launch.say(f"{cause}; {self._failures} starts in a row did not reach ready: giving up")
+            launch.report(f"{cause}; {self._failures} starts in a row did not reach ready: giving up")
             self.exit_code = 1
             return
         self.count += 1
         delay = BACKOFF_S[wait]
-        launch.say(f"{cause}; starting it again" + (f" in {delay} s" if delay else ""))
-        self._manager.server_lost(f"Restarting: {cause}")
+        launch.report(f"{cause}; starting it again" + (f" in {delay} s" if delay else ""))
+        self._service_manager.server_lost(f"Restarting: {cause}")
         self._loop.call_in(delay, self._try_start)
         self._beat_for_server()
 
@@ -229,9 +229,9 @@ class Restarter:
 
     def _beat_for_server(self) -> None:
         """The watchdog must not bite while a start waits for its time."""
-        if self.server is None and self._manager.beat_seconds is not None:
-            self._manager.beat()
-            self._loop.call_in(self._manager.beat_seconds, self._beat_for_server)
+        if self.server is None and self._service_manager.beat_seconds is not None:
+            self._service_manager.beat()
+            self._loop.call_in(self._service_manager.beat_seconds, self._beat_for_server)
 
 
 def _describe(status: int | None) -> str:

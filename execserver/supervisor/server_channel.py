@@ -11,9 +11,9 @@ What the server owes the supervisor (messages: `program.py`):
    exit 0 within 10 s. When the supervisor is *gone* (pidfd readable, `receive()` is None or
    `SupervisorGoneError`):
    `kill_members(hello.instance, roots=[os.getpid()])`, then exit 1.
-5. With `hello.take_over`: `hello.keeper.take_over()` before `ready`, once. Whoever bears a tag of the
+5. With `hello.take_over`: `hello.fd_store.take_over()` before `ready`, once. Whoever bears a tag of the
    instance then, and was not handed over, is nobody's: kill it.
-6. What is to outlive the server is registered with `hello.keeper` before anybody is told of it.
+6. What is to outlive the server is registered with `hello.fd_store` before anybody is told of it.
 7. Every process is started under `membership.set_own_tag(tag_value(hello.instance, number))`,
    with the soft limit NOFILE `hello.nofile_soft`.
 """
@@ -24,7 +24,7 @@ import os
 import socket
 from typing import Any, Literal, NamedTuple
 
-from execserver.supervisor.fd_store_client import KeeperClient
+from execserver.supervisor.fd_store_client import FdStoreClient
 from execserver.supervisor.packets import (
     CHANNEL_VARIABLE,
     VERSION,
@@ -68,8 +68,8 @@ class Hello(NamedTuple):
     """The soft limit that the service was started with; -1 is unlimited."""
     listeners: tuple[PassedListener, ...]
     take_over: bool
-    """Whether another server was here before us, and left what `keeper.take_over()` returns."""
-    keeper: KeeperClient
+    """Whether another server was here before us, and left what `fd_store.take_over()` returns."""
+    fd_store: FdStoreClient
     record: int | None
     """A descriptor whose lock says that this instance lives. To be kept open, not to be used."""
     beat_seconds: float | None
@@ -163,14 +163,14 @@ def _hello(message: dict[str, Any], descriptors: list[int]) -> Hello:
             listeners.append(PassedListener(kind, url, memory=next(remaining)))
         else:
             listeners.append(PassedListener(kind, url, socket=socket.socket(fileno=next(remaining))))
-    keeper = KeeperClient(socket.socket(fileno=next(remaining)), next(remaining))
+    fd_store = FdStoreClient(socket.socket(fileno=next(remaining)), next(remaining))
     return Hello(
         instance=message["instance"],
         supervisor_pid=message["supervisorPid"],
         nofile_soft=message["nofileSoft"],
         listeners=tuple(listeners),
         take_over=message["takeOver"],
-        keeper=keeper,
+        fd_store=fd_store,
         record=next(remaining) if message["record"] else None,
         beat_seconds=message["beatSeconds"],
     )

@@ -42,7 +42,7 @@ class ServerProcess:
         """
         send_packet(self.channel, message)
 
-    def greet(self, hello: Mapping[str, object], descriptors: Sequence[int]) -> None:
+    def send_hello(self, hello: Mapping[str, object], descriptors: Sequence[int]) -> None:
         """Send the first message, with the descriptors that go with it. A server that ended already is no
         error here: its end is told like any other.
 
@@ -54,7 +54,7 @@ class ServerProcess:
         except (BrokenPipeError, ConnectionResetError):
             return
 
-    def dismiss(self) -> None:
+    def discard(self) -> None:
         """End one that is not needed, and has done nothing yet."""
         self.kill()
         os.waitpid(self.pid, 0)

@@ -59,7 +59,7 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
         try:
             descendants.set_own_tag(descendants.tag_value(instance))
         except descendants.TagUnavailableError as error:
-            launch.say(f"orphans in their own session may outlive a killed supervisor: {error}")
+            launch.report(f"orphans in their own session may outlive a killed supervisor: {error}")
         pid = os.posix_spawn(
             command[0],
             list(command),
@@ -80,3 +80,29 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
         if pid < 0:
             os.close(ours)
     return pid, ours
+
+
+class ServiceLaunch:
+    """What the service was started with, taken once and set right, and the first server.
+
+    Args:
+        command: program and arguments of a server.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Take it all, and then begin the server, or it would inherit what is none of its business."""
+        launch.close_inherited_descriptors()
+        launch.enter_launch_folder()
+        self.command = command
+        self.environment: Mapping[bytes, bytes] = launch.initial_environment()
+        self.instance = descendants.new_instance()
+        self.other_children = launch.present_children()
+        """Children that this process had before it became the supervisor (`helper & exec execserver`)."""
+        self.nofile_soft = launch.raise_descriptor_limit()
+        self.first: tuple[int, int] | None = None
+        """Pid and channel of the first server; None where it could not be begun, which is tried again when
+        everything else is ready, and said then."""
+        try:
+            self.first = spawn(command, self.environment, self.instance)
+        except OSError:  # `contextlib` takes as long to load as all of this
+            return

@@ -164,12 +164,12 @@ LIMITS: dict[str, list[str | int]] = {
     "characters of a path URI": ["execprotocol.path_uri.MAX_URI"],
     "paths of a watch": ["execprotocol.limits.MAX_WATCHED_PATHS"],
     "paths that the patterns": [
-        "execserver.sandbox.globs.MAX_MATCHES",
-        "execserver.sandbox.globs.MAX_SCANNED",
+        "execserver.sandbox.glob_search.MAX_MATCHES",
+        "execserver.sandbox.glob_search.MAX_SCANNED",
     ],
     "patterns of a sandbox": [
-        "execserver.sandbox.globs.MAX_ALTERNATIVES",
-        "execserver.sandbox.globs.MAX_CHARACTERS",
+        "execserver.sandbox.glob_patterns.MAX_ALTERNATIVES",
+        "execserver.sandbox.glob_patterns.MAX_CHARACTERS",
     ],
     "characters of the patterns": ["execserver.processes.child_environment.MAX_PATTERN_CHARACTERS"],
     "workers for confined": [
@@ -270,7 +270,7 @@ def test_the_defaults_in_the_table_of_limits_are_those_of_the_settings() -> None
         (
             "how-to/sandbox.md",
             r"patterns match more than (\d+) paths",
-            ["execserver.sandbox.globs.MAX_MATCHES"],
+            ["execserver.sandbox.glob_search.MAX_MATCHES"],
         ),
         (
             "how-to/websocket.md",
@@ -293,7 +293,7 @@ def test_the_defaults_in_the_table_of_limits_are_those_of_the_settings() -> None
         (
             "protocol.md",
             r"Patterns that match more than (\d+) paths",
-            ["execserver.sandbox.globs.MAX_MATCHES"],
+            ["execserver.sandbox.glob_search.MAX_MATCHES"],
         ),
         ("protocol.md", r"A file above (\d+ MiB) is .32600", ["execprotocol.limits.MAX_READ_FILE_BYTES"]),
         (

@@ -18,7 +18,7 @@ from tests.sandbox.profiles import (
     restricted,
 )
 from tests.support.wire import Json, ReplyError, path_uri
-from tests.unit.sandbox.test_git import PLANTS, Plant
+from tests.unit.sandbox.test_git_files import PLANTS, Plant
 
 NETWORKS = pytest.mark.parametrize(
     "permissions", [WORKSPACE, WORKSPACE_WITH_NETWORK], ids=["offline", "online"]

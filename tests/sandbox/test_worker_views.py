@@ -25,7 +25,7 @@ from execserver.fsworker.launch import WorkerLauncher
 from execserver.fsworker.pool import PoolTimes, WorkerPool
 from execserver.fsworker.process import WorkerProcess
 from execserver.sandbox.confinement import Command
-from execserver.sandbox.options import OwnThings, SandboxOptions
+from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import Access, Policy, Rule
 from execserver.sandbox.sandboxes import Sandboxes
 from tests.sandbox.host import Host, Tree
@@ -187,7 +187,7 @@ class Scene:
         self.workspace.mkdir()
         self.policy = policy_for(self.workspace)
         options = SandboxOptions(spool_dir=str(folder / "state"))
-        self.sandboxes = Sandboxes(options, OwnThings(), {"PATH": os.environ["PATH"]})
+        self.sandboxes = Sandboxes(options, DaemonPaths(), {"PATH": os.environ["PATH"]})
         self.launcher = Launcher(self.sandboxes)
         # A worker with mount points should not end by itself.
         self.pool = WorkerPool(self.launcher, can_hang=lambda: can_hang, times=PoolTimes(brief=60.0))

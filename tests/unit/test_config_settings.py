@@ -19,7 +19,7 @@ from execserver.configuration.loading import Effective, load
 from execserver.configuration.model import Settings, SettingsError
 from execserver.configuration.options import OPTIONS, Option
 from execserver.supervisor import listeners
-from execserver.supervisor.fd_store_client import KeeperClient
+from execserver.supervisor.fd_store_client import FdStoreClient
 from execserver.supervisor.server_channel import Hello
 from execserver.transports.authentication import ConfigurationError
 from tools.wire_docs.settings_reference import main as reference
@@ -248,7 +248,7 @@ def test_without_any_place_everything_is_the_default() -> None:
 def test_a_server_that_got_no_listener_does_not_start() -> None:
     # The supervisor binds nothing when the file is no good; it may be mended before the server reads it.
     ours, theirs = socket.socketpair()
-    keeper = KeeperClient(ours, os.open(os.devnull, os.O_WRONLY))
+    fd_store = FdStoreClient(ours, os.open(os.devnull, os.O_WRONLY))
     hello = Hello(
         instance=1,
         supervisor_pid=1,
@@ -257,11 +257,11 @@ def test_a_server_that_got_no_listener_does_not_start() -> None:
         listeners=(),
         record=None,
         take_over=False,
-        keeper=keeper,
+        fd_store=fd_store,
     )
     with pytest.raises(ConfigurationError, match="changed during the start"):
         server._check_exposure(Settings(), hello)
-    keeper.close()
+    fd_store.close()
     theirs.close()
 
 

@@ -24,7 +24,7 @@ from execserver.relay.service.state_dir import StateDir, StateDirError
 from execserver.relay.service.tokens import TokenFileError, TokenStore
 from execserver.supervisor import config_file
 from execserver.supervisor.activation import listener_on
-from execserver.supervisor.listeners import ListenError, UnixListener
+from execserver.supervisor.listener import ListenError, UnixListener
 from execserver.transports.authentication import (
     AuthenticationOptions,
     ConfigurationError,

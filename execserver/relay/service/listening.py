@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from execprotocol.trust import UntrustedError, open_file
 from execserver.relay.service.settings import Address, RelaySettings
-from execserver.supervisor import activation, listeners
+from execserver.supervisor import activation, listener
 
 BACKLOG = 4096
 """After a restart of the relay all its peers come at once; the kernel caps it by somaxconn."""
@@ -37,7 +37,7 @@ def listen(address: Address, environment: MutableMapping[str, str]) -> socket.so
     try:
         passed = activation.take_descriptors(environment)
         found = [activation.listener_on(descriptor, name) for descriptor, name in passed]
-    except listeners.ListenError as error:
+    except listener.ListenError as error:
         raise ListenError(str(error)) from None
     if not found:
         return bind("--listen", address)

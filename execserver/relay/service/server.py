@@ -42,7 +42,7 @@ from execserver.relay.service.rendezvous_http import RendezvousHttp
 from execserver.relay.service.settings import RelaySettings
 from execserver.relay.service.state_dir import StateDir, StateDirError
 from execserver.relay.service.tokens import TokenError, TokenStore
-from execserver.supervisor.notify import Manager
+from execserver.supervisor.notify import ServiceManager
 from execserver.telemetry import logs
 from execserver.telemetry.logs import Logger
 
@@ -106,7 +106,7 @@ class RelayServer:
         self._spare = _open_spare()
         self._draining = False
         self._stop = asyncio.Event()
-        self._manager = Manager(os.environ)
+        self._manager = ServiceManager(os.environ)
         self._tls = tls_context(settings)
         self._registry = Registry(time.monotonic)
         self._guard = Guard()

@@ -1,8 +1,8 @@
-"""`execserver doctor`: would requests be confined here, and if not, why not, and what to do? And where is
-output kept?
+"""`execserver doctor`: whether requests would be confined here, the cause and fix if not, and where output is
+kept.
 
-Looks at the machine as a daemon with the same settings, user and environment would. Takes well under a
-second; a mechanism that hangs is given up after some seconds.
+Checks the machine as a daemon with the same settings, user and environment would. Takes well under a second;
+a mechanism that hangs times out after some seconds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SANDBOX_EXEC = "/usr/bin/sandbox-exec"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All checks, in the order in which one would read them."""
+    """All checks, the most important first."""
 
     checks: tuple[Check, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether requests that are to be confined are confined, and not refused."""
+        """Whether all requests that ask for a sandbox can be confined."""
         return all(check.status != "missing" for check in self.checks)
 
     def as_json(self) -> str:
@@ -40,34 +40,34 @@ class Report:
         )
 
     def as_text(self) -> str:
-        """A line for each check, cause and fix below those that have them, and the sum of it."""
+        """A line for each check, with its cause and fix below, and a summary."""
         lines = []
         width = max(len(check.name) for check in self.checks)
         for check in self.checks:
             lines.append(f"{check.status:7}  {check.name:{width}}  {check.detail}")
             lines += _indented("cause", check.cause) + _indented("fix", check.fix)
-        said = "Requests that ask for a sandbox are confined."
+        summary = "Requests that ask for a sandbox are confined."
         if not self.ok:
-            said = "Requests that ask for a sandbox are refused, all or some: see what is missing."
-        return "\n".join([*lines, "", said]) + "\n"
+            summary = "Requests that ask for a sandbox are refused, all or some: see the missing parts."
+        return "\n".join([*lines, "", summary]) + "\n"
 
 
 def examine(
     options: SandboxOptions, environment: Mapping[str, str], spool_check: Callable[[str | None], Check]
 ) -> Report:
-    """Look at everything. Blocking.
+    """Run all checks. Blocking.
 
     Args:
-        options: the settings that a daemon would have.
-        environment: the variables that it would have.
-        spool_check: looks at the spool below a state folder, if there is one.
+        options: the settings of the daemon.
+        environment: the environment of the daemon.
+        spool_check: checks the spool below a state folder, if there is one.
     """
     system = platform.system()
     if system == "Linux":
         return Report(_linux(options, environment, spool_check))
     if system == "Darwin":
         return Report((_darwin(), mechanisms.user_check(os.geteuid())))
-    cause = f"there is no sandbox for {system or 'this platform'}"
+    cause = f"{system or 'this platform'} has no sandbox backend"
     return Report((Check("sandbox", "missing", "requests are refused", cause, "run the daemon on Linux"),))
 
 
@@ -91,7 +91,7 @@ def _linux(
         folder_check,
         *filter(None, [mechanisms.devices_check(folder) if works and folder is not None else None]),
         spool_check(folder),
-        mechanisms.membership_check(),
+        mechanisms.tag_check(),
         mechanisms.cgroup_check(),
         mechanisms.user_check(uid),
     )
@@ -99,13 +99,13 @@ def _linux(
 
 def _darwin() -> Check:
     if shutil.which(_SANDBOX_EXEC):
-        cause = "confinement by Seatbelt was never tried by those who wrote it"
-        fix = "see that it confines before you rely on it, or run the daemon on Linux"
+        cause = "the Seatbelt backend has never been tested on macOS"
+        fix = "check that it confines before you rely on it, or run the daemon on Linux"
         return Check("Seatbelt", "warning", f"{_SANDBOX_EXEC} is there", cause, fix)
-    cause = f"{_SANDBOX_EXEC} is missing, which is a part of macOS"
+    cause = f"{_SANDBOX_EXEC}, a part of macOS, is missing"
     return Check("Seatbelt", "missing", "requests are refused", cause, "run the daemon on Linux")
 
 
 def _indented(title: str, text: str) -> list[str]:
-    # Not wrapped: commands in it are to be copied.
+    # Not wrapped, so that commands in the text can be copied.
     return [f"{'':9}{title}: {text}"] if text else []

@@ -1,8 +1,9 @@
-"""What the probe runs *inside* a sandbox: tries what must and what must not work, and prints it as JSON.
+"""A program that the probe runs *inside* a sandbox: it tries allowed and forbidden operations, and prints the
+results as JSON.
 
     python -I -S inside_probe.py OPEN CLOSED MASKED
 
-A program of its own, standard library only: it is started by its path and imports nothing of ours.
+It is started by its path, and uses only the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PTRACE_SEIZE = 0x4206
 
 
 def main(arguments: list[str]) -> None:
-    """Try everything and print it: of an attempt an empty text when it succeeded, else the error's name."""
+    """Try all operations and print the results: an empty text for success, else the error's name."""
     open_file, closed_file, masked = arguments
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)

@@ -1,6 +1,7 @@
-"""Why bubblewrap could not make a sandbox: from its own words and the machine's settings to cause and fix.
+"""Explains why bubblewrap could not make a sandbox: cause and fix from its error text and the kernel's
+settings.
 
-The words are those of bubblewrap 0.8 to 0.11 in the C locale; settings are read where there are any.
+The error texts are those of bubblewrap 0.8 to 0.11 in the C locale.
 """
 
 from __future__ import annotations
@@ -18,42 +19,43 @@ INSTALL = (
 
 _CONTAINER = (
     "in a container, start it with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined "
-    "--security-opt systempaths=unconfined`, or let the container be the wall: clients then send the profile "
+    "--security-opt systempaths=unconfined`, or rely on the container alone: clients then send the profile "
     '`{"type": "external", …}`'
 )
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What is wrong, and what to do."""
+    """The cause of a failure, and its fix."""
 
     cause: str
     fix: str
 
 
 def explain(text: str, bubblewrap: str, proc: str = "/proc") -> Failure:
-    """Translate what bubblewrap wrote to stderr.
+    """Explain an error text of bubblewrap.
 
     Args:
-        text: all of it, in the C locale.
-        bubblewrap: the program that wrote it.
-        proc: where procfs is.
+        text: the whole stderr, in the C locale.
+        bubblewrap: the path of bubblewrap.
+        proc: the path of procfs.
     """
-    said = _said(text)
+    said = _last_line(text)
     if "unknown option" in text.lower():
         return Failure(f"bubblewrap is too old: {said}", INSTALL)
     if "setuid version" in text:
         return Failure(
-            f"{bubblewrap} is set-user-id, and that kind cannot forbid nested user namespaces: {said}",
-            f"`chmod u-s {bubblewrap}` and let users make user namespaces, or name another with --bubblewrap",
+            f"{bubblewrap} is set-user-id, and so cannot forbid nested user namespaces: {said}",
+            f"`chmod u-s {bubblewrap}` and allow users to make user namespaces, or name another program with "
+            "--bubblewrap",
         )
     if "PR_SET_SECCOMP" in text:
         return Failure(
-            f"the kernel took no seccomp filter: {said}",
+            f"the kernel refused the seccomp filter: {said}",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         )
     if "mount proc" in text:
         return Failure(
-            f"a new /proc may not be mounted, because parts of the one outside are covered: {said}",
+            f"a new /proc may not be mounted, because parts of the /proc outside are covered: {said}",
             _CONTAINER,
         )
     if "max_*_namespaces" in text or "ENOSPC" in text or "No space left on device" in text:
@@ -62,7 +64,7 @@ def explain(text: str, bubblewrap: str, proc: str = "/proc") -> Failure:
         return restricted(said, bubblewrap, proc)
     return Failure(
         f"bubblewrap failed: {said}",
-        "see docs/how-to/doctor.md, or run the same by hand: "
+        "see docs/how-to/doctor.md, or try it by hand: "
         f"`{bubblewrap} --ro-bind / / --unshare-user --unshare-pid --proc /proc true`",
     )
 
@@ -82,12 +84,12 @@ _NAMESPACE_WORDS = (
 
 
 def restricted(said: str, bubblewrap: str, proc: str = "/proc") -> Failure:
-    """Why namespaces cannot be made or used, when that is not allowed.
+    """Explain why namespaces may not be made or used.
 
     Args:
-        said: the words of who tried.
-        bubblewrap: the program that is to be allowed it.
-        proc: where procfs is.
+        said: the error text.
+        bubblewrap: the path of bubblewrap.
+        proc: the path of procfs.
     """
     if setting(proc, "kernel/unprivileged_userns_clone") == "0":
         return Failure(
@@ -98,17 +100,17 @@ def restricted(said: str, bubblewrap: str, proc: str = "/proc") -> Failure:
         return _limits(said, proc)
     if setting(proc, "kernel/apparmor_restrict_unprivileged_userns") == "1":
         return Failure(
-            f"AppArmor takes all power from user namespaces of programs that it has no profile for ({said})",
+            f"AppArmor denies capabilities in user namespaces to programs without a profile ({said})",
             apparmor_fix(bubblewrap),
         )
     return Failure(
-        f"namespaces may not be made or used here ({said}): a container's or a service's filter forbids it",
-        f"{_CONTAINER}; under systemd, leave out RestrictNamespaces= and ProtectKernelTunables=",
+        f"namespaces may not be made or used here ({said}): the filter of a container or service forbids it",
+        f"{_CONTAINER}; under systemd, remove RestrictNamespaces= and ProtectKernelTunables=",
     )
 
 
 def apparmor_fix(bubblewrap: str) -> str:
-    """How AppArmor is told that bubblewrap may have user namespaces."""
+    """The fix that lets bubblewrap make user namespaces under AppArmor."""
     return (
         "give bubblewrap a profile: "
         f"`printf '%s\\n' 'abi <abi/4.0>,' 'profile bwrap {bubblewrap} flags=(unconfined) {{ userns, }}' "
@@ -118,7 +120,7 @@ def apparmor_fix(bubblewrap: str) -> str:
 
 
 def setting(proc: str, name: str) -> str | None:
-    """The value of a kernel setting (`kernel/…`); None where the kernel has no such setting."""
+    """The value of a kernel setting (`kernel/…`); None if the kernel does not have it."""
     try:
         with open(f"{proc}/sys/{name}", encoding="ascii", errors="replace") as file:
             return file.read().strip()
@@ -131,11 +133,11 @@ def _limits(said: str, proc: str) -> Failure:
     if zero:
         names = " and ".join(f"user.max_{kind}_namespaces" for kind in zero)
         return Failure(
-            f"{names} is 0: no such namespace may be made ({said})",
+            f"{names} is 0: such namespaces may not be made ({said})",
             " && ".join(f"`sysctl user.max_{kind}_namespaces=10000`" for kind in zero),
         )
     return Failure(
-        f"there are as many namespaces as may be, or they are nested too deep ({said})",
+        f"the limit of namespaces is reached, or they are nested too deep ({said})",
         "raise the settings user.max_*_namespaces; inside a sandbox of bubblewrap, use the profile external",
     )
 
@@ -144,7 +146,7 @@ def _limit(kind: str) -> str:
     return f"user/max_{kind}_namespaces"
 
 
-def _said(text: str) -> str:
-    """The last line, where bubblewrap says why it ends; bounded, for error messages."""
+def _last_line(text: str) -> str:
+    """The last line, in which bubblewrap reports its error; bounded, for error messages."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "".join(char if char.isprintable() else "?" for char in lines[-1])[:300] if lines else "no message"

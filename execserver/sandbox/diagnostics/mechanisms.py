@@ -1,7 +1,7 @@
-"""What confinement stands on, piece by piece: does this machine, this user have it, and if not, what to do.
+"""Checks of the mechanisms that confinement needs, each with cause and fix if the machine or user lacks it.
 
-Each function looks at one mechanism and gives a `Check`. Nothing is changed, but for the state folder,
-which is made when missing. `doctor.py` puts them together.
+Each function checks one mechanism and returns a `Check`. Nothing is changed, except that a missing state
+folder is created. `doctor.py` runs all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRIAL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found about one mechanism. `missing`: requests will be refused for it."""
+    """The state of one mechanism. `missing`: requests that need it are refused."""
 
     name: str
     status: Status
@@ -49,19 +49,19 @@ class _Trial:
 
 _NAMESPACES = (
     _Trial("user", "user namespaces", "can be made by this user"),
-    _Trial("mount", "mount namespaces", "can be made, cut off from the host's propagation, and mounted in"),
+    _Trial("mount", "mount namespaces", "can be made and used, without propagation to the host"),
     _Trial("pid", "process namespaces", "can be made"),
-    _Trial("network", "network namespaces", "can be made, and their loopback switched on"),
+    _Trial("network", "network namespaces", "can be made, with a loopback device"),
 )
 
 
 def kernel(bubblewrap_works: bool, bubblewrap: str, proc: str = "/proc") -> Iterator[Check]:
-    """Namespaces and seccomp, each tried.
+    """Check namespaces and seccomp by trying each.
 
     Args:
-        bubblewrap_works: then what a program without bubblewrap's permissions may not do is no fault.
-        bubblewrap: the program that is to be allowed it.
-        proc: where procfs is.
+        bubblewrap_works: if true, a mechanism that only bubblewrap may use is `ok`.
+        bubblewrap: the path of bubblewrap.
+        proc: the path of procfs.
     """
     tried = _tried()
     for trial in _NAMESPACES:
@@ -69,7 +69,7 @@ def kernel(bubblewrap_works: bool, bubblewrap: str, proc: str = "/proc") -> Iter
         if not error:
             yield Check(trial.title, "ok", trial.works)
         elif bubblewrap_works:
-            detail = f"not for every program ({error}), but for bubblewrap"
+            detail = f"not for all programs ({error}), but for bubblewrap"
             yield Check(trial.title, "ok", detail)
         else:
             failure = restricted(error, bubblewrap, proc)
@@ -79,12 +79,12 @@ def kernel(bubblewrap_works: bool, bubblewrap: str, proc: str = "/proc") -> Iter
         yield Check("seccomp", "ok", "filters can be loaded")
     else:
         cause = f"no filter can be loaded ({error})"
-        fix = "use a kernel with CONFIG_SECCOMP_FILTER, and a container that leaves prctl alone"
+        fix = "use a kernel with CONFIG_SECCOMP_FILTER, and a container that allows prctl"
         yield Check("seccomp", "missing", error, cause, fix)
 
 
 def _tried() -> dict[str, str]:
-    """What `trials.py` says; for each trial an error when it says nothing."""
+    """The results of `trials.py`; if it fails, its error for each trial."""
     command = [sys.executable, "-I", "-S", trials.__file__]
     try:
         done = subprocess.run(
@@ -97,9 +97,9 @@ def _tried() -> dict[str, str]:
 
 
 def landlock_check(allowed: bool) -> Check:
-    """Landlock, which is needed by nobody who has bubblewrap."""
+    """Check Landlock, which is not needed where bubblewrap works."""
     version = landlock.abi()
-    detail = f"ABI {version}" if version else "the kernel has none, or it is off"
+    detail = f"ABI {version}" if version else "the kernel has none, or it is disabled"
     if not allowed:
         return Check("Landlock", "ok", f"{detail}; not used (--allow-landlock)")
     reason = landlock.unavailable()
@@ -110,36 +110,36 @@ def landlock_check(allowed: bool) -> Check:
 
 
 def bubblewrap_check(result: ProbeResult) -> Check:
-    """The program itself: is it there, and new enough?"""
+    """Check that the program exists and is new enough."""
     if result.path is None or not result.version:
         return Check("bubblewrap", "missing", result.path or "not found", result.reason, result.fix)
     optional = [f"--{name}" for name in ("argv0", "bind-fd", "ro-bind-fd") if name in result.features]
     more = f", with {', '.join(optional)}" if optional else ""
     if result.works and result.sealed is None:
-        more += "; run itself and from no sealed copy, so that commands may trace nothing"
+        more += "; no sealed copy can be executed, so commands may not trace processes"
     return Check("bubblewrap", "ok", f"{result.path} {result.version}{more}")
 
 
 def sandbox_check(result: ProbeResult | None, landlock_allowed: bool) -> Check:
-    """Whether a sandbox that was made just now confines.
+    """Check that a sandbox made just now confines.
 
     Args:
-        result: None when there was no state folder to try it in.
-        landlock_allowed: whether Landlock may take bubblewrap's place.
+        result: None if there is no state folder to try it in.
+        landlock_allowed: whether Landlock may be used instead of bubblewrap.
     """
     if result is None:
         return Check("sandbox", "missing", "was not tried", "there is no state folder", "see state folder")
     if result.works:
-        detail = "runs and confines: what is forbidden failed inside, and what is allowed worked"
+        detail = "runs and confines: forbidden operations failed inside, allowed ones worked"
         return Check("sandbox", "ok", detail)
-    detail = "does not work: requests that are to be confined are refused"
+    detail = "does not work: requests that ask for a sandbox are refused"
     if landlock_allowed and landlock.unavailable() is None:
-        detail = "does not work: Landlock enforces what it can, other requests are refused"
+        detail = "does not work: Landlock enforces the policies that it can, other requests are refused"
     return Check("sandbox", "missing", detail, result.reason, result.fix)
 
 
 def tool_checks() -> Iterator[Check]:
-    """Programs that set commands up inside a sandbox."""
+    """Check the programs that start commands inside a sandbox."""
     for name, package, use in (
         ("setsid", "util-linux", "sandboxed terminals (`tty: true`)"),
         ("bash", "bash", "sandboxed commands with `arg0`"),
@@ -149,29 +149,29 @@ def tool_checks() -> Iterator[Check]:
             yield Check(name, "ok", path)
         else:
             status: Status = "missing" if name == "setsid" else "warning"
-            cause = f"{name} is needed for {use}, which are refused without it"
+            cause = f"{use} need {name}, and are refused without it"
             yield Check(name, status, "not found", cause, f"install {package}")
 
 
 def apparmor_check(bubblewrap: str, bubblewrap_works: bool, proc: str = "/proc") -> Check:
-    """Whether AppArmor restricts user namespaces (Ubuntu 23.10 and later do)."""
+    """Check whether AppArmor restricts user namespaces, as in Ubuntu 23.10 and later."""
     value = setting(proc, "kernel/apparmor_restrict_unprivileged_userns")
     if value != "1":
         detail = "does not restrict user namespaces" if value is not None else "the kernel has no restriction"
         return Check("AppArmor", "ok", detail)
     if bubblewrap_works:
-        return Check("AppArmor", "ok", "restricts user namespaces, and lets bubblewrap have them")
-    cause = "kernel.apparmor_restrict_unprivileged_userns is 1, and no profile lets bubblewrap have them"
+        return Check("AppArmor", "ok", "restricts user namespaces, and lets bubblewrap use them")
+    cause = "kernel.apparmor_restrict_unprivileged_userns is 1, and no profile lets bubblewrap use them"
     return Check("AppArmor", "warning", "restricts user namespaces", cause, apparmor_fix(bubblewrap))
 
 
 def cgroup_check(proc: str = "/proc") -> Check:
-    """Whether this process could make control groups below its own."""
+    """Check whether this process may make control groups below its own."""
     folder = _own_cgroup(proc)
     name = "control groups"
     fix = (
-        "under systemd: Delegate=yes in the unit. Nothing depends on it in this version: the tag tells "
-        "whose descendant a process is"
+        "under systemd: Delegate=yes in the unit. This version does not need it: it finds descendants by "
+        "their tag"
     )
     if folder is None:
         return Check(name, "warning", "no cgroup v2 is mounted", "the machine uses cgroup v1, or none", fix)
@@ -182,7 +182,7 @@ def cgroup_check(proc: str = "/proc") -> Check:
 
 
 def _own_cgroup(proc: str) -> str | None:
-    """The folder of this process's cgroup v2, wherever that is mounted."""
+    """The folder of this process's cgroup v2; None if no cgroup v2 is mounted."""
     try:
         with open(f"{proc}/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             mounts = [line.split(" - ", 1) for line in file]
@@ -194,35 +194,35 @@ def _own_cgroup(proc: str) -> str | None:
     return None if at is None or own is None else f"{at}{own}".rstrip("/")
 
 
-def membership_check() -> Check:
-    """Whether the tag that marks descendants fits this process's hard limit."""
+def tag_check() -> Check:
+    """Check whether ownership tags fit below this process's hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     highest = descendants.tag_value((1 << descendants.INSTANCE_BITS) - 1, (1 << descendants.NUMBER_BITS) - 1)
-    name = "membership tags"
+    name = "ownership tags"
     if hard == resource.RLIM_INFINITY or hard >= highest:
-        return Check(name, "ok", "descendants are told by their tag in RLIMIT_RTTIME")
+        return Check(name, "ok", "descendants are found by their tag in RLIMIT_RTTIME")
     cause = f"the hard limit RLIMIT_RTTIME is {hard} µs, and a tag needs {highest}"
     fix = "`ulimit -H -R unlimited` before the start, systemd: LimitRTTIME=infinity"
-    return Check(name, "warning", "descendants are told by their parents only", cause, fix)
+    return Check(name, "warning", "descendants are found only by their parents", cause, fix)
 
 
 def user_check(uid: int) -> Check:
-    """Root is a user like others for the kernel's settings, whatever capabilities it lost."""
+    """Check that the daemon's user is not root."""
     if uid != 0:
         return Check("user", "ok", f"uid {uid}")
-    cause = "a command that got out of its sandbox would be root"
+    cause = "a command that escaped from its sandbox would be root"
     return Check("user", "warning", "uid 0", cause, "run the daemon as an ordinary user")
 
 
 def devices_check(state_folder: str, host: str = os.devnull) -> Check | None:
-    """Whether root's sandboxes get device nodes that are not root's own; None for other users."""
+    """Check that root's sandboxes have device nodes of another owner; None for other users."""
     devices = Devices(state_folder, host)
     folder = devices.folder()
     if folder is not None:
-        return Check("device nodes", "ok", f"{folder}: of a user that no command is")
+        return Check("device nodes", "ok", f"{folder}, owned by a user that runs no commands")
     if not devices.reason:
         return None
-    cause = f"{devices.reason}; so root's commands get the host's nodes, which are root's"
+    cause = f"{devices.reason}; so root's commands use the host's nodes, which root owns"
     fix = "name a folder with --spool-dir that is not mounted nodev, or run the daemon as an ordinary user"
     return Check("device nodes", "warning", "a command could change the mode of /dev/null", cause, fix)
 
@@ -230,7 +230,7 @@ def devices_check(state_folder: str, host: str = os.devnull) -> Check | None:
 def state_folder_check(
     configured: str | None, environment: Mapping[str, str], uid: int
 ) -> tuple[Check, str | None]:
-    """The folder for state, made when missing; and its path, or None."""
+    """Check the state folder, which is created if missing; also returns its path, or None."""
     try:
         path = state_folder.open_state_folder(configured, environment, uid)
     except state_folder.StateFolderError as error:

@@ -1,8 +1,8 @@
-"""Does bubblewrap work on this machine: does it run, and does it *confine*?
+"""The probe of bubblewrap: whether it runs on this machine, and whether it *confines*.
 
-A sandbox is made as requests get it (`bubblewrap.py`), in a private folder, and what runs inside tries what
-must and what must not succeed. Words of success are not believed: the forbidden file is looked for on the
-host. Blocking, for a thread; Linux only.
+A sandbox like those of requests (`bubblewrap.py`) is made in a private folder, and a program inside tries
+allowed and forbidden operations. Its report alone is not trusted: the probe checks on the host that the
+forbidden file does not exist. Blocking, for a thread; Linux only.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import msgspec
 from execserver import descendants
 from execserver.sandbox import bubblewrap as builder
 from execserver.sandbox import seccomp
+from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.diagnostics import inside_probe
 from execserver.sandbox.diagnostics.launch_failures import INSTALL, MINIMUM_VERSION, explain
-from execserver.sandbox.memory_file import SealedProgram, memory_file
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.state_folder import remove_old_folders
 from execserver.sandbox.view import Bind, Mask, View
@@ -36,7 +36,7 @@ TIMEOUT = 10.0
 """Seconds for one run of bubblewrap. A run takes some 50 ms; a loaded machine may be slow."""
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
-"""Where bubblewrap is looked for after the daemon's `PATH`: a service manager may give a short one."""
+"""Folders to search for bubblewrap after the daemon's `PATH`, which a service manager may shorten."""
 
 NEEDED = frozenset(
     {
@@ -65,48 +65,48 @@ NEEDED = frozenset(
         "unshare-user",
     }
 )
-"""Options without which a policy could not be enforced. All of them are in 0.8.0."""
+"""Options that enforcing a policy needs. Version 0.8.0 has all of them."""
 
 _REPLACE = (
-    "put the real bubblewrap in its place; where the kernel itself (gVisor, some containers) ignores what it "
-    'asks for, let the container be the wall: clients then send the profile `{"type": "external", …}`'
+    "install the real bubblewrap instead; where the kernel itself (gVisor, some containers) ignores its "
+    'requests, rely on the container alone: clients then send the profile `{"type": "external", …}`'
 )
 _OPTION = re.compile(r"^\s+--([a-z0-9-]+)", re.MULTILINE)
 _VERSION = re.compile(r"bubblewrap (\d+)\.(\d+)(?:\.(\d+))?")
-_PREFIX, _HOLLOW = "probe-", "empty-folder"
-"""Of the folder in which a sandbox is tried, and the empty thing of mode 000 in it."""
+_PREFIX, _CLOSED = "probe-", "empty-folder"
+"""The prefix of a probe's folder, and the name of the empty folder of mode 000 in it."""
 _ABANDONED = 60.0
-"""Seconds after which such a folder is one that a killed daemon left: a probe takes less than a second."""
+"""Seconds after which a probe's folder was left by a killed daemon: a probe takes less than a second."""
 _AFTER_KILL = 2.0
-"""Seconds for the end of what was killed; what hangs in the kernel is left to it."""
+"""Seconds to wait for killed processes; those that hang in the kernel are left alone."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """What was found out about bubblewrap."""
+    """The result of a probe."""
 
     works: bool
     reason: str = ""
-    """Why it does not work, in words for an error message; empty when it works."""
+    """Why bubblewrap does not work, for an error message; empty if it works."""
 
     fix: str = ""
     version: str = ""
-    """As `bwrap --version` has it, like "0.8.0"; empty when it could not be asked."""
+    """From `bwrap --version`, like "0.8.0"; empty if unknown."""
 
     features: frozenset[str] = frozenset()
     """The names of its options, without dashes."""
 
     path: str | None = None
-    """The program; None when there is none."""
+    """The program; None if it was not found."""
 
     sealed: SealedProgram | None = None
-    """The copy of it that works and is to be run; None where the program itself has to be."""
+    """The sealed copy to run; None if only the program itself works."""
 
     identity: tuple[int, ...] = ()
-    """Tells the program from another that is installed in its place."""
+    """Identifies the program file, to notice when it is replaced."""
 
     @property
     def is_current(self) -> bool:
-        """Whether the program at the path is still the one that was tried."""
+        """Whether the program at the path is still the one that was probed."""
         return self.path is not None and _identity(self.path) == self.identity
 
 
@@ -116,12 +116,12 @@ def probe(
     """Find bubblewrap and run a sandbox.
 
     Args:
-        bubblewrap: the program; None is the first `bwrap` of `search_path` and of the system's folders.
-        state_folder: a private folder, for the probe's own files; nothing stays there, nor what a probe left
-            there whose daemon was killed, a minute ago or earlier.
+        bubblewrap: the program; None for the first `bwrap` in `search_path` and the system's folders.
+        state_folder: a private folder for the probe's files, which are removed; files that a killed daemon
+            left more than a minute ago are removed too.
         search_path: the daemon's `PATH`; None for that of this process. Folders in which a command could
-            plant a program are left out.
-        timeout: seconds for each run; what does not end by then is killed.
+            plant a program are skipped.
+        timeout: seconds for each run, after which it is killed.
     """
     path = os.environ.get("PATH", "") if search_path is None else search_path
     found = find(bubblewrap, path)
@@ -130,24 +130,24 @@ def probe(
     known = _ask(found, timeout)
     if known.reason:
         return known
-    identity = _identity(found)  # before it is read: what is replaced meanwhile is tried again
+    identity = _identity(found)  # before it is read, so that a replacement meanwhile is noticed
     sealed = _sealed(found)
     try:
         reason, fix = _try(found, sealed, state_folder, timeout)
         if reason and sealed is not None:
-            # AppArmor grants namespaces by the program's path, which a copy has not.
+            # AppArmor grants namespaces by the program's path, which the copy does not have.
             sealed = None
             reason, fix = _try(found, None, state_folder, timeout)
     except OSError as error:
         reason = f"the sandbox could not be tried: {error}"
-        fix = f"make room and descriptors, and see that {state_folder} can be written"
+        fix = f"free disk space and descriptors, and check that {state_folder} can be written"
     return ProbeResult(
         not reason, reason, fix, known.version, known.features, found, None if reason else sealed, identity
     )
 
 
 def find(bubblewrap: str | None, search_path: str) -> str | ProbeResult:
-    """The program's path, or why there is none."""
+    """The program's path, or the failed result."""
     if bubblewrap is None:
         folders = [*filter(_is_out_of_reach, search_path.split(":")), SYSTEM_PATH]
         found = shutil.which("bwrap", path=":".join(folders))
@@ -159,16 +159,16 @@ def find(bubblewrap: str | None, search_path: str) -> str | ProbeResult:
         return ProbeResult(
             False,
             f"the setting bubblewrap names {bubblewrap}, which may not be executed",
-            f"`chmod +x {bubblewrap}`, or leave the setting out",
+            f"`chmod +x {bubblewrap}`, or remove the setting",
         )
     return os.path.abspath(bubblewrap)
 
 
 def _is_out_of_reach(folder: str) -> bool:
-    """Whether no command can put a program there: what it plants would confine the next one.
+    """Whether no command can plant a program in a folder, which would then confine the next command.
 
-    That is a folder of root's that only root can write to, and not in the home folder, which a policy may
-    make writable. A relative one depends on where the daemon was started.
+    Such a folder belongs to root, only root can write to it, and it is not in the home folder, which a policy
+    may make writable. A relative one depends on where the daemon was started.
     """
     if not os.path.isabs(folder) or is_below(os.path.realpath(folder), os.path.expanduser("~")):
         return False
@@ -180,7 +180,7 @@ def _is_out_of_reach(folder: str) -> bool:
 
 
 def _ask(path: str, timeout: float) -> ProbeResult:
-    """Its version and options; with a reason when these are not enough."""
+    """Ask for version and options; the result has a reason if these are not enough."""
     try:
         version_text = _run([path, "--version"], timeout).stdout
         features = frozenset(_OPTION.findall(_run([path, "--help"], timeout).stdout))
@@ -220,7 +220,7 @@ def _sealed(path: str) -> SealedProgram | None:
 
 
 def _try(path: str, sealed: SealedProgram | None, state_folder: str, timeout: float) -> tuple[str, str]:
-    """Run sandboxes, without and with the network; reason and fix when they do not work or do not confine."""
+    """Run sandboxes without and with the network; returns reason and fix if they do not run or confine."""
     try:
         programs = {
             network: seccomp.program(network=network, files_limited=True, tracing=sealed is not None)
@@ -228,13 +228,13 @@ def _try(path: str, sealed: SealedProgram | None, state_folder: str, timeout: fl
         }
     except seccomp.UnknownArchitectureError as error:
         return str(error), "run the daemon on another architecture"
-    remove_old_folders(state_folder, _PREFIX, _ABANDONED, [_HOLLOW])
+    remove_old_folders(state_folder, _PREFIX, _ABANDONED, [_CLOSED])
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=state_folder))
     try:
-        for name in ("open", "closed", "masked", _HOLLOW):
+        for name in ("open", "closed", "masked", _CLOSED):
             (folder / name).mkdir()
         (folder / "masked" / "secret").touch()
-        (folder / _HOLLOW).chmod(0)
+        (folder / _CLOSED).chmod(0)
         (folder / "empty-file").touch(0)
         for network, program in programs.items():
             done = _confined(path, sealed, folder, program, network, timeout)
@@ -245,11 +245,11 @@ def _try(path: str, sealed: SealedProgram | None, state_folder: str, timeout: fl
     except subprocess.TimeoutExpired:
         return (
             f"a sandbox made by {path} did not end within {timeout:g} s; it was killed",
-            "see whether a file system of this machine hangs, and try again",
+            "check whether a file system of this machine hangs, and try again",
         )
     finally:
         with contextlib.suppress(OSError):
-            (folder / _HOLLOW).rmdir()  # rmtree would look into it, which an ordinary user may not
+            (folder / _CLOSED).rmdir()  # rmtree would list it, which an ordinary user may not
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -261,14 +261,14 @@ def _confined(
         Mask(f"{folder}/masked", directory=True),
     )
     view = View("read", mounts, network=network)
-    sources = builder.Sources(f"{folder}/empty-file", f"{folder}/{_HOLLOW}")
+    sources = builder.Sources(f"{folder}/empty-file", f"{folder}/{_CLOSED}")
     targets = [f"{folder}/{name}" for name in ("open/file", "closed/file", "masked")]
     command = [sys.executable, "-I", "-S", inside_probe.__file__, *targets]
-    inside = builder.Inside(command, "/", {"LC_ALL": "C"}, dies_with_parent=True)
+    inside = builder.SandboxedCommand(command, "/", {"LC_ALL": "C"}, dies_with_parent=True)
     descriptors: list[int] = []
     try:
         descriptors.append(memory_file(program))
-        descriptors.append(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC))  # the status is told anyway
+        descriptors.append(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC))  # the exit code is enough
         made = builder.options(view, sources, root_user=os.geteuid() == 0)
         descriptors.append(memory_file(builder.arguments(made, inside, descriptors[0], descriptors[1])))
         launch = [path if sealed is None else sealed.path, "--args", str(descriptors[2]), "--", *command]
@@ -281,7 +281,7 @@ def _confined(
 def _judged(
     done: subprocess.CompletedProcess[str], folder: Path, path: str, network: bool
 ) -> tuple[str, str]:
-    # First what does not depend on anybody's words.
+    # First the check that does not depend on the program's report.
     if (folder / "closed" / "file").exists():
         return _not_confining(path, "a file could be written where only reading was allowed")
     if done.returncode != 0:
@@ -291,7 +291,7 @@ def _judged(
         seen: dict[str, Any] = json.loads(done.stdout)
         return _judged_by(seen, folder, path, network)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return _not_confining(path, "what was run in it gave no account of what it found")
+        return _not_confining(path, "the program in it did not report its results")
 
 
 def _judged_by(seen: Mapping[str, Any], folder: Path, path: str, network: bool) -> tuple[str, str]:
@@ -299,23 +299,23 @@ def _judged_by(seen: Mapping[str, Any], folder: Path, path: str, network: bool) 
         why = seen["open"] or "the file is not there"
         return (
             f"in a sandbox made by {path} a file cannot be written where that is allowed ({why})",
-            f"see that the file system of {folder.parent} can be written, or name another with --spool-dir",
+            f"check that the file system of {folder.parent} can be written, or name another with --spool-dir",
         )
     own = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in seen["namespaces"]}
     expected = {"net"} if network else set()
     shared = sorted(kind for kind, name in seen["namespaces"].items() if name == own[kind])
     shared = [kind for kind in shared if kind not in expected]
-    # Bubblewrap's own first process, and ours; each is told by the namespace in which it has that number.
+    # All but bubblewrap's first process and ours.
     strangers = len(seen["processes"]) - 2
     for wrong, what in (
         (shared, f"it shares the host's namespaces: {', '.join(shared)}"),
         (strangers > 0, "processes of the host can be seen"),
         (seen["seccomp"] != "2", "no seccomp filter is on"),
         (not network and not seen["socket"], "a network socket could be made"),
-        (seen["no_new_privs"] != "1", "set-user-id programs keep their power"),
+        (seen["no_new_privs"] != "1", "set-user-id programs gain privileges"),
         (int(seen["capabilities"], 16), "it has capabilities"),
         (not seen["masked"], "a folder that is hidden could be listed"),
-        (not seen["launcher"], "the program of bubblewrap itself can be reached, past every read-only mount"),
+        (not seen["launcher"], "the file of bubblewrap itself can be reached, past every read-only mount"),
         (
             not seen["traced"] or not seen["held"],
             "the first process inside, which has no filter, can be traced",
@@ -333,10 +333,10 @@ def _not_confining(path: str, what: str) -> tuple[str, str]:
 def _run(
     command: Sequence[str], timeout: float, descriptors: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run to its end; past the time everything that it started is killed.
+    """Run a command to its end; after the timeout it is killed with all its descendants.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
         TimeoutExpired: it was killed.
     """
     process = subprocess.Popen(
@@ -353,7 +353,7 @@ def _run(
     try:
         out, errors = process.communicate(timeout=timeout)
     except BaseException:
-        # Descendants by parent pid: a sandbox is in a session of its own. No process bears a new tag.
+        # By parent pid, since a sandbox has its own session; no process has the tag of a new instance.
         descendants.kill_members(descendants.new_instance(), roots=(process.pid,), timeout=_AFTER_KILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_AFTER_KILL)

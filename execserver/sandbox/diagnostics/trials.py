@@ -1,10 +1,10 @@
-"""Tries the kernel's mechanisms one by one, each in a process of its own, and prints what happened.
+"""A program that tries the kernel's mechanisms, each in a separate process, and prints the results.
 
     python -I -S trials.py
 
-A program of its own, standard library only: namespaces can be made by a process without threads only, and
-none of this may change the process that asks. Prints `{"user": "", "mount": "EPERM: …", …}`: an empty text
-where the mechanism works, else the error.
+It uses only the standard library. It is a separate program because only a process without threads can make
+namespaces, and the caller must not change. It prints `{"user": "", "mount": "EPERM: …", …}`: an empty text if
+the mechanism works, else the error.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class _Program(ctypes.Structure):
 
 
 def main() -> None:
-    """Try all and print it."""
+    """Try all mechanisms and print the results."""
     trials = {"user": _user, "mount": _mount, "pid": _pid, "network": _network, "seccomp": _seccomp}
     json.dump({name: _apart(trial) for name, trial in trials.items()}, sys.stdout)
 
 
 def _user() -> None:
-    """A user namespace in which this user is itself, as bubblewrap makes it."""
+    """A user namespace that maps this user to itself, as bubblewrap makes it."""
     _unshare(_NEW_USER)
 
 
 def _mount() -> None:
-    """Mounts of one's own that no change outside reaches, and that reach nobody outside."""
+    """A mount namespace without propagation, and a mount in it."""
     _unshare(_NEW_USER | _NEW_MOUNT)
     for flags in (_MS_SLAVE, _MS_PRIVATE):
         _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | flags), None))
@@ -56,7 +56,7 @@ def _pid() -> None:
 
 
 def _network() -> None:
-    """A network of one's own, with a loopback device that can be switched on."""
+    """A network namespace, and its loopback device."""
     _unshare(_NEW_USER | _NEW_NET)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
         request = struct.pack("16sh14x", b"lo", 0)

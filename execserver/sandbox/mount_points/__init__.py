@@ -1,1 +1,1 @@
-"""Mount points that a sandbox needs and a workspace lacks: created, shared, removed."""
+"""Mount points that sandboxes need and workspaces lack: they are created, shared and removed."""

@@ -1,7 +1,7 @@
-"""Taking hold of what stands at a path, for mounts: what is made for the purpose, what is ours, or a guest.
+"""Acquires the mount point at a path: a new folder, one in the registry, or a foreign one.
 
-Whoever else makes, locks or removes something there at the same moment is waited for, for a while: each step
-looks again at what it has found before it relies on it.
+Other processes may create, lock or remove the path at the same time. Each step checks its finding again
+before it relies on it, and the acquisition is retried for a while.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from execserver.sandbox.mount_points.entry import (
     read,
     unmark,
 )
-from execserver.sandbox.mount_points.held import Held, is_empty, share_lock
+from execserver.sandbox.mount_points.held import HeldMountPoint, is_empty, share_lock
 
-# What a user's own mkdir makes: whoever runs `git init` meanwhile gets a normal folder. Read-only would
-# protect nothing, sandboxes mount it read-only or hide it, and would make that `git init` fail.
+# The mode of a user's own mkdir, so that a `git init` at the same time gets a normal folder. Read-only would
+# protect nothing, because sandboxes mount it read-only or hide it, and that `git init` would fail.
 _MODE = 0o755
-# A folder that another registry's daemon is about to remove is gone within a moment, or it stays.
-_GUEST_TIMEOUT_S = 2.0
-# Such a daemon has the folder locked for less than a millisecond. What has it locked for longer is another
-# program: every confined command that may read the folder can lock it.
-_STRANGER_S = 0.1
+# A folder that a daemon with another registry is about to remove disappears within a moment, or stays.
+_TIMEOUT_S = 2.0
+# Such a daemon locks the folder for less than a millisecond. A longer lock belongs to another program: every
+# confined command that may read the folder can lock it.
+_FOREIGN_LOCK_S = 0.1
 
 
 class Parents:
-    """The folders in which the paths of one `acquire` lie, each opened once and closed with the stack."""
+    """The parent folders of the paths of one `acquire`, each opened once and closed with the stack."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._opened: dict[str, tuple[int, str]] = {}
 
     def resolve(self, path: str) -> tuple[int, str]:
-        """A descriptor of the parent, and the path without symbolic links on the way."""
+        """A descriptor of the parent, and the path with the links in its parent resolved."""
         parent, name = os.path.split(path)
         if not parent.startswith("/") or name in ("", ".", "..") or "\0" in path:
             raise OSError(errno.EINVAL, "not an absolute path that ends with a name")
@@ -55,21 +55,21 @@ class Parents:
             descriptor = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._stack.callback(os.close, descriptor)
             real = os.readlink(f"/proc/self/fd/{descriptor}")
-            # What lies in another mount namespace (/proc/PID/root/…) has no such path here.
+            # A folder in another mount namespace (/proc/PID/root/…) has no such path here.
             opened = self._opened[parent] = descriptor, real if leads_to(real, descriptor) else parent
         return opened[0], os.path.join(opened[1], name)
 
 
-def take(folder: int, parent: int, path: str) -> Held:
-    """Hold what stands at `path`, which is made if need be.
+def take(folder: int, parent: int, path: str) -> HeldMountPoint:
+    """Acquire the mount point at `path`, which is created if missing.
 
     Args:
-        folder: the registry's, which is locked.
+        folder: the registry's folder, which is locked.
         parent: the folder of `path`.
-        path: free of symbolic links.
+        path: has no symbolic links.
 
     Raises:
-        OSError: it cannot be made; then nothing is left.
+        OSError: the folder cannot be made; nothing is left behind.
     """
     name = os.path.basename(path)
     begin = time.monotonic()
@@ -81,19 +81,19 @@ def take(folder: int, parent: int, path: str) -> Held:
         else:
             try:
                 held = _find_own(folder, parent, path, status, insist)
-                held = held or _take_guest(parent, path, status, insist)
+                held = held or _take_foreign(parent, path, status, insist)
             except BlockingIOError:
                 held = None
         if held is not None:
             return held
-        insist = time.monotonic() >= begin + _STRANGER_S
-        if time.monotonic() >= begin + _GUEST_TIMEOUT_S:
+        insist = time.monotonic() >= begin + _FOREIGN_LOCK_S
+        if time.monotonic() >= begin + _TIMEOUT_S:
             raise OSError(errno.EBUSY, "made and removed again and again by another program")
         time.sleep(0.001)
 
 
-def _make_own(folder: int, parent: int, path: str, insist: bool) -> Held | None:
-    """Make the folder; None: somebody made something there just now, or took ours away."""
+def _make_own(folder: int, parent: int, path: str, insist: bool) -> HeldMountPoint | None:
+    """Make the folder; None if another process created the path first, or removed our folder."""
     descriptor = open_file(folder, key(path), os.O_CREAT)
     entry = target = None
     name = os.path.basename(path)
@@ -117,14 +117,16 @@ def _make_own(folder: int, parent: int, path: str, insist: bool) -> Held | None:
         if isinstance(error, BlockingIOError):
             return None
         raise
-    return Held(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
+    return HeldMountPoint(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
 
 
-def _find_own(folder: int, parent: int, path: str, status: os.stat_result, insist: bool) -> Held | None:
-    """Share what another daemon made, or take over what a dead one left; None: there is no such folder.
+def _find_own(
+    folder: int, parent: int, path: str, status: os.stat_result, insist: bool
+) -> HeldMountPoint | None:
+    """Share the folder of another daemon, or take over that of a dead one; None if there is none.
 
     Raises:
-        BlockingIOError: it changes at this very moment.
+        BlockingIOError: the folder is changing right now.
     """
     try:
         descriptor = open_file(folder, key(path))
@@ -140,7 +142,7 @@ def _find_own(folder: int, parent: int, path: str, status: os.stat_result, insis
             if target is None or marked or not entry.marked:
                 if entry.identity is None or (target is None and insist and entry.marked):
                     complete(descriptor, entry, status, marked=marked)
-                held = Held(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
+                held = HeldMountPoint(path, identity(status), target, entry, descriptor, status.st_mtime_ns)
                 held.filled = not is_empty(path)
                 return held
     except BaseException:
@@ -154,33 +156,33 @@ def _find_own(folder: int, parent: int, path: str, status: os.stat_result, insis
     return None
 
 
-def _take_guest(parent: int, path: str, status: os.stat_result, insist: bool) -> Held:
-    """Hold what somebody else put there.
+def _take_foreign(parent: int, path: str, status: os.stat_result, insist: bool) -> HeldMountPoint:
+    """Acquire a file or folder that is in no entry of the registry.
 
     Raises:
-        BlockingIOError: it changes at this very moment.
+        BlockingIOError: it is changing right now.
     """
     if not stat.S_ISDIR(status.st_mode):
-        return Held(path, identity(status), None)
+        return HeldMountPoint(path, identity(status), None)
     target = _hold(parent, os.path.basename(path), status, insist)
     if target is not None and not is_empty(target):
         os.close(target)
         target = None
-    return Held(path, identity(status), target)
+    return HeldMountPoint(path, identity(status), target)
 
 
 def _hold(parent: int, name: str, status: os.stat_result, insist: bool) -> int | None:
-    """Open a folder and lock it against removal; None: no daemon like us can remove it, or none can lock it.
+    """Open a folder and lock it against removal; None if no daemon can remove it, or none can lock it.
 
     Args:
-        parent: the folder that it lies in.
-        name: its own.
-        status: what it was when it was looked at.
-        insist: do without the lock where another program has it. Then the folder loses its mark: daemons with
-            another registry do not remove what bears none.
+        parent: the folder that contains it.
+        name: its name.
+        status: its status at the last check.
+        insist: do without the lock if another program has it. Then the folder loses its mark, and daemons
+            with another registry do not remove it.
 
     Raises:
-        BlockingIOError: it is being removed, or is not there any more.
+        BlockingIOError: it is being removed, or has disappeared.
     """
     try:
         target = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -197,7 +199,7 @@ def _hold(parent: int, name: str, status: os.stat_result, insist: bool) -> int |
             raise BlockingIOError(errno.EAGAIN, "replaced by something else at once")
         held = True
     except BlockingIOError:
-        # When something is in it, it is a program of its user's that locks it: rmdir does nothing to it.
+        # If it is not empty, rmdir fails, and the lock belongs to a program of its user.
         stays = leads_to(name, target, parent)
         if not stays or (is_empty(target) and not insist):
             raise
@@ -218,7 +220,7 @@ def _make(parent: int, name: str) -> os.stat_result:
         raise NotADirectoryError(errno.ENOTDIR, "replaced by something else at once")
     if status.st_mode & _MODE == _MODE:
         return status
-    # An odd umask or a default ACL. By descriptor: a command that runs there may have made the name a link.
+    # A strict umask or a default ACL. By descriptor: a running command may have replaced the name by a link.
     target = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         os.chmod(f"/proc/self/fd/{target}", _MODE)

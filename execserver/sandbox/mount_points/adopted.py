@@ -1,4 +1,4 @@
-"""Sandboxes that a dead server made: their commands run, and the new server has to clean up after them."""
+"""Sandboxes that a dead server made: their commands still run, and the new server cleans up after them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from execserver.sandbox.bare_roots import Watched
+from execserver.sandbox.bare_roots import WatchedRoots
 from execserver.sandbox.confinement import Command, Confinement, Wrapped
 from execserver.sandbox.mount_points.description import Description
 from execserver.sandbox.mount_points.registry import Lease, MountPoints
 from execserver.sandbox.policy import Policy
 
 
-class Adopted(Confinement):
-    """One whose description was understood: all is as if this server had made it."""
+class AdoptedSandbox(Confinement):
+    """A sandbox with a valid description, which behaves as if this server had made it."""
 
-    def __init__(self, description: Description, lease: Lease | None, watched: Watched | None = None) -> None:
+    def __init__(
+        self, description: Description, lease: Lease | None, watched: WatchedRoots | None = None
+    ) -> None:
         super().__init__(description.policy, description.cwd, lease, watched)
         self.backend = description.backend
         self.namespaces = description.namespaces
@@ -29,9 +31,11 @@ class Adopted(Confinement):
         raise _runs()
 
 
-class Opaque(Confinement):
-    """One whose description says nothing to us. It has no policy to hold a failure against, so nothing is
-    ever evidence of a denial; its locks are given back at its end, and what is free then is swept.
+class UnknownSandbox(Confinement):
+    """A sandbox whose description cannot be parsed.
+
+    Its policy is unknown, so its commands never have evidence of a denial. At its end its locks are released
+    and unused mount points are removed.
     """
 
     backend = "bubblewrap"
@@ -54,8 +58,8 @@ class Opaque(Confinement):
         """See `Confinement`."""
         return not self._descriptors
 
-    def kept(self) -> tuple[dict[str, object], list[int]]:
-        """See `Confinement`: what another one may understand."""
+    def recovery_state(self) -> tuple[dict[str, object], list[int]]:
+        """See `Confinement`. A server of another version may understand the description."""
         return self._description, list(self._descriptors)
 
     def release(self) -> None:
@@ -65,7 +69,7 @@ class Opaque(Confinement):
             for descriptor in descriptors:
                 os.close(descriptor)
         elif descriptors:
-            with suppress(OSError):  # a later sweep does it
+            with suppress(OSError):  # a later sweep removes the mount points
                 self._registry.abandon(descriptors)
 
 

@@ -1,11 +1,11 @@
-"""What a server writes down of a sandbox, for the one that takes over should it die.
+"""The description of a sandbox that a server stores, for the new server that takes over if it dies.
 
-Rules kept in this file:
+Rules of this module:
 
-1. A description goes through JSON: numbers, lists, objects, and texts of valid UTF-8. A path may be none, so
-   each byte of it stands as a character of its own.
-2. Who reads it may be another version of the program. What is not exactly of this form is refused; a change
-   of the form, or of what it means, is another `VERSION`.
+1. A description is JSON: numbers, lists, objects and UTF-8 text. A path may not be UTF-8, so each byte of a
+   path is encoded as one character.
+2. The reader may be another version of the program. A description that is not exactly of this form is
+   refused; a change of the form, or of its meaning, needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Backend = Literal["bubblewrap", "landlock", "seccomp", "seatbelt"]
 
 
 class MountPoint(msgspec.Struct, frozen=True):
-    """A folder in a workspace that exists only to be mounted over, or a guest (`held.py`)."""
+    """A mount point in a workspace: a folder made for the purpose, or a foreign one (`held.py`)."""
 
     path: str
     identity: tuple[int, int, int]
     """Device, inode and owner."""
 
     has_folder: bool
-    """Whether a descriptor of the folder is kept. If so it comes before that of the entry."""
+    """Whether a descriptor of the folder is stored. It comes before that of the entry."""
 
     has_entry: bool
-    """Whether one of its entry in the registry is kept."""
+    """Whether a descriptor of its entry in the registry is stored."""
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sandbox."""
+    """The recovery state of a sandbox."""
 
     version: Literal[1]
     backend: Backend
@@ -47,17 +47,17 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mount_points: tuple[MountPoint, ...]
 
 
-def written(description: Description) -> dict[str, object]:
-    """As it can be encoded in JSON."""
+def serialize(description: Description) -> dict[str, object]:
+    """A description as JSON values."""
     plain: dict[str, object] = _mapped(msgspec.to_builtins(description), _as_characters)
     return plain
 
 
-def understood(plain: object) -> Description:
-    """What `written` was given.
+def parse(plain: object) -> Description:
+    """The inverse of `serialize`.
 
     Raises:
-        ValueError: it is of another version, or no such description.
+        ValueError: not a description, or one of another version.
     """
     try:
         return msgspec.convert(_mapped(plain, _as_path), Description)

@@ -1,16 +1,17 @@
-"""One entry of the registry of mount points: what its file says, and how the folder that it names is removed.
+"""An entry in the registry of mount points: its file, and the removal of the folder that it names.
 
-The file is only appended to, a line of JSON for each step, so that a kill at any point leaves what was true
-before or after the step:
+Each step appends a line of JSON to the file, so that after a kill the file holds the state before or after
+the step:
 
     {"path": "/workspace/.git", "created": 1763769600000000000}     before the folder is made
     {"device": 64512, "inode": 1234, "owner": 1000, "marked": true} afterwards
 
-The folder itself bears a mark where the file system has such attributes. It tells those who find no entry, as
-their registry is another one, that the folder is no user's. And it tells us: another registry's daemon may
-have removed ours, and an inode is used again, perhaps for a folder of the user's.
+The folder itself is marked by an extended attribute if the file system has these. The mark tells daemons with
+another registry, which have no entry, that the folder was made for mounts. It also tells us whether the
+folder is still ours: another daemon may have removed it, and its inode may be reused for a folder of the
+user.
 
-Nothing is forced to the disk: an entry has to outlive processes, and only by chance a power failure.
+Nothing is synced to the disk: an entry has to survive processes, not a power failure.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ from typing import Any
 
 from execserver.private_folder import lock
 
-# As the clock of files, which may lag behind the precise one by a tick; Python has no name for it.
+# The clock of file times, which may lag behind the precise one by a tick; Python has no name for it.
 _CLOCK_REALTIME_COARSE = 5
-# A path has 4096 bytes at most, JSON makes six of each one that is no UTF-8; the rest is small.
+# A path has at most 4096 bytes, JSON makes six of each that is not UTF-8; the rest is small.
 _MAX_BYTES = 32 * 1024
-# Answers that say for sure that nothing of ours is at the path.
+# Errors that prove that our folder is not at the path.
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _MARK, _MARKED = "user.execserver.mount-point", b"1"
 
 
 class Outcome(enum.Enum):
-    """What became of a folder that was to be removed."""
+    """The result of removing a folder."""
 
     REMOVED = enum.auto()
     NOT_OURS = enum.auto()
-    """Nothing is there, or something that is not (or no longer) to be removed: the entry can go."""
+    """The folder is gone, or must not be removed (any more): the entry can be removed."""
     LATER = enum.auto()
-    """Somebody uses it, or it cannot be removed at present: the entry has to stay."""
+    """The folder is in use, or cannot be removed now: the entry has to stay."""
 
 
 class Entry:
     """A folder that was made, or was about to be made, for a mount.
 
-    `path` is absolute and was free of symbolic links. `created`: nanoseconds since 1970. `identity`: device,
-    inode and owner of the folder; None when nobody wrote down that it was made. `marked`: it bore our mark.
+    `path` is absolute and had no symbolic links. `created`: nanoseconds since 1970. `identity`: device, inode
+    and owner of the folder; None if the second line is missing. `marked`: whether it had our mark.
     """
 
     __slots__ = ("created", "identity", "marked", "path", "text")
@@ -66,33 +67,34 @@ class Entry:
         self.identity = identity
         self.marked = marked
         self.text = b""
-        """What its file said when we wrote or read it."""
+        """The content of its file when we last wrote or read it."""
 
     def describes(self, status: os.stat_result) -> bool:
-        """Is what stands at the path the folder that was made for this entry?"""
+        """Whether the file at the path is the folder that was made for this entry."""
         if not stat.S_ISDIR(status.st_mode):
             return False
         younger = status.st_ctime_ns >= self.created
         if self.identity is None:
-            # Killed between mkdir and the second line: then it is one of ours that the first is older than.
+            # A kill between mkdir and the second line: then the folder is ours and younger than the first
+            # line.
             return status.st_uid == os.geteuid() and younger
         device, inode, owner = self.identity
-        # Some file systems (overlays, btrfs) get another device number when they are mounted again: after a
-        # power failure, at the restart of a container.
+        # Some file systems (overlays, btrfs) get another device number when they are mounted again, after a
+        # power failure or at the restart of a container.
         return (inode, owner) == (status.st_ino, status.st_uid) and (device == status.st_dev or younger)
 
     def remove_folder(self, close: Callable[[int], None] = os.close) -> Outcome:
-        """Remove the folder if it is the one that was made, nobody uses it, and it is empty. Never raises.
+        """Remove the folder if it is the one that was made, is unused, and is empty. Never raises.
 
-        A shared lock of our own on the folder is in the way and has to be given back before.
+        Our own shared lock on the folder must be released before.
 
         Args:
-            close: what closes the removed folder, then or later. The disk is told of the free space with the
-                last descriptor; that took 4 ms on an ext4 with `discard` and no journal, the rest 0.03 ms.
+            close: closes the removed folder's descriptor, now or later. Closing the last descriptor frees the
+                disk space; that took 4 ms on an ext4 with `discard` and no journal, the rest 0.03 ms.
         """
         parent, name = os.path.split(self.path)
         try:
-            # A link in the place of the parent leads to where we never made anything.
+            # If the parent has become a link, our folder is not behind it.
             folder = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             return Outcome.NOT_OURS if error.errno in _GONE else Outcome.LATER
@@ -104,14 +106,14 @@ class Entry:
             target = _open_target(folder, name)
             if self.marked and target is not None and not is_marked(target):
                 return Outcome.NOT_OURS
-            # Kept until the folder is gone, so that it cannot become a guest in between.
+            # Held until the folder is removed, so that no other daemon can acquire it in between.
             if not _lock_unused(target):
                 return Outcome.LATER
             os.rmdir(name, dir_fd=folder)
             outcome = Outcome.REMOVED
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                # What has something in it is its owner's from now on, also when it is emptied one day.
+                # A folder that is not empty belongs to its owner from now on, even if it is emptied later.
                 unmark(target)
                 outcome = Outcome.NOT_OURS
             elif error.errno in _GONE:
@@ -124,17 +126,17 @@ class Entry:
 
 
 def identity(status: os.stat_result) -> tuple[int, int, int]:
-    """What tells a folder from one that took its place, as far as can be told: inodes are used again."""
+    """Device, inode and owner, to recognize a folder. Not unique for ever: inodes are reused."""
     return status.st_dev, status.st_ino, status.st_uid
 
 
 def begin(descriptor: int, path: str) -> Entry:
-    """Write the first line into a file (open to append) that may hold an old entry for the same path."""
+    """Write the first line to a file (open to append), which may hold an old entry for the same path."""
     entry = Entry(path, time.clock_gettime_ns(_CLOCK_REALTIME_COARSE))
-    # Truncating even an empty file would make ext4 write it out when it is closed.
+    # After a truncation, even of an empty file, ext4 would write the file out when it is closed.
     if mend_mode(descriptor).st_size:
         os.ftruncate(descriptor, 0)
-    # As `json` would write it, at a fraction of the cost.
+    # The output of `json`, at a fraction of the cost.
     _append(descriptor, entry, f'{{"path": {encode_basestring_ascii(path)}, "created": {entry.created}}}\n')
     return entry
 
@@ -144,16 +146,16 @@ def complete(descriptor: int, entry: Entry, status: os.stat_result, *, marked: b
     entry.identity = identity(status)
     entry.marked = marked
     device, inode, owner = entry.identity
-    said = "true" if marked else "false"
-    line = f'{{"device": {device}, "inode": {inode}, "owner": {owner}, "marked": {said}}}\n'
+    text = "true" if marked else "false"
+    line = f'{{"device": {device}, "inode": {inode}, "owner": {owner}, "marked": {text}}}\n'
     _append(descriptor, entry, line)
 
 
 def read(descriptor: int) -> Entry | None:
-    """The entry in a file, or None when its first line is torn or no entry.
+    """The entry in a file; None if its first line is incomplete or invalid.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     text = os.pread(descriptor, _MAX_BYTES, 0)
     *lines, _torn = text.split(b"\n")
@@ -170,10 +172,10 @@ def read(descriptor: int) -> Entry | None:
 
 
 def read_again(descriptor: int, known: Entry) -> Entry:
-    """The entry in a file of which one is known; that one, when there is none, or no other.
+    """The entry in a file, if the file has changed; else the known entry.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if os.pread(descriptor, _MAX_BYTES, 0) == known.text:
         return known
@@ -190,7 +192,7 @@ def _append(descriptor: int, entry: Entry, text: str) -> None:
 def _first_line(value: Any) -> Entry | None:
     match value:
         case {"path": str(path), "created": int(created)}:
-            os.fsencode(path)  # ValueError: not the name of any file
+            os.fsencode(path)  # ValueError: not a file name
             return Entry(path, created) if path.startswith("/") and "\0" not in path else None
     return None
 
@@ -203,7 +205,7 @@ def _second_line(value: Any) -> tuple[tuple[int, int, int] | None, bool]:
 
 
 def mark(folder: int) -> bool:
-    """Write on an open folder that it was made for mounts; False: its file system takes no such notes."""
+    """Mark an open folder as made for mounts; False if its file system has no extended attributes."""
     try:
         os.setxattr(folder, _MARK, _MARKED)
     except OSError:
@@ -212,10 +214,10 @@ def mark(folder: int) -> bool:
 
 
 def is_marked(folder: int) -> bool:
-    """Was this open folder made for mounts, by whomever?
+    """Whether an open folder was made for mounts, by any daemon.
 
     Raises:
-        OSError: it cannot be told; among others, its file system has no such attributes.
+        OSError: the mark cannot be read, for example because the file system has no extended attributes.
     """
     try:
         return os.getxattr(folder, _MARK) == _MARKED
@@ -226,7 +228,7 @@ def is_marked(folder: int) -> bool:
 
 
 def unmark(target: int | None) -> None:
-    """Take the mark from an open folder, if it bears one."""
+    """Remove the mark of an open folder, if it has one."""
     if target is not None:
         with suppress(OSError):
             os.removexattr(target, _MARK)
@@ -240,20 +242,20 @@ def _open_target(folder: int, name: str) -> int | None:
 
 
 def _lock_unused(target: int | None) -> bool:
-    """Lock a folder unless a daemon with another registry has it as a guest (`registry.py`)."""
+    """Lock a folder unless a daemon with another registry uses it (`registry.py`)."""
     if target is None:
-        return True  # what we cannot open no guest could open
+        return True  # if we cannot open it, no other daemon of this user can
     try:
         fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system without locks: no guest has one either
+        return True  # a file system without locks: other daemons have no lock either
     return True
 
 
 def key(path: str) -> str:
-    """The name of an entry: a path may be longer than a name, and has slashes."""
+    """The file name of an entry. A path itself has slashes and may be too long."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:40]
 
 
@@ -264,7 +266,7 @@ def open_file(folder: int, name: str, flags: int = 0) -> int:
 
 
 def mend_mode(descriptor: int) -> os.stat_result:
-    """Give a new file our own bits again if an odd umask took them; returns what it was."""
+    """Set the owner's mode bits of a new file if a strict umask cleared them; returns its status before."""
     status = os.fstat(descriptor)
     if status.st_mode & 0o600 != 0o600:
         os.fchmod(descriptor, 0o600)
@@ -273,7 +275,7 @@ def mend_mode(descriptor: int) -> os.stat_result:
 
 def unlink(folder: int, path: str, descriptor: int) -> None:
     """Remove the file of an entry."""
-    # Without a name it went with a registry that somebody removed; the name is another one's then.
+    # If it has no name, the registry was removed with it, and the name belongs to another file.
     if os.fstat(descriptor).st_nlink:
         with suppress(FileNotFoundError):
             os.unlink(key(path), dir_fd=folder)
@@ -289,7 +291,7 @@ def discard(folder: int, path: str, descriptor: int) -> None:
 
 
 def leads_to(name: str, descriptor: int, parent: int | None = None) -> bool:
-    """Is it (still) that file which has that name?"""
+    """Whether a name (still) belongs to the open file."""
     try:
         return os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(descriptor))
     except OSError:

@@ -1,14 +1,15 @@
-"""What one daemon uses at one path: a folder made for the purpose, or a guest.
+"""A mount point that this daemon uses: a folder made for the purpose, or a foreign file or folder.
 
-A guest is what somebody else put there. When it is an empty folder, it may be that of a daemon with another
-registry; and a mount vanishes together with the folder below it. So who uses a folder, his own or a guest,
-locks the folder itself (shared), and whoever removes one takes that lock exclusively before. A folder with
-something in it can be removed by its owner only, who may do so.
+A foreign one has no entry in our registry. A foreign empty folder may belong to a daemon with another
+registry, and a mount disappears together with the folder below it. So each daemon locks the folder that it
+uses (shared), and takes an exclusive lock before it removes one. A folder that is not empty is removed only
+by its owner.
 
-Who comes first to let go cannot remove it, who comes last must: so a daemon marks what it makes, and removes
-a guest with a mark as it does its own. Each gives its shared lock back *before* it tries the exclusive one:
-of those that let go at the same moment one gets it then. The mark is made under the shared lock, so that
-nobody finds a folder that he may remove before its maker holds it.
+The first daemon to release a folder cannot remove it, so the last one must. Therefore a daemon marks the
+folders that it makes, and removes marked foreign folders like its own. Each daemon releases its shared lock
+*before* it tries the exclusive one: of several that release at the same time, one gets it. The mark is set
+under the shared lock, so that no other daemon can find and remove a marked folder before its maker has locked
+it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from execserver.sandbox.mount_points.entry import (
 )
 
 
-class Held:
-    """What stands at `path`, which is free of symbolic links; `count` leases use it."""
+class HeldMountPoint:
+    """The file or folder at `path`, which has no symbolic links; `count` leases use it."""
 
     __slots__ = (
         "changed",
@@ -54,27 +55,27 @@ class Held:
     ) -> None:
         self.path = path
         self.entry = entry
-        """None: a guest."""
+        """None if it is foreign."""
         self.descriptor = descriptor
-        """Of the entry's file, with the shared lock. None: a guest, or closed."""
+        """Of the entry's file, with the shared lock. None if it is foreign, or closed."""
         self.folder = folder
-        """Of the folder itself, with the shared lock. None: nobody like us can remove it, or lock it."""
+        """Of the folder itself, with the shared lock. None if no daemon can remove it, or lock it."""
         self.identity = identity
         self.changed = changed
-        """When something was put into it or taken out of it last, as of when we looked (ns)."""
+        """The folder's modification time at the last check (ns)."""
         self.filled = False
-        """Made by us, but somebody put something in."""
+        """Whether it was made by us, and is not empty any more."""
         self.count = 0
         self.spellings: set[str] = set()
-        """The paths by which it was asked for."""
+        """The paths by which it was acquired."""
 
     @property
     def is_own(self) -> bool:
-        """Whether it is an empty folder of ours, for all that is known."""
+        """Whether it is an empty folder of ours, as far as known."""
         return self.entry is not None and not self.filled
 
     def stands(self, path: str) -> bool:
-        """Does `path` lead to what we hold? One system call, unless somebody did something in there."""
+        """Whether it is still at `path`. One system call, unless the folder was modified."""
         try:
             status = os.lstat(path)
         except OSError:
@@ -87,16 +88,16 @@ class Held:
         return True
 
     def left_to_us(self) -> Entry | None:
-        """What to remove when this guest is let go, if nobody else uses it: a folder made for mounts, too."""
+        """For a foreign folder that was made for mounts: the entry by which to remove it if it is unused."""
         if self.entry is not None or self.folder is None or self.identity[2] != os.geteuid():
             return None
         try:
-            # Not when we took it: its maker may just have been about to mark it.
+            # Checked now and not when we acquired it, because its maker may not have marked it yet then.
             if not is_marked(self.folder):
                 return None
         except OSError:
             return None
-        # On no other device: nothing is younger than that.
+        # With `sys.maxsize` as its time, a folder on another device never matches.
         return Entry(self.path, sys.maxsize, self.identity, marked=True)
 
     def lock(self) -> None:
@@ -106,25 +107,25 @@ class Held:
                 share_lock(descriptor)
 
     def leave(self) -> None:
-        """Give back the lock on the folder (idempotent)."""
+        """Release the lock on the folder (idempotent)."""
         if self.folder is not None:
             unlock(self.folder)
             os.close(self.folder)
             self.folder = None
 
     def unlock(self) -> None:
-        """Give back all locks (idempotent)."""
+        """Release all locks (idempotent)."""
         for descriptor in self._descriptors():
             unlock(descriptor)
 
     def close(self) -> None:
-        """Close the descriptors, and leave the locks to whoever has copies (idempotent)."""
+        """Close the descriptors without releasing the locks, which copies may still hold (idempotent)."""
         for descriptor in self._descriptors():
             os.close(descriptor)
         self.folder = self.descriptor = None
 
-    def kept(self) -> tuple[MountPoint, list[int]]:
-        """What makes the same of copies of the descriptors, in another process (`adopt`)."""
+    def recovery_state(self) -> tuple[MountPoint, list[int]]:
+        """The state from which another process can adopt it, with copies of the descriptors (`adopt`)."""
         point = MountPoint(self.path, self.identity, self.folder is not None, self.descriptor is not None)
         return point, self._descriptors()
 
@@ -132,14 +133,14 @@ class Held:
         return [descriptor for descriptor in (self.folder, self.descriptor) if descriptor is not None]
 
 
-def adopt(points: Sequence[MountPoint], descriptors: Sequence[int]) -> list[Held]:
-    """What a dead server held, made of copies of its descriptors.
+def adopt(points: Sequence[MountPoint], descriptors: Sequence[int]) -> list[HeldMountPoint]:
+    """Adopt the mount points of a dead server, with copies of its descriptors.
 
     Raises:
         ValueError: they do not belong together.
     """
     if sum(point.has_folder + point.has_entry for point in points) != len(descriptors):
-        raise ValueError("other descriptors than were kept")
+        raise ValueError("not the descriptors that were stored")
     rest = iter(descriptors)
     adopted = []
     for point in points:
@@ -148,25 +149,24 @@ def adopt(points: Sequence[MountPoint], descriptors: Sequence[int]) -> list[Held
         entry = None
         try:
             if folder is not None and identity(os.fstat(folder)) != point.identity:
-                raise ValueError("another folder than was kept")
+                raise ValueError("not the folder that was stored")
             if descriptor is not None:
                 entry = read(descriptor)
                 if entry is None or entry.path != point.path:
-                    raise ValueError("another entry than was kept")
+                    raise ValueError("not the entry that was stored")
         except OSError as error:
-            raise ValueError(f"no descriptor of a mount point: {error}") from None
-        # Not looked into yet: the first one who wants to share it does that.
-        adopted.append(Held(point.path, point.identity, folder, entry, descriptor))
+            raise ValueError(f"not a descriptor of a mount point: {error}") from None
+        # Whether it is empty is checked when it is shared first.
+        adopted.append(HeldMountPoint(point.path, point.identity, folder, entry, descriptor))
     for held in adopted:
-        # The dead server may have been about to let it go.
+        # The dead server may have released the locks already.
         held.lock()
     return adopted
 
 
 def unlock(descriptor: int) -> None:
-    """Give back a lock, if there is one."""
-    # Closing is not enough while others have copies: who keeps them for a new server, and a child that was
-    # forked elsewhere and has not got to its exec.
+    """Release a lock, if there is one."""
+    # Closing is not enough while copies exist: in the supervisor, and in forked children before their exec.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
@@ -182,9 +182,9 @@ def share_lock(descriptor: int) -> None:
 
 
 def is_empty(folder: str | int) -> bool:
-    """Is it a folder, with nothing in it?"""
+    """Whether it is an empty folder."""
     try:
         with os.scandir(folder) as names:
             return next(names, None) is None
     except OSError:
-        return False  # gone, or closed to us: in any case not the empty folder that we made
+        return False  # it is gone or cannot be listed, so it is not the empty folder that we made

@@ -1,22 +1,23 @@
-"""Folders that exist in a workspace only while sandboxed commands need them to mount something there.
+"""The registry of mount points: folders that exist in a workspace only while sandboxed commands need them.
 
-A protected name that is missing (WORKSPACE/.git) can only be kept from being made by a mount over it, and a
-mount needs a folder to stand on. So an empty one is made for the time of the command, in the user's own
-workspace. None may be left behind, whoever is killed and when:
+To keep a command from creating a missing protected name (WORKSPACE/.git), the sandbox mounts over it, and a
+mount needs a folder. So an empty folder is made in the user's workspace for the time of the command. It must
+never be left behind, even if any process is killed at any time:
 
-1. Each such folder has an entry in a registry that all daemons of the state folder share: a file that is
-   written *before* the folder is made and that says afterwards which inode it is (`entry.py`).
-2. A daemon holds shared locks (flock) on the entry's file and on the folder as long as a command of its own
-   uses it. The kernel drops them at its death. Within a daemon users are counted.
-3. Who has the last lock removes folder and entry. What the dead left is found by `sweep`: entries that nobody
-   has locked.
-4. Entries are made, looked at and removed only under the lock of the registry, which is held for moments.
-5. Only a folder that we made is removed, and only with rmdir: what somebody put into one makes it theirs.
-6. The locks belong to open files. Who keeps copies of the descriptors (the supervisor does) keeps the folders
-   too, and hands them to a new server, which goes on as if it had acquired them (`adopt`). So a lock that is
-   to go is given back expressly: closing does not do it.
-7. What stands there and is in no entry is a guest (`held.py`): used as it is, and removed only
-   if a daemon with another registry made it, left it to us and marked it as made.
+1. Each folder has an entry in a registry that all daemons of the state folder share: a file that is written
+   *before* the folder is made, and that records the folder's inode afterwards (`entry.py`).
+2. A daemon holds shared locks (flock) on the entry's file and on the folder while one of its commands uses
+   the folder. The kernel releases them when the daemon dies. Within a daemon, leases are counted.
+3. The daemon with the last lock removes folder and entry. `sweep` removes the folders of dead daemons:
+   entries without a lock.
+4. Entries are made, read and removed only under the lock of the registry, which is held for moments.
+5. Only a folder that we made is removed, and only with rmdir: a folder that is not empty belongs to the user.
+6. The locks belong to open files. The supervisor holds copies of the descriptors, and so keeps the folders
+   when a server dies. It passes the copies to the new server, which adopts them (`adopt`). So locks are
+   released
+   explicitly: closing a descriptor is not enough.
+7. A file or folder that is in no entry is foreign (`held.py`). It is used as it is, and removed only if a
+   daemon with another registry made and marked it, and has released it.
 
 Linux only. Safe to use from several threads.
 """
@@ -29,10 +30,10 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from queue import SimpleQueue
 
 from execserver.private_folder import FolderError, lock, lock_folder, open_private
 from execserver.sandbox.mount_points.acquire import Parents, take
-from execserver.sandbox.mount_points.closer import Closer
 from execserver.sandbox.mount_points.description import MountPoint
 from execserver.sandbox.mount_points.entry import (
     Outcome,
@@ -44,17 +45,19 @@ from execserver.sandbox.mount_points.entry import (
     read_again,
     unlink,
 )
-from execserver.sandbox.mount_points.held import Held, adopt, unlock
+from execserver.sandbox.mount_points.held import HeldMountPoint, adopt, unlock
 
 _FOLDER = "mount-points"
 _LOCK = "lock"
+# Releases whose descriptors wait to be closed: some dozens of descriptors.
+_MAX_CLOSING = 8
 
 
 class Lease:
     """The right to mount over some folders, until `release`.
 
-    `made`: the paths where an empty folder of ours stands. `foreign`: those where something else stands, to
-    be bound as it is: a user's own file, link or folder, or one of ours into which somebody put something.
+    `made`: paths with an empty folder of ours. `foreign`: paths with another file, link or folder, to be
+    mounted as it is; also a folder of ours that is not empty any more.
     """
 
     __slots__ = ("_held", "_registry", "foreign", "made")
@@ -63,48 +66,50 @@ class Lease:
         self.made: tuple[str, ...] = ()
         self.foreign: tuple[str, ...] = ()
         self._registry = registry
-        self._held: list[Held] = []
+        self._held: list[HeldMountPoint] = []
 
     def release(self) -> None:
-        """Let the folders go; those that nobody else uses are removed (idempotent, never raises)."""
+        """Release the folders; unused ones are removed (idempotent, never raises)."""
         self._registry._release(self._held)  # noqa: SLF001  one thing in two classes
 
-    def kept(self) -> tuple[list[MountPoint], list[int]]:
-        """What a later server needs for the same right: the folders, and descriptors for somebody to keep
-        copies of. They still belong to this object.
+    def recovery_state(self) -> tuple[list[MountPoint], list[int]]:
+        """State from which a new server can adopt this lease.
+
+        Returns:
+            The folders, and descriptors to keep copies of; they still belong to this object.
         """
         with self._registry._mutex:  # noqa: SLF001
-            described = [held.kept() for held in dict.fromkeys(self._held)]
-        # What nobody can lock needs nothing kept.
+            described = [held.recovery_state() for held in dict.fromkeys(self._held)]
+        # A folder that cannot be locked needs no descriptors.
         described = [(point, descriptors) for point, descriptors in described if descriptors]
         return [point for point, _ in described], [fd for _, descriptors in described for fd in descriptors]
 
 
 class MountPoints:
-    """The registry, in a folder `mount-points` of the state folder (created when needed)."""
+    """The registry, in a folder `mount-points` of the state folder (created if missing)."""
 
     def __init__(self, folder: str) -> None:
-        """Args: folder: the state folder (`state_folder.open_state_folder`). Nothing is opened yet."""
+        """Args: folder: the state folder (`state_folder.open_state_folder`). No file is opened yet."""
         self._path = f"{folder}/{_FOLDER}"
         self._mutex = threading.Lock()
         self._descriptors: tuple[int, int] | None = None  # the folder, the lock in it
-        self._held: dict[str, Held] = {}  # by path without symbolic links
-        self._spellings: dict[str, Held] = {}  # by path as it was asked for
+        self._held: dict[str, HeldMountPoint] = {}  # by path without symbolic links
+        self._spellings: dict[str, HeldMountPoint] = {}  # by path as requested
         self._later: set[str] = set()  # names of entries whose folders could not be removed yet
-        self._closer = Closer()
+        self._closer = _Closer()
 
     def acquire(self, paths: Sequence[str]) -> Lease:
-        """Make sure that something stands at every path, all or nothing.
+        """Make sure that a file or folder exists at every path, all or nothing.
 
-        To be asked for every protected name that is missing *or an empty folder*: it may be another
-        command's, which would be removed while it is needed. Usually 0.1 ms a path, for one that is used
-        already 0.005 ms and one lstat; 5 s when another daemon is stopped while it has the registry.
+        Call it for every protected name that is missing *or an empty folder*: an empty folder may belong to
+        another command, and would be removed with it. Takes about 0.1 ms per path; 0.005 ms and one lstat for
+        a path that is already in use; 5 s if another daemon is stopped while it has the registry locked.
 
         Args:
-            paths: absolute, the folder of each one must exist. Symbolic links on the way are followed.
+            paths: absolute; the parent folders must exist. Symbolic links in them are followed.
 
         Raises:
-            OSError: not possible, `filename` tells where; nothing is left then.
+            OSError: not possible, with the path as `filename`; nothing is left behind.
         """
         with self._mutex:
             lease = Lease(self)
@@ -126,15 +131,15 @@ class MountPoints:
             return lease
 
     def adopt(self, points: Sequence[MountPoint], descriptors: Sequence[int]) -> Lease:
-        """Go on with what a dead server acquired. To be called before the first `acquire`.
+        """Adopt the mount points of a dead server. Call it before the first `acquire`.
 
         Args:
-            points: what `Lease.kept` gave.
-            descriptors: copies of those it gave, in the same order. They belong to the lease from now on;
-                those that another lease has, too, are closed.
+            points: the folders from `Lease.recovery_state`.
+            descriptors: copies of its descriptors, in the same order. They belong to the lease from now on;
+                copies that another lease already has are closed.
 
         Raises:
-            ValueError: they do not belong together; they are as they were then.
+            ValueError: folders and descriptors do not belong together; the descriptors stay open.
         """
         with self._mutex:
             lease = Lease(self)
@@ -150,10 +155,10 @@ class MountPoints:
             return lease
 
     def abandon(self, descriptors: Sequence[int]) -> None:
-        """Give back the locks of descriptors of which nothing else is known, close them, and sweep.
+        """Release the locks of descriptors whose mount points are unknown, close them, and sweep.
 
         Raises:
-            OSError: the registry cannot be used; the descriptors are closed all the same.
+            OSError: the registry cannot be used; the descriptors are closed anyway.
         """
         try:
             with self._mutex, self._locked():
@@ -168,18 +173,20 @@ class MountPoints:
         self.sweep()
 
     def sweep(self) -> list[str]:
-        """Remove the folders that no living daemon uses; returns their paths. To be called at the start, and
-        best at the end, too: then what a daemon with another registry has kept is free perhaps, or gone.
+        """Remove the folders that no living daemon uses; returns their paths.
+
+        Call it at the start, and best at the end too, when a daemon with another registry may have released
+        folders.
 
         Raises:
-            OSError: the registry cannot be used. What is wrong with single entries is no error.
+            OSError: the registry cannot be used. Faults of single entries are ignored.
         """
         with self._mutex, self._locked() as folder:
             names = [name for name in os.listdir(folder) if name != _LOCK]
             return [path for name in names if (path := self._sweep(folder, name)) is not None]
 
     def close(self) -> None:
-        """Close what is open of the registry itself (idempotent). Leases stay valid."""
+        """Close the registry's own descriptors (idempotent). Leases stay valid."""
         with self._mutex:
             self._close()
             self._closer.finish()
@@ -197,7 +204,7 @@ class MountPoints:
                 lock_folder(descriptor, self._path)
             except FolderError as error:
                 raise OSError(errno.ETIMEDOUT, str(error), self._path) from None
-            # Removed by hand, or by a cleaner of /tmp: then others lock another file.
+            # If the lock file was removed by hand or by a cleaner of /tmp, other daemons lock another file.
             if leads_to(f"{self._path}/{_LOCK}", descriptor):
                 break
             self._close()
@@ -231,7 +238,7 @@ class MountPoints:
         self._count(held, path, lease)
         return True
 
-    def _count(self, held: Held, path: str, lease: Lease) -> None:
+    def _count(self, held: HeldMountPoint, path: str, lease: Lease) -> None:
         held.count += 1
         held.spellings.add(path)
         self._spellings[path] = held
@@ -246,19 +253,19 @@ class MountPoints:
             parent, canonical = parents.resolve(path)
             held = self._held.get(canonical)
             if held is None or not held.stands(canonical):
-                # What was held has been taken away, and is for its own users to let go.
+                # The held folder has been removed; its leases release it.
                 held = self._held[canonical] = take(folder, parent, canonical)
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
         self._count(held, path, lease)
 
-    def _release(self, held: list[Held]) -> None:
+    def _release(self, held: list[HeldMountPoint]) -> None:
         with self._mutex:
             self._drop(held)
 
-    def _drop(self, users: list[Held]) -> None:
+    def _drop(self, users: list[HeldMountPoint]) -> None:
         ended = []
-        while users:  # the last one first: it may lie in an earlier one
+        while users:  # in reverse order: a folder may lie in an earlier one
             held = users.pop()
             held.count -= 1
             if not held.count:
@@ -266,7 +273,7 @@ class MountPoints:
                 ended.append(held)
         removed: list[int] = []
         if any(held.entry is not None or held.left_to_us() is not None for held in ended):
-            # Without the registry the locks are given back, and a later sweep does the rest.
+            # If the registry cannot be used, the locks are released and a later sweep removes the folders.
             with suppress(OSError), self._locked() as folder:
                 for held in ended:
                     with suppress(OSError):
@@ -278,31 +285,31 @@ class MountPoints:
         if removed:
             self._closer.close(removed)
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldMountPoint) -> None:
         if self._held.get(held.path) is held:
             del self._held[held.path]
         for spelling in held.spellings:
             if self._spellings.get(spelling) is held:
                 del self._spellings[spelling]
 
-    def _end(self, folder: int, held: Held, removed: list[int]) -> None:
-        guest = held.left_to_us()
+    def _end(self, folder: int, held: HeldMountPoint, removed: list[int]) -> None:
+        foreign = held.left_to_us()
         held.leave()
-        if guest is not None:
-            guest.remove_folder(removed.append)
+        if foreign is not None:
+            foreign.remove_folder(removed.append)
         if held.entry is None or held.descriptor is None or not lock(held.descriptor):
-            return  # a guest, or another daemon uses it still
+            return  # it is foreign, or another daemon still uses it
         # Another daemon may have made it anew.
         entry = read_again(held.descriptor, held.entry)
         if entry.remove_folder(removed.append) is Outcome.LATER:
             self._later.add(key(held.path))
             return
         unlink(folder, held.path, held.descriptor)
-        # The file, too: after some seconds its line has been given a place on the disk.
+        # The file's descriptor too: after some seconds its line has been allocated on the disk.
         removed.append(held.descriptor)
         held.descriptor = None
 
-    # -- what could not be removed, or was left by the dead
+    # -- folders that could not be removed yet, or that dead daemons left
 
     def _try_again(self, folder: int) -> None:
         for name in list(self._later):
@@ -315,12 +322,12 @@ class MountPoints:
             self._later.discard(name)
             return None
         except OSError:
-            return None  # not of our making, or no descriptor is left
+            return None  # not an entry, or no descriptor is left
         try:
             if not lock(descriptor):
                 return None  # in use
             entry = read(descriptor)
-            # Without an entry nothing was made: that comes after the first line.
+            # Without a first line no folder was made.
             outcome = Outcome.NOT_OURS if entry is None or key(entry.path) != name else entry.remove_folder()
             if outcome is Outcome.LATER:
                 self._later.add(name)
@@ -332,3 +339,44 @@ class MountPoints:
             return None
         finally:
             os.close(descriptor)
+
+
+class _Closer:
+    """Closes descriptors of removed files in a thread, as some disks are slow. For one caller at a time."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[list[int] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def close(self, descriptors: list[int]) -> None:
+        """Close them soon, or at once if the disk is too slow."""
+        if self._queue.qsize() >= _MAX_CLOSING or not self._runs():
+            _close_all(descriptors)
+        else:
+            self._queue.put(descriptors)
+
+    def finish(self) -> None:
+        """Wait until all are closed, and end the thread; the next `close` starts a new one."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _runs(self) -> bool:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="mount points", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads is reached
+                return False
+            self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        while (descriptors := self._queue.get()) is not None:
+            _close_all(descriptors)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -22,9 +22,9 @@ from execserver.supervisor import restart_policy
 from tests.support import fake_server
 
 SUPERVISOR = (
-    "import sys; from execserver.supervisor import program, restarts, start; "
+    "import sys; from execserver.supervisor import program, restart_policy, start; "
     "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restart_policy.BACKOFF_S = {backoff}; "
-    "restarts.STEADY_S = {steady}; "
+    "restart_policy.STEADY_S = {steady}; "
     "sys.exit(start.run(sys.argv[2:], ({interpreter!r}, '-I', sys.argv[1])))"
 )
 # A command that leaves a daemon: double fork, own session, empty environment; and stays itself.

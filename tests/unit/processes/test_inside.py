@@ -17,7 +17,7 @@ import pytest
 from execserver import descendants
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.sandboxed_child import Inside
-from execserver.sandbox.memory_file import memory_file
+from execserver.sandbox.bubblewrap import memory_file
 
 SECONDS = 20.0
 """More than anything here takes on the slowest machine."""

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from execserver.sandbox import bubblewrap, state_folder
-from execserver.sandbox.backends import Bubblewrapped, Tools
+from execserver.sandbox.backends import BubblewrapConfinement, HostPrograms
 from execserver.sandbox.bare_roots import BareRoots
 from execserver.sandbox.confinement import Command
 from execserver.sandbox.devices import Devices
 from execserver.sandbox.mount_points.registry import MountPoints
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Access, Glob, Policy, Rule, depth
-from execserver.sandbox.view import Needs, View, look
+from execserver.sandbox.view import RequiredPaths, View, build_view
 
 READ, WRITE, DENY = Access.READ, Access.WRITE, Access.DENY
 
-TOOLS = Tools("/usr/bin/bwrap", "/usr/bin/setsid", "/bin/bash")
+TOOLS = HostPrograms("/usr/bin/bwrap", "/usr/bin/setsid", "/bin/bash")
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -70,11 +70,11 @@ class Rig:
         self.bare_roots = BareRoots()
 
     @property
-    def own(self) -> OwnThings:
-        return OwnThings((self.state,))
+    def own(self) -> DaemonPaths:
+        return DaemonPaths((self.state,))
 
-    def look(self, limits: Policy, *, cwd: str | None = "/", own: OwnThings | None = None) -> View:
-        return look(limits, own or self.own, Needs(cwd, "/bin/sh"))
+    def build_view(self, limits: Policy, *, cwd: str | None = "/", own: DaemonPaths | None = None) -> View:
+        return build_view(limits, own or self.own, RequiredPaths(cwd, "/bin/sh"))
 
     def run(
         self,
@@ -82,16 +82,18 @@ class Rig:
         script: str,
         *,
         cwd: str | Path = "/",
-        own: OwnThings | None = None,
+        own: DaemonPaths | None = None,
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] | None = None,
         program: str = "/bin/sh",
     ) -> Ran:
         """Run a shell script, or a command line, under a policy; nothing is left of it afterwards."""
-        view = self.look(limits, cwd=str(cwd), own=own)
+        view = self.build_view(limits, cwd=str(cwd), own=own)
         lease = self.mount_points.acquire(view.mount_points) if view.mount_points else None
         watched = self.bare_roots.watch(view.bare_roots)
-        confinement = Bubblewrapped(limits, view, str(cwd), lease, TOOLS, self.sources, watched=watched)
+        confinement = BubblewrapConfinement(
+            limits, view, str(cwd), lease, TOOLS, self.sources, watched=watched
+        )
         try:
             wrapped = confinement.wrap(
                 Command(

@@ -17,9 +17,9 @@ import pytest
 
 from execserver.sandbox.confinement import Command, Confinement
 from execserver.sandbox.denial import evidence
-from execserver.sandbox.mount_points.adopted import Adopted, Opaque
+from execserver.sandbox.mount_points.adopted import AdoptedSandbox, UnknownSandbox
 from execserver.sandbox.mount_points.registry import MountPoints
-from execserver.sandbox.options import OwnThings, SandboxOptions
+from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import Glob, Policy
 from execserver.sandbox.sandboxes import Sandboxes
 from tests.unit.sandbox.mount_point_daemons import NAMES, Daemon, descriptors, entries
@@ -31,11 +31,11 @@ import json, os, socket, subprocess, sys
 from execserver.sandbox.confinement import Command
 from execserver.sandbox.options import SandboxOptions
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.options import DaemonPaths
 from tests.unit.sandbox.rig import PATH, workspace
 
 keeper = socket.socket(fileno=int(sys.argv[1]))
-boxes = Sandboxes(SandboxOptions(None, False, sys.argv[2]), OwnThings(), {"PATH": PATH})
+boxes = Sandboxes(SandboxOptions(None, False, sys.argv[2]), DaemonPaths(), {"PATH": PATH})
 made = []
 for line in sys.stdin:
     verb, *rest = json.loads(line)
@@ -61,7 +61,7 @@ for line in sys.stdin:
                 start_new_session=True,
             )
     if verb != "release":
-        description, fds = made[-1].kept()
+        description, fds = made[-1].recovery_state()
         socket.send_fds(keeper, [json.dumps(description).encode()], fds)
     else:
         keeper.send(b"released")
@@ -125,7 +125,7 @@ def start(state: Path) -> Iterator[Callable[[], Server]]:
 @pytest.fixture
 def boxes(state: Path) -> Iterator[Sandboxes]:
     """The next server."""
-    boxes = Sandboxes(SandboxOptions(None, False, str(state)), OwnThings(), {"PATH": PATH})
+    boxes = Sandboxes(SandboxOptions(None, False, str(state)), DaemonPaths(), {"PATH": PATH})
     yield boxes
     boxes.close()
 
@@ -166,12 +166,12 @@ def test_an_adopted_sandbox_is_the_same_to_whoever_asks(
     kept = server("prepare", str(ws), "")
     server.kill()
     adopted = boxes.adopt(*handed_back(kept))
-    assert isinstance(adopted, Adopted)
+    assert isinstance(adopted, AdoptedSandbox)
     assert adopted.policy == workspace(ws)
     assert (adopted.backend, adopted.namespaces, adopted.cwd) == ("bubblewrap", True, "/")
     assert not adopted.releases_at_once
     assert adopted.shows
-    assert adopted.kept()[0] == kept[0]
+    assert adopted.recovery_state()[0] == kept[0]
     boxes.release(adopted)
     boxes.release(adopted)
     close(kept)
@@ -331,10 +331,10 @@ def test_what_cannot_be_understood_is_swept_at_its_end_and_proves_no_denial(
             strange = None
     beside = boxes.adopt(*handed_back(understood))
     confinement = boxes.adopt(strange, fds)
-    assert isinstance(confinement, Opaque)
+    assert isinstance(confinement, UnknownSandbox)
     assert not confinement.releases_at_once
     assert not evidence(confinement.policy, 1, b"touch: x: Read-only file system", confinement.cwd).evidence
-    assert confinement.kept() == (strange, fds)
+    assert confinement.recovery_state() == (strange, fds)
     boxes.release(confinement)
     boxes.sweep()
     assert len(os.listdir(ws)) == len(NAMES) + 1, "another command has the same folders"
@@ -362,7 +362,7 @@ def test_the_last_that_cannot_be_understood_takes_its_folders_with_it(
 
 def test_without_a_state_folder_the_descriptors_are_closed(ws: Path, base: Path) -> None:
     (base / "file").touch()
-    boxes = Sandboxes(SandboxOptions(None, False, str(base / "file")), OwnThings(), {"PATH": PATH})
+    boxes = Sandboxes(SandboxOptions(None, False, str(base / "file")), DaemonPaths(), {"PATH": PATH})
     before = descriptors()
     confinement: Confinement = boxes.adopt({"version": 1}, [os.open(ws, os.O_RDONLY)])
     boxes.release(confinement)
@@ -381,7 +381,7 @@ def test_a_description_goes_through_json_whatever_the_paths_are(boxes: Sandboxes
         glob_depth=3,
     )
     confinement = boxes.prepare(limits, _command(odd))
-    description, fds = confinement.kept()
+    description, fds = confinement.recovery_state()
     text = json.dumps(description, ensure_ascii=False).encode()
     adopted = boxes.adopt(json.loads(text), [os.dup(fd) for fd in fds])
     assert (adopted.policy, adopted.cwd) == (limits, odd)
@@ -394,10 +394,10 @@ def test_a_description_goes_through_json_whatever_the_paths_are(boxes: Sandboxes
 def test_what_needs_nothing_on_the_host_is_released_at_once(boxes: Sandboxes) -> None:
     limits = policy(("/", READ))
     confinement = boxes.prepare(limits, _command("/"))
-    description, fds = confinement.kept()
+    description, fds = confinement.recovery_state()
     assert fds == []
     adopted = boxes.adopt(description, fds)
-    assert isinstance(adopted, Adopted)
+    assert isinstance(adopted, AdoptedSandbox)
     assert adopted.releases_at_once
     assert not adopted.shows
     assert adopted.policy == limits
@@ -410,7 +410,7 @@ def test_what_needs_nothing_on_the_host_is_released_at_once(boxes: Sandboxes) ->
 def test_a_limit_on_the_network_alone_is_adopted_too(boxes: Sandboxes) -> None:
     limits = Policy(unrestricted=True, network=False)
     confinement = boxes.prepare(limits, _command("/"))
-    adopted = boxes.adopt(*confinement.kept())
+    adopted = boxes.adopt(*confinement.recovery_state())
     assert (adopted.policy, adopted.backend, adopted.namespaces) == (limits, confinement.backend, False)
     boxes.release(adopted)
     boxes.release(confinement)

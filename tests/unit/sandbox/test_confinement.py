@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from execserver.sandbox import bubblewrap
-from execserver.sandbox.backends import Bubblewrapped, Limited, Tools, needs_own_name
+from execserver.sandbox.backends import BubblewrapConfinement, HostPrograms, ThreadConfinement, needs_own_name
 from execserver.sandbox.confinement import Command, Wrapped
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.view import View
@@ -29,9 +29,11 @@ def command(
     return Command(program, arguments, "/", {"PATH": PATH} if environment is None else environment, tty)
 
 
-def bubblewrapped(rig: Rig, limits: Policy | None = None, tools: Tools = TOOLS) -> Bubblewrapped:
+def bubblewrapped(
+    rig: Rig, limits: Policy | None = None, tools: HostPrograms = TOOLS
+) -> BubblewrapConfinement:
     limits = limits or policy(("/", READ))
-    return Bubblewrapped(limits, rig.look(limits), "/", None, tools, rig.sources)
+    return BubblewrapConfinement(limits, rig.build_view(limits), "/", None, tools, rig.sources)
 
 
 def close(wrapped: Wrapped) -> None:
@@ -39,7 +41,7 @@ def close(wrapped: Wrapped) -> None:
         os.close(fd)
 
 
-def line(rig: Rig, given: Command, tools: Tools = TOOLS) -> Sequence[str]:
+def line(rig: Rig, given: Command, tools: HostPrograms = TOOLS) -> Sequence[str]:
     """The command line inside."""
     wrapped = bubblewrapped(rig, tools=tools).wrap(given)
     close(wrapped)
@@ -127,7 +129,7 @@ def test_a_name_that_is_not_the_programs_own_needs_a_tool(given: Command, own: b
 def test_a_command_line_is_that_of_the_command(rig: Rig) -> None:
     assert line(rig, command("sh", "a", "")) == ("sh", "a", "")
     assert line(rig, command("/bin/sh", "a")) == ("/bin/sh", "a")
-    assert line(rig, command("-sh", "a"), Tools("/usr/bin/bwrap", None, "/bin/bash")) == (
+    assert line(rig, command("-sh", "a"), HostPrograms("/usr/bin/bwrap", None, "/bin/bash")) == (
         *("/bin/bash", "-p", "-c", 'exec -a "$0" -- "$@"', "-sh", "/bin/sh", "a"),
     )
 
@@ -197,10 +199,10 @@ def test_mount_points_are_given_back_once_and_again(rig: Rig, base: Path) -> Non
     ws = base / "ws"
     ws.mkdir()
     limits = workspace(ws)
-    view = rig.look(limits)
+    view = rig.build_view(limits)
     lease = rig.mount_points.acquire(view.mount_points)
     assert len(os.listdir(ws)) == 4
-    confinement = Bubblewrapped(limits, view, "/", lease, TOOLS, rig.sources)
+    confinement = BubblewrapConfinement(limits, view, "/", lease, TOOLS, rig.sources)
     confinement.release()
     assert os.listdir(ws) == []
     confinement.release()
@@ -210,9 +212,9 @@ def test_a_mount_source_that_is_gone_lets_nothing_run(rig: Rig, base: Path) -> N
     ws = base / "ws"
     ws.mkdir()
     limits = policy(("/", READ), (ws, WRITE))
-    view = rig.look(limits)
+    view = rig.build_view(limits)
     ws.rmdir()
-    wrapped = Bubblewrapped(limits, view, "/", None, TOOLS, rig.sources).wrap(
+    wrapped = BubblewrapConfinement(limits, view, "/", None, TOOLS, rig.sources).wrap(
         command("sh", "-c", f"echo ran > {base}/ran")
     )
     done = subprocess.run(
@@ -236,7 +238,7 @@ def test_a_mount_source_that_is_gone_lets_nothing_run(rig: Rig, base: Path) -> N
 
 def test_limits_of_a_thread_leave_the_command_as_it_is(rig: Rig) -> None:
     for limits, backend in ((OFFLINE, "seccomp"), (policy(("/", READ)), "landlock")):
-        confinement = Limited(limits, View("read", ()), "/", rig.own)
+        confinement = ThreadConfinement(limits, View("read", ()), "/", rig.own)
         wrapped = confinement.wrap(command("name", "x", environment={"A": "1"}))
         assert confinement.backend == backend
         assert not confinement.namespaces

@@ -19,8 +19,9 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from execprotocol.errors import InvalidRequest, RpcError
-from execserver.sandbox import globs
-from execserver.sandbox.globs import Budget, expand, folder_of, matcher, matches, refuse_denied, require_few
+from execserver.sandbox import glob_patterns, glob_search
+from execserver.sandbox.glob_patterns import folder_of, matcher, matches, refuse_denied, require_few
+from execserver.sandbox.glob_search import Budget, expand
 
 
 def found(pattern: str, *folders: str, depth: int | None = None, denies: bool = False) -> list[str]:
@@ -259,7 +260,12 @@ def seconds(act: Callable[[], object]) -> float:
     """The processor time that it takes, the best of three: other programs do not count."""
     taken = []
     for _ in range(3):
-        for function in (globs.matcher, globs._covering, globs._parsed, globs.require_few):
+        for function in (
+            glob_patterns.matcher,
+            glob_patterns._covering,
+            glob_patterns._parsed,
+            glob_patterns.require_few,
+        ):
             function.cache_clear()
         re.purge()
         before = time.thread_time()
@@ -480,7 +486,7 @@ def test_links_that_take_long_to_follow_are_an_error_that_names_one(base: Path, 
 def test_links_into_folders_of_the_kernel_are_not_searched(
     base: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(globs, "MAX_SCANNED", 2)
+    monkeypatch.setattr(glob_search, "MAX_SCANNED", 2)
     (base / "link").symlink_to(target)
     assert denied(f"{base}/**/.env") == []
 
@@ -488,7 +494,7 @@ def test_links_into_folders_of_the_kernel_are_not_searched(
 def test_many_ordinary_links_cost_no_more_than_other_names(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(globs, "MAX_SCANNED", 102)
+    monkeypatch.setattr(glob_search, "MAX_SCANNED", 102)
     make(base, "store/package/file")
     (base / "w").mkdir()
     for number in range(100):
@@ -512,7 +518,7 @@ def test_a_link_to_too_much_is_an_error_that_names_it_and_the_pattern(
 ) -> None:
     make(base, *(f"out/{number}" for number in range(20)), "w/x")
     (base / "w/link").symlink_to("../out")
-    monkeypatch.setattr(globs, "MAX_SCANNED", 19)
+    monkeypatch.setattr(glob_search, "MAX_SCANNED", 19)
     pattern = f"{base}/w/**/none"
     with pytest.raises(InvalidRequest) as refusal:
         denied(pattern)
@@ -531,7 +537,7 @@ def test_names_one_by_one_match_as_the_whole_path_does(pattern: str, path: str) 
         expected = matcher(pattern).fullmatch(path) is not None
     except InvalidRequest:
         reject()
-    names = globs._Names(pattern)
+    names = glob_patterns.PatternNames(pattern)
     matches = names.matching(names.of_folder(os.path.dirname(path)))
     assert (matches(os.path.basename(path)) is not None) is expected
 
@@ -559,7 +565,7 @@ def test_a_folder_that_is_missing_or_none_has_no_matches(base: Path) -> None:
 
 def test_no_more_is_looked_at_than_can_match(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(base, "a.key", *(f"big/{number}" for number in range(50)))
-    monkeypatch.setattr(globs, "MAX_SCANNED", 10)
+    monkeypatch.setattr(glob_search, "MAX_SCANNED", 10)
     assert found(f"{base}/*.key") == [f"{base}/a.key"]
 
 
@@ -567,7 +573,7 @@ def test_too_many_names_are_an_error_that_says_what_to_do(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(base, *(str(number) for number in range(20)))
-    monkeypatch.setattr(globs, "MAX_SCANNED", 19)
+    monkeypatch.setattr(glob_search, "MAX_SCANNED", 19)
     with pytest.raises(InvalidRequest, match="look at more than 19 names; set glob_scan_max_depth"):
         found(f"{base}/**/none")
 
@@ -576,15 +582,15 @@ def test_too_many_matches_are_an_error_that_says_what_to_do(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(base, *(f"{number}.key" for number in range(4)))
-    monkeypatch.setattr(globs, "MAX_MATCHES", 4)
+    monkeypatch.setattr(glob_search, "MAX_MATCHES", 4)
     assert len(found(f"{base}/*.key")) == 4
-    monkeypatch.setattr(globs, "MAX_MATCHES", 3)
+    monkeypatch.setattr(glob_search, "MAX_MATCHES", 3)
     with pytest.raises(InvalidRequest, match="match more than 3 paths; name their folder instead"):
         found(f"{base}/*.key")
 
 
 def test_many_links_to_one_denied_file_are_one_match(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(globs, "MAX_MATCHES", 3)
+    monkeypatch.setattr(glob_search, "MAX_MATCHES", 3)
     targets = make(base, "out/a.key", "out/b.key")
     (base / "w").mkdir()
     links = [base / "w" / f"link{number}" for number in range(20)]
@@ -600,7 +606,7 @@ def test_many_links_to_one_denied_file_are_one_match(base: Path, monkeypatch: py
 
 def test_all_patterns_of_a_policy_share_one_budget(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(base, "a.key", "b.key")
-    monkeypatch.setattr(globs, "MAX_MATCHES", 3)
+    monkeypatch.setattr(glob_search, "MAX_MATCHES", 3)
     budget = Budget()
     assert len(list(expand(f"{base}/*.key", (), None, budget))) == 2
     with pytest.raises(InvalidRequest):
@@ -641,9 +647,9 @@ def test_what_is_too_deep_for_a_path_is_an_error_and_not_passed_over(too_deep: P
 
 
 def test_too_many_folders_in_each_other_are_an_error_that_says_what_to_do(base: Path) -> None:
-    (base / "/".join("n" * (globs.MAX_LEVELS - 1))).mkdir(parents=True)
+    (base / "/".join("n" * (glob_search.MAX_LEVELS - 1))).mkdir(parents=True)
     assert found(f"{base}/**/.env") == []
-    (base / "/".join("n" * globs.MAX_LEVELS)).mkdir()
+    (base / "/".join("n" * glob_search.MAX_LEVELS)).mkdir()
     with pytest.raises(InvalidRequest, match="128 folders in each other; set glob_scan_max_depth"):
         found(f"{base}/**/.env")
     assert found(f"{base}/**/.env", depth=5) == []

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from execserver.sandbox import bubblewrap, seccomp
+from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.diagnostics.probe import probe
-from execserver.sandbox.memory_file import SealedProgram, memory_file
 from execserver.sandbox.state_folder import empty_file, empty_folder
 from execserver.sandbox.view import View
 
@@ -79,7 +79,7 @@ def attack(tmp_path: Path) -> Attack:
     def run(program: str, filtering: bytes, script: str) -> subprocess.CompletedProcess[str]:
         descriptors = [memory_file(filtering), os.open("/dev/null", os.O_WRONLY)]
         try:
-            inside = bubblewrap.Inside((), "/", {"LC_ALL": "C"})
+            inside = bubblewrap.SandboxedCommand((), "/", {"LC_ALL": "C"})
             arguments = bubblewrap.arguments(made, inside, *descriptors)
             descriptors.append(memory_file(arguments))
             line = ["bwrap", "--args", str(descriptors[2]), "--", sys.executable, "-I", "-S", "-c", script]

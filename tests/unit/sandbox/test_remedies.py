@@ -13,14 +13,15 @@ import pytest
 from execprotocol.errors import InvalidRequest
 from execserver.sandbox.policy import Access, Policy, Rule
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, policy, workspace
-from tests.unit.sandbox.test_git import git, repository, with_submodule
+from tests.unit.sandbox.test_git_files import git, repository, with_submodule
 
 PATH = r"(/[^\s,:]+)"
 GRANTS = re.compile(
-    rf"an entry with access `write` for {PATH}(?: if that is meant, and one for {PATH} to commit)?"
+    rf"an entry with access `write` for {PATH}(?: if commands may change it, and one for {PATH} to commit)?"
 )
 MOVED = re.compile(
-    rf"(?:through the symbolic link {PATH}, |{PATH} is a symbolic link, ).*leads to in its place"
+    rf"(?:through the symbolic link {PATH}, |{PATH} is a symbolic link, )"
+    ".*replace (?:it|the link) by its target"
 )
 NAMED = re.compile(rf"sandbox: {PATH} leads through .*name what it leads to, {PATH}")
 TO_COMMIT = "git add -A && git -c user.name=x -c user.email=x@x commit -q -m second && echo done"
@@ -35,7 +36,7 @@ def ws(base: Path) -> Path:
 
 def refusal_of(rig: Rig, limits: Policy) -> str | None:
     try:
-        rig.look(limits)
+        rig.build_view(limits)
     except InvalidRequest as refusal:
         return str(refusal)
     return None

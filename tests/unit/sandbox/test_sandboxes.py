@@ -15,14 +15,14 @@ import pytest
 
 from execprotocol.errors import InvalidRequest
 from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder, view
-from execserver.sandbox.backends import Bubblewrapped, Limited
+from execserver.sandbox.backends import BubblewrapConfinement, ThreadConfinement
 from execserver.sandbox.confinement import Command, Confinement
 from execserver.sandbox.diagnostics.probe import ProbeResult, probe
 from execserver.sandbox.mount_points.registry import MountPoints
-from execserver.sandbox.options import OwnThings, SandboxOptions
+from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import PROTECTED_NAMES, Policy
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.view import Needs, View, look
+from execserver.sandbox.view import RequiredPaths, View, build_view
 from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
 
 OFFLINE = Policy(unrestricted=True, network=False)
@@ -45,7 +45,7 @@ def make(base: Path) -> Iterator[Make]:
         bubblewrap: str | None = None, *, landlock: bool = False, spool: str | None = None
     ) -> Sandboxes:
         options = SandboxOptions(bubblewrap, landlock, spool or str(base / "state"))
-        made.append(Sandboxes(options, OwnThings(), {"PATH": PATH}))
+        made.append(Sandboxes(options, DaemonPaths(), {"PATH": PATH}))
         return made[-1]
 
     yield do_make
@@ -81,7 +81,7 @@ def run(confinement: Confinement, script: str) -> subprocess.CompletedProcess[st
 def test_a_command_is_confined_and_nothing_is_left_of_that(make: Make, base: Path, ws: Path) -> None:
     boxes = make()
     confinement = boxes.prepare(workspace(ws), command())
-    assert isinstance(confinement, Bubblewrapped)
+    assert isinstance(confinement, BubblewrapConfinement)
     assert sorted(os.listdir(ws)) == [".agents", ".aws", ".codex", ".git"]
     ran = run(confinement, f"echo 1 > {ws}/n; echo 1 > {base}/n; ls -A {base}/state")
     boxes.release(confinement)
@@ -138,12 +138,12 @@ def test_a_link_that_takes_a_protected_place_at_the_last_moment_is_refused(
     make: Make, ws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def look_then_plant(limits: Policy, own: OwnThings, needs: Needs) -> View:
-        seen = look(limits, own, needs)
+    def build_then_plant(limits: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
+        seen = build_view(limits, own, needs)
         (ws / ".git").symlink_to("/etc")
         return seen
 
-    monkeypatch.setattr(view, "look", look_then_plant)
+    monkeypatch.setattr(view, "build_view", build_then_plant)
     with pytest.raises(InvalidRequest, match="became a symbolic link just now"):
         make().prepare(workspace(ws), command())
     assert os.listdir(ws) == [".git"]
@@ -187,13 +187,13 @@ def test_a_writable_folder_that_is_swapped_during_the_look_is_refused(
         pytest.skip("bubblewrap has no --bind-fd")
     (base / "out").mkdir()
 
-    def look_then_swap(limits: Policy, own: OwnThings, needs: Needs) -> View:
-        seen = look(limits, own, needs)
+    def build_then_swap(limits: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
+        seen = build_view(limits, own, needs)
         ws.rename(base / "moved")
         ws.symlink_to("out")
         return seen
 
-    monkeypatch.setattr(view, "look", look_then_swap)
+    monkeypatch.setattr(view, "build_view", build_then_swap)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(InvalidRequest, match="was replaced just now"):
         # `.git` is there, so that nothing has to be made in the folder itself.
@@ -348,7 +348,7 @@ def test_without_bubblewrap_a_limit_on_files_is_refused_with_the_missing_piece_a
 
 def test_without_bubblewrap_a_limit_on_the_network_alone_is_kept_all_the_same(make: Make) -> None:
     confinement = make("/no/such/bwrap").prepare(OFFLINE, command())
-    assert isinstance(confinement, Limited)
+    assert isinstance(confinement, ThreadConfinement)
     assert confinement.backend == "seccomp"
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from execserver.supervisor import listeners
-from execserver.supervisor.listeners import ListenError, UnixListener, bind_all, parse, requested
+from execserver.supervisor.listener import ListenError, UnixListener
+from execserver.supervisor.listeners import bind_all, parse, requested
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ def test_a_successor_s_socket_is_not_removed(folder: Path) -> None:
     assert not (folder / "s").exists()
 
 
-def default_in(folder: Path) -> listeners.UnixListener:
+def default_in(folder: Path) -> UnixListener:
     return listeners.default_listener({"XDG_RUNTIME_DIR": str(folder)})
 
 

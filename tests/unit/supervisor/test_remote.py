@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.supervisor.listeners import ListenError, requested
+from execserver.supervisor.listener import ListenError
+from execserver.supervisor.listeners import requested
 from execserver.supervisor.remote import (
     MAX_TOKEN_BYTES,
     RemoteListener,

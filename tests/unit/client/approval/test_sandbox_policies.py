@@ -21,7 +21,7 @@ from execclient.govern.sandbox import (
 )
 from execprotocol.model import decode
 from execprotocol.sandbox import SandboxContext
-from execserver.sandbox.policy import Access, Policy, Surroundings, resolve
+from execserver.sandbox.policy import Access, Policy, RequestFolders, resolve
 
 ROOT_READ = {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}
 ROOT_WRITE = {**ROOT_READ, "access": "write"}
@@ -50,7 +50,7 @@ def resolved(policy: SandboxPolicy, *roots: str) -> Policy:
     context = policy.context("/w", roots or ("/w",))
     assert context is not None
     model = decode(SandboxContext, json.loads(json.dumps(context)))
-    return resolve(model, Surroundings(cwd="/w", tmpdir="/var/tmp/mine"))
+    return resolve(model, RequestFolders(cwd="/w", tmpdir="/var/tmp/mine"))
 
 
 ALL = [

@@ -1,6 +1,6 @@
 """A server for the tests of keeper and restarter: it does what its clients say, and no more.
 
-Run by its path: `keeping_server.py serve --listen unix://PATH --plan FILE`. Each line from a client is a
+Run by its path: `fd_store_server.py serve --listen unix://PATH --plan FILE`. Each line from a client is a
 JSON list, a command of `Commands` and its arguments; each is answered with one line. Each start takes the
 first line of the plan, which says how it is to behave:
 
@@ -28,7 +28,7 @@ from typing import Any
 
 from execserver.descendants import kill_members, set_own_tag, tag_value
 from execserver.supervisor import fd_store_protocol
-from execserver.supervisor.fd_store_client import Exited, Kept
+from execserver.supervisor.fd_store_client import EndedProcess, StoredSlot
 from execserver.supervisor.server_channel import Hello, ServerChannel, open_supervisor_pidfd
 
 
@@ -53,12 +53,12 @@ def content(descriptor: int) -> str:
 class Commands:
     """What a client may ask for."""
 
-    def __init__(self, hello: Hello, channel: ServerChannel, handed: list[Kept | Exited]) -> None:
-        self._keeper = hello.keeper
+    def __init__(self, hello: Hello, channel: ServerChannel, handed: list[StoredSlot | EndedProcess]) -> None:
+        self._fd_store = hello.fd_store
         self._hello = hello
         self._channel = channel
         self._handed = handed
-        self._exits = [list(entry) for entry in handed if isinstance(entry, Exited)]
+        self._exits = [list(entry) for entry in handed if isinstance(entry, EndedProcess)]
 
     def pid(self) -> int:
         return os.getpid()
@@ -70,7 +70,7 @@ class Commands:
         files = [os.memfd_create("text") for _ in texts]
         for file, text in zip(files, texts, strict=True):
             os.write(file, text.encode())
-        self._keeper.keep(number, slot, files)
+        self._fd_store.keep(number, slot, files)
         for file in files:
             os.close(file)
 
@@ -83,7 +83,7 @@ class Commands:
         files = [os.memfd_create("text") for _ in range(3)]
         begin = time.monotonic()
         for number in range(1, count + 1):
-            self._keeper.keep(number, 1, files)
+            self._fd_store.keep(number, 1, files)
         return (time.monotonic() - begin) * 1000
 
     def run(self, number: int, program: str) -> int:
@@ -99,7 +99,7 @@ class Commands:
         )
         set_own_tag(tag_value(self._hello.instance))
         pidfd = os.pidfd_open(pid)
-        self._keeper.keep(number, fd_store_protocol.PROCESS, [pidfd, reading])
+        self._fd_store.keep(number, fd_store_protocol.PROCESS, [pidfd, reading])
         for descriptor in (pidfd, reading, writing):
             os.close(descriptor)
         return pid
@@ -113,29 +113,29 @@ class Commands:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
     def release(self, number: int, urgent: bool = False) -> None:
-        self._keeper.release(number, urgent=urgent)
+        self._fd_store.release(number, urgent=urgent)
 
     def reaped(self, number: int) -> None:
-        self._keeper.reaped(number)
+        self._fd_store.reaped(number)
 
     def handed(self) -> dict[str, dict[str, list[str]]]:
         """What the take-over brought: number, slot, and what is in its descriptors."""
         result: dict[str, dict[str, list[str]]] = {}
         for entry in self._handed:
-            if isinstance(entry, Kept):
+            if isinstance(entry, StoredSlot):
                 slots = result.setdefault(str(entry.number), {})
                 slots.setdefault(str(entry.slot), []).extend(map(content, entry.descriptors))
         return result
 
     def handed_count(self) -> list[int]:
         """Numbers and descriptors that the take-over brought."""
-        kept = [entry for entry in self._handed if isinstance(entry, Kept)]
+        kept = [entry for entry in self._handed if isinstance(entry, StoredSlot)]
         return [len({entry.number for entry in kept}), sum(len(entry.descriptors) for entry in kept)]
 
     def exits(self, wait_for: int = 0) -> list[list[int]]:
         """[number, status] of every exit that was told, as soon as there are so many."""
         while len(self._exits) < wait_for:
-            wait(self._keeper.fileno())
+            wait(self._fd_store.fileno())
             self._take_exits()
         self._take_exits()
         return self._exits
@@ -167,7 +167,7 @@ class Commands:
         ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
 
     def _take_exits(self) -> None:
-        while (exited := self._keeper.receive()) is not None:
+        while (exited := self._fd_store.receive()) is not None:
             self._exits.append(list(exited))
 
 
@@ -194,11 +194,11 @@ def main() -> int:
     supervisor = open_supervisor_pidfd(hello.supervisor_pid)
     if doing == "kill-amid":
         for _ in range(int(argument)):
-            fd_store_protocol.receive(socket.socket(fileno=os.dup(hello.keeper.fileno())))
+            fd_store_protocol.receive(socket.socket(fileno=os.dup(hello.fd_store.fileno())))
         die()
     if doing == "exit":
         return int(argument)
-    handed = hello.keeper.take_over() if hello.take_over else []
+    handed = hello.fd_store.take_over() if hello.take_over else []
     commands = Commands(hello, channel, handed)
     while doing == "wait" and not os.path.exists(f"{options.plan}.go"):
         if wait(supervisor, channel.fileno(), seconds=0.01):

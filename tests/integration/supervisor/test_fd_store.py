@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.supervisor.conftest import Start
-from tests.integration.supervisor.keeping import Keeping, eventually, gone, zombie
+from tests.integration.supervisor.fd_store_service import FdStoreService, eventually, gone, zombie
 from tests.support.servers import open_files
 from tests.support.wire import wait_state
 
@@ -39,7 +39,7 @@ def switches(pid: int) -> int:
 
 
 def test_what_was_kept_comes_back_in_order_after_a_kill(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     service.call("keep", 0, 1, "ledger")
     service.call("keep", 7, 1, "first", "second", "third")
     service.call("keep", 7, 2, "ring")
@@ -55,7 +55,7 @@ def test_what_was_kept_comes_back_in_order_after_a_kill(start: Start, folder: Pa
 
 
 def test_a_slot_is_replaced_emptied_and_released_with_its_number(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     service.kill()
     service.call("pid")
     before = descriptors(service.pid)
@@ -75,7 +75,7 @@ def test_a_slot_is_replaced_emptied_and_released_with_its_number(start: Start, f
 
 
 def test_thousands_are_handed_over_and_none_is_inherited(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     service.call("keep_many", 3000)
     for _ in range(2):
         service.kill()
@@ -89,14 +89,14 @@ def test_thousands_are_handed_over_and_none_is_inherited(start: Start, folder: P
 
 
 def test_a_message_sent_just_before_the_death_arrives(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     for number in range(1, 21):
         service.call("keep_and_die", number, 1, f"last words {number}")
     assert service.call("handed") == {str(number): {"1": [f"last words {number}"]} for number in range(1, 21)}
 
 
 def test_a_process_lives_on_and_its_exit_is_told_until_it_is_confirmed(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     pid = service.call("run", 3, "kill -STOP $$; exit 9")
     wait_state([pid], "T")
     service.kill()
@@ -120,7 +120,7 @@ def test_a_process_lives_on_and_its_exit_is_told_until_it_is_confirmed(start: St
 def test_an_exit_while_no_server_lives_is_told_to_the_next(
     start: Start, folder: Path, number: signal.Signals
 ) -> None:
-    service = Keeping(start, folder, "serve", "exit 1", "exit 1", "serve")
+    service = FdStoreService(start, folder, "serve", "exit 1", "exit 1", "serve")
     pid = service.call("run", 3, "exec sleep 600")
     service.kill()
     os.kill(pid, number)
@@ -133,7 +133,7 @@ def test_an_exit_while_no_server_lives_is_told_to_the_next(
 def test_a_process_that_the_dead_server_had_not_reaped_is_told_with_its_code(
     start: Start, folder: Path
 ) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     pids = [service.call("run", number, f"exit {number}") for number in range(1, 21)]
     for pid in pids:
         service.call("wait_zombie", pid)
@@ -147,14 +147,14 @@ def test_a_process_that_the_dead_server_had_not_reaped_is_told_with_its_code(
 def test_a_process_registered_and_ended_around_the_death_is_never_reaped_unseen(
     start: Start, folder: Path
 ) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     for number in range(1, 31):
         service.call("run_and_die", number, "exit 5")
     assert sorted(service.call("exits", 30)) == [[number, 5 << 8] for number in range(1, 31)]
 
 
 def test_a_core_dump_is_told_as_the_kernel_says_it(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     pid = service.call("run", 1, "cd /; ulimit -c 0; kill -STOP $$; kill -SEGV $$")
     wait_state([pid], "T")
     service.kill()
@@ -166,7 +166,7 @@ def test_a_core_dump_is_told_as_the_kernel_says_it(start: Start, folder: Path) -
 def test_orphans_are_reaped_while_kept_processes_wait_for_their_confirmation(
     start: Start, folder: Path
 ) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     kept = service.call("run", 1, "exit 4")
     service.call("wait_zombie", kept)
     service.kill()
@@ -180,7 +180,7 @@ def test_orphans_are_reaped_while_kept_processes_wait_for_their_confirmation(
 
 
 def test_a_process_that_was_released_alive_is_reaped_like_an_orphan(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     pid = service.call("run", 1, "exec sleep 600")
     service.kill()
     assert "1" in service.call("handed")
@@ -194,7 +194,7 @@ def test_a_process_that_was_released_alive_is_reaped_like_an_orphan(start: Start
 
 @pytest.mark.parametrize("plan", ["kill", "kill-amid 1", "kill-amid 7"])
 def test_a_hand_over_that_is_interrupted_twice_is_begun_again(start: Start, folder: Path, plan: str) -> None:
-    service = Keeping(start, folder, "serve", plan, plan, "serve")
+    service = FdStoreService(start, folder, "serve", plan, plan, "serve")
     for number in range(1, 21):
         service.call("keep", number, 1, f"text {number}")
     pid = service.call("run", 21, "exit 2")
@@ -207,7 +207,7 @@ def test_a_hand_over_that_is_interrupted_twice_is_begun_again(start: Start, fold
 
 
 def test_many_registrations_cost_one_wake_up_and_the_look_after_it(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     counts = []
     for _ in range(5):
         time.sleep(3 * LAZY_S)
@@ -220,7 +220,7 @@ def test_many_registrations_cost_one_wake_up_and_the_look_after_it(start: Start,
 
 
 def test_a_nudge_ends_the_wait(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     waits = []
     for number in range(1, 12):
         before = descriptors(service.pid)
@@ -233,7 +233,7 @@ def test_a_nudge_ends_the_wait(start: Start, folder: Path) -> None:
 
 
 def test_a_full_channel_is_waited_for_and_nothing_is_lost(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     # Several times what the largest buffer takes.
     assert service.call("keep_many", 5_500) > 0
     service.kill()
@@ -241,7 +241,7 @@ def test_a_full_channel_is_waited_for_and_nothing_is_lost(start: Start, folder: 
 
 
 def test_a_number_that_does_not_fit_is_dropped_said_and_the_others_stay(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     before = descriptors(service.pid)
     service.call("keep", 1, 1, *["fits"] * 100)
     eventually(lambda: descriptors(service.pid) >= before + 100)

@@ -292,12 +292,12 @@ def test_what_is_no_repository_keeps_its_head(rig: Rig, ws: Path, base: Path) ->
 
 def test_nothing_is_seen_of_the_watch(rig: Rig, ws: Path, base: Path) -> None:
     assert rig.run(workspace(ws), f"ls {ws}").output == ""
-    assert rig.look(workspace(ws)).bare_roots == (str(ws),)
+    assert rig.build_view(workspace(ws)).bare_roots == (str(ws),)
     plain = repository(base / "plain")
-    assert rig.look(workspace(plain)).bare_roots == ()
+    assert rig.build_view(workspace(plain)).bare_roots == ()
     (ws / ".git").mkdir()
-    assert rig.look(workspace(ws, (ws / ".git", WRITE))).bare_roots == ()
-    assert rig.look(policy(("/", READ))).bare_roots == ()
+    assert rig.build_view(workspace(ws, (ws / ".git", WRITE))).bare_roots == ()
+    assert rig.build_view(policy(("/", READ))).bare_roots == ()
 
 
 def test_a_root_of_several_commands_is_watched_until_the_last_one_ends(ws: Path) -> None:
@@ -390,4 +390,4 @@ def test_too_many_submodules_are_refused_with_the_way_out(rig: Rig, ws: Path) ->
         (ws / f"m{number}").mkdir()
         (ws / f"m{number}/.git").write_text(f"gitdir: ../.git/modules/m{number}\n")
     with pytest.raises(InvalidRequest, match=r"more than 256 submodules.*make folders below it writable"):
-        rig.look(workspace(ws))
+        rig.build_view(workspace(ws))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from execserver.supervisor import fd_store_protocol
-from execserver.supervisor.fd_store_client import Exited, KeeperClient, Kept
+from execserver.supervisor.fd_store_client import EndedProcess, FdStoreClient, StoredSlot
 from execserver.supervisor.fd_store_protocol import EXITED, HANDED, KEEP, KEPT, REAPED, RELEASE
 from execserver.supervisor.packets import ChannelError, channel_pair
 
@@ -22,7 +22,7 @@ class Rig:
         self.ours.setblocking(True)
         self.nudge, nudge = os.pipe()
         os.set_blocking(self.nudge, False)
-        self.client = KeeperClient(theirs_blocking(theirs), nudge)
+        self.client = FdStoreClient(theirs_blocking(theirs), nudge)
 
     def message(self) -> fd_store_protocol.Message:
         message = fd_store_protocol.receive(self.ours)
@@ -118,12 +118,12 @@ def test_a_take_over_ends_with_handed_and_exits_come_after_it(rig: Rig, null: in
     fd_store_protocol.send(rig.ours, HANDED)
     fd_store_protocol.send(rig.ours, EXITED, 6, value=15)
     ledger, ends, exited = rig.client.take_over()
-    assert isinstance(ledger, Kept)
-    assert isinstance(ends, Kept)
+    assert isinstance(ledger, StoredSlot)
+    assert isinstance(ends, StoredSlot)
     assert (ledger.number, ledger.slot, len(ledger.descriptors)) == (0, 1, 1)
     assert (ends.number, ends.slot, len(ends.descriptors)) == (5, 0, 2)
-    assert exited == Exited(5, 9 << 8)
-    assert rig.client.receive() == Exited(6, 15)
+    assert exited == EndedProcess(5, 9 << 8)
+    assert rig.client.receive() == EndedProcess(6, 15)
     assert rig.client.receive() is None
     for descriptor in ledger.descriptors + ends.descriptors:
         os.close(descriptor)
@@ -150,7 +150,7 @@ def test_what_does_not_fit_in_the_table_is_given_up_whole(rig: Rig, null: int, s
         (kept,) = rig.client.take_over()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, StoredSlot)
     assert kept.number == 1
     assert open_descriptors() == before + 1
     released = rig.message()

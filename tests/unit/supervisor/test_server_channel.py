@@ -70,15 +70,15 @@ def test_hello_brings_listeners_stdio_and_record_in_order(pair: socket.socket) -
     assert hello.record is not None
     assert os.readlink(f"/proc/self/fd/{hello.record}") == "/dev/null"
     assert hello.take_over
-    hello.keeper.keep(5, 1, [record], urgent=True)
+    hello.fd_store.keep(5, 1, [record], urgent=True)
     message = receive(ours)
     assert message is not None
     assert (message.kind, message.number, message.slot, len(message.descriptors)) == (KEEP, 5, 1, 1)
     assert os.read(nudge[0], 10) == b"\0"
     passed = [channel.fileno(), first.socket.fileno(), third.socket.fileno(), *second.stdio, hello.record]
-    passed += [hello.keeper.fileno(), *message.descriptors]
+    passed += [hello.fd_store.fileno(), *message.descriptors]
     assert not any(os.get_inheritable(descriptor) for descriptor in passed)
-    for end in (channel, tcp, unix, first.socket, third.socket, ours, theirs, hello.keeper):
+    for end in (channel, tcp, unix, first.socket, third.socket, ours, theirs, hello.fd_store):
         end.close()
     for descriptor in (*pipe, *second.stdio, record, hello.record, *nudge, *message.descriptors):
         os.close(descriptor)
@@ -93,7 +93,7 @@ def test_messages_go_both_ways_and_the_end_is_none(pair: socket.socket) -> None:
     assert not hello.take_over
     for descriptor in nudge:
         os.close(descriptor)
-    for end in (ours, theirs, hello.keeper):
+    for end in (ours, theirs, hello.fd_store):
         end.close()
     channel.send({"type": "ready"})
     assert receive_packet(pair) == ({"type": "ready"}, [])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.supervisor.conftest import Service, Start
-from tests.support import keeping_server
+from tests.support import fd_store_server
 
 PATIENCE = 20.0
 
@@ -40,7 +40,7 @@ def gone(pid: int) -> bool:
     return not os.path.exists(f"/proc/{pid}")
 
 
-class Keeping:
+class FdStoreService:
     """A service whose servers follow a plan."""
 
     def __init__(self, start: Start, folder: Path, *plan: str, **options: Any) -> None:
@@ -50,7 +50,7 @@ class Keeping:
         self.path = folder / "door"
         self.service: Service = start(
             *("--listen", f"unix://{self.path}", "--plan", str(self.plan)),
-            server=keeping_server,
+            server=fd_store_server,
             start_new_session=True,
             **options,
         )
