@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from execprotocol.errors import InternalError
-from execserver import descendants, descriptor_table, fault_points, upgrade
+from execserver import descendants, fault_points, upgrade
 from execserver.api import discover, environment, filesystem, handshake, health, http, observing, process
 from execserver.configuration.model import Settings
-from execserver.credentials import Credentials
 from execserver.fault_points import reach
 from execserver.filesystem import mounts
 from execserver.filesystem.blocking import run_in_background
@@ -34,7 +33,7 @@ from execserver.filesystem.small import SmallFiles
 from execserver.fsworker import launch, pool
 from execserver.host import Host
 from execserver.loading import LOADER
-from execserver.memory import reuse_buffers
+from execserver.memory import reuse_buffers, widen_descriptor_table
 from execserver.private_folder import FolderError, state_folder
 from execserver.processes.executor import Executor
 from execserver.processes.recovery_state import Legacy, Survival
@@ -65,7 +64,7 @@ from execserver.telemetry import logs, tracing
 from execserver.telemetry.gauges import Gauges
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
-from execserver.transports.authentication import ConfigurationError
+from execserver.transports.authentication import ConfigurationError, Credentials
 from execserver.transports.listener import Listener, serve_socket
 from execserver.transports.stdio import serve_stdio
 
@@ -118,7 +117,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
         config_file: the file that they were read from, which sandboxes do not show.
     """
     reuse_buffers()
-    descriptor_table.widen()
+    widen_descriptor_table()
     try:
         channel, hello = ServerChannel.from_environment()
     except ChannelError as error:

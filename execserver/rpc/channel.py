@@ -57,7 +57,7 @@ class Channel(Protocol):
         behind it.
         """
 
-    def look(self) -> None:
+    def read_now(self) -> None:
         """Send what is queued and read what has come, without waiting for the loop, if that can be."""
 
     def open_stream(self, size: int) -> MessageStream:

@@ -34,6 +34,7 @@ from execprotocol.errors import (
     start_cancelled,
 )
 from execprotocol.methods import METHODS, Method
+from execserver.busy_poll import LongPollWait
 from execserver.loading import LOADER
 from execserver.rpc import codec, standard
 from execserver.rpc.channel import Channel
@@ -42,7 +43,6 @@ from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.flow_control import MAX_UNSENT_BYTES, Room
 from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.lean import LeanDialect
-from execserver.rpc.next_poll import NextPoll
 from execserver.rpc.params import decode_params
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
 from execserver.sessions.event_stream import OutputFeed
@@ -122,7 +122,7 @@ class Connection:
         """When the turn ends that began with the first message of this read; 0 before it."""
         self._resting = False
         """Whether the rest of what was read waits for the next turn."""
-        self._next_poll: NextPoll | None = None
+        self._long_poll: LongPollWait | None = None
         self._streaming = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
         """What loads the standard dialect."""
@@ -200,9 +200,9 @@ class Connection:
 
     def expect_next_poll(self) -> None:
         """A long poll is about to be answered."""
-        if self._next_poll is None:
-            self._next_poll = NextPoll(self._channel.look, lambda: self._reads)
-        self._next_poll.answered()
+        if self._long_poll is None:
+            self._long_poll = LongPollWait(self._channel.read_now, lambda: self._reads)
+        self._long_poll.answered()
 
     def probe(self, timeout: float) -> None:
         """Drop the connection unless its peer answers in `timeout` seconds."""

@@ -6,6 +6,7 @@ Neither tokens nor their digests are ever logged.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -13,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -263,3 +265,54 @@ def _secret_in(path: str, flag: str) -> bytes:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+class Credentials:
+    """An `Authenticator` whose files can be read again. Connections that are open stay open."""
+
+    def __init__(self, options: AuthenticationOptions, base: Folder) -> None:
+        """Read the files that the options name; arguments and errors are those of `authenticator_from`."""
+        self._options = options
+        self._base = base
+        self._current = authenticator_from(options, base)
+        # One thread: reloads end in the order they began. Its own: the loop waits for the default threads
+        # when it closes, and a dead mount would keep it from closing.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="credentials")
+
+    @property
+    def required(self) -> bool:
+        """Whether a client must present credentials at all."""
+        return self._current.required
+
+    @property
+    def has_short_token(self) -> bool:
+        """Whether they are a token that can be guessed unless it is random."""
+        return isinstance(self._current, CapabilityToken) and self._current.is_short
+
+    def refusal(self, authorization: str | None) -> str | None:
+        """Why the peer is refused (the body of the 401), or None if it is admitted."""
+        return self._current.refusal(authorization)
+
+    async def reload(self) -> str | None:
+        """Read the files again. If they cannot be used, the old credentials stay in force.
+
+        Returns:
+            None, or the reason, for the operator.
+        """
+        try:
+            self._current = await self._read()
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    async def fault(self) -> str | None:
+        """Why the files cannot be used as they are now, or None if they can. Changes nothing."""
+        try:
+            await self._read()
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    async def _read(self) -> Authenticator:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, authenticator_from, self._options, self._base)

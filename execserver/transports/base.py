@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
-from execserver.busy_poll import Attention
+from execserver.busy_poll import BusyPoll
 from execserver.rpc.channel import Channel, MessageHandler, MessageStream
 from execserver.sessions.access import PeerProof
 from execserver.telemetry.logs import Logger
@@ -52,7 +52,7 @@ class StreamChannel:
         self._fd_in = fd_in
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(fd_out, self._drained, self._failed, self._loop)
-        self._attention = Attention(self._loop)
+        self._busy_poll = BusyPoll(self._loop)
         self._messages = 0  # that were read
         self._release_descriptors = release
         self._handler: MessageHandler
@@ -88,7 +88,7 @@ class StreamChannel:
         """Queue one message."""
         raise NotImplementedError
 
-    def look(self) -> None:
+    def read_now(self) -> None:
         """Send what is queued and read what has come, without waiting for the loop."""
         self._outbox.flush()
         if self._watched:
@@ -147,7 +147,7 @@ class StreamChannel:
         finally:
             self._outbox.uncork()
         if self._messages == messages + 1:
-            self._attention.served(began)
+            self._busy_poll.served(began)
 
     def _end_of_input(self) -> None:
         """The peer sends nothing more (or we take nothing more): end, but let the last words out."""

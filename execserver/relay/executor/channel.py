@@ -158,7 +158,7 @@ class RelayChannel:
         if self.unsent >= LOW_WATER_BYTES:
             self._was_above = True
 
-    def look(self) -> None:
+    def read_now(self) -> None:
         """A no-op: the socket belongs to all clients of the relay."""
 
     def open_stream(self, size: int) -> MessageStream:

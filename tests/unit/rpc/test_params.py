@@ -442,8 +442,8 @@ def test_a_daemon_decodes_and_refuses_without_pydantic() -> None:
     program = (
         "import sys\n"
         "import execserver.cli, execserver.server\n"
-        "from execserver.configuration.flags import add_flags\n"
-        "from execserver.configuration.loading import load\n"
+        "from execserver.configuration.options import add_flags\n"
+        "from execserver.configuration.effective import load\n"
         "load({'listen': ['stdio'], 'session_ttl': 80.0}, {'EXECSERVER_PROCESS_TTL': '5'}, '')\n"
         "from execprotocol.errors import InvalidParams\n"
         "from execprotocol.methods import METHODS\n"
