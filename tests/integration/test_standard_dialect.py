@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from execserver.http.bodies import PIECE_BYTES, EncodedPieces, HeldBytes, WholeBody
+from execserver.http.client import PIECE_BYTES, EncodedPieces, HeldBytes, WholeBody
 from execserver.rpc.connection import Connection
 from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Encoded, StreamedResult
