@@ -24,7 +24,7 @@ import uvloop
 
 from execprotocol.errors import InternalError
 from execserver import descendants, fault_points, upgrade
-from execserver.api import discover, environment, filesystem, handshake, health, http, observing, process
+from execserver.api import environment, filesystem, handshake, health, http, observing, process
 from execserver.configuration.model import Settings
 from execserver.fault_points import reach
 from execserver.filesystem import mounts
@@ -41,8 +41,8 @@ from execserver.processes.spawn import Spawner
 from execserver.relay.executor.options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
-from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Handlers
+from execserver.rpc.json_rpc import load_dispatch
 from execserver.sandbox import policy
 from execserver.sandbox.options import OwnThings, executed, socket_addresses
 from execserver.sandbox.sandboxes import Sandboxes
@@ -61,7 +61,7 @@ from execserver.supervisor.server_channel import (
     open_supervisor_pidfd,
 )
 from execserver.telemetry import logs, tracing
-from execserver.telemetry.gauges import Gauges
+from execserver.telemetry.definitions import Gauges
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 from execserver.transports.authentication import ConfigurationError, Credentials
@@ -446,7 +446,6 @@ class Server:
             **observing.ObservingHandlers(executor, sessions).table(),
             **self._make_file_handlers(executor),
             **self._make_http_handlers(),
-            **discover.handlers(),
             **health.handlers(gauges),
         }
 

@@ -36,13 +36,13 @@ from execprotocol.errors import (
 from execprotocol.methods import METHODS, Method
 from execserver.busy_poll import LongPollWait
 from execserver.loading import LOADER
-from execserver.rpc import codec, standard
+from execserver.rpc import codec
 from execserver.rpc.channel import Channel
+from execserver.rpc.codex_dialect import CodexDialect
 from execserver.rpc.dialect import Dialect, Undecided, encode_standard_error
-from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.flow_control import MAX_UNSENT_BYTES, Room
 from execserver.rpc.handlers import Closable, Handlers, StreamedResult
-from execserver.rpc.lean import LeanDialect
+from execserver.rpc.json_rpc import JsonRpcDialect, load_dispatch
 from execserver.rpc.params import decode_params
 from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
 from execserver.sessions.event_stream import OutputFeed
@@ -142,7 +142,7 @@ class Connection:
         """Why there will be no more messages."""
         self._traced = tracing.recording()
         """Whether every request has a trace."""
-        self._lean = LeanDialect(channel, self)
+        self._lean = CodexDialect(channel, self)
         self._dialect: Dialect = Undecided(channel, self._lean, self._choose_dialect)
         self._receive = self._dialect.receive
         self._log.debug("connection opened")
@@ -385,7 +385,7 @@ class Connection:
             self._channel.send((encode_standard_error(None, InternalError("internal error")),))
             self._channel.finish()
             return
-        self._dialect = standard.StandardDialect(self._channel, self, dispatch, one_at_a_time=self._strict)
+        self._dialect = JsonRpcDialect(self._channel, self, dispatch, one_at_a_time=self._strict)
         self._receive = self._dialect.receive
         self._choosing = False
         self._update_blocked()

@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from execprotocol.methods import Method
-from execserver.rpc.accesses import AccessTable
 from execserver.rpc.flow_control import Room
 from execserver.rpc.handlers import Encoded, StreamedResult
-from execserver.rpc.ordering import Access, RequestOrder, Ticket
+from execserver.rpc.ordering import Access, AccessTable, RequestOrder, Ticket
 from execserver.telemetry import tracing
 from execserver.telemetry.tracing import RequestTrace
 

@@ -1,17 +1,54 @@
-"""The one table of metrics: what each is called, what it says, and where its number is read."""
+"""The daemon's metrics: the table of all of them with name, help text and source, and the gauges they read.
+
+Reading all numbers takes 0.1 ms and happens on the loop's thread, which writes them. The text of the page
+takes milliseconds, and the first one 50 ms for loading a library: a thread makes it (`exposition.py`).
+"""
 
 from __future__ import annotations
 
 import platform
+import threading
+import time
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 import msgspec
 
 from execserver import __version__
-from execserver.telemetry.exposition import Distribution, Kind, Labels, Number, Reading
-from execserver.telemetry.gauges import Gauges, filesystem_threads
+from execserver.telemetry.exposition import Distribution, Kind, Labels, Number, Reading, Readings
 from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
+
+
+class Gauges(msgspec.Struct, frozen=True):
+    """Live values of the daemon, each a cheap call on the loop's thread."""
+
+    stopping: Callable[[], bool]
+    """Whether the service has begun to end."""
+    sessions: Callable[[], int]
+    """Sessions, attached or waiting for their client."""
+    connections: Callable[[], int]
+    processes: Callable[[], int]
+    """Processes that are not closed."""
+    retained_output_bytes: Callable[[], int]
+    """Output kept in memory for all processes."""
+    retained_output_limit_bytes: int
+    """The limit of that, above which the oldest output is dropped."""
+    queued_input_bytes: Callable[[], int]
+    """Input accepted for processes that have not read it yet."""
+    started: float = msgspec.field(default_factory=time.monotonic)
+    """When the server began, on the monotonic clock."""
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long the server has run."""
+        return time.monotonic() - self.started
+
+
+def filesystem_threads() -> int:
+    """The number of threads for blocking calls. A thread is added only when all others are busy, so this is
+    the largest number of calls that ever ran at once.
+    """
+    return sum(thread.name.startswith("filesystem") for thread in threading.enumerate())
 
 
 class Definition(msgspec.Struct, frozen=True):
@@ -251,3 +288,8 @@ DEFINITIONS: tuple[Definition, ...] = (
         _threads,
     ),
 )
+
+
+def take(measures: Measures, gauges: Gauges) -> list[Readings]:
+    """Read every metric, on the loop's thread."""
+    return [Readings(each, list(each.read(measures, gauges))) for each in DEFINITIONS]

@@ -2,7 +2,7 @@
 
 Rules kept in this file:
 
-1. Nothing here reads a clock, allocates per call or knows Prometheus: `telemetry/metrics.py` turns
+1. Nothing here reads a clock, allocates per call or knows Prometheus: `telemetry/definitions.py` turns
    the numbers into a page when somebody asks for it.
 2. No key comes from a client. Methods are counted by the names of the method table, everything else
    by the words written down here; what is not among them is `unknown`.

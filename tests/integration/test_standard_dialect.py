@@ -15,9 +15,8 @@ import pytest
 
 from execserver.http.client import PIECE_BYTES, EncodedPieces, HeldBytes, WholeBody
 from execserver.rpc.connection import Connection
-from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Encoded, StreamedResult
-from execserver.rpc.standard import StandardDialect
+from execserver.rpc.json_rpc import JsonRpcDialect, load_dispatch
 from tests.integration.http.origin import Origin, response
 from tests.support.service_manager import only_child
 from tests.support.wire import (
@@ -270,7 +269,7 @@ class Later:
 def later() -> tuple[Any, Later, Peer]:
     """A standard dialect between nobody and nobody."""
     peer, connection = Peer(), Later()
-    dialect: Any = StandardDialect(peer, connection, load_dispatch(), one_at_a_time=False)  # type: ignore[arg-type]
+    dialect: Any = JsonRpcDialect(peer, connection, load_dispatch(), one_at_a_time=False)  # type: ignore[arg-type]
     return dialect, connection, peer
 
 

@@ -161,5 +161,5 @@ def test_a_server_that_starts_does_not_load_what_makes_the_document() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.split()
-    assert "execserver.api.discover" in loaded
+    assert "execserver.api.handshake" in loaded
     assert not [name for name in loaded if name.partition(".")[0] == "tools"]

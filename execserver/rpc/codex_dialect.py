@@ -21,7 +21,7 @@ JOIN_BYTES = 4096
 """Results up to this size are copied into one piece with their envelope."""
 
 
-class LeanDialect:
+class CodexDialect:
     """Straight through the method table: a request costs no task and no future of its own here."""
 
     name = "lean"
