@@ -101,9 +101,10 @@ def _config_check(options: argparse.Namespace) -> int:
     if effective is None:
         return 1
     # What cannot be loaded is to be found out here.
-    from execserver import server
+    from execserver import server  # noqa: F401
+    from execserver.late_modules import load_everything
 
-    server.load_everything()
+    load_everything()
     return _read_credentials(effective) or _check_remote(effective, options)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from execserver import server
 from execserver.configuration.effective import Effective, load
 from execserver.configuration.model import Settings, SettingsError
 from execserver.configuration.options import OPTIONS, Option, add_flags, given_settings
+from execserver.preflight import check_exposure
 from execserver.supervisor import listeners
 from execserver.supervisor.fd_store_client import KeeperClient
 from execserver.supervisor.server_channel import Hello
@@ -259,7 +259,7 @@ def test_a_server_that_got_no_listener_does_not_start() -> None:
         keeper=keeper,
     )
     with pytest.raises(ConfigurationError, match="changed during the start"):
-        server._check_exposure(Settings(), hello)
+        check_exposure(Settings(), hello)
     keeper.close()
     theirs.close()
 
