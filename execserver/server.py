@@ -37,7 +37,7 @@ from execserver.rpc.connection import Connection
 from execserver.sandbox.options import OwnThings
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
-from execserver.sessions.registry import SessionTable
+from execserver.sessions.registry import SessionRegistry
 from execserver.spool.spool import Spool, SpoolLimits
 from execserver.supervisor.server_channel import (
     ChannelError,
@@ -165,7 +165,7 @@ class Server:
         self._watch_supervisor()
         survival, legacy = self._take_over()
         executor = self._executor = self._make_executor(survival)
-        sessions = SessionTable(executor, self._config.session_ttl)
+        sessions = SessionRegistry(executor, self._config.session_ttl)
         if legacy is not None:
             sessions.inherit(legacy)
             await executor.kill_unfinished_starts(legacy.state.highest)
@@ -266,7 +266,7 @@ class Server:
         limits = SpoolLimits(disk=self._config.limits.spool_max_bytes)
         return Spool(folder, limits, tell, survival.small_files)
 
-    def _make_gauges(self, executor: Executor, sessions: SessionTable) -> Gauges:
+    def _make_gauges(self, executor: Executor, sessions: SessionRegistry) -> Gauges:
         return Gauges(
             stopping=lambda: self._stopping,
             sessions=lambda: len(sessions),
@@ -334,7 +334,7 @@ class Server:
 
     # -- life
 
-    def _connection_lost(self, connection: Connection, sessions: SessionTable) -> None:
+    def _connection_lost(self, connection: Connection, sessions: SessionRegistry) -> None:
         self._connections.discard(connection)
         if connection.attached_session is not None:
             sessions.detach(connection.attached_session)
@@ -453,7 +453,7 @@ class Server:
     async def _send_last_events(self) -> None:
         """Let the ends of the killed processes reach the clients."""
         deadline = asyncio.get_running_loop().time() + LAST_EVENTS_SECONDS
-        while any(connection.has_unsaid() for connection in self._connections):
+        while any(connection.has_pending_data() for connection in self._connections):
             if asyncio.get_running_loop().time() > deadline:
                 return
             await asyncio.sleep(0.005)

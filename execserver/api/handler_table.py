@@ -17,7 +17,7 @@ from execserver.processes.executor import Executor
 from execserver.rpc.handlers import Handlers
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
-from execserver.sessions.registry import SessionTable
+from execserver.sessions.registry import SessionRegistry
 from execserver.telemetry.definitions import Gauges
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class HandlerTable:
     def __init__(
         self,
         executor: Executor,
-        sessions: SessionTable,
+        sessions: SessionRegistry,
         sandboxes: Sandboxes,
         host: Host,
         gauges: Gauges,

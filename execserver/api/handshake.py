@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from execserver.host import Host
 from execserver.loading import LOADER
 from execserver.rpc.handlers import Caller, Encoded, Handlers
-from execserver.sessions.registry import SessionTable
+from execserver.sessions.registry import SessionRegistry
 
 if TYPE_CHECKING:
     from execprotocol.environment import NoParams
@@ -25,7 +25,7 @@ OPENRPC_DOCUMENT = Path(__file__).with_name("openrpc.json")
 """Written by `make schemas`, like `schemas/openrpc.json` but without white space."""
 
 
-def handlers(sessions: SessionTable, host: Host) -> Handlers:
+def handlers(sessions: SessionRegistry, host: Host) -> Handlers:
     """The handlers of this family."""
     info, extended_info = host.info(), host.info(extensions=True)
 

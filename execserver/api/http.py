@@ -73,7 +73,7 @@ async def _fetch(
     caller: Caller, exchanges: Exchanges, request: HttpRequest, deadline: Deadline, *, follow: bool
 ) -> Encoded | StreamedResult:
     response, body = await exchanges.fetch(request, deadline, follow=follow)
-    await caller.wait_for_room()
+    await caller.wait_to_reply()
     return _reply(_head(response.status, response.headers), body)
 
 

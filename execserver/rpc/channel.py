@@ -35,7 +35,7 @@ class Channel(Protocol):
     utf8_is_fatal: bool
     """Whether bytes that are no UTF-8 end a lean connection (newline framing) or are a parse error."""
 
-    presumed_standard: bool
+    presumes_json_rpc: bool
     """Whether a peer that was not understood yet gets its parse errors in the standard dialect."""
 
     @property

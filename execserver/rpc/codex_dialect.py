@@ -13,7 +13,7 @@ from execprotocol.errors import PARSE_ERROR_ID, InvalidRequest, RpcError
 from execserver.rpc import codec
 from execserver.rpc.channel import Channel
 from execserver.rpc.codec import Notification, ParseError, Request
-from execserver.rpc.dialect import Admission
+from execserver.rpc.dialect import DialectContext
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.telemetry.measures import measures
 
@@ -26,7 +26,7 @@ class CodexDialect:
 
     name = "lean"
 
-    def __init__(self, channel: Channel, admission: Admission) -> None:
+    def __init__(self, channel: Channel, admission: DialectContext) -> None:
         self._channel = channel
         self._admission = admission
         self._admit = admission.admit

@@ -58,7 +58,7 @@ class Dialect(Protocol):
         """The connection is over: let go of what waits."""
 
 
-class Admission(Protocol):
+class DialectContext(Protocol):
     """The connection, as a dialect sees it."""
 
     max_reply_bytes: int | None
@@ -80,7 +80,7 @@ class Admission(Protocol):
         """End the connection without an answer; its session survives."""
 
 
-class Undecided:
+class UndecidedDialect:
     """A peer of which nothing was understood yet."""
 
     name = "undecided"
@@ -101,7 +101,7 @@ class Undecided:
         """Choose by this message, if it can be understood."""
         try:
             value = codec.decode_any(message)
-            standard = speaks_standard(value)
+            standard = is_json_rpc(value)
             if not standard:
                 codec.decode(message)
         except ParseError as error:
@@ -112,10 +112,10 @@ class Undecided:
     def refuse_framing(self, reason: str) -> None:
         """Answer bytes that are no message."""
         measures.parse_error()
-        self._channel.send((encode_standard_error(None, ParseFailure(reason)),))
+        self._channel.send((encode_json_rpc_error(None, ParseFailure(reason)),))
 
     def _refuse(self, message: bytes | bytearray, reason: str) -> None:
-        if self._channel.presumed_standard:
+        if self._channel.presumes_json_rpc:
             self.refuse_framing(reason)
         else:
             self._lean.receive(message)
@@ -140,14 +140,14 @@ class Undecided:
         raise NotImplementedError
 
 
-def speaks_standard(value: dict[str, Any] | list[Any]) -> bool:
+def is_json_rpc(value: dict[str, Any] | list[Any]) -> bool:
     """Whether a decoded message says that it is JSON-RPC 2.0; a batch says it by any of its members."""
     if isinstance(value, list):
         return any(isinstance(item, dict) and item.get("jsonrpc") == VERSION for item in value)
     return value.get("jsonrpc") == VERSION
 
 
-def encode_standard_error(request_id: int | float | str | None, error: RpcError) -> bytes:
+def encode_json_rpc_error(request_id: int | float | str | None, error: RpcError) -> bytes:
     """An error reply of the standard dialect."""
     return codec.encode_json(
         {

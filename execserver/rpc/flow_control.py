@@ -1,4 +1,4 @@
-"""Room in a connection's queue: who waits for the peer to take what was sent before, and whose turn
+"""FlowControl in a connection's queue: who waits for the peer to take what was sent before, and whose turn
 it is next.
 
 Two waits, because they are for different things. A *large reply* waits until less than
@@ -21,7 +21,7 @@ MAX_UNSENT_BYTES = 16 << 20
 Turn = asyncio.Future[None]
 
 
-class Room:
+class FlowControl:
     """The waits of one connection."""
 
     def __init__(self, channel: Channel) -> None:
@@ -29,34 +29,34 @@ class Room:
         self._replies: deque[Turn] = deque()
         self._pieces: deque[Turn] = deque()
 
-    def for_event(self) -> bool:
+    def may_queue_event(self) -> bool:
         """Whether another event may be queued."""
         return self._channel.unsent < WINDOW_BYTES
 
-    def for_reply(self) -> bool:
+    def may_queue_reply(self) -> bool:
         """Whether another large reply may be queued."""
         return self._channel.unsent <= MAX_UNSENT_BYTES
 
     async def wait_to_reply(self) -> None:
         """Wait until the peer has taken enough for another large reply."""
         try:
-            while self._replies or not self.for_reply():
+            while self._replies or not self.may_queue_reply():
                 turn: Turn = asyncio.get_running_loop().create_future()
                 self._replies.append(turn)
                 await turn
-                if self.for_reply():
+                if self.may_queue_reply():
                     return
         finally:
-            asyncio.get_running_loop().call_soon(self.let_one_reply)
+            asyncio.get_running_loop().call_soon(self.wake_reply)
 
-    def let_one_reply(self) -> None:
+    def wake_reply(self) -> None:
         """The next large reply's turn, if there is room."""
-        if self.for_reply():
+        if self.may_queue_reply():
             _grant(self._replies)
 
     async def wait_to_push(self) -> None:
         """Wait until one more piece may be sent."""
-        if self._pieces or not self.for_event():
+        if self._pieces or not self.may_queue_event():
             turn: Turn = asyncio.get_running_loop().create_future()
             self._pieces.append(turn)
             try:
@@ -66,7 +66,7 @@ class Room:
                 raise
         self._pass_on()
 
-    def let_one_push(self) -> None:
+    def wake_push(self) -> None:
         """The next piece's turn: the peer has taken most of what was queued."""
         _grant(self._pieces)
 
@@ -75,8 +75,8 @@ class Room:
             asyncio.get_running_loop().call_soon(self._let_another_push)
 
     def _let_another_push(self) -> None:
-        if self.for_event():
-            self.let_one_push()
+        if self.may_queue_event():
+            self.wake_push()
 
 
 def _grant(turns: deque[Turn]) -> None:

@@ -48,7 +48,7 @@ class Caller(Protocol):
     def attach(self, session: Session, *, resumed: bool, extensions: bool) -> None:
         """`initialize` succeeded."""
 
-    async def wait_for_room(self) -> None:
+    async def wait_to_reply(self) -> None:
         """Wait until the peer has taken enough for another large reply."""
 
     async def wait_to_push(self) -> None:

@@ -29,7 +29,7 @@ from execserver.rpc import codec
 from execserver.rpc.channel import Channel
 from execserver.rpc.codec import ParseError
 from execserver.rpc.codex_dialect import reply_too_large
-from execserver.rpc.dialect import VERSION, Admission, encode_standard_error
+from execserver.rpc.dialect import VERSION, DialectContext, encode_json_rpc_error
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -57,7 +57,7 @@ log = Logger()
 T = TypeVar("T")
 
 
-class BatchAdmission(Admission, Protocol):
+class BatchContext(DialectContext, Protocol):
     """The connection, as this dialect sees it."""
 
     def batch_begun(self, calls: int) -> None:
@@ -176,7 +176,7 @@ class JsonRpcDialect:
     name = "standard"
 
     def __init__(
-        self, channel: Channel, admission: BatchAdmission, dispatch: Dispatch, *, one_at_a_time: bool
+        self, channel: Channel, admission: BatchContext, dispatch: Dispatch, *, one_at_a_time: bool
     ) -> None:
         self._channel = channel
         self._admission = admission
@@ -204,14 +204,14 @@ class JsonRpcDialect:
             return
         fault = envelope_fault(value)
         if fault is not None:
-            self._channel.send((encode_standard_error(None, fault),))
+            self._channel.send((encode_json_rpc_error(None, fault),))
             return
         self._run(Call(value, len(message), self._reply))
 
     def refuse_framing(self, reason: str) -> None:
         """Answer bytes that are no JSON."""
         measures.parse_error()
-        self._channel.send((encode_standard_error(None, ParseFailure(reason)),))
+        self._channel.send((encode_json_rpc_error(None, ParseFailure(reason)),))
 
     def connection_lost(self) -> None:
         """Nobody is there to be answered any more."""
@@ -243,7 +243,7 @@ class JsonRpcDialect:
     def _receive_batch(self, items: list[Any], size: int) -> None:
         if not items or len(items) > MAX_BATCH:
             refusal = InvalidRequest(f"a batch holds 1 to {MAX_BATCH} requests, this one has {len(items)}")
-            self._channel.send((encode_standard_error(None, refusal),))
+            self._channel.send((encode_json_rpc_error(None, refusal),))
             return
         items = [item for item in items if not (isinstance(item, dict) and _is_response(item))]
         batch = Batch([envelope_fault(item) for item in items])
@@ -280,7 +280,7 @@ class JsonRpcDialect:
         pieces: list[bytes] = []
         for reply in batch.replies:
             if isinstance(reply, InvalidRequest):
-                pieces += (b",", encode_standard_error(None, reply))
+                pieces += (b",", encode_json_rpc_error(None, reply))
             elif reply is not None:
                 pieces += (b",", *_encode_response(reply))
         self._batch_bytes -= batch.reply_bytes

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from execprotocol.methods import Method
-from execserver.rpc.flow_control import Room
+from execserver.rpc.flow_control import FlowControl
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.rpc.ordering import Access, AccessTable, RequestOrder, Ticket
 from execserver.telemetry import tracing
@@ -88,17 +88,17 @@ class Scheduler:
     Args:
         slots: `--concurrent-requests` above 1; None for no limit.
         work: the connection.
-        room: whether the peer takes what it is sent.
+        flow_control: bounds what is sent to the peer.
     """
 
-    def __init__(self, slots: int | None, work: Work, room: Room) -> None:
+    def __init__(self, slots: int | None, work: Work, flow_control: FlowControl) -> None:
         self.order = RequestOrder()
         self.held_bytes = 0
         """What the unfinished requests cost in memory."""
         self.unfinished: set[Pending] = set()
         self._free_slots = slots
         self._work = work
-        self._room = room
+        self._flow_control = flow_control
         self._accesses = AccessTable()
         self._by_ticket: dict[Ticket, Pending] = {}
         self._waiting_for_slot: deque[Pending] = deque()
@@ -224,7 +224,7 @@ class Scheduler:
         self.finish(pending)
 
     def _may_run(self) -> bool:
-        return self._running < MAX_RUNNING and self._room.for_reply()
+        return self._running < MAX_RUNNING and self._flow_control.may_queue_reply()
 
     def _run(self, pending: Pending, work: Any) -> None:
         if isinstance(work, StreamedResult):

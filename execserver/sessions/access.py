@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from execprotocol.errors import InvalidRequest
 from execserver.processes.process import ManagedProcess
-from execserver.sessions.event_stream import OutputFeed
+from execserver.sessions.event_stream import EventStream
 
 if TYPE_CHECKING:
-    from execserver.sessions.registry import SessionTable
+    from execserver.sessions.registry import SessionRegistry
     from execserver.sessions.session import Attachment, Session
 
 PeerProof = Literal["user", "credentials"]
@@ -44,7 +44,7 @@ class Peer(Protocol):
         """Its feeds of events."""
 
 
-def reach(peer: Peer, sessions: SessionTable, session_id: str | None) -> Session:
+def reach(peer: Peer, sessions: SessionRegistry, session_id: str | None) -> Session:
     """The session that a request names; the connection's own when it names none.
 
     Raises:
@@ -97,9 +97,9 @@ def require_resize(peer: Peer, session: Session, process: ManagedProcess) -> Non
     )
 
 
-def latest_interactive(process: ManagedProcess) -> OutputFeed | None:
+def latest_interactive(process: ManagedProcess) -> EventStream | None:
     """The feed of whoever subscribed to a process interactively last, and still follows it."""
     for subscriber in reversed(process.subscribers):
-        if isinstance(subscriber, OutputFeed) and subscriber.interactive:
+        if isinstance(subscriber, EventStream) and subscriber.interactive:
             return subscriber
     return None

@@ -62,7 +62,7 @@ class Hold(Enum):
 class Sink(Protocol):
     """A connection as feeds see it."""
 
-    def has_room(self) -> bool:
+    def may_queue_event(self) -> bool:
         """Whether another event may be queued."""
 
     def progress(self) -> int:
@@ -71,11 +71,11 @@ class Sink(Protocol):
     def send_event(self, parts: Sequence[bytes]) -> None:
         """Queue a notification."""
 
-    def fell_behind(self, feed: OutputFeed) -> None:
+    def fell_behind(self, feed: EventStream) -> None:
         """The feed has more to send: `pump` it when there is room."""
 
 
-class OutputFeed:
+class EventStream:
     """One connection's cursor in the log of one process.
 
     Args:
@@ -178,11 +178,11 @@ class OutputFeed:
         """Send what there is while there is room. Says whether the feed has caught up."""
         log = self.process.log
         while self._cursor < log.next_seq - 1:
-            if not self._sink.has_room():
+            if not self._sink.may_queue_event():
                 self._fall_behind()
                 return False
             self._send_next()
-        if self._sink.has_room():
+        if self._sink.may_queue_event():
             self._catch_up()
         else:
             # Caught up, and the window is full: the next chunk is not taken before there is room.

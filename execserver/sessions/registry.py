@@ -36,7 +36,7 @@ class Holder(Protocol):
         """Drop the connection unless its peer answers in `timeout` seconds."""
 
 
-class SessionTable:
+class SessionRegistry:
     """The sessions by id.
 
     Args:

@@ -18,7 +18,7 @@ from functools import partial
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
 from execserver.processes.store import ProcessStore
-from execserver.sessions.event_stream import HOLD_SECONDS, Hold, OutputFeed, Sink
+from execserver.sessions.event_stream import HOLD_SECONDS, EventStream, Hold, Sink
 
 
 class Session:
@@ -55,9 +55,9 @@ class Attachment:
     ) -> None:
         self._sink = sink
         self._extensions = extensions
-        self._feeds: dict[int, OutputFeed] = {}
-        self._behind: dict[int, OutputFeed] = {}
-        self._observed: dict[tuple[str, str], OutputFeed] = {}
+        self._feeds: dict[int, EventStream] = {}
+        self._behind: dict[int, EventStream] = {}
+        self._observed: dict[tuple[str, str], EventStream] = {}
         """Feeds of other sessions' processes, by session and the name there."""
         self._closed = False
         self._hold: asyncio.TimerHandle | None = None
@@ -89,7 +89,7 @@ class Attachment:
         over = process.closed_seq is not None and after_seq >= process.closed_seq
         if self._closed or over:
             return _nothing
-        feed = self._observed[key] = OutputFeed(
+        feed = self._observed[key] = EventStream(
             process,
             self._sink,
             after_seq,
@@ -101,11 +101,11 @@ class Attachment:
         )
         return partial(self._release_observed, key, feed)
 
-    def _release_observed(self, key: tuple[str, str], feed: OutputFeed) -> None:
+    def _release_observed(self, key: tuple[str, str], feed: EventStream) -> None:
         if self._observed.get(key) is feed:
             feed.release()
 
-    def observes(self, session_id: str, process_id: str) -> OutputFeed | None:
+    def observes(self, session_id: str, process_id: str) -> EventStream | None:
         """The feed of another session's process, if there is one."""
         return self._observed.get((session_id, process_id))
 
@@ -131,14 +131,14 @@ class Attachment:
         if feed is not None:
             feed.answered(page, next_seq)
 
-    def fell_behind(self, feed: OutputFeed) -> None:
+    def fell_behind(self, feed: EventStream) -> None:
         """Remember a feed that has more to send."""
         self._behind[feed.process.number] = feed
 
     def drained(self) -> None:
         """There is room again: the feeds that are behind take turns."""
         turns = deque(self._behind.values())
-        while turns and self._sink.has_room():
+        while turns and self._sink.may_queue_event():
             feed = turns.popleft()
             if feed.send_one():
                 self._behind.pop(feed.process.number, None)
@@ -156,10 +156,10 @@ class Attachment:
         self._observed.clear()
         self._behind.clear()
 
-    def _follow(self, process: ManagedProcess, cursor: int, hold: Hold | None) -> OutputFeed:
+    def _follow(self, process: ManagedProcess, cursor: int, hold: Hold | None) -> EventStream:
         number = process.number
         finished = partial(self._feeds.pop, number, None)
-        feed = self._feeds[number] = OutputFeed(
+        feed = self._feeds[number] = EventStream(
             process, self._sink, cursor, finished, hold, extensions=self._extensions
         )
         return feed

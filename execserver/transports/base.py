@@ -45,7 +45,7 @@ class StreamChannel:
     parse_error_prefix: str
     max_reply_bytes: int | None = None
     utf8_is_fatal = False
-    presumed_standard = False
+    presumes_json_rpc = False
 
     def __init__(self, fd_in: int, fd_out: int, peer: str, release: Callable[[], None]) -> None:
         self.peer = peer

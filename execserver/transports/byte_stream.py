@@ -149,7 +149,7 @@ class FramedChannel(StreamChannel):
         else:
             self._first = b""
             # The stock client writes lines; who writes headers is an editor.
-            self._has_headers = self.presumed_standard = headers
+            self._has_headers = self.presumes_json_rpc = headers
             self._framer = HeaderFramer() if headers else LineFramer()
         return self._framer
 

@@ -230,7 +230,7 @@ def test_batches_that_wait_do_not_pile_their_replies_up(start_server: StartServe
 class Peer:
     """A channel whose messages are kept."""
 
-    peer, peer_proof, kind, max_reply_bytes, unsent, presumed_standard = "test", None, "unix", None, 0, False
+    peer, peer_proof, kind, max_reply_bytes, unsent, presumes_json_rpc = "test", None, "unix", None, 0, False
     ended = False
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from execprotocol.limits import MAX_FILLED_GAP
 from execserver.processes.output_log import OutputLog
 from execserver.processes.process import ManagedProcess
-from execserver.sessions.event_stream import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, Hold, OutputFeed
+from execserver.sessions.event_stream import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, EventStream, Hold
 from execserver.sessions.session import Attachment
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits
@@ -46,7 +46,7 @@ class FakeProcess:
         self.cause: str | None = None
         self.exited_seq: int | None = None
         self.closed_seq: int | None = None
-        self.subscribers: list[OutputFeed] = []
+        self.subscribers: list[EventStream] = []
         self.paused = False
 
     def output(self, data: bytes) -> None:
@@ -82,9 +82,9 @@ class RecordingSink:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.room = True
-        self.behind: list[OutputFeed] = []
+        self.behind: list[EventStream] = []
 
-    def has_room(self) -> bool:
+    def may_queue_event(self) -> bool:
         return self.room
 
     def progress(self) -> int:
@@ -93,7 +93,7 @@ class RecordingSink:
     def send_event(self, parts: Sequence[bytes]) -> None:
         self.events.append(json.loads(b"".join(parts)))
 
-    def fell_behind(self, feed: OutputFeed) -> None:
+    def fell_behind(self, feed: EventStream) -> None:
         self.behind.append(feed)
 
     def numbers(self) -> list[int]:
@@ -106,8 +106,8 @@ class RecordingSink:
 
 def feed_of(
     process: FakeProcess, sink: RecordingSink, cursor: int = 0, hold: Hold | None = None
-) -> OutputFeed:
-    return OutputFeed(cast("ManagedProcess", process), sink, cursor, lambda: None, hold)
+) -> EventStream:
+    return EventStream(cast("ManagedProcess", process), sink, cursor, lambda: None, hold)
 
 
 def test_every_number_is_sent_once_in_order() -> None:
@@ -130,7 +130,7 @@ def test_every_number_is_sent_once_in_order() -> None:
 @pytest.mark.parametrize("extensions", [False, True])
 def test_evidence_of_a_denial_goes_to_those_who_asked_for_extensions(extensions: bool) -> None:
     process, sink = FakeProcess(), RecordingSink()
-    OutputFeed(cast("ManagedProcess", process), sink, 0, lambda: None, extensions=extensions)
+    EventStream(cast("ManagedProcess", process), sink, 0, lambda: None, extensions=extensions)
     process.sandbox_denied = True
     process.finish(1)
     exited = sink.events[0]["params"]
@@ -251,7 +251,7 @@ async def test_processes_that_are_behind_take_turns() -> None:
     sink = RecordingSink()
     attachment = Attachment(cast("Any", []), sink, resumed=False)
 
-    def fell_behind(feed: OutputFeed) -> None:
+    def fell_behind(feed: EventStream) -> None:
         attachment.fell_behind(feed)
 
     sink.fell_behind = fell_behind  # type: ignore[method-assign]
@@ -292,7 +292,7 @@ class ForeignProcess(FakeProcess):
 def observing(process: ForeignProcess, sink: RecordingSink, after_seq: int = 0) -> Attachment:
     attachment = Attachment(cast("Any", []), sink, resumed=False)
 
-    def fell_behind(feed: OutputFeed) -> None:
+    def fell_behind(feed: EventStream) -> None:
         attachment.fell_behind(feed)
 
     sink.fell_behind = fell_behind  # type: ignore[method-assign]
@@ -366,7 +366,7 @@ async def test_ten_thousand_subscriptions_leave_nothing() -> None:
     assert not process.subscribers
     del release
     gc.collect()
-    feeds = [each for each in gc.get_objects() if isinstance(each, OutputFeed)]
+    feeds = [each for each in gc.get_objects() if isinstance(each, EventStream)]
     assert not [each for each in feeds if cast("Any", each.process) is process]
     sent = len(sink.events)
     process.output(b"y")

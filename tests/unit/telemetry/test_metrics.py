@@ -137,7 +137,8 @@ def test_neither_prometheus_nor_opentelemetry_is_loaded_by_the_server() -> None:
 def test_making_the_page_starts_no_thread_and_opens_nothing() -> None:
     script = """
 import os, threading
-from execserver.telemetry import definitions, metrics
+from execserver.telemetry.definitions import take
+from execserver.telemetry.exposition import render
 from execserver.telemetry.measures import measures
 from tests.unit.telemetry.test_metrics import gauges
 before = len(os.listdir("/proc/self/fd"))
