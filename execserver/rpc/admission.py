@@ -107,7 +107,7 @@ class MessageAdmission:
                 self._receive(message)
 
     def batch_ended(self) -> None:
-        """Everything that one read brought has been delivered."""
+        """All messages of one read have been delivered."""
         self._turn_until = 0.0
         if not self._paused and (self._backlog or self._must_wait()):
             self._paused = True

@@ -6,7 +6,7 @@ The path of a request:
 
 Rules kept in this file:
 
-1. A faulty request is answered at once, whatever waits before it.
+1. An error in a message is answered as soon as the message is admitted, whatever else waits.
 2. A request that can be answered without waiting is answered before the channel's call returns: no task, no
    future, no bookkeeping. Only a request that has to wait gets a ticket in the `RequestOrder`.
 3. A waiting `process/read` delays no other request: it has no ticket.
@@ -95,7 +95,7 @@ class Connection:
         self._long_poll: LongPollWait | None = None
         self._streaming = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
-        """What loads the standard dialect."""
+        """Loads the JSON-RPC 2.0 dialect."""
         self._traced = tracing.recording()
         """Whether every request has a trace."""
         self._codex = CodexDialect(channel, self)
@@ -116,7 +116,7 @@ class Connection:
         self.wait_to_push = self._flow_control.wait_to_push
         self._log.debug("connection opened")
 
-    # -- what handlers see (rpc/handlers.py: Caller)
+    # -- called by handlers (rpc/handlers.py: Caller)
 
     @property
     def session(self) -> Session:
@@ -126,12 +126,12 @@ class Connection:
 
     @property
     def attachment(self) -> Attachment:
-        """The connection's feeds."""
+        """The connection's event streams."""
         assert self._attachment is not None, "handlers run after the handshake"
         return self._attachment
 
     def attach(self, session: Session, *, resumed: bool, extensions: bool) -> None:
-        """`initialize` succeeded."""
+        """Attach the connection to a session: `initialize` succeeded."""
         self._session = session
         self._schedule.session_id = session.id
         self.extensions = extensions
@@ -139,7 +139,7 @@ class Connection:
         self._log = self._log.bind(session=session.id)
 
     def finish(self) -> None:
-        """Read nothing more, answer what was read, and end."""
+        """Read no more, answer the messages that were read, and end."""
         self._admission.finish()
         self._close_attachment()
 
@@ -148,7 +148,7 @@ class Connection:
         self._dialect.event((codec.encode_notification(method, params),))
 
     def own(self, kind: type[T], make: Callable[[], T]) -> T:
-        """The connection's one object of this kind."""
+        """The connection's one object of this kind, made at the first use."""
         if kind not in self._owned:
             self._owned[kind] = make()
             if self._admission.closed:
@@ -156,7 +156,7 @@ class Connection:
         return cast("T", self._owned[kind])
 
     def expect_next_poll(self) -> None:
-        """A long poll is about to be answered."""
+        """Wait a moment for the next long poll: one is about to be answered."""
         if self._long_poll is None:
             self._long_poll = LongPollWait(self._channel.read_now, lambda: self._admission.reads)
         self._long_poll.answered()
@@ -165,7 +165,7 @@ class Connection:
         """Drop the connection unless its peer answers in `timeout` seconds."""
         self._channel.probe(timeout)
 
-    # -- what feeds see (sessions/event_stream.py: Sink)
+    # -- called by event streams (sessions/event_stream.py: Sink)
 
     def progress(self) -> int:
         """Bytes that the peer has taken so far."""
@@ -175,15 +175,15 @@ class Connection:
         """Queue a notification."""
         self._dialect.event(parts)
 
-    def fell_behind(self, feed: EventStream) -> None:
-        """The feed goes on when the channel has drained."""
+    def fell_behind(self, stream: EventStream) -> None:
+        """Continue this stream when the channel has drained."""
         if self._attachment is not None:
-            self._attachment.fell_behind(feed)
+            self._attachment.fell_behind(stream)
 
-    # -- what the channel calls (rpc/channel.py: MessageHandler)
+    # -- called by the channel (rpc/channel.py: MessageHandler)
 
     def drained(self) -> None:
-        """The peer has taken most of what was queued: one piece of something long, then events."""
+        """The peer has taken most of what was queued: send one piece of a stream, then events."""
         self._flow_control.wake_push()
         if self._attachment is not None:
             self._attachment.drained()
@@ -191,7 +191,7 @@ class Connection:
         self._admission.settle()
 
     def connection_lost(self) -> None:
-        """The connection is over; its session waits for another one."""
+        """The connection is over; its session is detached."""
         if self._admission.closed:
             return
         self._admission.close()
@@ -228,19 +228,19 @@ class Connection:
         return self._session
 
     def has_pending_data(self) -> bool:
-        """Whether the peer has yet to get queued bytes, or the end of a process."""
+        """Whether queued bytes or the end of a process are still to be sent."""
         if self._channel.unsent:
             return True
         if self._attachment is not None and self._attachment.observes_any_end:
             return True
         return self._session is not None and any(not process.closed for process in self._session.processes)
 
-    # -- what dialects call (rpc/dialect.py: DialectContext, rpc/standard.py: BatchContext)
+    # -- called by dialects (rpc/dialect.py: DialectContext, rpc/json_rpc.py: BatchContext)
 
     def admit(
         self, target: Any, method: str, params: Any, size: int, trace: Mapping[str, Any] | None
     ) -> None:
-        """Take a request in. Its result or error goes to the dialect, at once or later."""
+        """Admit a request. Its result or error goes to the dialect, at once or later."""
         if trace is None and not self._traced:
             self._admit_request(target, method, params, size, None)
             return
@@ -250,12 +250,12 @@ class Connection:
             self._admit_request(target, method, params, size, traced)
 
     def initialized(self) -> bool:
-        """The client is ready for everything; False when it was not welcomed yet."""
+        """The client has sent `initialized`; False if there was no `initialize` before."""
         self._ready = self._session is not None
         return self._ready
 
     def drop(self, reason: str) -> None:
-        """A fatal protocol error: no reply, the session survives."""
+        """Drop the connection for a fatal protocol error, without a reply; its session survives."""
         self._log.info("connection dropped", reason=reason)
         self._admission.discard_backlog()
         self._channel.abort()
@@ -293,7 +293,7 @@ class Connection:
     def _admit_request(
         self, target: Any, name: str, arguments: Any, size: int, trace: RequestTrace | None
     ) -> None:
-        """Answer a request at once, or let it wait. In one piece: every call costs here."""
+        """Answer a request at once, or let it wait. Not split, because each call counts here."""
         began = perf_counter()
         try:
             method = METHODS.get(name)
@@ -332,7 +332,7 @@ class Connection:
             raise InvalidRequest(f"client must send initialized before using {method.family} methods")
 
     def _cancels_start(self, params: Any) -> bool:
-        """Whether a terminate meant nothing but a start that is still waiting: it ends that one at once."""
+        """Cancel a start that still waits, for `process/terminate`; whether it meant no other process."""
         if params.session_id is not None and (self._session is None or params.session_id != self._session.id):
             return False
         pending = self._schedule.cancel_start(params.process_id)
@@ -340,17 +340,17 @@ class Connection:
             return False
         self.failed(pending, start_cancelled(params.process_id))
         self._schedule.finish(pending)
-        # The name may be that of a process that runs already: then that one is meant too.
+        # A process of this name may run already; then it is meant, too.
         return self._session is None or self._session.processes.find(params.process_id) is None
 
-    # -- what the schedule calls (rpc/scheduler.py: Work)
+    # -- called by the schedule (rpc/scheduler.py: Work)
 
     def invoke(self, pending: Pending) -> Any:
-        """Call the handler of a request whose turn has come."""
+        """Call the handler of a request that may run now."""
         return self._handlers[pending.method.name](self, pending.params)
 
     def succeeded(self, pending: Pending, result: Any) -> None:
-        """A request that waited has its result."""
+        """Answer a request that waited with its result."""
         try:
             self._dialect.result(pending.target, result)
         except Exception as error:
@@ -359,11 +359,11 @@ class Connection:
             self._answered(pending, 0)
 
     async def streamed(self, pending: Pending, result: StreamedResult) -> None:
-        """A request that waited has a large result."""
+        """Answer a request that waited with a large result."""
         self._answered(pending, await self._dialect.stream(pending.target, result))
 
     def failed(self, pending: Pending, error: Exception) -> None:
-        """A request that waited has failed."""
+        """Answer a request that waited with an error."""
         self._answered(pending, self._fail(pending.target, pending.method.name, error))
 
     # -- replies
@@ -374,7 +374,7 @@ class Connection:
             pending.trace.end(code)
 
     def _fail(self, target: Any, method: str, error: Exception) -> int:
-        """Answer with an error; its code."""
+        """Answer with an error; return its code."""
         if isinstance(error, OSError):
             error = file_error(error)
         elif not isinstance(error, RpcError):
@@ -384,8 +384,8 @@ class Connection:
         return error.code
 
     async def send_stream(self, prefix: bytes, result: StreamedResult, suffix: bytes) -> None:
-        """Send a large message piece by piece. When its source fails, the connection goes: half a
-        message cannot be taken back.
+        """Send a large message in pieces. If its source fails, drop the connection: half of a message cannot
+        be taken back.
         """
         tail = result.tail + suffix
         async with self._streaming, aclosing(result.pieces):

@@ -1,10 +1,9 @@
-"""FlowControl in a connection's queue: who waits for the peer to take what was sent before, and whose turn
-it is next.
+"""Flow control of a connection: large replies and pieces of streams wait until the peer has taken earlier
+bytes.
 
-Two waits, because they are for different things. A *large reply* waits until less than
-`MAX_UNSENT_BYTES` is queued, first come first served. A *piece* of something that never ends (the
-body of a streamed response) waits until there is room for an event, and takes turns with other pieces
-and with the output of processes.
+A *large reply* waits until less than `MAX_UNSENT_BYTES` is queued, first come first served. A *piece* of a
+stream without an end (a streamed response body) waits until an event may be queued, and takes turns with
+other pieces and with the output of processes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class FlowControl:
             asyncio.get_running_loop().call_soon(self.wake_reply)
 
     def wake_reply(self) -> None:
-        """The next large reply's turn, if there is room."""
+        """Let the next large reply go, if it may be queued."""
         if self.may_queue_reply():
             _grant(self._replies)
 
@@ -62,12 +61,12 @@ class FlowControl:
             try:
                 await turn
             except asyncio.CancelledError:
-                self._pass_on()  # the turn may have been given already
+                self._pass_on()  # the turn may have come already
                 raise
         self._pass_on()
 
     def wake_push(self) -> None:
-        """The next piece's turn: the peer has taken most of what was queued."""
+        """Let the next piece go: the peer has taken most of what was queued."""
         _grant(self._pieces)
 
     def _pass_on(self) -> None:
