@@ -25,7 +25,7 @@ class Gauges(msgspec.Struct, frozen=True):
     stopping: Callable[[], bool]
     """Whether the service has begun to end."""
     sessions: Callable[[], int]
-    """Sessions, attached or waiting for their client."""
+    """Sessions, attached or detached."""
     connections: Callable[[], int]
     processes: Callable[[], int]
     """Processes that are not closed."""
@@ -65,7 +65,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 def _measured(name: str) -> Callable[[Measures, Gauges], Iterable[Number]]:
-    """A number of `Measures`, or one a key when it is a dictionary."""
+    """A number of `Measures`, or one for each key of a dictionary."""
 
     def read(measures: Measures, gauges: Gauges) -> Iterable[Number]:
         found = getattr(measures, name)
@@ -108,7 +108,7 @@ def _threads(measures: Measures, gauges: Gauges) -> Iterable[Number]:
 
 
 def bucket_bound(seconds: float) -> str:
-    """The upper bound of a bucket as the page has it."""
+    """The upper bound of a bucket, as text for the page."""
     return f"{seconds:.5f}".rstrip("0").rstrip(".")
 
 
@@ -123,7 +123,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_stopping",
         "gauge",
-        "1 once the service has begun to end.",
+        "1 once the service is stopping.",
         _held(lambda gauges: gauges.stopping()),
     ),
     Definition(
@@ -143,7 +143,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_parse_errors_total",
         "counter",
-        "Messages that could not be read.",
+        "Messages that could not be parsed.",
         _measured("parse_errors"),
     ),
     Definition(
@@ -161,7 +161,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_connections_opened_total",
         "counter",
-        "Connections that became a channel for messages.",
+        "Connections opened, once their protocol is known.",
         _measured("connections_opened"),
         ("transport",),
     ),
@@ -171,22 +171,22 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_connections_refused_total",
         "counter",
-        "Peers sent away: the HTTP status of the answer; for a local process `other-user`, `confined` (it "
-        "is in a sandbox or a container) or `ended`; or `relay` for a client that was not let in behind one.",
+        "Peers refused: the HTTP status of the answer; for a local process `other-user`, `confined` (in a "
+        "sandbox or a container) or `ended`; `relay` for a client behind a relay that was not admitted.",
         _measured("refusals"),
         ("reason",),
     ),
     Definition(
         "execserver_dialects_total",
         "counter",
-        "Connections by the dialect that their first message chose.",
+        "Connections by the dialect of their first message: `lean` (Codex) or `standard` (JSON-RPC 2.0).",
         _measured("dialects"),
         ("dialect",),
     ),
     Definition(
         "execserver_sessions",
         "gauge",
-        "Sessions, attached or waiting for their client.",
+        "Sessions, attached or detached.",
         _held(lambda gauges: gauges.sessions()),
     ),
     Definition(
@@ -195,19 +195,19 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_sessions_resumed_total",
         "counter",
-        "Detached sessions that a client came back to.",
+        "Detached sessions that a client resumed.",
         _measured("sessions_resumed"),
     ),
     Definition(
         "execserver_sessions_ended_total",
         "counter",
-        "Sessions that ended: by their client, or detached for too long.",
+        "Sessions ended by their client or expired.",
         _measured("sessions_ended"),
     ),
     Definition(
         "execserver_processes",
         "gauge",
-        "Processes that run, or whose output somebody still holds open.",
+        "Processes that run, or whose output is still held open.",
         _held(lambda gauges: gauges.processes()),
     ),
     Definition(
@@ -219,7 +219,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_process_start_failures_total",
         "counter",
-        "Starts that the operating system refused.",
+        "Starts refused by the operating system.",
         _measured("failed_starts"),
     ),
     Definition(
@@ -233,7 +233,7 @@ DEFINITIONS: tuple[Definition, ...] = (
         "execserver_process_signals_total",
         "counter",
         "Process groups or leaders interrupted (`interrupt`), killed (`kill`) or sent another signal "
-        "(`other`, and any but SIGKILL to all that came of a process), and kills of all that ever came of a "
+        "(`other`, also any but SIGKILL to all descendants of a process), and kills of all descendants of a "
         "process or a session (`tree`).",
         _measured("signals"),
         ("kind",),
@@ -253,7 +253,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_output_gaps_total",
         "counter",
-        "Times that a client was told that output is lost to it (`lostBytes`).",
+        "Reports to clients that output is lost (`lostBytes`).",
         _measured("gaps"),
     ),
     Definition("execserver_output_gap_bytes_total", "counter", "The same, in bytes.", _measured("gap_bytes")),
@@ -266,7 +266,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_retained_output_limit_bytes",
         "gauge",
-        "What that may grow to.",
+        "The limit of that.",
         _held(lambda gauges: gauges.retained_output_limit_bytes),
     ),
     Definition(
