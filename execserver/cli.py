@@ -18,7 +18,7 @@ from execserver import __version__
 if TYPE_CHECKING:
     import argparse
 
-    from execserver.configuration.loading import Effective
+    from execserver.configuration.effective import Effective
     from execserver.sandbox.diagnostics.mechanisms import Check
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
@@ -77,9 +77,9 @@ def _config_show(options: argparse.Namespace) -> int:
     effective = _effective(options)
     if effective is None:
         return 1
-    from execserver.configuration import show
+    from execserver.configuration.effective import as_json, as_toml
 
-    text = (show.as_json if options.json else show.as_toml)(effective, os.environ)
+    text = (as_json if options.json else as_toml)(effective, os.environ)
     # File names may hold bytes that are no UTF-8.
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return _read_credentials(effective)
@@ -101,9 +101,10 @@ def _config_check(options: argparse.Namespace) -> int:
     if effective is None:
         return 1
     # What cannot be loaded is to be found out here.
-    from execserver import server
+    from execserver import server  # noqa: F401
+    from execserver.late_modules import load_everything
 
-    server.load_everything()
+    load_everything()
     return _read_credentials(effective) or _check_remote(effective, options)
 
 
@@ -156,12 +157,9 @@ def _doctor(options: argparse.Namespace) -> int:
     if effective is None:
         return 1
     from execserver.sandbox.diagnostics.doctor import Report, examine
-    from execserver.spool_check import spool_folder_check
 
     settings = effective.settings
-    report = examine(
-        settings.sandboxes, os.environ, lambda folder: spool_folder_check(folder, settings.spool_max_bytes)
-    )
+    report = examine(settings.sandboxes, os.environ, settings.spool_max_bytes)
     report = Report((*report.checks, *_places(effective)))
     text = report.as_json() if options.json else report.as_text()
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
@@ -196,12 +194,12 @@ def _places(effective: Effective) -> tuple[Check, Check]:
 
 def _effective(options: argparse.Namespace) -> Effective | None:
     """The settings; None when they cannot be used, and it was said why."""
-    from execserver.configuration.flags import given
-    from execserver.configuration.loading import load
+    from execserver.configuration.effective import load
     from execserver.configuration.model import SettingsError
+    from execserver.configuration.options import given_settings
 
     try:
-        effective = load(given(options), os.environ, options.config)
+        effective = load(given_settings(options), os.environ, options.config)
     except SettingsError as error:
         for problem in error.problems:
             _complain(problem)
@@ -259,7 +257,7 @@ def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.Argume
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    from execserver.configuration.flags import EPILOG, add_flags
+    from execserver.configuration.options import EPILOG, add_flags
 
     parser.epilog = EPILOG
     add_flags(parser)

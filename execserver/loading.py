@@ -1,6 +1,6 @@
 """Late imports: modules that take 20 ms and more to load, and that a first command does not need.
 
-A request that needs one loads it, in any thread. `server.load_the_rest` loads all of them a moment after the
+A request that needs one loads it, in any thread. `late_modules.py` loads all of them a moment after the
 start, before an upgrade can replace the installed files.
 
 Modules that import each other are half loaded for a second thread that begins at another end, so one thread

@@ -9,50 +9,36 @@ nothing is killed. The supervisor above does the rest (`supervisor/program.py`).
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from execprotocol.errors import InternalError
-from execserver import descendants, descriptor_table, fault_points, upgrade
-from execserver.api import discover, environment, filesystem, handshake, health, http, observing, process
+from execserver import fault_points, upgrade
+from execserver.api import health
+from execserver.api.handler_table import HandlerTable
 from execserver.configuration.model import Settings
-from execserver.credentials import Credentials
 from execserver.fault_points import reach
-from execserver.filesystem import mounts
 from execserver.filesystem.blocking import run_in_background
-from execserver.filesystem.small import SmallFiles
-from execserver.fsworker import launch, pool
 from execserver.host import Host
+from execserver.late_modules import freeze_heap, load_when_quiet
 from execserver.loading import LOADER
-from execserver.memory import reuse_buffers
-from execserver.private_folder import FolderError, state_folder
+from execserver.memory import reuse_buffers, widen_descriptor_table
+from execserver.preflight import check_exposure, owned_resources, remote_identity
 from execserver.processes.executor import Executor
 from execserver.processes.recovery_state import Legacy, Survival
 from execserver.processes.spawn import Spawner
-from execserver.relay.executor.options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
-from execserver.rpc.dispatcher import load_dispatch
-from execserver.rpc.handlers import Handlers
-from execserver.sandbox import policy
-from execserver.sandbox.options import DaemonPaths, executed, socket_addresses
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
-from execserver.sessions.registry import SessionTable
+from execserver.sessions.registry import SessionRegistry
 from execserver.spool.spool import Spool, SpoolLimits
-from execserver.supervisor.config_file import usual_places
-from execserver.supervisor.earlier_state import earlier_place, is_own_folder
-from execserver.supervisor.remote import base_and_environment
 from execserver.supervisor.server_channel import (
     ChannelError,
     Hello,
@@ -62,22 +48,17 @@ from execserver.supervisor.server_channel import (
     open_supervisor_pidfd,
 )
 from execserver.telemetry import logs, tracing
-from execserver.telemetry.gauges import Gauges
+from execserver.telemetry.definitions import Gauges
 from execserver.telemetry.logs import Logger
-from execserver.telemetry.measures import measures
-from execserver.transports.authentication import ConfigurationError
+from execserver.transports.authentication import ConfigurationError, Credentials
 from execserver.transports.listener import Listener, serve_socket
 from execserver.transports.stdio import serve_stdio
 
 if TYPE_CHECKING:
-    from execserver.edits.api import Edits
     from execserver.relay.executor.executor import RemoteExecutor
     from execserver.relay.executor.identity import Identity
 
 log = Logger()
-
-RECORDS_FOLDER = "edits"
-"""Of the state folder: where `fs/applyEdits` keeps its records (`edits/journal.py`)."""
 
 LAST_EVENTS_SECONDS = 1.0
 """How long clients have, at the end of the service, to take the last events."""
@@ -88,17 +69,6 @@ LAST_ANSWERS_SECONDS = 10.0
 WARM_UP_AFTER_SECONDS = 2.0
 """When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
 processor, which a client that starts a daemon for a single command should not wait for."""
-
-LATE_MODULES = ("structlog", "execserver.transports.websocket")
-"""Modules that take 20 ms and more to load, for the libraries that they need. A request that needs one
-earlier loads it. The first is what stdio needs, too."""
-
-LOAD_AFTER_SECONDS = 0.1
-"""The time without traffic after which these are loaded: the first command of a client that starts a daemon
-for it does not wait for them, nor does a client that goes on asking, or whose command goes on writing."""
-
-LOAD_AT_LAST_SECONDS = 5.0
-"""The longest wait for such a time: an upgrade may replace the installed files."""
 
 LAST_FRAMES_SECONDS = 1.0
 """How long a relay may take to take the last bytes for its clients."""
@@ -118,7 +88,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
         config_file: the file that they were read from, which sandboxes do not show.
     """
     reuse_buffers()
-    descriptor_table.widen()
+    widen_descriptor_table()
     try:
         channel, hello = ServerChannel.from_environment()
     except ChannelError as error:
@@ -127,13 +97,13 @@ def run(config: Settings, config_file: str | None = None) -> int:
     host = Host()
     try:
         credentials = Credentials(config.authentication, base=host.cwd)
-        _check_exposure(config, hello)
-        identity = _remote_identity(config, hello, host)
+        check_exposure(config, hello)
+        identity = remote_identity(config, hello, host)
     except ConfigurationError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
     fault_points.arm(os.environ)
-    own = _own_things(config, hello, host, config_file)
+    own = owned_resources(config, hello, host, config_file)
     os.chdir("/")
     writer = logs.configure(config.log_level, config.log_format)
     tracing.configure()
@@ -155,138 +125,6 @@ def run(config: Settings, config_file: str | None = None) -> int:
     writer.flush(1.0)
     # A thread that hangs in a dead mount must not keep the process.
     os._exit(code)
-
-
-def load_the_rest(*, only_stdio: bool = False) -> None:
-    """Load the modules that take long to load, and that a first command does not need, in any thread.
-
-    Args:
-        only_stdio: without what only sockets need.
-
-    Raises:
-        OSError: there is no descriptor for it.
-        ImportError: the installation is broken.
-    """
-    # The loop waits for the interpreter as long as this says, after each of its system calls.
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(100e-6)
-    try:
-        for name in LATE_MODULES[:1] if only_stdio else LATE_MODULES:
-            LOADER.load_without_spares(partial(import_module, name))
-    finally:
-        sys.setswitchinterval(usual)
-    gc.freeze()  # as `Server._freeze_heap`
-
-
-def load_everything() -> None:
-    """Load also what the first client of standard JSON-RPC and the first `http/request` load, to check the
-    installation. Most daemons never do, and would keep 7 MiB for it.
-
-    Raises:
-        ImportError, OSError: it is broken.
-    """
-    load_the_rest()
-    LOADER.load(load_dispatch)
-    LOADER.load(lambda: import_module("pydantic_core"))
-
-
-def _own_things(config: Settings, hello: Hello, host: Host, config_file: str | None) -> DaemonPaths:
-    """What no sandbox shows. Relative names are those of the launch folder."""
-    named = (
-        config_file,
-        config.ws_token_file,
-        config.ws_shared_secret_file,
-        config.remote_token_file,
-        config.remote_key_file,
-        config.remote_allowed_clients,
-    )
-    files = [os.path.join(host.cwd, name) for name in named if name is not None]
-    files += [place for place in usual_places(os.environ) if place not in files]
-    for listener in hello.listeners:
-        if listener.kind == "unix" and listener.socket is not None:
-            name = listener.socket.getsockname()
-            # A socket that was passed to us may have an abstract name, or none.
-            files += [name] if isinstance(name, str) and name.startswith("/") else []
-    folders = [place for place in (earlier_place(),) if is_own_folder(place)]
-    with suppress(FolderError):  # records of running services are there whatever the setting is
-        folders.append(state_folder(host.environment))
-    if config.remote_token_file is not None:
-        folders += _closed_folder(os.path.join(host.cwd, config.remote_token_file), host)
-    return DaemonPaths(tuple(folders), tuple(files), executed(), socket_addresses(os.environ), home=host.home)
-
-
-def _closed_folder(file: str, host: Host) -> list[str]:
-    """The folder of a file that is replaced now and then, if it is closed to others and no place of work.
-
-    The kernel uncovers a name when another file takes its place: sandboxes that are open then would see that
-    file. Below a covered folder they do not.
-    """
-    folder = os.path.realpath(os.path.dirname(file))
-    try:
-        status = os.stat(folder)
-    except OSError:
-        return []
-    is_closed = not status.st_mode & 0o007 and status.st_uid in (0, os.geteuid())
-    is_worked_in = any(policy.is_below(os.path.realpath(place), folder) for place in (host.cwd, host.home))
-    return [folder] if is_closed and not is_worked_in else []
-
-
-def _check_exposure(config: Settings, hello: Hello) -> None:
-    """Refuse to open the machine to whoever can reach it, and credentials where none are read."""
-    if not hello.listeners:
-        if config.remote is not None:
-            place_of(config.remote_options)
-        # The supervisor found the configuration file no good and left it to us to say why; it is good now.
-        raise ConfigurationError("the configuration file was changed during the start: start again")
-    kinds = {listener.kind for listener in hello.listeners}
-    if config.authentication.ws_auth is not None:
-        if "stdio" in kinds:
-            raise ConfigurationError("--ws-auth cannot be used with --listen stdio: nobody checks it there")
-        return
-    for listener in hello.listeners:
-        if listener.kind == "tcp" and listener.socket is not None:
-            address = listener.socket.getsockname()[0]
-            if not _is_loopback(address) and not config.allow_unauthenticated:
-                raise ConfigurationError(
-                    f"{listener.url} is reachable from other machines: give --ws-auth, "
-                    "or --allow-unauthenticated if that is meant"
-                )
-
-
-def _remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | None:
-    """Who we are to the registry that the supervisor has found in the settings; None without one."""
-    passed = next((listener for listener in hello.listeners if listener.kind == "remote"), None)
-    if passed is None and hello.take_over:
-        return None  # what is new in the file begins with the next service, not with the next server
-    served = None if passed is None else base_and_environment(passed.url)
-    options = options_of_service(config.remote_options, served)
-    if passed is None or options is None:
-        return None
-    assert passed.memory is not None
-    from pathlib import Path
-
-    try:
-        from execserver.relay.executor.executor import RemoteExecutor  # noqa: F401  so that it is known to be there
-        from execserver.relay.executor.identity import identity_from
-    except ImportError as error:
-        raise ConfigurationError(missing_packages(error)) from None
-    return identity_from(options, Path(host.cwd), host.environment, passed.memory)
-
-
-def _is_loopback(address: str) -> bool:
-    import ipaddress
-
-    return ipaddress.ip_address(address).is_loopback
-
-
-async def _quiet_moment() -> None:
-    """Wait until for a moment no client says anything, nor is told anything; not for ever."""
-    loop = asyncio.get_running_loop()
-    at_last = loop.time() + LOAD_AT_LAST_SECONDS
-    before = -1
-    while (passed := measures.received_bytes + measures.sent_bytes) != before and loop.time() < at_last:
-        before = passed
-        await asyncio.sleep(LOAD_AFTER_SECONDS)
 
 
 class Server:
@@ -313,8 +151,7 @@ class Server:
         self._stopping = False
         self._exit_code = 0
         self._executor: Executor | None = None
-        self._workers: pool.WorkerPool | None = None
-        self._edits: Edits | None = None
+        self._table: HandlerTable | None = None
         self._upgrading = False
         self._told_to_stop = False
         self._connections: set[Connection] = set()
@@ -328,7 +165,7 @@ class Server:
         self._watch_supervisor()
         survival, legacy = self._take_over()
         executor = self._executor = self._make_executor(survival)
-        sessions = SessionTable(executor, self._config.session_ttl)
+        sessions = SessionRegistry(executor, self._config.session_ttl)
         if legacy is not None:
             sessions.inherit(legacy)
             await executor.kill_unfinished_starts(legacy.state.highest)
@@ -336,12 +173,14 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._hello.fd_store.fileno(), self._keeper_spoke, executor)
         gauges = self._make_gauges(executor, sessions)
-        handlers = self._make_handlers(executor, sessions, gauges)
+        table = self._table = HandlerTable(
+            executor, sessions, self._sandboxes, self._host, gauges, self._config.sandboxes.spool_dir
+        )
 
         def connect(channel: Channel) -> Connection:
             connection = Connection(
                 channel,
-                handlers,
+                table.handlers,
                 self._config.concurrent_requests,
                 lambda lost: self._connection_lost(lost, sessions),
             )
@@ -350,13 +189,12 @@ class Server:
                 connection.stop_reading()
             return connection
 
-        # Before anybody can look: what a dead server has begun is done, or was never begun.
-        await self._replay_edits()
+        await table.replay_edits()
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, gauges)
-        self._freeze_heap()
+        freeze_heap()
         LOADER.lend = executor.lend_spares
-        self._loading = loop.create_task(self._load_the_rest(executor))
+        self._loading = loop.create_task(self._load_late_modules(executor))
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
             self._remote.start()
@@ -428,7 +266,7 @@ class Server:
         limits = SpoolLimits(disk=self._config.limits.spool_max_bytes)
         return Spool(folder, limits, tell, survival.small_files)
 
-    def _make_gauges(self, executor: Executor, sessions: SessionTable) -> Gauges:
+    def _make_gauges(self, executor: Executor, sessions: SessionRegistry) -> Gauges:
         return Gauges(
             stopping=lambda: self._stopping,
             sessions=lambda: len(sessions),
@@ -438,61 +276,6 @@ class Server:
             retained_output_limit_bytes=self._config.limits.spool_max_bytes,
             queued_input_bytes=lambda: executor.queued_input_bytes,
         )
-
-    def _make_handlers(self, executor: Executor, sessions: SessionTable, gauges: Gauges) -> Handlers:
-        return {
-            **handshake.handlers(sessions, self._host),
-            **environment.handlers(self._host),
-            **process.ProcessHandlers(executor, self._host, self._sandboxes, sessions).table(),
-            **observing.ObservingHandlers(executor, sessions).table(),
-            **self._make_file_handlers(executor),
-            **self._make_http_handlers(),
-            **discover.handlers(),
-            **health.handlers(gauges),
-        }
-
-    def _make_file_handlers(self, executor: Executor) -> Handlers:
-        table = mounts.MountTable()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(table.fileno(), table.refresh)
-        # The kernel tells of each change once; the registration may have taken one.
-        loop.call_later(1, table.refresh)
-        small = SmallFiles(table)
-        workers = self._make_workers(executor, lambda: table.can_hang)
-        confinement = filesystem.FileConfinement(workers, self._host.environment.get("TMPDIR"), small)
-        return filesystem.handlers(table, small, confinement, self._make_edits)
-
-    def _make_workers(self, executor: Executor, can_hang: Callable[[], bool]) -> pool.WorkerPool:
-        launcher = launch.WorkerLauncher(self._sandboxes, executor.service_tag)
-        self._workers = pool.WorkerPool(launcher, can_hang=can_hang, start_failed=launcher.start_failed)
-        return self._workers
-
-    def _make_http_handlers(self) -> Handlers:
-        return http.HttpHandlers(self._host).table()
-
-    def _make_edits(self) -> Edits:
-        """What carries out `fs/applyEdits`, made when it is first needed: few daemons ever do."""
-        if self._edits is None:
-            from execserver.edits.api import Edits
-
-            assert self._workers is not None
-            self._edits = Edits(self._open_state_folder, self._workers)
-        return self._edits
-
-    async def _replay_edits(self) -> None:
-        try:
-            found = os.listdir(f"{self._open_state_folder()}/{RECORDS_FOLDER}")
-        except (OSError, InternalError):
-            return  # There never was any; or no place for them, as others will say.
-        if len(found) > 1:  # the lock is always there
-            await self._make_edits().replay()
-
-    def _open_state_folder(self) -> str:
-        configured = self._config.sandboxes.spool_dir
-        try:
-            return open_state_folder(configured, self._host.environment, os.geteuid())
-        except StateFolderError as error:
-            raise InternalError(str(error)) from None
 
     async def _listen(
         self,
@@ -544,32 +327,14 @@ class Server:
         self._exit_code = 1
         self._stop_requested.set()
 
-    def _freeze_heap(self) -> None:
-        """What lives now lives for good: the collector need not look at it again. Nor does it before: of
-        100,000 objects the imports leave some thousand behind, and to find them takes a tenth of a start.
-        """
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
-        gc.enable()  # it was to do nothing until now (`cli.py`)
-
-    async def _load_the_rest(self, executor: Executor) -> None:
-        """Now rather than at the first request that needs it, and before somebody installs another version in
-        its place.
-        """
-        try:
-            await asyncio.sleep(LOAD_AFTER_SECONDS)
-            await _quiet_moment()
-            only_stdio = all(listener.kind == "stdio" for listener in self._hello.listeners)
-            await executor.with_spares(partial(load_the_rest, only_stdio=only_stdio))
-        except OSError as error:  # what a request needs is loaded for it
-            log.warning("what is needed later cannot be loaded now", reason=str(error))
-        except Exception as error:  # a broken installation
-            log.error("what is needed later cannot be loaded", exc_info=error)
+    async def _load_late_modules(self, executor: Executor) -> None:
+        only_stdio = all(listener.kind == "stdio" for listener in self._hello.listeners)
+        await load_when_quiet(executor, only_stdio=only_stdio)
         run_in_background(self._sandboxes.sweep)
 
     # -- life
 
-    def _connection_lost(self, connection: Connection, sessions: SessionTable) -> None:
+    def _connection_lost(self, connection: Connection, sessions: SessionRegistry) -> None:
         self._connections.discard(connection)
         if connection.attached_session is not None:
             sessions.detach(connection.attached_session)
@@ -610,7 +375,7 @@ class Server:
             log.info("reloaded", reason=error)
             self._channel.send({"type": "reloaded", "error": error})
             return
-        error = await self._credentials.fault() or await self._try_new_code()
+        error = await self._credentials.fault() or await self._why_no_upgrade()
         if error is not None:
             log.warning("no upgrade: everything is as before", reason=error)
             self._channel.send({"type": "reloaded", "error": error})
@@ -627,17 +392,10 @@ class Server:
         finally:
             os._exit(1)
 
-    async def _try_new_code(self) -> str | None:
-        """Why a new server would not start."""
+    async def _why_no_upgrade(self) -> str | None:
         tag = self._executor.service_tag if self._executor is not None else None
-        if tag is not None:
-            descendants.set_own_tag(tag)
-        try:
-            remote_url = next((each.url for each in self._hello.listeners if each.kind == "remote"), None)
-            trial = upgrade.Trial(sys.argv[2:], self._host, remote_url)
-        except OSError as failed:
-            return f"the new code could not be tried: {failed}"
-        return await asyncio.to_thread(trial.refusal)
+        remote_url = next((each.url for each in self._hello.listeners if each.kind == "remote"), None)
+        return await upgrade.why_not(sys.argv[2:], self._host, remote_url, tag)
 
     # -- the end
 
@@ -675,10 +433,8 @@ class Server:
         survivors = await asyncio.to_thread(executor.kill_all)
         if survivors:
             log.error("some processes could not be killed", pids=survivors)
-        if self._edits is not None:
-            await self._edits.close()
-        if self._workers is not None:
-            await self._workers.close()
+        if self._table is not None:
+            await self._table.close()
         await asyncio.to_thread(self._sandboxes.close)
         await self._send_last_events()
         for listener in self._listeners:
@@ -697,7 +453,7 @@ class Server:
     async def _send_last_events(self) -> None:
         """Let the ends of the killed processes reach the clients."""
         deadline = asyncio.get_running_loop().time() + LAST_EVENTS_SECONDS
-        while any(connection.has_unsaid() for connection in self._connections):
+        while any(connection.has_pending_data() for connection in self._connections):
             if asyncio.get_running_loop().time() > deadline:
                 return
             await asyncio.sleep(0.005)

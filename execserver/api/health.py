@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from execserver import __version__
 from execserver.rpc.handlers import Caller, Handlers
-from execserver.telemetry import metrics
-from execserver.telemetry.gauges import Gauges
+from execserver.telemetry.definitions import Gauges, take
+from execserver.telemetry.exposition import Readings, render
 from execserver.telemetry.measures import measures
 from execserver.transports.http_upgrade import STOPPING, Content, Head, Page, Pages
 
@@ -62,7 +62,7 @@ def pages(gauges: Gauges) -> Pages:
         return Content()
 
     def show_metrics(head: Head) -> Awaitable[Content]:
-        readings = metrics.take(measures, gauges)
+        readings = take(measures, gauges)
         accept = ", ".join(head.all("accept"))
         return asyncio.get_running_loop().run_in_executor(None, _render, readings, accept)
 
@@ -73,6 +73,6 @@ def pages(gauges: Gauges) -> Pages:
     }
 
 
-def _render(readings: Sequence[metrics.Readings], accept: str) -> Content:
-    content_type, body = metrics.render(readings, accept)
+def _render(readings: Sequence[Readings], accept: str) -> Content:
+    content_type, body = render(readings, accept)
     return Content(body, content_type)

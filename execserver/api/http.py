@@ -9,20 +9,18 @@ import pybase64
 
 from execprotocol.errors import InvalidParams
 from execserver.host import Host
-from execserver.http.bodies import PIECE_BYTES, EncodedPieces, WholeBody
-from execserver.http.client import HttpClient
-from execserver.http.deadline import Deadline
-from execserver.http.exchanges import Exchanges
-from execserver.http.protected import is_protected
+from execserver.http.client import PIECE_BYTES, EncodedPieces, HttpClient, WholeBody
 from execserver.http.request import (
+    Deadline,
     HttpRequest,
     check_header_name,
     check_header_value,
     check_method,
     check_url,
+    is_protected,
     make_request,
 )
-from execserver.http.stream import Stream
+from execserver.http.stream import Exchanges, Stream
 from execserver.processes.child_environment import is_always_removed
 from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers, Result, StreamedResult
@@ -75,7 +73,7 @@ async def _fetch(
     caller: Caller, exchanges: Exchanges, request: HttpRequest, deadline: Deadline, *, follow: bool
 ) -> Encoded | StreamedResult:
     response, body = await exchanges.fetch(request, deadline, follow=follow)
-    await caller.wait_for_room()
+    await caller.wait_to_reply()
     return _reply(_head(response.status, response.headers), body)
 
 

@@ -15,7 +15,7 @@ from execserver.processes.usage import Meter, Usage
 from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_proof
-from execserver.sessions.registry import SessionTable
+from execserver.sessions.registry import SessionRegistry
 
 if TYPE_CHECKING:
     from execprotocol.filesystem import Empty
@@ -36,7 +36,7 @@ _ENTRIES_A_TURN = 256
 class ObservingHandlers:
     """The handlers of these methods."""
 
-    def __init__(self, executor: Executor, sessions: SessionTable) -> None:
+    def __init__(self, executor: Executor, sessions: SessionRegistry) -> None:
         self._sessions = sessions
         self._meter = Meter(executor.usage)
 

@@ -41,7 +41,7 @@ from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_resize
 from execserver.sessions.event_stream import end_members
-from execserver.sessions.registry import SessionTable
+from execserver.sessions.registry import SessionRegistry
 from execserver.sessions.session import Session
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ class OfProcess(Protocol):
 class ProcessHandlers:
     """The handlers of this family."""
 
-    def __init__(self, executor: Executor, host: Host, sandboxes: Sandboxes, sessions: SessionTable) -> None:
+    def __init__(
+        self, executor: Executor, host: Host, sandboxes: Sandboxes, sessions: SessionRegistry
+    ) -> None:
         self._executor = executor
         self._sessions = sessions
         self._host = host
@@ -371,7 +373,7 @@ async def _read_when_news(
 ) -> Encoded:
     await process.wait_for_news(params.after_seq or 0, min(wait_ms / 1000, _MAX_WAIT_SECONDS))
     # Thousands may wait for the same megabyte.
-    await caller.wait_for_room()
+    await caller.wait_to_reply()
     if process.released:
         raise unknown_process(params.process_id)
     caller.expect_next_poll()
@@ -390,7 +392,7 @@ async def _write_when_room(
     store.waiting_input += size
     try:
         if process.stdin is not None:
-            await process.stdin.wait_for_room()
+            await process.stdin.wait_to_reply()
     finally:
         store.waiting_input -= size
     return process.write(params.chunk, params.write_id, writer)

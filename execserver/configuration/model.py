@@ -111,7 +111,7 @@ def _name(path: Path | None) -> str | None:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one daemon is to behave. By itself it reads and checks nothing: `loading.load` does."""
+    """How one daemon is to behave. By itself it reads and checks nothing: `effective.load` does."""
 
     listen: Annotated[
         tuple[str, ...],

@@ -14,7 +14,6 @@ from typing import Any
 
 from execserver.configuration.model import PREFIX
 from execserver.configuration.options import OPTIONS
-from execserver.configuration.toml_lines import lines_of_keys
 from execserver.relay.executor.options import TOKEN_VARIABLE
 from execserver.supervisor import config_file
 from execserver.supervisor.packets import CHANNEL_VARIABLE
@@ -53,7 +52,7 @@ class FlagSource(Source):
     """The command line.
 
     Args:
-        flags: what was given, by the settings' names. Scalars are checked already (`flags.py`).
+        flags: what was given, by the settings' names. Scalars are checked already (`add_flags`).
         folder: where relative file names start.
     """
 
@@ -156,3 +155,32 @@ def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
     candidates = [each.removeprefix(prefix) for each in known]
     close = get_close_matches(name.removeprefix(prefix), candidates, n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else "; `execserver config show` names them all"
+
+
+def lines_of_keys(text: str) -> dict[str, int]:
+    """The line of each top-level key, including tables and dotted keys, counted from 1.
+
+    tomllib gives no positions. So the text is parsed line by line: lines that parse together are one
+    statement, blank or a comment. Inside a string or list of several lines no piece parses, so text in there
+    is never mistaken for a key.
+
+    Args:
+        text: valid TOML.
+    """
+    import tomllib  # not at the start of every server
+
+    lines: dict[str, int] = {}
+    statement, start, in_table = "", 1, False
+    for number, line in enumerate(text.split("\n"), 1):
+        statement += line + "\n"
+        try:
+            keys = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        is_header = statement.lstrip(" \t").startswith("[")
+        in_table = in_table or is_header
+        if is_header or not in_table:
+            for key in keys:
+                lines.setdefault(key, start)
+        statement, start = "", number + 1
+    return lines

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Final
 
-from execserver.backoff import ALONE, Backoff
+from execserver.busy_poll import SINGLE_PROCESSOR, Backoff
 from execserver.processes.poller import READABLE, Watch
 from execserver.spool.system_calls import unread_bytes
 
@@ -51,7 +51,7 @@ class Habit:
 
     def is_prompt(self) -> bool:
         """Whether to look after this write. To be asked once for each."""
-        if ALONE:
+        if SINGLE_PROCESSOR:
             return False
         if not self._backoff.is_due():
             return False
@@ -62,7 +62,7 @@ class Habit:
     def looked(self, *, answered: bool) -> None:
         """What a look brought."""
         self._last = perf_counter()
-        self._backoff.tried(in_vain=not answered)
+        self._backoff.tried(unsuccessful=not answered)
 
 
 def look(habit: Habit, outputs: Sequence[Watch]) -> None:

@@ -151,7 +151,7 @@ class StdinWriter:
         """Whether something is queued that the descriptor did not take."""
         return self._waiting
 
-    async def wait_for_room(self) -> None:
+    async def wait_to_reply(self) -> None:
         """Wait until the queue is short again, or the child is gone."""
         while self.full and not self.closed:
             room = asyncio.get_running_loop().create_future()

@@ -1,13 +1,12 @@
-"""The envelope of the lean dialect: bytes to message and back. Pure.
+"""The codec of messages: bytes to message and back, within the limits of the wire. No I/O.
 
-One decoder at C speed does the parsing, and a scan refuses what it lets through: the same
-member twice in one object, too much depth, too many values. The scan's fast path only counts:
-every string of the message, name or value, has two quotation marks, so when there are twice as
-many as strings were decoded, no member was dropped for its twin. Whatever does not add up (an
-escaped quotation mark, a doubled member) is looked at member by member.
+msgspec decodes at C speed. A check refuses what msgspec accepts and the wire does not: a duplicate member in
+an object, too many levels, too many values. Its fast path only counts: each string of the message, name or
+value, has two quotation marks. So if there are twice as many marks as decoded strings, no duplicate was
+dropped. If the numbers differ (an escaped quotation mark, a duplicate), each member is checked.
 
-A large message is looked at before it is decoded (`_survey`), since what it is made of decides whether
-that takes 40 ms or ten seconds, and all other connections wait meanwhile.
+A large message is surveyed before it is decoded (`_survey`). Its structure decides whether decoding takes 40
+ms or ten seconds, and all other connections wait meanwhile.
 
 `docs/protocol.md`, "Envelope".
 """
@@ -32,21 +31,22 @@ from execprotocol.limits import (
 
 MAX_ID, MIN_ID = 2**63 - 1, -(2**63)
 
-_EXCISE_BYTES = 128 << 10
-"""From this size on, the base64 payload is cut out before the decoding: a string of 44 MB is
-neither built nor copied."""
+_CUT_BYTES = 128 << 10
+"""From this size on, the base64 payload is cut out before decoding, so that a string of 44 MB is neither
+built nor copied."""
 
 _PAYLOAD_WITHIN = 64 << 10
-"""How far from the beginning a payload is looked for: behind a path and the like."""
+"""How far from its beginning a message is searched for a payload: behind a path and the like."""
 
 _LARGE_BYTES = 2 * MAX_JSON_VALUES
-"""Only from this size on a message can have too many values: each takes a byte, and a separator."""
+"""Smaller messages cannot have too many values: each takes a byte and a separator."""
 
 _NAMED_BYTES = 1 << 20
-"""From this size on it is not said which member is doubled: finding it takes up to a tenth of a second."""
+"""From this size on, an error does not name the duplicate member: to find it takes up to a tenth of a
+second."""
 
 _WINDOW_BYTES = 256 << 10
-"""What is looked at in one piece, before a limit that is exceeded shows."""
+"""The piece of a message that is surveyed before limits are checked."""
 
 _PAYLOAD = re.compile(rb'"(?:dataBase64|chunk)"[ \t\r\n]*:[ \t\r\n]*"')
 _ARRAY = re.compile(rb"[ \t\r\n]*\[")
@@ -57,11 +57,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ParseError(ValueError):
-    """The bytes are no message; the text says why."""
+    """The bytes are not a message; the text says why."""
 
 
 class Request(msgspec.Struct):
-    """A call that wants an answer."""
+    """A call with an answer."""
 
     id: int | str
     method: str
@@ -71,13 +71,13 @@ class Request(msgspec.Struct):
 
 
 class Notification(msgspec.Struct):
-    """A call that wants none."""
+    """A call without an answer."""
 
     method: str
 
 
 class Response(msgspec.Struct):
-    """The answer to a request of ours."""
+    """An answer to a request of the server."""
 
     id: Any
 
@@ -86,7 +86,7 @@ Message = Request | Notification | Response
 
 
 class _Measured(NamedTuple):
-    """What a decoded message has of everything."""
+    """Counts of a decoded message."""
 
     depth: int
     values: int
@@ -98,16 +98,16 @@ def decode(data: bytes | bytearray) -> Message:
     """Decode one message.
 
     Raises:
-        ParseError: it is no JSON object, breaks a limit, or has no usable members.
+        ParseError: not a JSON object, or one that breaks a limit or lacks usable members.
     """
-    return classify(_decode_within_limits(data) if len(data) < _EXCISE_BYTES else decode_object(data))
+    return classify(_decode_within_limits(data) if len(data) < _CUT_BYTES else decode_object(data))
 
 
 def classify(members: dict[str, Any]) -> Message:
-    """What the members of an object make it.
+    """The message that an object with these members is.
 
     Raises:
-        ParseError: it has no usable members.
+        ParseError: it lacks usable members.
     """
     trace = None
     if "trace" in members:
@@ -132,21 +132,21 @@ def classify(members: dict[str, Any]) -> Message:
 
 def decode_object(data: bytes | bytearray) -> dict[str, Any]:
     """Decode one JSON object within the limits; a large base64 payload stays a `memoryview`."""
-    if len(data) >= _EXCISE_BYTES:
-        excised = _excise_payload(data)
-        if excised is not None:
-            return excised
+    if len(data) >= _CUT_BYTES:
+        decoded = _cut_payload(data)
+        if decoded is not None:
+            return decoded
     return _decode_within_limits(data)
 
 
 def decode_any(data: bytes | bytearray) -> dict[str, Any] | list[Any]:
-    """Decode an object, or an array as a standard client may send it, within the limits; a large
-    base64 payload of an object stays a `memoryview`.
+    """Decode an object, or an array (a JSON-RPC 2.0 batch), within the limits; a large base64 payload of an
+    object stays a `memoryview`.
 
     Raises:
-        ParseError: it is neither, or breaks a limit.
+        ParseError: neither of them, or one that breaks a limit.
     """
-    if len(data) >= _EXCISE_BYTES and not _ARRAY.match(data):
+    if len(data) >= _CUT_BYTES and not _ARRAY.match(data):
         return decode_object(data)
     strings = _survey(data) if len(data) >= _LARGE_BYTES else None
     value = _parse(data)
@@ -157,7 +157,7 @@ def decode_any(data: bytes | bytearray) -> dict[str, Any] | list[Any]:
 
 
 def encode_result(request_id: int | str, result: Any) -> bytes:
-    """The reply to a request, from its result."""
+    """The reply with the result of a request."""
     if request_id.__class__ is int:
         return b'{"id":%d,"result":%b}' % (request_id, _encode(result))
     return b'{"id":%b,"result":%b}' % (_encode(request_id), _encode(result))
@@ -166,7 +166,7 @@ def encode_result(request_id: int | str, result: Any) -> bytes:
 def encode_error(
     request_id: int | str, code: int, message: str, data: Mapping[str, str] | None = None
 ) -> bytes:
-    """The reply to a request that failed."""
+    """The reply with the error of a request."""
     more = b"" if data is None else b',"data":' + _encode(printable_members(data))
     return b'{"id":%b,"error":{"code":%d,"message":%b%b}}' % (
         _encode(request_id),
@@ -177,12 +177,12 @@ def encode_error(
 
 
 def printable_members(data: Mapping[str, str]) -> dict[str, str]:
-    """The `data` of an error as JSON can carry it."""
+    """The `data` of an error, made valid for JSON."""
     return {name: printable(text) for name, text in data.items()}
 
 
 def printable(text: str) -> str:
-    """The text as JSON can carry it: it may quote a name with bytes that are no UTF-8."""
+    """The text, made valid for JSON: it may quote a name with bytes that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -192,7 +192,7 @@ def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """Any value of a result."""
+    """Any value as JSON."""
     return _encode(value)
 
 
@@ -203,10 +203,10 @@ def _check_id(value: Any) -> None:
 
 
 def check_trace(trace: Any) -> None:
-    """Whether a `trace` member has the right JSON types; texts are not looked at.
+    """Check the JSON types of a `trace` member, not its texts.
 
     Raises:
-        ParseError: it has not.
+        ParseError: a type is wrong.
     """
     if trace is None:
         return
@@ -236,7 +236,7 @@ def _parse(data: bytes | bytearray) -> Any:
 
 
 def _check_limits(data: bytes | bytearray, value: dict[str, Any] | list[Any], strings: int | None) -> None:
-    """Check what only a decoded value shows; `strings` are those of a large message."""
+    """Check the limits that only a decoded value shows; `strings` is their number in a large message."""
     if strings is not None:
         _check_large(data, value, strings)
         return
@@ -269,7 +269,7 @@ def _survey(data: bytes | bytearray) -> int:
     """The number of strings in a message that is not decoded yet.
 
     Raises:
-        ParseError: it certainly exceeds a limit.
+        ParseError: the message certainly exceeds a limit.
     """
     strings = quotes = bare = commas = openings = colons = 0
     inside = escaped = False  # whether the next byte is in a string, and has an escaping backslash before it
@@ -277,7 +277,7 @@ def _survey(data: bytes | bytearray) -> int:
         end = start + _WINDOW_BYTES
         if inside and data.find(b'"', start, end) < 0 and not data.endswith(b"\\", start, end):
             escaped = False
-            continue  # most of a long text goes this way, at the speed of memory
+            continue  # most of a long text: at the speed of memory
         window = bytes(memoryview(data)[start:end])
         quotes += window.count(b'"')
         if quotes > MAX_JSON_QUOTES:
@@ -301,11 +301,12 @@ def _survey(data: bytes | bytearray) -> int:
 
 
 def _without_escapes(window: bytes, escaped: bool) -> tuple[bytes, bool]:
-    """Text without its escaped quotation marks and backslashes, and whether what follows it is escaped.
+    """A window without its escaped quotation marks and backslashes, and whether the byte behind it is
+    escaped.
 
     Args:
-        window: some of a message.
-        escaped: whether its first byte is.
+        window: a piece of a message.
+        escaped: whether its first byte is escaped.
     """
     if escaped:
         window = window[1:]
@@ -324,18 +325,19 @@ def _too_many(limit: int, things: str) -> ParseError:
 
 
 def _is_plain(data: bytes | bytearray, value: dict[str, Any]) -> bool:
-    """Whether a short message certainly has no member twice: a quick look, without one at each value.
+    """Whether a short message certainly has no duplicate member, without a look at each value.
 
-    Each name in the text has a colon behind it, and `://` only ever stands within a string. So if the other
-    colons are as many as names were decoded, none was dropped. Members of further objects are too many, too.
+    Each name in the text is followed by a colon, and `://` only occurs within a string. So if there are as
+    many other colons as decoded names, no duplicate was dropped. Members of nested objects add colons and
+    fail the check.
     """
     params = value.get("params")
     names = len(value) + (len(params) if params.__class__ is dict else 0)
     return data.count(b":") - data.count(b"://") == names
 
 
-def _excise_payload(data: bytes | bytearray) -> dict[str, Any] | None:
-    """Decode the message around its base64 payload, or None when it has none in the right place."""
+def _cut_payload(data: bytes | bytearray) -> dict[str, Any] | None:
+    """Decode the message around its base64 payload; None if it has none in the right place."""
     found = _PAYLOAD.search(data, 0, _PAYLOAD_WITHIN)
     if found is None:
         return None
@@ -355,7 +357,7 @@ def _excise_payload(data: bytes | bytearray) -> dict[str, Any] | None:
 
 
 def _count_strings(value: Any) -> int:
-    """Names and string values in a decoded message."""
+    """The number of names and string values in a decoded message."""
     count = 0
     pending = [value]
     while pending:

@@ -1,10 +1,9 @@
-"""Room in a connection's queue: who waits for the peer to take what was sent before, and whose turn
-it is next.
+"""Flow control of a connection: large replies and pieces of streams wait until the peer has taken earlier
+bytes.
 
-Two waits, because they are for different things. A *large reply* waits until less than
-`MAX_UNSENT_BYTES` is queued, first come first served. A *piece* of something that never ends (the
-body of a streamed response) waits until there is room for an event, and takes turns with other pieces
-and with the output of processes.
+A *large reply* waits until less than `MAX_UNSENT_BYTES` is queued, first come first served. A *piece* of a
+stream without an end (a streamed response body) waits until an event may be queued, and takes turns with
+other pieces and with the output of processes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MAX_UNSENT_BYTES = 16 << 20
 Turn = asyncio.Future[None]
 
 
-class Room:
+class FlowControl:
     """The waits of one connection."""
 
     def __init__(self, channel: Channel) -> None:
@@ -29,45 +28,45 @@ class Room:
         self._replies: deque[Turn] = deque()
         self._pieces: deque[Turn] = deque()
 
-    def for_event(self) -> bool:
+    def may_queue_event(self) -> bool:
         """Whether another event may be queued."""
         return self._channel.unsent < WINDOW_BYTES
 
-    def for_reply(self) -> bool:
+    def may_queue_reply(self) -> bool:
         """Whether another large reply may be queued."""
         return self._channel.unsent <= MAX_UNSENT_BYTES
 
     async def wait_to_reply(self) -> None:
         """Wait until the peer has taken enough for another large reply."""
         try:
-            while self._replies or not self.for_reply():
+            while self._replies or not self.may_queue_reply():
                 turn: Turn = asyncio.get_running_loop().create_future()
                 self._replies.append(turn)
                 await turn
-                if self.for_reply():
+                if self.may_queue_reply():
                     return
         finally:
-            asyncio.get_running_loop().call_soon(self.let_one_reply)
+            asyncio.get_running_loop().call_soon(self.wake_reply)
 
-    def let_one_reply(self) -> None:
-        """The next large reply's turn, if there is room."""
-        if self.for_reply():
+    def wake_reply(self) -> None:
+        """Let the next large reply go, if it may be queued."""
+        if self.may_queue_reply():
             _grant(self._replies)
 
     async def wait_to_push(self) -> None:
         """Wait until one more piece may be sent."""
-        if self._pieces or not self.for_event():
+        if self._pieces or not self.may_queue_event():
             turn: Turn = asyncio.get_running_loop().create_future()
             self._pieces.append(turn)
             try:
                 await turn
             except asyncio.CancelledError:
-                self._pass_on()  # the turn may have been given already
+                self._pass_on()  # the turn may have come already
                 raise
         self._pass_on()
 
-    def let_one_push(self) -> None:
-        """The next piece's turn: the peer has taken most of what was queued."""
+    def wake_push(self) -> None:
+        """Let the next piece go: the peer has taken most of what was queued."""
         _grant(self._pieces)
 
     def _pass_on(self) -> None:
@@ -75,8 +74,8 @@ class Room:
             asyncio.get_running_loop().call_soon(self._let_another_push)
 
     def _let_another_push(self) -> None:
-        if self.for_event():
-            self.let_one_push()
+        if self.may_queue_event():
+            self.wake_push()
 
 
 def _grant(turns: deque[Turn]) -> None:

@@ -1,14 +1,14 @@
-"""From the log of a process to the events of a connection, by a cursor.
+"""Event streams: a cursor in the log of a process, from which the events of a connection are made.
 
 Rules kept in this file:
 
 1. Events are made from the log, in the order of their numbers, each number exactly once.
-2. At most `WINDOW_BYTES` of a connection's events are queued unsent; the log moves on.
-3. A reader that empties its window within `GRACE_SECONDS` sets the pace of the child, so that a
-   log that is kept in memory loses nothing of a flood. One that does not is *stalled*: the
-   child runs free, and what the log drops meanwhile is stated to the reader as a gap.
-4. A feed that has fallen behind waits for its turn among the others of its connection (`send_one`): a child
-   that is not held back would else fill whatever room there is, each time before the turn of anybody else.
+2. At most `WINDOW_BYTES` of a connection's events are queued unsent; the log grows meanwhile.
+3. Slow consumers throttle the child: one that empties its window within `GRACE_SECONDS` sets the pace, so
+   that a log in memory loses no output. A slower one is *stalled*: the child runs freely, and output that the
+   log drops meanwhile is reported to the consumer as a gap.
+4. A stream that has fallen behind takes turns with the other streams of its connection (`send_one`).
+   Otherwise an unthrottled child would fill the window each time before the turn of another stream.
 
 `docs/protocol.md`, "Events" and "Output retention".
 """
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
 
 
 WINDOW_BYTES = 256 << 10
-"""Unsent bytes of a connection above which no further event is made."""
+"""Unsent bytes of a connection above which no event is made."""
 
 GRACE_SECONDS = 2.0
-"""How long a full window may hold a child back: a reader that takes 128 KiB/s or more, with pauses
-shorter than this (a large reply being parsed, a TCP window that reopens in steps), is never made
-to lose anything; a stopped one costs the child this much once."""
+"""How long a full window may throttle a child. A consumer of 128 KiB/s or more, with shorter pauses than this
+(it parses a large reply, its TCP window reopens in steps), never loses output; a stopped one delays the child
+once."""
 
 HOLD_SECONDS = 0.25
-"""After a resume, events wait this long for the client's first read of the process: the stock
-client keeps at most 1 MiB of events that arrive ahead of that answer."""
+"""How long events wait after a resume for the client's first read of the process: the stock client keeps at
+most 1 MiB of events that arrive before that answer."""
 
 
 def end_members(process: ManagedProcess) -> bytes:
-    """`,"cause":"…"` of a process that has ended, and `,"denial":{…}` if in a sandbox; extensions."""
+    """The extension members of an exit: `,"cause":"…"`, and `,"denial":{…}` of a sandboxed process."""
     denial = process.denial()
     cause = b',"cause":"%b"' % (process.cause or "unknown").encode()
     return cause if denial is None else cause + b',"denial":' + msgspec.json.encode(denial)
 
 
 class Hold(Enum):
-    """What a feed waits for before it sends anything."""
+    """What a stream waits for before it sends events."""
 
     START = "the reply to the start of the process"
     RESUME = "the first read after a resume"
 
 
 class Sink(Protocol):
-    """A connection as feeds see it."""
+    """The connection's side, called by event streams."""
 
-    def has_room(self) -> bool:
+    def may_queue_event(self) -> bool:
         """Whether another event may be queued."""
 
     def progress(self) -> int:
@@ -71,22 +71,22 @@ class Sink(Protocol):
     def send_event(self, parts: Sequence[bytes]) -> None:
         """Queue a notification."""
 
-    def fell_behind(self, feed: OutputFeed) -> None:
-        """The feed has more to send: `pump` it when there is room."""
+    def fell_behind(self, stream: EventStream) -> None:
+        """The stream has more to send: call `send_one` when an event may be queued."""
 
 
-class OutputFeed:
-    """One connection's cursor in the log of one process.
+class EventStream:
+    """The events of one process for one connection.
 
     Args:
-        process: whose log it is.
+        process: the process.
         sink: the connection.
-        cursor: the last number that the connection need not be sent.
-        on_finished: called when the last event is sent.
-        hold: what is waited for before anything is sent.
+        cursor: the last number that is not sent.
+        on_finished: called once the last event is sent.
+        hold: what to wait for before the first event.
         extensions: whether the connection asked for extension members.
         follower: the session of a connection that observes another session's process.
-        interactive: whether such a one may change the size of the terminal.
+        interactive: whether such a connection may change the size of the terminal.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class OutputFeed:
         self.follower = follower
         self.interactive = interactive
         self._members = b""
-        """What stands behind `processId` in every event."""
+        """The members behind `processId` in every event."""
         if follower is not None:
             self._members = b',"sessionId":' + msgspec.json.encode(process.started.session)
         self.process = process
@@ -131,18 +131,19 @@ class OutputFeed:
         self._sink = sink
         self._cursor = cursor
         self._offset = process.log.offset_after(cursor) if cursor else 0
-        """Bytes of output that the cursor covers; what the next chunk has beyond it was lost."""
+        """The bytes of output up to the cursor; a higher offset of the next chunk means lost bytes."""
         self.hold = hold
-        """What is waited for; None once events are sent."""
+        """What the stream waits for; None once events are sent."""
         self._behind = False
-        """Whether it waits for its turn."""
-        # An observer is stalled from the beginning to the end: it holds nobody back.
+        """Whether the stream waits for its turn."""
+        # An observer is always stalled: it never throttles the child.
         self._stalled = follower is not None
         self._grace: asyncio.TimerHandle | None = None
         self._taken_before = 0
-        """What the peer had taken when the grace began."""
+        """The bytes that the peer had taken when the grace began."""
         self._prefixes: dict[Stream, bytes] | None = None
-        """How an event begins, by stream. Made for the first one: many a process says nothing."""
+        """The beginning of an event, by output stream. Made for the first event: many processes have no
+        output."""
         process.subscribers.append(self)
 
     def wake(self) -> None:
@@ -153,19 +154,19 @@ class OutputFeed:
         elif (
             self.process.log.total - self._offset > WINDOW_BYTES and self._grace is None and not self._stalled
         ):
-            # What is held back is as good as queued: it sets the pace in the same way.
+            # Held events count as queued: they throttle the child in the same way.
             self.process.pause()
             self._begin_grace()
 
     def release(self) -> None:
-        """Send what was held back."""
+        """Send the held events."""
         if self.hold is not None:
             self.hold = None
             self.pump()
 
     def answered(self, page: Page, next_seq: int) -> None:
-        """A read without `maxBytes` was answered. The first one after a resume moves the cursor:
-        what it covered is not sent again, what it did not cover is pushed.
+        """A read without `maxBytes` was answered. The first one after a resume moves the cursor: events that
+        it covered are not sent again, later ones are.
         """
         if self.hold is Hold.RESUME:
             self._cursor = next_seq - 1
@@ -175,22 +176,22 @@ class OutputFeed:
             self.release()
 
     def pump(self) -> bool:
-        """Send what there is while there is room. Says whether the feed has caught up."""
+        """Send events while they may be queued; return whether the stream has caught up."""
         log = self.process.log
         while self._cursor < log.next_seq - 1:
-            if not self._sink.has_room():
+            if not self._sink.may_queue_event():
                 self._fall_behind()
                 return False
             self._send_next()
-        if self._sink.has_room():
+        if self._sink.may_queue_event():
             self._catch_up()
         else:
-            # Caught up, and the window is full: the next chunk is not taken before there is room.
+            # Caught up, and the window is full: the next chunk has to wait.
             self._fall_behind()
         return True
 
     def send_one(self) -> bool:
-        """Send one event; for taking turns. Says whether the feed has caught up."""
+        """Send one event, for taking turns; return whether the stream has caught up."""
         if self._cursor < self.process.log.next_seq - 1:
             self._send_next()
         if self._cursor < self.process.log.next_seq - 1:
@@ -199,13 +200,13 @@ class OutputFeed:
         return True
 
     def forget(self) -> None:
-        """The process is forgotten. When it was closed before, the rest of its events is still sent."""
+        """The process is forgotten. If it was closed before, its remaining events are still sent."""
         if self.process.closed_seq is None:
             self._catch_up()
             self._on_finished()
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following the process."""
         if self in self.process.subscribers:
             self.process.subscribers.remove(self)
         self._catch_up()
@@ -224,7 +225,7 @@ class OutputFeed:
         self._grace = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._grace_ended)
 
     def _grace_ended(self) -> None:
-        """What counts is what the reader took, of whatever else it had to take first."""
+        """Stall the stream, unless the consumer has taken a window of bytes, of whatever stream."""
         self._grace = None
         if self._sink.progress() - self._taken_before >= WINDOW_BYTES:
             self._begin_grace()
@@ -306,8 +307,8 @@ class OutputFeed:
         return b',"lostBytes":%d,"firstSeq":%d' % (lost, seq) if lost > 0 else b""
 
     def _skip(self, seq: int) -> None:
-        """Pass a dropped chunk. Its number is sent with an empty chunk, because the stock client
-        waits for ever for a number that is missing; only a very large gap is jumped.
+        """Skip a dropped chunk. Its number is sent with an empty chunk, because the stock client would wait
+        for a missing number for ever; only a very large gap is skipped at once.
         """
         last = self.process.log.evicted_through
         exited = self.process.exited_seq

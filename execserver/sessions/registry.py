@@ -1,4 +1,4 @@
-"""All sessions of the daemon: opening, resuming, detaching, expiry."""
+"""The registry of all sessions: opening, resuming, detaching, expiry."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from execserver.telemetry.measures import measures
 log = Logger()
 
 PROBE_SECONDS = 5.0
-"""How long the holder of a session has to show a sign of life when another connection asks for
-it. The stock client gives up after 45 s; a half-open connection must be found out before."""
+"""How long the connection of a session may be silent once another connection asks for the session. The stock
+client gives up after 45 s; a half-open connection must be detected before."""
 
 
 TIDY_UP_SECONDS = 1.0
+"""The time after the end of a session until memory is returned to the system."""
 
 
 class Holder(Protocol):
@@ -36,12 +37,12 @@ class Holder(Protocol):
         """Drop the connection unless its peer answers in `timeout` seconds."""
 
 
-class SessionTable:
+class SessionRegistry:
     """The sessions by id.
 
     Args:
-        executor: what the processes of all sessions share.
-        ttl: seconds that a detached session is kept.
+        executor: runs the processes of all sessions.
+        ttl: how long a detached session is kept, in seconds.
     """
 
     def __init__(self, executor: Executor, ttl: float) -> None:
@@ -59,7 +60,7 @@ class SessionTable:
         return iter(list(self._sessions.values()))
 
     def open(self, holder: Holder) -> Session:
-        """A new session for a connection."""
+        """Open a session for a connection."""
         session_id = str(uuid.uuid4())
         self._executor.survival.session_opened(session_id)
         session = Session(session_id, ProcessStore(self._executor, session_id))
@@ -70,11 +71,11 @@ class SessionTable:
         return session
 
     def resume(self, session_id: str, holder: Holder) -> Session:
-        """A detached session for a connection.
+        """Resume a detached session for a connection.
 
         Raises:
-            InvalidRequest: no such session, or not any more.
-            SessionAttached: another connection has it; that one is asked for a sign of life.
+            InvalidRequest: the session is unknown or has ended.
+            SessionAttached: another connection has the session; that one is probed.
         """
         session = self._sessions.get(session_id)
         if session is None:
@@ -91,10 +92,10 @@ class SessionTable:
         return session
 
     def get(self, session_id: str) -> Session:
-        """A session, whether a connection is attached to it or not.
+        """A session, attached or detached.
 
         Raises:
-            InvalidRequest: no such session, or not any more.
+            InvalidRequest: the session is unknown or has ended.
         """
         session = self._sessions.get(session_id)
         if session is None:
@@ -104,7 +105,7 @@ class SessionTable:
         return session
 
     def detach(self, session: Session) -> None:
-        """The connection is gone; the session waits for another one."""
+        """Detach a session whose connection is gone, and start its expiry."""
         self._holders.pop(session.id, None)
         if session.attachment is not None:
             session.attachment.close()
@@ -114,10 +115,10 @@ class SessionTable:
             log.info("session detached", session=session.id, processes=len(session.processes))
 
     def end(self, session: Session) -> Awaitable[None]:
-        """End an attached session, because its client is done; a second time the same end is waited for.
+        """End an attached session for its client; a second call waits for the same end.
 
-        From now on its id is unknown, and nothing starts in it. What this returns is done when nothing of it
-        is left; cancelling that stops nothing.
+        Its id is unknown at once, and no process starts in it any more. The awaitable is done once all its
+        processes are gone; cancelling it has no effect.
         """
         ending = session.ending
         if ending is None:
@@ -126,7 +127,7 @@ class SessionTable:
         return asyncio.shield(ending)
 
     def inherit(self, legacy: Legacy) -> None:
-        """Go on with the sessions of a dead server: detached, each with the whole of its time."""
+        """Take over the sessions of a dead server: detached, each with its full time to expiry."""
         stores: dict[str, ProcessStore] = {}
         for session_id in legacy.state.sessions:
             stores[session_id] = ProcessStore(self._executor, session_id)
@@ -165,7 +166,7 @@ class SessionTable:
         session.expiry = loop.call_later(self.ttl, self._begin_end, session)
 
     def _tidy_up_soon(self) -> None:
-        """Once for all the sessions that end within a second."""
+        """Return memory to the system, once for all sessions that end within a second."""
 
         def tidy_up() -> None:
             self._tidy_up = None
@@ -193,10 +194,10 @@ class SessionTable:
         survivors = await session.processes.end()
         self._executor.survival.session_ended(session.id)
         log.info("session ended", session=session.id, processes=processes, survivors=survivors)
-        # What a leak would show in, without a debugger.
+        # Shows a leak without a debugger.
         self._tidy_up_soon()
         log.debug("daemon", sessions=len(self), tasks=len(asyncio.all_tasks()), live=self._executor.live)
 
 
 def _ignore(_: object) -> None:
-    """Nothing."""
+    """Do nothing."""

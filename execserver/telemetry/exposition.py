@@ -1,7 +1,7 @@
-"""A page of metrics in the text formats of Prometheus, made of what was read before.
+"""Renders readings of metrics as a page in the text formats of Prometheus.
 
-The library is used for the text alone: no registry of its own, no server, no threads. Loading it takes 50 ms,
-which only those pay who look.
+The library is only used for the text: no global registry, no server, no threads. It takes 50 ms to load, at
+the first page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Number(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """One histogram: how many were at most so much, growing, up to `+Inf`; and the sum of all."""
+    """One histogram: cumulative counts up to `+Inf`, and the sum of all values."""
 
     labels: Labels
     buckets: Bounds
@@ -36,23 +36,23 @@ Reading = Number | Distribution
 
 
 class Described(Protocol):
-    """What a page has to know of a metric, whichever table it stands in."""
+    """The description of a metric in any table."""
 
     @property
     def name(self) -> str:
-        """As it is called."""
+        """The name."""
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
+        """The kind."""
 
     @property
     def help(self) -> str:
-        """What it says."""
+        """The help text."""
 
     @property
     def labels(self) -> Labels:
-        """What its values are told apart by."""
+        """The label names."""
 
 
 class Readings(NamedTuple):
@@ -73,8 +73,8 @@ def render(readings: Sequence[Readings], accept: str) -> Content:
     """The page, with the metrics of the operating-system process (`process_…`) added.
 
     Args:
-        readings: what was taken.
-        accept: the request's `Accept`: OpenMetrics when asked for, else text format 0.0.4.
+        readings: the values.
+        accept: the request's `Accept`; without OpenMetrics in it, text format 0.0.4 is used.
     """
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder

@@ -1,8 +1,8 @@
-"""What all transports have in common: one connection over non-blocking descriptors.
+"""The common part of all transports: one connection over non-blocking descriptors.
 
-A channel is *open* until the peer or we end it. Then the handler is told, once. After an
-end of input, what is still unsent may leave for a moment (*lingering*); after `abort` it
-may not. At last the descriptors are *released*.
+A channel is *open* until the peer or the server ends it, which the handler learns once. After an end of
+input, unsent bytes may still leave for a moment (*lingering*); after `abort` they may not. Then the
+descriptors are *released*.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
-from execserver.busy_poll import Attention
+from execserver.busy_poll import BusyPoll
 from execserver.rpc.channel import Channel, MessageHandler, MessageStream
 from execserver.sessions.access import PeerProof
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import TransportKind, measures
-from execserver.transports.write_buffer import LOW_WATER_BYTES, Outbox
+from execserver.transports.write_buffer import LOW_WATER_BYTES, WriteBuffer
 
 LINGER_SECONDS = 1.0
-"""How long replies may still leave after the peer ended its side: it may read before it goes."""
+"""How long replies may still leave after the peer has ended its side: it may still read."""
 
 READ_BYTES, BULK_READ_BYTES = 64 << 10, 1 << 20
-"""What one read asks for: little, because a large fresh buffer costs 20 us, and because the other connections
-wait while what it brings is looked at, be it empty lines; much in the middle of a large message."""
+"""The size of one read. Small, because a large fresh buffer costs 20 us and other connections wait while its
+content is parsed, even if it is empty lines; large in the middle of a large message."""
 
 MakeHandler = Callable[[Channel], MessageHandler]
 Got = TypeVar("Got")
@@ -32,12 +32,12 @@ Got = TypeVar("Got")
 log = Logger()
 
 
-class StreamChannel:
-    """The common part of the channels; `execserver.rpc.channel.Channel` says what callers see.
+class BaseChannel:
+    """The base of the channels; `execserver.rpc.channel.Channel` is their interface.
 
     Args:
         fd_in, fd_out: non-blocking descriptors, possibly the same.
-        release: gives the descriptors back; called once, when nothing uses them any more.
+        release: gives back the descriptors; called once, when the channel no longer uses them.
     """
 
     kind: TransportKind
@@ -45,22 +45,22 @@ class StreamChannel:
     parse_error_prefix: str
     max_reply_bytes: int | None = None
     utf8_is_fatal = False
-    presumed_standard = False
+    presumes_json_rpc = False
 
     def __init__(self, fd_in: int, fd_out: int, peer: str, release: Callable[[], None]) -> None:
         self.peer = peer
         self._fd_in = fd_in
         self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(fd_out, self._drained, self._failed, self._loop)
-        self._attention = Attention(self._loop)
-        self._messages = 0  # that were read
+        self._write_buffer = WriteBuffer(fd_out, self._drained, self._failed, self._loop)
+        self._busy_poll = BusyPoll(self._loop)
+        self._messages = 0  # read so far
         self._release_descriptors = release
         self._handler: MessageHandler
-        self._over = False  # the connection has ended, the handler knows or is about to
+        self._over = False  # ended; the handler has been called or will be in this turn
         self._released = False
         self._paused = False
         self._watched = False
-        self._deaf = False  # what comes cannot be understood any more
+        self._framing_broken = False  # further messages cannot be separated
         self._lingering: asyncio.Task[None] | None = None
 
     def start(self, make_handler: MakeHandler) -> None:
@@ -71,26 +71,26 @@ class StreamChannel:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is delivered."""
+        """Whether the connection has ended and delivers no more."""
         return self._over
 
     @property
     def unsent(self) -> int:
         """Bytes accepted by `send` that the kernel has not taken yet."""
-        return self._outbox.unsent
+        return self._write_buffer.unsent
 
     @property
     def progress(self) -> int:
         """Bytes that the kernel has taken so far."""
-        return self._outbox.progress
+        return self._write_buffer.progress
 
     def send(self, parts: Sequence[bytes]) -> None:
         """Queue one message."""
         raise NotImplementedError
 
-    def look(self) -> None:
-        """Send what is queued and read what has come, without waiting for the loop."""
-        self._outbox.flush()
+    def read_now(self) -> None:
+        """Send what is queued and read what has arrived, without waiting for the loop."""
+        self._write_buffer.flush()
         if self._watched:
             self._readable()
 
@@ -109,58 +109,58 @@ class StreamChannel:
         self._watch(True)
 
     def finish(self) -> None:
-        """Read nothing more, and end once the peer has taken what is queued, or a second later."""
+        """Read no more, and end once the peer has taken what is queued, or a second later."""
         self._end_of_input()
 
     def probe(self, timeout: float) -> None:
-        """Nothing: the kernel tells of a dead peer."""
+        """Do nothing: the kernel reports a dead peer."""
 
     def abort(self) -> None:
-        """Drop the connection now. What was sent in this very turn is offered to the kernel once
-        (so that the answers before a fatal message leave), the rest is dropped.
+        """Drop the connection now. Messages of this turn are offered to the kernel once, so that the answers
+        before a fatal message leave; the rest is dropped.
         """
         self._end()
-        self._outbox.flush()
+        self._write_buffer.flush()
         self._release()
 
     async def flush(self, seconds: float) -> bool:
-        """Wait until the peer has taken what is queued, for at most `seconds`; whether it has."""
+        """Wait for at most `seconds` until the peer has taken what is queued; return whether it has."""
         try:
             async with asyncio.timeout(seconds):
-                await self._outbox.below(1)
+                await self._write_buffer.below(1)
         except (TimeoutError, ConnectionResetError):
             return False
         return True
 
     def _readable(self) -> None:
-        """Read once and serve what came."""
+        """Read once and serve the messages."""
         raise NotImplementedError
 
     def _serve(self, deliver: Callable[[Got], None], got: Got) -> None:
-        """Deliver the messages of one read, so that their answers leave in one write."""
+        """Deliver the messages of one read; their answers leave in one write."""
         began, messages = perf_counter(), self._messages
-        self._outbox.cork()
+        self._write_buffer.cork()
         try:
             deliver(got)
             if not self._over:
                 self._handler.batch_ended()
         finally:
-            self._outbox.uncork()
+            self._write_buffer.uncork()
         if self._messages == messages + 1:
-            self._attention.served(began)
+            self._busy_poll.served(began)
 
     def _end_of_input(self) -> None:
-        """The peer sends nothing more (or we take nothing more): end, but let the last words out."""
+        """The peer sends no more, or the server reads no more: end, but send what is queued."""
         if self._over:
             return
         self._end()
-        if self._outbox.unsent:
+        if self._write_buffer.unsent:
             self._lingering = self._loop.create_task(self._linger())
         else:
             self._release()
 
     def _failed(self, error: OSError) -> None:
-        """A descriptor failed; that a peer is gone is no news."""
+        """A descriptor failed, most often because the peer is gone."""
         if not self._over:
             log.debug("connection lost", peer=self.peer, error=str(error))
         self.abort()
@@ -170,7 +170,7 @@ class StreamChannel:
             self._handler.drained()
 
     def _watch(self, wanted: bool) -> None:
-        wanted = wanted and not self._over and not self._deaf
+        wanted = wanted and not self._over and not self._framing_broken
         if wanted == self._watched:
             return
         self._watched = wanted
@@ -195,17 +195,19 @@ class StreamChannel:
         if self._released:
             return
         self._released = True
-        self._outbox.close()
+        self._write_buffer.close()
         self._release_descriptors()
 
 
 class QueuedStream:
-    """One message being sent in pieces; `frame` puts a piece into the transport's framing."""
+    """One message that is sent in pieces; `frame` puts a piece into the transport's framing."""
 
-    def __init__(self, outbox: Outbox, frame: Callable[[bytes, bool], Sequence[bytes | memoryview]]) -> None:
-        self._outbox = outbox
+    def __init__(
+        self, write_buffer: WriteBuffer, frame: Callable[[bytes, bool], Sequence[bytes | memoryview]]
+    ) -> None:
+        self._write_buffer = write_buffer
         self._frame = frame
-        outbox.open_stream()
+        write_buffer.open_stream()
 
     async def write(self, piece: bytes) -> None:
         """Queue a piece and wait until the peer has taken most of what is queued.
@@ -214,17 +216,17 @@ class QueuedStream:
             ConnectionResetError: the connection is gone.
         """
         self._put(piece, last=False)
-        await self._outbox.below(LOW_WATER_BYTES)
+        await self._write_buffer.below(LOW_WATER_BYTES)
 
     def put(self, piece: bytes) -> None:
-        """Queue a piece; for small ones."""
+        """Queue a small piece."""
         self._put(piece, last=False)
 
     async def close(self, tail: bytes) -> None:
-        """Queue the last piece and let other messages pass."""
+        """Queue the last piece and release the messages behind this one."""
         self._put(tail, last=True)
-        self._outbox.close_stream()
+        self._write_buffer.close_stream()
 
     def _put(self, piece: bytes, last: bool) -> None:
         parts = self._frame(piece, last)
-        self._outbox.put_now(parts, sum(map(len, parts)))
+        self._write_buffer.put_now(parts, sum(map(len, parts)))

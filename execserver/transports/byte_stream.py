@@ -1,8 +1,7 @@
-"""Messages over a byte stream: Unix sockets and, with a spin, stdio.
+"""Messages over a byte stream: Unix sockets and stdio.
 
-Two framings, told apart by the first bytes that are no white space: `Cont` begins the headers of
-`Content-Length` framing, everything else is newline JSON (`docs/protocol.md`, "Content-Length
-framing").
+The first bytes that are not white space select the framing: `Cont` begins the headers of `Content-Length`
+framing, everything else is newline JSON (`docs/protocol.md`, "Content-Length framing").
 """
 
 from __future__ import annotations
@@ -20,34 +19,34 @@ from execserver.telemetry.measures import measures
 from execserver.transports.base import (
     BULK_READ_BYTES,
     READ_BYTES,
+    BaseChannel,
     QueuedStream,
-    StreamChannel,
 )
 from execserver.transports.write_buffer import LOW_WATER_BYTES
 
 MAX_SPIN_SECONDS = 0.005
-"""How long one turn of the loop may be held up by spinning, whatever arrives meanwhile."""
+"""The longest spin in one turn of the loop, whatever arrives meanwhile."""
 
 BLANKS = b" \t\r\n"
 PADDING = b" " * LOW_WATER_BYTES
 
 _HEADERS = b"cont"
-"""How `Content-Length` and `Content-Type` begin, in whatever case. `CONNECT` does not."""
+"""The first letters of `Content-Length` and `Content-Type`, in any case; `CONNECT` has others."""
 
 log = Logger()
 
 
 class Spin(msgspec.Struct, frozen=True):
-    """Reading on for a moment after a message, because the next one often follows at once and a
-    sleeping reader costs its sender a wake-up (about 60 us).
+    """Further reads for a moment after a message, because the next one often follows at once and its sender
+    would have to wake a sleeping reader (about 60 us).
     """
 
     seconds: float
     allowed: Callable[[], bool]
 
 
-class FramedChannel(StreamChannel):
-    """One JSON value a line or a `Content-Length`, UTF-8."""
+class ByteStreamChannel(BaseChannel):
+    """One JSON value for each line or `Content-Length`, in UTF-8."""
 
     parse_error_prefix = "failed to parse JSON-RPC message from exec-server stdio: "
     utf8_is_fatal = True
@@ -57,11 +56,11 @@ class FramedChannel(StreamChannel):
     ) -> None:
         super().__init__(fd_in, fd_out, peer, release)
         self.kind = "unix" if peer.startswith("unix:") else "stdio"
-        # Others were not accepted.
+        # The listener accepts no other user.
         self.peer_proof = "user" if self.kind == "unix" else None
         self._framer: Framer | None = None
         self._has_headers = False
-        self._first = b""  # what came before the framing was clear
+        self._first = b""  # bytes before the framing was known
         self._spin = spin
 
     def send(self, parts: Sequence[bytes]) -> None:
@@ -69,23 +68,23 @@ class FramedChannel(StreamChannel):
         size = sum(map(len, parts))
         if self._has_headers:
             headers = b"Content-Length: %d\r\n\r\n" % size
-            self._outbox.put((headers, *parts), size + len(headers))
+            self._write_buffer.put((headers, *parts), size + len(headers))
         else:
-            self._outbox.put((*parts, b"\n"), size + 1)
+            self._write_buffer.put((*parts, b"\n"), size + 1)
 
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         if self._has_headers:
-            return SizedStream(QueuedStream(self._outbox, lambda piece, _: (piece,)), size)
-        return QueuedStream(self._outbox, lambda piece, last: (piece, b"\n") if last else (piece,))
+            return SizedStream(QueuedStream(self._write_buffer, lambda piece, _: (piece,)), size)
+        return QueuedStream(self._write_buffer, lambda piece, last: (piece, b"\n") if last else (piece,))
 
-    def greet(self, first: bytes) -> None:
-        """Serve bytes that were read before this channel was chosen."""
+    def serve_first(self, first: bytes) -> None:
+        """Serve bytes that were read before this channel was created."""
         measures.received(len(first))
         self._serve(self._deliver, first)
 
     def _release(self) -> None:
-        # Half of a message may be 64 MiB, and this object lives on in cycles for a while.
+        # Half of a message may have 64 MiB, and this object lives on in cycles for a while.
         self._framer = None
         super()._release()
 
@@ -104,7 +103,7 @@ class FramedChannel(StreamChannel):
             now = perf_counter()
 
     def _read_once(self) -> bool:
-        """Whether a read brought at least one byte."""
+        """Read once; return whether there was at least one byte."""
         framer = self._framer
         most = BULK_READ_BYTES if framer is not None and framer.is_in_bulk else READ_BYTES
         try:
@@ -136,7 +135,7 @@ class FramedChannel(StreamChannel):
             if error.answer is None:
                 self._end_of_input()
             elif not self._over:
-                self._deaf = True
+                self._framing_broken = True
                 self._watch(False)
                 self._handler.framing_failed(error.answer)
             return
@@ -148,8 +147,8 @@ class FramedChannel(StreamChannel):
             self._first = first
         else:
             self._first = b""
-            # The stock client writes lines; who writes headers is an editor.
-            self._has_headers = self.presumed_standard = headers
+            # The stock client writes lines; only editors write headers.
+            self._has_headers = self.presumes_json_rpc = headers
             self._framer = HeaderFramer() if headers else LineFramer()
         return self._framer
 
@@ -159,8 +158,8 @@ class FramedChannel(StreamChannel):
 
 
 class SizedStream:
-    """One message in pieces whose length was said before. What the pieces lack in the end (the file
-    shrank meanwhile) is made up for by blanks, which JSON allows behind a value.
+    """One message in pieces whose length was announced. If the pieces turn out shorter (the file shrank
+    meanwhile), blanks fill up the rest, which JSON allows behind a value.
     """
 
     def __init__(self, stream: QueuedStream, size: int) -> None:
@@ -174,7 +173,7 @@ class SizedStream:
         await self._stream.write(piece)
 
     async def close(self, tail: bytes) -> None:
-        """Queue the last piece, fill up, and let other messages pass."""
+        """Queue the last piece, fill up, and release the messages behind this one."""
         await self.write(tail)
         while self._missing > len(PADDING):
             await self.write(PADDING)
@@ -182,7 +181,7 @@ class SizedStream:
 
 
 def begins_headers(received: bytes | bytearray) -> bool | None:
-    """Whether these bytes, blanks removed, begin the headers of a message; None while they are too few."""
+    """Whether these bytes, after blanks, begin the headers of a message; None if they are too few."""
     begun = bytes(received[: len(_HEADERS)]).lower()
     if begun == _HEADERS:
         return True

@@ -1,10 +1,10 @@
-"""The little HTTP that a WebSocket needs: one request head, and what to answer it. Pure.
+"""The HTTP of a WebSocket upgrade: parses a request head and decides the answer. No I/O.
 
-The order of the checks is part of the wire (`docs/protocol.md`, "WebSocket"): a request
-with an `Origin` comes from a browser and is refused before anything else is looked at.
+The order of the checks is part of the wire (`docs/protocol.md`, "WebSocket"): a request with an `Origin`
+comes from a browser and is refused before any other check.
 
-Beside the upgrade there are a few pages for whoever watches the daemon (`Pages`). They follow the
-same rules as the upgrade; only a page that is `public` asks for no credentials.
+Beside the upgrade there are a few pages for monitoring (`Pages`), under the same rules. Only a `public` page
+needs no credentials.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from execserver.transports.authentication import Authenticator
 
 MAX_HEAD_BYTES = 16 << 10
-"""A head of a stock client has a few hundred bytes; tokens may add some thousand."""
+"""The head of a stock client has a few hundred bytes; tokens may add some thousand."""
 
 ACCEPT_SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
 VERSION = "13"
@@ -38,7 +38,7 @@ _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class BadRequestError(ValueError):
-    """The bytes are no HTTP request head."""
+    """The bytes are not an HTTP request head."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to answer, and whether the connection is a WebSocket from there on."""
+    """The answer to a request, and whether the connection is a WebSocket after it."""
 
     response: bytes
     status: HTTPStatus
@@ -75,7 +75,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Content(NamedTuple):
-    """What a page shows."""
+    """The content of a page."""
 
     body: bytes = b""
     content_type: str = TEXT
@@ -83,26 +83,26 @@ class Content(NamedTuple):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Something to be asked for with GET or HEAD."""
+    """A page for GET and HEAD."""
 
     show: Callable[[Head], Content | Awaitable[Content]]
-    """Gives the content, at once or, when that could hold the loop up, later."""
+    """Makes the content, at once or, if that could block the loop, later."""
     public: bool = False
-    """Whether it is shown without credentials."""
+    """Whether the page needs no credentials."""
 
 
 Pages = Mapping[str, Page]
 """The pages by path."""
 
 READY: Pages = {"/readyz": Page(lambda head: Content(), public=True)}
-"""The least that every listener shows: that it is there."""
+"""The page that every listener has: it answers."""
 
 
 def parse_head(data: bytes) -> Head:
-    """The request head in `data`, which ends before the empty line.
+    """Parse a request head, given without the empty line at its end.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: not a request head.
     """
     lines = data.split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(lines[0])
@@ -126,16 +126,16 @@ def decide(
     pages: Pages = READY,
     upgrades: bool = True,
 ) -> Decision | Coroutine[Any, Any, Decision]:
-    """What to answer a request; to be awaited when a page takes its time.
+    """The answer to a request; a coroutine if a page makes its content later.
 
     Args:
         head: the request.
-        authenticator: asked for upgrades, and for pages that are not public.
-        host_names: what `Host` may name besides literal addresses, in small letters. Other names
-            are how a web page reaches a local server by a name that it controls.
-        any_host: `Host` says nothing here (Unix sockets).
-        pages: what there is beside the upgrade, which is at `/`.
-        upgrades: whether new connections are taken; else they are answered 503.
+        authenticator: checks upgrades, and requests for pages that are not public.
+        host_names: the names that `Host` may have besides literal addresses, in small letters. With another
+            name, a web page could reach a local server by a name that the page's owner controls.
+        any_host: ignore `Host` (Unix sockets).
+        pages: the pages beside the upgrade, which is at `/`.
+        upgrades: whether new connections are taken; otherwise the answer is 503.
     """
     if head.first("origin") is not None:
         return refuse(HTTPStatus.FORBIDDEN)
@@ -158,12 +158,12 @@ def decide(
 
 
 def path_of(head: Head) -> str:
-    """What a request asks for, without its query."""
+    """The path of a request, without its query."""
     return head.target.partition("?")[0]
 
 
 def is_public(head: Head, pages: Pages) -> bool:
-    """Whether a request is for what every peer may see."""
+    """Whether a request is for a page that needs no credentials."""
     page = pages.get(path_of(head))
     return page is not None and page.public
 
@@ -176,7 +176,7 @@ def refuse(
 
 
 def accept_value(key: str) -> str:
-    """What proves that the server understood the key of an upgrade."""
+    """The `Sec-WebSocket-Accept` for the key of an upgrade."""
     digest = hashlib.sha1(key.encode() + ACCEPT_SALT, usedforsecurity=False).digest()
     return base64.b64encode(digest).decode()
 

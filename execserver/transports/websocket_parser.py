@@ -1,13 +1,13 @@
-"""The only file that knows picows: WebSocket frames of a client, parsed and unmasked at C speed.
+"""WebSocket frames of a client, parsed and unmasked at C speed by picows; the only module that imports it.
 
-picows is used as a parser and nothing else. It runs as a server on `_NullTransport`, which sends nothing:
-its answer to the handshake is dropped (ours has been sent, and it is fed a handshake that it accepts), and so
-are its close frames (a broken peer is dropped without one).
+picows is only used as a parser. It runs as a server on `_NullTransport`, which sends nothing: its answer to a
+handshake that it is fed is dropped, because the real answer has been sent, and so are its close frames,
+because a broken peer is dropped without one.
 
 `WSProtocol` and its constructor are not in picows' documented interface, which owns the socket and the event
 loop's transport. The parsers of websockets and wsproto are documented, and take 2.8 and 9.2 µs for a small
 frame of a burst; this one takes 0.15, and a whole request 10. So the version is pinned, and
-`tests/unit/transports/test_frame_parser.py` fails with the next one.
+`tests/unit/transports/test_websocket_parser.py` fails with the next one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CLOSE: Final = WSMsgType.CLOSE
 Frame = WSFrame
 
 BUFFER_BYTES = 16 << 10
-"""The read buffer at first, and one read: a hundred small requests, or 2,700 empty frames. The buffer doubles
-when it is full; 200 connections with four times as much each are 10 MiB more, and not faster."""
+"""The initial read buffer, and one read: a hundred small requests, or 2,700 empty frames. The buffer doubles
+when it is full. Four times as much takes 10 MiB more for 200 connections, and is not faster."""
 
 BULK_BYTES = 64 << 10
-"""One read in the middle of a large frame. All that a read brings is parsed before the other connections have
-their turn, so it must not grow with the buffer."""
+"""One read in the middle of a large frame. A read is parsed as a whole before other connections have a turn,
+so it must not grow with the buffer."""
 
 _HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -53,9 +53,9 @@ class FrameParser:
 
     Args:
         max_frame_bytes: the largest payload of one data frame.
-        on_frame: called for every frame, behind something of picows; payloads are only valid during the call.
-        on_error: called when the peer broke the protocol or exceeded the size. Bytes fed
-            afterwards are not to be.
+        on_frame: called with an object of picows and each frame; payloads are only valid during the call.
+        on_error: called when the peer breaks the protocol or exceeds the size. No bytes may be fed
+            afterwards.
     """
 
     def __init__(
@@ -73,18 +73,20 @@ class FrameParser:
 
     @property
     def room(self) -> int:
-        """What the read buffer could take now. It grows with the messages and never shrinks."""
+        """The free bytes of the read buffer, which grows with the messages and never shrinks."""
         return len(self._picows.get_buffer(-1))
 
     def read(self, fd: int, most: int) -> int:
-        """Read once from a descriptor, `most` bytes or fewer, and parse; how many, 0 at the end of input."""
+        """Read at most `most` bytes from a descriptor and parse them; return their number, 0 at the end of
+        input.
+        """
         count = os.readv(fd, [self._picows.get_buffer(-1)[:most]])
         if count:
             self._picows.buffer_updated(count)
         return count
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes that were read elsewhere."""
+        """Parse bytes that the caller has read."""
         rest = memoryview(data)
         while rest:
             room = self._picows.get_buffer(-1)
@@ -95,7 +97,7 @@ class FrameParser:
 
 
 class _Listener(WSListener):
-    """Its method is whatever it is given: another call for each frame is a tenth of what a frame costs."""
+    """Calls the given function directly: one more call for each frame is a tenth of the cost of a frame."""
 
     def __init__(self, on_ws_frame: Callable[[object, Frame], None]) -> None:
         super().__init__()
@@ -103,22 +105,22 @@ class _Listener(WSListener):
 
 
 class _NullTransport:
-    """The transport that picows is given, and its socket: nothing is sent."""
+    """The transport and socket for picows: nothing is sent."""
 
     def __init__(self, on_error: Callable[[], None]) -> None:
         self._on_error = on_error
         self.handshake_done = False
 
     def get_extra_info(self, name: str) -> object:
-        """Itself as the socket, nothing else."""
+        """This object as the socket; None for other names."""
         return self if name == "socket" else None
 
     def get_write_buffer_size(self) -> int:
-        """Never 0: at 0 picows writes to the descriptor by itself."""
+        """Never 0, because picows would write to the descriptor itself."""
         return 1
 
     def write(self, data: object) -> None:
-        """After the handshake picows has nothing to say but a close frame for a broken peer."""
+        """Report a broken peer: after the handshake, picows writes nothing but close frames."""
         if self.handshake_done:
             self._on_error()
 
@@ -129,30 +131,32 @@ class _NullTransport:
         return -1
 
     def setsockopt(self, *_: object) -> None:
-        """Nothing to set."""
+        """Do nothing."""
 
     def getsockopt(self, *_: object) -> int:
-        """Anything."""
+        """Any value."""
         return 0
 
     def close(self) -> None:
-        """Nothing: the channel is dropped by `on_error`."""
+        """Do nothing: `on_error` drops the channel."""
 
     abort = close
 
 
 class _Silence:
-    """picows' logger: it reports what every peer does. Only failures of our own code are news."""
+    """The logger for picows: drops its reports about peers, and passes on exceptions of the server's own
+    code.
+    """
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's name
         """No."""
         return False
 
     def debug(self, *_: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     info = warning = error = log = debug
 
     def exception(self, text: str, *_: object) -> None:
-        """An exception came out of our own listener."""
+        """Log an exception of the listener."""
         log.exception("frame handler failed", detail=text)

@@ -1,13 +1,13 @@
-"""What a connection has to say, on its way into a descriptor.
+"""The write buffer of a connection: outgoing bytes until the kernel takes them.
 
-Rules of this file:
+Rules kept in this file:
 
-1. Nothing blocks. A write is tried at once; only what the kernel refuses waits for the
-   loop to say that there is room.
-2. Everything put in one loop turn leaves in one system call at the end of that turn. Only when one read
-   brought many messages, the first answers leave while the others are made: with the next 4 KiB, the next
-   8, and so on, so that the peer works meanwhile and the calls stay few.
-3. Small parts are joined, large parts are handed to `writev` as they are.
+1. No call blocks. A write is tried at once; bytes that the kernel refuses wait until the descriptor is
+   writable.
+2. Everything put in one turn of the loop leaves in one system call at the end of that turn. After a read with
+   many messages, though, the first answers leave while the others are made: the first 4 KiB, the next 8, and
+   so on. So the peer works meanwhile, and the system calls stay few.
+3. Small parts are joined; large parts go to `writev` uncopied.
 4. While a stream is open, messages wait behind it, in order; control frames do not.
 """
 
@@ -22,25 +22,25 @@ from itertools import islice
 from execserver.telemetry.measures import measures
 
 LOW_WATER_BYTES = 64 << 10
-"""`drained` is called, and a stream goes on, when less than this waits: about one pipe full, so
-that the peer has something to read while the next piece is made."""
+"""Below this, `drained` is called and a stream continues. About one full pipe: the peer can read while the
+next piece is made."""
 
 JOINED_BELOW_BYTES = 16 << 10
 """Parts below this are copied into one piece: a copy is cheaper than an entry of `writev`."""
 
 EARLY_BYTES = 4 << 10
-"""Answers to the messages of one read of which the first ones are written before the last one is made."""
+"""The bytes of answers after which the first are written before the last message of the read is served."""
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 Buffer = bytes | memoryview
 
 
-class Outbox:
+class WriteBuffer:
     """The outgoing side of one connection, on one non-blocking descriptor.
 
-    `drained()` is called when what waits fell below the low-water mark after having been
-    above it, `failed(error)` when the descriptor takes no more for good.
+    `drained()` is called when the waiting bytes fall below the low-water mark after they were above it,
+    `failed(error)` when a write to the descriptor has failed.
     """
 
     __slots__ = (
@@ -68,20 +68,20 @@ class Outbox:
         self._behind_bytes = 0
         self._was_above = False
         self._stream_open = False
-        self._early = EARLY_BYTES  # what must wait for the next early write
+        self._early = EARLY_BYTES  # how much must wait for the next early write
         self._scheduled = self._corked = self._closed = False
         self._waits_for_room = False  # whether the loop watches the descriptor
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.progress = 0
-        """Bytes the kernel has taken so far."""
+        """Bytes that the kernel has taken so far."""
 
     @property
     def unsent(self) -> int:
-        """Bytes put and not taken by the kernel yet."""
+        """Bytes that the kernel has not taken yet."""
         return self._ahead + self._behind_bytes
 
     def put(self, parts: Iterable[Buffer], size: int) -> None:
-        """Queue one whole message of `size` bytes, behind the open stream if there is one."""
+        """Queue a whole message of `size` bytes, behind the open stream if there is one."""
         if self._stream_open and not self._closed:
             self._behind.extend(parts)
             self._behind_bytes += size
@@ -91,7 +91,7 @@ class Outbox:
         self.put_now(parts, size)
 
     def put_now(self, parts: Iterable[Buffer], size: int) -> None:
-        """Queue bytes that do not wait behind the open stream: its own, or a control frame."""
+        """Queue bytes of the open stream itself, or a control frame, which do not wait behind the stream."""
         if self._closed or not size:
             return
         self._queue.extend(parts)
@@ -109,27 +109,29 @@ class Outbox:
             self._loop.call_soon(self._turn_ended)
 
     def cork(self) -> None:
-        """Hold back until `uncork` what need not leave early: the messages of one read are being served."""
+        """Collect answers until `uncork`, while the messages of one read are served; some leave early (rule
+        2).
+        """
         self._corked = True
         self._early = EARLY_BYTES
 
     def uncork(self) -> None:
-        """Write what was put since `cork`."""
+        """Write the bytes that were put since `cork`."""
         self._corked = False
         self.flush()
 
     def flush(self) -> None:
-        """Offer what was put in this turn to the kernel now."""
+        """Offer the bytes of this turn to the kernel now."""
         if self._queue:
             self._flush()
 
     def open_stream(self) -> None:
-        """Let messages wait until `close_stream`."""
+        """Make messages wait until `close_stream`."""
         assert not self._stream_open, "one stream at a time"
         self._stream_open = True
 
     def close_stream(self) -> None:
-        """Let the messages pass that waited."""
+        """Queue the messages that waited."""
         self._stream_open = False
         behind, size = self._behind, self._behind_bytes
         self._behind, self._behind_bytes = [], 0
@@ -138,10 +140,10 @@ class Outbox:
             self.put_now(behind, size)
 
     async def below(self, mark: int) -> None:
-        """Wait until less than `mark` bytes (those behind an open stream not counted) are unsent.
+        """Wait until fewer than `mark` bytes are unsent, not counting those behind an open stream.
 
         Raises:
-            ConnectionResetError: the outbox is closed.
+            ConnectionResetError: the write buffer is closed.
         """
         if not self._closed and self._ahead >= mark:
             waiter = self._loop.create_future()
@@ -154,7 +156,7 @@ class Outbox:
             raise ConnectionResetError("the connection is gone")
 
     def close(self) -> None:
-        """Drop what is left and let go of the descriptor (idempotent; it is not closed)."""
+        """Drop the unsent bytes and stop using the descriptor, which stays open (idempotent)."""
         if self._closed:
             return
         self._closed = True
@@ -181,8 +183,8 @@ class Outbox:
             self._write()
 
     def _write_early(self) -> None:
-        """Offer the first answers. Whoever put the last one goes on: of a failure it is told by the write at
-        the end of the read, and `drained` has no reason to be called below the low-water mark.
+        """Offer the first answers to the kernel. The write at the end of the read reports a failure;
+        `drained` is not due, because the buffer was not above the low-water mark.
         """
         data = b"".join(self._queue)
         try:
@@ -206,7 +208,7 @@ class Outbox:
             self._loop.remove_writer(self._fd)
 
     def _write(self) -> None:
-        """Write as much as the kernel takes, and wait for room for what is left."""
+        """Write as much as the kernel takes; the rest waits until the descriptor is writable."""
         backlog = self._backlog
         before = self._ahead
         try:
@@ -244,7 +246,7 @@ class Outbox:
 
 
 def join_small(pieces: Sequence[Buffer]) -> list[Buffer]:
-    """The same bytes in fewer buffers: neighbours that are small become one, large ones stay."""
+    """The same bytes in fewer buffers: small neighbours are joined, large ones stay."""
     joined: list[Buffer] = []
     small: list[Buffer] = []
     for piece in pieces:

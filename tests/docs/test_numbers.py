@@ -129,7 +129,7 @@ LIMITS: dict[str, list[str | int]] = {
     ],
     "requests under way": [],
     "bytes of requests under way": [
-        "execserver.rpc.connection.MAX_PENDING_BYTES",
+        "execserver.rpc.admission.MAX_PENDING_BYTES",
         "execserver.rpc.flow_control.MAX_UNSENT_BYTES",
     ],
     "detached session": [f"{_SETTINGS}.session_ttl", f"{_SETTINGS}.process_ttl"],

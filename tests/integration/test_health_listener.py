@@ -22,7 +22,7 @@ LARGE = os.urandom(1 << 20) * 8
 
 @pytest.fixture
 def large(tmp_path: Path) -> Server:
-    return Server("ws", tmp_path, pages={"/large": Page(lambda head: Content(LARGE))}, greeting_seconds=30)
+    return Server("ws", tmp_path, pages={"/large": Page(lambda head: Content(LARGE))}, accept_seconds=30)
 
 
 def slow_peer(server: Server) -> socket.socket:
@@ -44,7 +44,7 @@ def test_a_slow_reader_gets_a_large_page_whole(large: Server) -> None:
 
 
 def test_a_reader_that_stops_is_dropped(tmp_path: Path) -> None:
-    server = Server("ws", tmp_path, pages={"/large": Page(lambda head: Content(LARGE))}, greeting_seconds=0.2)
+    server = Server("ws", tmp_path, pages={"/large": Page(lambda head: Content(LARGE))}, accept_seconds=0.2)
     with closing(server), slow_peer(server) as peer:
         begun = time.monotonic()
         with suppress(ConnectionResetError):
@@ -59,7 +59,7 @@ def test_a_reader_that_stops_is_dropped(tmp_path: Path) -> None:
 async def until_greeted(server: Server, count: int) -> None:
     assert server.listener is not None
     async with asyncio.timeout(PATIENCE):
-        while len(server.listener._greetings) != count:
+        while len(server.listener._accepted) != count:
             await asyncio.sleep(0.01)
 
 

@@ -31,14 +31,14 @@ send = ServerChannel.send
 def spy(channel, message):
     if message["type"] == "ready":
         write("ready")
-        from execserver import server
-        load = server.load_the_rest
+        from execserver import late_modules
+        load = late_modules.load_late_modules
 
         def load_and_write(**options):
             load(**options)
             write("later")
 
-        server.load_the_rest = load_and_write
+        late_modules.load_late_modules = load_and_write
     elif message["type"] == "stopping":
         write("end")
     send(channel, message)

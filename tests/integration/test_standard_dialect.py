@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from execserver.http.bodies import PIECE_BYTES, EncodedPieces, HeldBytes, WholeBody
+from execserver.http.client import PIECE_BYTES, EncodedPieces, HeldBytes, WholeBody
 from execserver.rpc.connection import Connection
-from execserver.rpc.dispatcher import load_dispatch
 from execserver.rpc.handlers import Encoded, StreamedResult
-from execserver.rpc.standard import StandardDialect
+from execserver.rpc.json_rpc import JsonRpcDialect, load_dispatch
 from tests.integration.http.origin import Origin, response
 from tests.support.framing import with_headers
 from tests.support.service_manager import only_child
@@ -231,7 +230,7 @@ def test_batches_that_wait_do_not_pile_their_replies_up(start_server: StartServe
 class Peer:
     """A channel whose messages are kept."""
 
-    peer, peer_proof, kind, max_reply_bytes, unsent, presumed_standard = "test", None, "unix", None, 0, False
+    peer, peer_proof, kind, max_reply_bytes, unsent, presumes_json_rpc = "test", None, "unix", None, 0, False
     ended = False
 
     def __init__(self) -> None:
@@ -270,7 +269,7 @@ class Later:
 def later() -> tuple[Any, Later, Peer]:
     """A standard dialect between nobody and nobody."""
     peer, connection = Peer(), Later()
-    dialect: Any = StandardDialect(peer, connection, load_dispatch(), one_at_a_time=False)  # type: ignore[arg-type]
+    dialect: Any = JsonRpcDialect(peer, connection, load_dispatch(), one_at_a_time=False)  # type: ignore[arg-type]
     return dialect, connection, peer
 
 

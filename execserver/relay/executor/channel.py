@@ -95,7 +95,7 @@ class RelayChannel:
     parse_error_prefix = "failed to parse JSON-RPC message from exec-server relay: "
     max_reply_bytes: int | None = MAX_WEBSOCKET_REPLY_BYTES
     utf8_is_fatal = False
-    presumed_standard = False
+    presumes_json_rpc = False
 
     def __init__(self, carrier: Carrier, stream_id: str, transport: Transport, fingerprint: str) -> None:
         self.peer = f"relay:{stream_id[:SHOWN_CHARACTERS]}:{fingerprint[:SHOWN_CHARACTERS]}"
@@ -158,7 +158,7 @@ class RelayChannel:
         if self.unsent >= LOW_WATER_BYTES:
             self._was_above = True
 
-    def look(self) -> None:
+    def read_now(self) -> None:
         """A no-op: the socket belongs to all clients of the relay."""
 
     def open_stream(self, size: int) -> MessageStream:

@@ -26,8 +26,7 @@ import uvloop
 from aiohttp import web
 
 from execprotocol.relay.contract import MAX_BODY_BYTES
-from execserver import descriptor_table
-from execserver.memory import reuse_buffers
+from execserver.memory import reuse_buffers, widen_descriptor_table
 from execserver.relay.service import control_socket
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard, library_log
@@ -71,7 +70,7 @@ def run(settings: RelaySettings) -> int:
     """Serve until a signal. Returns the exit code: 0 after a drain, 1 when it could not start."""
     reuse_buffers()
     _raise_descriptor_limit()
-    descriptor_table.widen(DESCRIPTORS)
+    widen_descriptor_table(DESCRIPTORS)
     try:
         state = StateDir(settings.state_dir)
     except StateDirError as error:

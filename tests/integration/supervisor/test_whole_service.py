@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from execprotocol.trust import owner_name
-from execserver.descriptor_table import ENTRIES
+from execserver.memory import DESCRIPTOR_TABLE_ENTRIES as ENTRIES
 from tests.support.service_manager import ServiceManager, only_child, passing
 from tests.support.wire import (
     PATIENCE,

@@ -21,7 +21,7 @@ import uvloop
 
 from execserver.rpc.channel import Channel
 from execserver.transports.authentication import NoAuthentication
-from execserver.transports.base import StreamChannel
+from execserver.transports.base import BaseChannel
 from execserver.transports.http_upgrade import accept_value
 from execserver.transports.listener import Listener, serve_socket
 from execserver.transports.stdio import serve_stdio
@@ -300,7 +300,7 @@ class Server:
                 open_ends.discard(end)
                 os.close(end)
 
-        def serve() -> StreamChannel:
+        def serve() -> BaseChannel:
             return serve_stdio(server_in, server_out, self.make_handler, **self._options)
 
         self._cleanup.append(lambda: close(peer_in, peer_out))

@@ -85,13 +85,13 @@ def test_garbage_that_begins_like_http_is_a_bad_request(make_server: MakeServer)
 
 @pytest.mark.parametrize("data", [b"", b"GET / HT"])
 def test_on_tcp_a_peer_that_does_not_finish_its_head_is_dropped(make_server: MakeServer, data: bytes) -> None:
-    server = make_server("ws", greeting_seconds=0.1)
+    server = make_server("ws", accept_seconds=0.1)
 
     assert answer(server, data) == b""
 
 
 def test_on_unix_a_silent_peer_is_waited_for_but_half_a_head_is_not(make_server: MakeServer) -> None:
-    server = make_server("unix", greeting_seconds=0.1)
+    server = make_server("unix", accept_seconds=0.1)
     patient = server.dial()
     patient.write(b"\n  ")
 
@@ -141,7 +141,7 @@ def test_a_peer_of_another_user_is_refused(make_server: MakeServer, monkeypatch:
     assert not server.handlers
 
 
-def test_a_reset_during_the_greeting_or_the_farewell_is_nothing(make_server: MakeServer) -> None:
+def test_a_reset_before_the_protocol_is_known_or_after_a_refusal_is_no_error(make_server: MakeServer) -> None:
     server = make_server("ws")
 
     for data in (b"", b"GET / HT", request("GET /x HTTP/1.1", HOST)):

@@ -10,10 +10,8 @@ import pybase64
 import pytest
 
 from execprotocol.limits import MAX_HTTP_EXCHANGES
-from execserver.http.bodies import EncodedPieces, HeldBytes, WholeBody
-from execserver.http.client import HttpClient
-from execserver.http.deadline import Deadline
-from execserver.http.errors import TransferError
+from execserver.http.client import EncodedPieces, HeldBytes, HttpClient, WholeBody
+from execserver.http.request import Deadline, TransferError
 
 
 async def pieces(*sizes: int) -> AsyncGenerator[bytes, None]:

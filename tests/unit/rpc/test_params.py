@@ -20,7 +20,7 @@ from execprotocol.errors import InvalidParams
 from execprotocol.limits import TTY_COLUMNS, TTY_ROWS
 from execprotocol.methods import METHODS, extension_names
 from execserver.processes import start_digest
-from execserver.rpc import accesses
+from execserver.rpc import ordering
 from execserver.rpc.params import NOTHING, decode_params
 from tests.support.schemas import params_schema
 from tools.wire_docs.examples import EXAMPLES
@@ -405,12 +405,12 @@ def test_the_size_that_every_terminal_has_is_no_other_start() -> None:
 
 def test_methods_of_one_path_are_those_whose_parameters_are() -> None:
     paths = {name for name, method in METHODS.items() if issubclass(method.params, filesystem.PathParams)}
-    assert paths == accesses.READING | accesses.WRITING
-    assert not accesses.READING & accesses.WRITING
+    assert paths == ordering.READING | ordering.WRITING
+    assert not ordering.READING & ordering.WRITING
 
 
 def test_what_has_no_order_says_nothing_of_the_kind() -> None:
-    ordered = accesses.READING | accesses.WRITING | accesses._FURTHER.keys()
+    ordered = ordering.READING | ordering.WRITING | ordering._ACCESSES_OF.keys()
     assert METHODS.keys() - ordered == {
         *("initialize", "environment/info", "environment/status", "environmentConfig/read"),
         *("capabilityRoots/discoverV1", "capabilities/discoverV2"),
@@ -442,8 +442,8 @@ def test_a_daemon_decodes_and_refuses_without_pydantic() -> None:
     program = (
         "import sys\n"
         "import execserver.cli, execserver.server\n"
-        "from execserver.configuration.flags import add_flags\n"
-        "from execserver.configuration.loading import load\n"
+        "from execserver.configuration.options import add_flags\n"
+        "from execserver.configuration.effective import load\n"
         "load({'listen': ['stdio'], 'session_ttl': 80.0}, {'EXECSERVER_PROCESS_TTL': '5'}, '')\n"
         "from execprotocol.errors import InvalidParams\n"
         "from execprotocol.methods import METHODS\n"

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from execprotocol.methods import METHODS
-from execserver.rpc.flow_control import Room
+from execserver.rpc.flow_control import FlowControl
 from execserver.rpc.handlers import StreamedResult
 from execserver.rpc.params import decode_params
 from execserver.rpc.scheduler import Pending, Scheduler
@@ -62,7 +62,7 @@ def pending_of(name: str) -> Pending:
 
 
 def schedule_for(answers: Answers) -> Scheduler:
-    return Scheduler(None, answers, Room(cast("Any", Peer())))
+    return Scheduler(None, answers, FlowControl(cast("Any", Peer())))
 
 
 async def answer_after(event: asyncio.Event) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from execserver import server
-from execserver.configuration.flags import add_flags, given
-from execserver.configuration.loading import Effective, load
+from execserver.configuration.effective import Effective, load
 from execserver.configuration.model import Settings, SettingsError
-from execserver.configuration.options import OPTIONS, Option
+from execserver.configuration.options import OPTIONS, Option, add_flags, given_settings
+from execserver.preflight import check_exposure
 from execserver.supervisor import listeners
 from execserver.supervisor.fd_store_client import FdStoreClient
 from execserver.supervisor.server_channel import Hello
@@ -69,7 +68,7 @@ def toml(option: Option, value: Any) -> str:
 def flags(*argv: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_flags(parser)
-    return given(parser.parse_args(argv))
+    return given_settings(parser.parse_args(argv))
 
 
 def from_file(tmp_path: Path, content: str) -> str:
@@ -260,7 +259,7 @@ def test_a_server_that_got_no_listener_does_not_start() -> None:
         fd_store=fd_store,
     )
     with pytest.raises(ConfigurationError, match="changed during the start"):
-        server._check_exposure(Settings(), hello)
+        check_exposure(Settings(), hello)
     fd_store.close()
     theirs.close()
 
@@ -269,7 +268,7 @@ def test_a_server_that_got_no_listener_does_not_start() -> None:
 
 
 def test_the_reference_page_names_every_setting_and_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
     assert reference(["--check", str(page)]) == 0
     content = page.read_text()
     for option in OPTIONS.values():

@@ -8,20 +8,20 @@ from time import perf_counter
 
 import pytest
 
-from execserver.rpc import next_poll
-from execserver.rpc.next_poll import AWAKE_SECONDS, NextPoll
+from execserver import busy_poll
+from execserver.busy_poll import LONG_POLL_WAIT_SECONDS, LongPollWait
 
 
 @pytest.fixture(autouse=True)
 def several_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_poll, "ALONE", False)
+    monkeypatch.setattr(busy_poll, "SINGLE_PROCESSOR", False)
 
 
 @pytest.fixture
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that goes on a little each time somebody looks: a busy machine ends no moment early."""
     looks = count()
-    monkeypatch.setattr(next_poll, "perf_counter", lambda: next(looks) * AWAKE_SECONDS / 100)
+    monkeypatch.setattr(busy_poll, "perf_counter", lambda: next(looks) * LONG_POLL_WAIT_SECONDS / 100)
 
 
 class Client:
@@ -32,9 +32,9 @@ class Client:
         self.turns = 0
         self.asks_after = 0
         """Which look finds its next poll; 0 for none."""
-        self.next_poll = NextPoll(self._look, lambda: self.heard)
+        self.wait = LongPollWait(self._read, lambda: self.heard)
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         self.turns += 1
         if self.turns == self.asks_after:
             self.heard += 1
@@ -42,7 +42,7 @@ class Client:
     async def answer(self) -> bool:
         """Answer a poll; whether the loop stayed awake for the next one."""
         self.turns = 0
-        self.next_poll.answered()
+        self.wait.answered()
         await asyncio.sleep(0)
         awake = self.turns > 0
         before = -1
@@ -57,7 +57,7 @@ async def test_the_loop_stays_awake_for_a_moment() -> None:
     client = Client()
     began = perf_counter()
     assert await client.answer()
-    assert perf_counter() - began >= AWAKE_SECONDS
+    assert perf_counter() - began >= LONG_POLL_WAIT_SECONDS
 
 
 @pytest.mark.usefixtures("steady_clock")
@@ -84,13 +84,13 @@ async def test_a_client_that_does_not_is_waited_for_ever_more_seldom() -> None:
 
 async def test_answers_during_a_moment_begin_no_further_one() -> None:
     client = Client()
-    client.next_poll.answered()
+    client.wait.answered()
     looked = client.turns
-    client.next_poll.answered()
+    client.wait.answered()
     assert client.turns == looked
 
 
 async def test_with_one_processor_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_poll, "ALONE", True)
+    monkeypatch.setattr(busy_poll, "SINGLE_PROCESSOR", True)
     client = Client()
     assert not await client.answer()

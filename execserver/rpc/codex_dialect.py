@@ -1,7 +1,8 @@
-"""The lean dialect: JSON-RPC without its version member, as the stock client speaks it.
+"""The Codex dialect (`lean` in logs and metrics): JSON-RPC without its version member, as the stock client
+speaks it.
 
-A message that breaks the protocol in a way that cannot be answered ends the connection
-(`docs/protocol.md`, "Envelope" and "Fatal input").
+A protocol error that cannot be answered ends the connection (`docs/protocol.md`, "Envelope" and "Fatal
+input").
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from execprotocol.errors import PARSE_ERROR_ID, InvalidRequest, RpcError
 from execserver.rpc import codec
 from execserver.rpc.channel import Channel
 from execserver.rpc.codec import Notification, ParseError, Request
-from execserver.rpc.dialect import Admission
+from execserver.rpc.dialect import DialectContext
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.telemetry.measures import measures
 
 JOIN_BYTES = 4096
-"""Results up to this size are copied into one piece with their envelope."""
+"""Smaller results are copied into one piece with the rest of the reply."""
 
 
-class LeanDialect:
-    """Straight through the method table: a request costs no task and no future of its own here."""
+class CodexDialect:
+    """The Codex dialect of one connection: a request needs no task and no future here."""
 
     name = "lean"
 
-    def __init__(self, channel: Channel, admission: Admission) -> None:
+    def __init__(self, channel: Channel, admission: DialectContext) -> None:
         self._channel = channel
         self._admission = admission
         self._admit = admission.admit
         self._send = self.event = channel.send
 
     def receive(self, message: bytes | bytearray) -> None:
-        """One message."""
+        """Serve one message."""
         try:
             decoded = codec.decode(message)
         except ParseError as error:
@@ -50,7 +51,7 @@ class LeanDialect:
             self._admission.drop("initialized before initialize")
 
     def refuse_framing(self, reason: str) -> None:
-        """Answer bytes that are no message."""
+        """Answer bytes that are not a message."""
         self._channel.send((codec.encode_error(PARSE_ERROR_ID, InvalidRequest.code, reason),))
 
     def result(self, target: int | str, result: Mapping[str, Any] | Encoded) -> None:
@@ -75,17 +76,17 @@ class LeanDialect:
             after()
 
     def error(self, target: int | str, error: RpcError) -> None:
-        """Reply that a request failed."""
+        """Reply with an error."""
         data = error.data() if error.details and self._admission.extensions else None
         self._channel.send((codec.encode_error(target, error.code, error.message, data),))
 
     async def stream(self, target: int | str, result: StreamedResult) -> int:
-        """Reply piece by piece."""
+        """Reply in pieces."""
         await self._admission.send_stream(b'{"id":%b,"result":' % codec.encode_json(target), result, b"}")
         return 0
 
     def connection_lost(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing: no request is kept here."""
 
     def _refuse_unparsable(self, data: bytes | bytearray, error: ParseError) -> None:
         if self._channel.utf8_is_fatal and not _is_utf8(data):
@@ -95,7 +96,7 @@ class LeanDialect:
 
 
 def reply_too_large(limit: int) -> InvalidRequest:
-    """What is said instead of a reply that the peer would not take."""
+    """The error in place of a reply that the peer would not take."""
     return InvalidRequest(
         f"the reply would exceed {limit} bytes: use fs/open and fs/readBlock, or process/read with maxBytes",
         name="reply_too_large",

@@ -16,7 +16,7 @@ import pytest
 from execprotocol.limits import MAX_FILLED_GAP
 from execserver.processes.output_log import OutputLog
 from execserver.processes.process import ManagedProcess
-from execserver.sessions.event_stream import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, Hold, OutputFeed
+from execserver.sessions.event_stream import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, EventStream, Hold
 from execserver.sessions.session import Attachment
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits
@@ -34,7 +34,7 @@ def log_in_memory(retained: int) -> OutputLog:
 
 
 class FakeProcess:
-    """The part of a process that a feed reads, without a process."""
+    """The part of a process that a stream reads, without a process."""
 
     def __init__(self, retained: int = 1 << 20) -> None:
         self.log = log_in_memory(retained)
@@ -46,7 +46,7 @@ class FakeProcess:
         self.cause: str | None = None
         self.exited_seq: int | None = None
         self.closed_seq: int | None = None
-        self.subscribers: list[OutputFeed] = []
+        self.subscribers: list[EventStream] = []
         self.paused = False
 
     def output(self, data: bytes) -> None:
@@ -82,9 +82,9 @@ class RecordingSink:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.room = True
-        self.behind: list[OutputFeed] = []
+        self.behind: list[EventStream] = []
 
-    def has_room(self) -> bool:
+    def may_queue_event(self) -> bool:
         return self.room
 
     def progress(self) -> int:
@@ -93,8 +93,8 @@ class RecordingSink:
     def send_event(self, parts: Sequence[bytes]) -> None:
         self.events.append(json.loads(b"".join(parts)))
 
-    def fell_behind(self, feed: OutputFeed) -> None:
-        self.behind.append(feed)
+    def fell_behind(self, stream: EventStream) -> None:
+        self.behind.append(stream)
 
     def numbers(self) -> list[int]:
         return [event["params"]["seq"] for event in self.events]
@@ -104,15 +104,15 @@ class RecordingSink:
         return b"".join(base64.b64decode(chunk) for chunk in chunks)
 
 
-def feed_of(
+def stream_of(
     process: FakeProcess, sink: RecordingSink, cursor: int = 0, hold: Hold | None = None
-) -> OutputFeed:
-    return OutputFeed(cast("ManagedProcess", process), sink, cursor, lambda: None, hold)
+) -> EventStream:
+    return EventStream(cast("ManagedProcess", process), sink, cursor, lambda: None, hold)
 
 
 def test_every_number_is_sent_once_in_order() -> None:
     process, sink = FakeProcess(), RecordingSink()
-    feed_of(process, sink)
+    stream_of(process, sink)
     process.output(b"a")
     process.output(b"b")
     process.finish(3)
@@ -130,7 +130,7 @@ def test_every_number_is_sent_once_in_order() -> None:
 @pytest.mark.parametrize("extensions", [False, True])
 def test_evidence_of_a_denial_goes_to_those_who_asked_for_extensions(extensions: bool) -> None:
     process, sink = FakeProcess(), RecordingSink()
-    OutputFeed(cast("ManagedProcess", process), sink, 0, lambda: None, extensions=extensions)
+    EventStream(cast("ManagedProcess", process), sink, 0, lambda: None, extensions=extensions)
     process.sandbox_denied = True
     process.finish(1)
     exited = sink.events[0]["params"]
@@ -140,41 +140,41 @@ def test_evidence_of_a_denial_goes_to_those_who_asked_for_extensions(extensions:
 
 async def test_without_room_nothing_is_sent_and_the_child_is_paced() -> None:
     process, sink = FakeProcess(), RecordingSink()
-    feed = feed_of(process, sink)
+    stream = stream_of(process, sink)
     sink.room = False
     process.output(b"a")
-    assert (sink.events, process.paused, sink.behind) == ([], True, [feed])
+    assert (sink.events, process.paused, sink.behind) == ([], True, [stream])
     sink.room = True
-    assert feed.pump()
+    assert stream.pump()
     assert (sink.output(), process.paused) == (b"a", False)
 
 
 async def test_a_reader_that_makes_no_progress_does_not_hold_the_child() -> None:
     process, sink = FakeProcess(retained=10), RecordingSink()
-    feed = feed_of(process, sink)
+    stream = stream_of(process, sink)
     sink.room = False
     process.output(b"aaaa")
     await asyncio.sleep(GRACE_SECONDS + 0.1)
     process.output(b"bbbb")
     assert not process.paused, "a stalled reader paces nobody until it has caught up"
     sink.room = True
-    feed.pump()
+    stream.pump()
     sink.room = False
     process.output(b"c")
     paused: bool = process.paused
     assert paused, "having caught up it paces again"
-    feed.close()
+    stream.close()
 
 
 async def test_what_was_dropped_is_stated_number_by_number_and_in_bytes() -> None:
     process, sink = FakeProcess(retained=4), RecordingSink()
-    feed = feed_of(process, sink)
+    stream = stream_of(process, sink)
     sink.room = False
     for letter in (b"aaa", b"bbb", b"cc"):
         process.output(letter)
     process.finish()
     sink.room = True
-    feed.pump()
+    stream.pump()
     assert sink.numbers() == [1, 2, 3, 4, 5]
     first = next(event["params"] for event in sink.events if event["params"].get("chunk"))
     assert (first["seq"], first["lostBytes"], first["firstSeq"]) == (3, 6, 3)
@@ -184,31 +184,31 @@ async def test_what_was_dropped_is_stated_number_by_number_and_in_bytes() -> Non
 
 async def test_when_nothing_is_left_the_loss_is_stated_with_the_end() -> None:
     process, sink = FakeProcess(retained=0), RecordingSink()
-    feed = feed_of(process, sink)
+    stream = stream_of(process, sink)
     sink.room = False
     process.output(b"gone")
     process.finish()
     sink.room = True
-    feed.pump()
+    stream.pump()
     assert [event["params"].get("lostBytes") for event in sink.events] == [None, 4, None]
 
 
 async def test_a_very_large_gap_is_stated_once() -> None:
     process, sink = FakeProcess(retained=1), RecordingSink()
-    feed = feed_of(process, sink)
+    stream = stream_of(process, sink)
     sink.room = False
     for _ in range(MAX_FILLED_GAP + 5):
         process.output(b"x")
     sink.room = True
-    feed.pump()
+    stream.pump()
     assert sink.numbers() == [MAX_FILLED_GAP + 5]
     assert sink.events[0]["params"]["lostBytes"] == MAX_FILLED_GAP + 4
 
 
-def test_a_feed_that_begins_at_the_head_says_nothing_of_what_was_before() -> None:
+def test_a_stream_that_begins_at_the_head_says_nothing_of_what_was_before() -> None:
     process, sink = FakeProcess(), RecordingSink()
     process.output(b"before")
-    feed_of(process, sink, process.log.next_seq - 1)
+    stream_of(process, sink, process.log.next_seq - 1)
     process.output(b"after")
     assert (sink.numbers(), sink.output()) == ([2], b"after")
 
@@ -216,11 +216,11 @@ def test_a_feed_that_begins_at_the_head_says_nothing_of_what_was_before() -> Non
 async def test_after_a_resume_events_wait_for_the_first_read() -> None:
     process, sink = FakeProcess(), RecordingSink()
     process.output(b"before")
-    feed = feed_of(process, sink, process.log.next_seq - 1, Hold.RESUME)
+    stream = stream_of(process, sink, process.log.next_seq - 1, Hold.RESUME)
     process.output(b"between")
     assert sink.events == []
     page = process.log.read(0, None, 1 << 20)
-    feed.answered(page, process.log.next_seq)
+    stream.answered(page, process.log.next_seq)
     process.output(b"after")
     assert (sink.numbers(), sink.output()) == ([3], b"after"), "what the read covered is not sent again"
 
@@ -229,9 +229,9 @@ async def test_what_a_cut_page_did_not_cover_is_pushed() -> None:
     process, sink = FakeProcess(), RecordingSink()
     for piece in (b"one", b"two", b"three"):
         process.output(piece)
-    feed = feed_of(process, sink, process.log.next_seq - 1, Hold.RESUME)
+    stream = stream_of(process, sink, process.log.next_seq - 1, Hold.RESUME)
     page = process.log.read(0, None, 3)
-    feed.answered(page, page.chunks[-1].seq + 1)
+    stream.answered(page, page.chunks[-1].seq + 1)
     assert (sink.numbers(), sink.output()) == ([2, 3], b"twothree")
 
 
@@ -251,8 +251,8 @@ async def test_processes_that_are_behind_take_turns() -> None:
     sink = RecordingSink()
     attachment = Attachment(cast("Any", []), sink, resumed=False)
 
-    def fell_behind(feed: OutputFeed) -> None:
-        attachment.fell_behind(feed)
+    def fell_behind(stream: EventStream) -> None:
+        attachment.fell_behind(stream)
 
     sink.fell_behind = fell_behind  # type: ignore[method-assign]
     for process in processes:
@@ -292,8 +292,8 @@ class ForeignProcess(FakeProcess):
 def observing(process: ForeignProcess, sink: RecordingSink, after_seq: int = 0) -> Attachment:
     attachment = Attachment(cast("Any", []), sink, resumed=False)
 
-    def fell_behind(feed: OutputFeed) -> None:
-        attachment.fell_behind(feed)
+    def fell_behind(stream: EventStream) -> None:
+        attachment.fell_behind(stream)
 
     sink.fell_behind = fell_behind  # type: ignore[method-assign]
     attachment.observe(cast("ManagedProcess", process), after_seq, "mine", interactive=False)()
@@ -366,8 +366,8 @@ async def test_ten_thousand_subscriptions_leave_nothing() -> None:
     assert not process.subscribers
     del release
     gc.collect()
-    feeds = [each for each in gc.get_objects() if isinstance(each, OutputFeed)]
-    assert not [each for each in feeds if cast("Any", each.process) is process]
+    streams = [each for each in gc.get_objects() if isinstance(each, EventStream)]
+    assert not [each for each in streams if cast("Any", each.process) is process]
     sent = len(sink.events)
     process.output(b"y")
     assert len(sink.events) == sent

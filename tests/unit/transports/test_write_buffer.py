@@ -18,7 +18,7 @@ from execserver.transports.write_buffer import (
     EARLY_BYTES,
     JOINED_BELOW_BYTES,
     LOW_WATER_BYTES,
-    Outbox,
+    WriteBuffer,
     drop_front,
     join_small,
 )
@@ -43,18 +43,18 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-def outbox(fd: int) -> Outbox:
+def write_buffer(fd: int) -> WriteBuffer:
     def failed(error: OSError) -> None:
         raise AssertionError(error)
 
-    return Outbox(fd, lambda: None, failed, asyncio.get_running_loop())
+    return WriteBuffer(fd, lambda: None, failed, asyncio.get_running_loop())
 
 
 def test_what_is_put_in_one_turn_leaves_in_one_write(
     runner: asyncio.Runner, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     async def scene() -> None:
-        box = outbox(ends[0].fileno())
+        box = write_buffer(ends[0].fileno())
         box.put((b"a", b"\n"), 2)
         box.put((b"b", b"\n"), 2)
         assert box.unsent == 4
@@ -73,7 +73,7 @@ def test_while_corked_nothing_leaves(
     runner: asyncio.Runner, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     async def scene() -> None:
-        box = outbox(ends[0].fileno())
+        box = write_buffer(ends[0].fileno())
         box.cork()
         box.put((b"a",), 1)
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ def test_the_first_of_many_answers_leave_while_the_others_are_made(
     answer = b"x" * 1023 + b"\n"
 
     async def scene() -> list[int]:
-        box = outbox(ends[0].fileno())
+        box = write_buffer(ends[0].fileno())
         box.cork()
         unsent = []
         for _ in range(16):
@@ -119,7 +119,7 @@ def test_a_peer_that_is_gone_is_found_when_the_read_is_served_and_not_under_an_a
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         os.close(reading)
-        box = Outbox(writing, lambda: None, errors.append, asyncio.get_running_loop())
+        box = WriteBuffer(writing, lambda: None, errors.append, asyncio.get_running_loop())
         box.cork()
         box.put((b"x" * EARLY_BYTES,), EARLY_BYTES)
         assert not errors
@@ -139,7 +139,7 @@ def test_answers_that_the_peer_has_no_room_for_keep_their_order(runner: asyncio.
         os.set_blocking(reading, False)
         got = b""
         os.write(writing, b"y" * 60_000)  # one early write fits in part, the next ones do not
-        box = outbox(writing)
+        box = write_buffer(writing)
         box.cork()
         for part in parts:
             box.put((part,), len(part))
@@ -157,11 +157,11 @@ def test_answers_that_the_peer_has_no_room_for_keep_their_order(runner: asyncio.
     assert runner.run(scene()) == b"y" * 60_000 + b"".join(parts)
 
 
-def test_a_closed_outbox_wakes_who_waits_and_takes_no_more(runner: asyncio.Runner) -> None:
+def test_a_closed_buffer_wakes_all_waiters_and_takes_no_more(runner: asyncio.Runner) -> None:
     async def scene() -> None:
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        box = outbox(writing)
+        box = write_buffer(writing)
         box.put((bytes(1 << 20),), 1 << 20)
         waiting = asyncio.ensure_future(box.below(LOW_WATER_BYTES))
         await asyncio.sleep(0.01)
@@ -185,7 +185,7 @@ def test_a_descriptor_that_nobody_reads_fails_once(runner: asyncio.Runner) -> No
         errors: list[OSError] = []
         reading, writing = os.pipe()
         os.close(reading)
-        box = Outbox(writing, lambda: None, errors.append, asyncio.get_running_loop())
+        box = WriteBuffer(writing, lambda: None, errors.append, asyncio.get_running_loop())
         box.put((b"x",), 1)
         await asyncio.sleep(0)
         box.put((b"x",), 1)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from execserver import server
-from execserver.server import LOAD_AFTER_SECONDS, _quiet_moment
+from execserver import late_modules
+from execserver.late_modules import LOAD_AFTER_SECONDS, quiet_moment
 from execserver.telemetry.measures import measures
 
 
@@ -28,20 +28,20 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 async def test_it_is_waited_while_clients_ask_or_are_told_something(moments: list[tuple[int, int]]) -> None:
     moments += [(10, 10), (0, 1), (1, 0), (0, 0), (5, 5)]
-    await _quiet_moment()
+    await quiet_moment()
     assert moments == [(5, 5)]
 
 
 async def test_a_daemon_that_nobody_uses_waits_for_one_moment(moments: list[tuple[int, int]]) -> None:
     moments += [(0, 0), (5, 5)]
-    await _quiet_moment()
+    await quiet_moment()
     assert moments == [(5, 5)]
 
 
 async def test_it_is_not_waited_for_ever(
     moments: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOAD_AT_LAST_SECONDS", 0.0)
+    monkeypatch.setattr(late_modules, "LOAD_AT_LAST_SECONDS", 0.0)
     moments += [(1, 1)] * 3
-    await _quiet_moment()
+    await quiet_moment()
     assert len(moments) >= 2

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from execserver.configuration.toml_lines import lines_of_keys
+from execserver.configuration.sources import lines_of_keys
 
 
 @pytest.mark.parametrize(

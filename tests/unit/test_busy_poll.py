@@ -10,7 +10,7 @@ from time import perf_counter
 import pytest
 
 from execserver import busy_poll
-from execserver.busy_poll import AWAKE_SECONDS, Attention
+from execserver.busy_poll import BUSY_POLL_SECONDS, BusyPoll
 
 
 class Turns(asyncio.SelectorEventLoop):
@@ -38,13 +38,13 @@ class Turns(asyncio.SelectorEventLoop):
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Turns:
-    monkeypatch.setattr(busy_poll, "ALONE", False)
+    monkeypatch.setattr(busy_poll, "SINGLE_PROCESSOR", False)
     turns = Turns()
     turns.close()
     return turns
 
 
-def served(each: Attention, loop: Turns, *, quick: bool) -> bool:
+def served(each: BusyPoll, loop: Turns, *, quick: bool) -> bool:
     """One more message; whether the loop stayed awake after it."""
     each.served(0.0 if quick else float("inf"))
     awake = bool(loop.noted)
@@ -54,27 +54,27 @@ def served(each: Attention, loop: Turns, *, quick: bool) -> bool:
 
 def test_the_loop_stays_awake_for_a_moment_after_a_message(loop: Turns) -> None:
     began = perf_counter()
-    Attention(loop).served(began)
+    BusyPoll(loop).served(began)
     assert loop.noted
     loop.settle()
-    assert perf_counter() - began >= AWAKE_SECONDS
+    assert perf_counter() - began >= BUSY_POLL_SECONDS
     assert not loop.turn()
 
 
 def test_a_client_whose_next_message_follows_at_once_is_always_waited_for(loop: Turns) -> None:
-    each = Attention(loop)
+    each = BusyPoll(loop)
     assert all(served(each, loop, quick=True) for _ in range(1000))
 
 
 def test_a_slow_client_is_waited_for_ever_more_seldom(loop: Turns) -> None:
-    each = Attention(loop)
+    each = BusyPoll(loop)
     waits = [number for number in range(1200) if served(each, loop, quick=False)]
     pauses = [after - before - 1 for before, after in pairwise(waits)]
     assert pauses[:9] == [1, 3, 7, 15, 31, 63, 127, 255, 255]
 
 
 def test_a_slow_client_that_becomes_quick_is_always_waited_for_again(loop: Turns) -> None:
-    each = Attention(loop)
+    each = BusyPoll(loop)
     for _ in range(1200):
         served(each, loop, quick=False)
     waits = [served(each, loop, quick=True) for _ in range(600)]
@@ -84,16 +84,16 @@ def test_a_slow_client_that_becomes_quick_is_always_waited_for_again(loop: Turns
 
 
 def test_messages_during_a_moment_prolong_it_and_keep_one_callback(loop: Turns) -> None:
-    each = Attention(loop)
+    each = BusyPoll(loop)
     for _ in range(100):
         last = perf_counter()
         each.served(0.0)  # as one that came in time
         assert len(loop.noted) == 1
     loop.settle()
-    assert perf_counter() - last >= AWAKE_SECONDS
+    assert perf_counter() - last >= BUSY_POLL_SECONDS
 
 
 def test_with_one_processor_nobody_is_waited_for(loop: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy_poll, "ALONE", True)
-    each = Attention(loop)
+    monkeypatch.setattr(busy_poll, "SINGLE_PROCESSOR", True)
+    each = BusyPoll(loop)
     assert not any(served(each, loop, quick=True) for _ in range(10))

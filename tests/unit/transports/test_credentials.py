@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.credentials import Credentials
-from execserver.transports.authentication import AuthenticationOptions, ConfigurationError
+from execserver.transports.authentication import AuthenticationOptions, ConfigurationError, Credentials
 from tests.support.mounts import NO_FUSE, can_hang, mounting
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from execserver.transports.authentication import MISSING, Authenticator, CapabilityToken, NoAuthentication
 from execserver.transports.http_upgrade import Content, Decision, Head, Page, decide, parse_head
-from tests.unit.transports.test_http_head import HEADERS, STRICT
+from tests.unit.transports.test_http_upgrade import HEADERS, STRICT
 
 OPEN = NoAuthentication()
 NO_HEADERS: Mapping[str, str] = {}

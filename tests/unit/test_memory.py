@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from execserver.descriptor_table import ENTRIES
+from execserver.memory import DESCRIPTOR_TABLE_ENTRIES as ENTRIES
 
 PROGRAM = """
 import os, resource, sys
-from execserver.descriptor_table import widen
+from execserver.memory import widen_descriptor_table
 limit = int(sys.argv[1])
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -19,7 +19,7 @@ before = set(os.listdir("/proc/self/fd"))
 if len(sys.argv) > 2:
     kept = os.dup2(1, int(sys.argv[2]))
     before.add(sys.argv[2])
-widen()
+widen_descriptor_table()
 assert set(os.listdir("/proc/self/fd")) == before, "a descriptor was left, or closed"
 if len(sys.argv) > 2:
     assert os.path.samestat(os.fstat(kept), os.fstat(1))
