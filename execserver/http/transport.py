@@ -16,7 +16,7 @@ import anyio.lowlevel
 import h11
 import httpcore
 
-from execprotocol.error_causes import causes_of
+from execprotocol.daemon_thread import causes_of
 from execprotocol.errors import os_error_text
 from execserver.http.errors import TransferError
 from execserver.http.proxies import Proxy

@@ -19,8 +19,7 @@ from execserver.relay.executor.identity import check_identity
 from execserver.relay.executor.options import RemoteOptions
 from execserver.relay.service.listening import ListenError as RelayListenError
 from execserver.relay.service.listening import tls_context
-from execserver.relay.service.settings import RelaySettings
-from execserver.relay.service.state_dir import StateDir, StateDirError
+from execserver.relay.service.settings import RelaySettings, StateDir, StateDirError
 from execserver.relay.service.tokens import TokenFileError, TokenStore
 from execserver.supervisor import config_file
 from execserver.supervisor.activation import listener_on

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 ADDRESS_SECONDS = 3.0
@@ -71,3 +71,14 @@ async def addresses(host: str, port: int) -> Sequence[AddressInfo]:
 
 def _asked(host: str, port: int) -> Sequence[AddressInfo]:
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, the members of a group, and what each was raised from or while, in that order."""
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from causes_of(member)
+    cause = error.__cause__ or error.__context__
+    if cause is not None:
+        yield from causes_of(cause)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from execprotocol import environment, filesystem, handshake, health, http, process
+from execprotocol import environment, filesystem, handshake, http, process
 from execprotocol.model import Params
 
 
@@ -192,7 +192,7 @@ METHODS: dict[str, Method] = {
             "server/health",
             "server",
             environment.NoParams,
-            health.Health,
+            environment.Health,
             counted=False,
             open_to_all=True,
             extension=True,

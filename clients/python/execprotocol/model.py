@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
+import pybase64
 from msgspec import Meta
 
-from execprotocol.base64_text import decode_base64
 from execprotocol.path_uri import PathUriError, parse_path_uri
 
 T = TypeVar("T")
@@ -84,6 +84,19 @@ def _path_uri(value: Any) -> str:
         return parse_path_uri(text(value))
     except PathUriError as error:
         raise WireError(str(error)) from None
+
+
+def decode_base64(text: bytes | memoryview) -> bytes:
+    """The bytes that a text stands for.
+
+    Raises:
+        ValueError: it stands for none; the message says why.
+    """
+    data = pybase64.b64decode(text, validate=True)
+    if text[-1:] == b"=" and pybase64.b64encode(data[-(len(data) % 3) :]) != bytes(text[-4:]):
+        # The decoder drops what does not fill a byte; such a text was cut or made by mistake.
+        raise ValueError("bits are left over at the end")
+    return data
 
 
 def _base64_text(value: Any) -> str | memoryview:

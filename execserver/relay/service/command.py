@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from execserver.relay.service.token_record import Token
-    from execserver.relay.service.tokens import TokenStore
+    from execserver.relay.service.tokens import Token, TokenStore
 
 _DESCRIPTION = (
     "Let executors and clients meet that are behind firewalls, and forward what they seal for each other."

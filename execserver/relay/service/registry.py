@@ -15,42 +15,12 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 from execprotocol.relay.contract import ValidateRequest
 from execprotocol.relay.keys import PublicKeys
-from execserver.relay.service.introductions import (
-    INTRODUCTION_SECONDS,
-    AuthorizationGrant,
-    SingleUse,
-    TicketGrant,
-    digest,
-)
-from execserver.relay.service.registrations import (
-    Conflict,
-    Crowded,
-    EnvironmentState,
-    Harness,
-    Introduction,
-    Offline,
-    Registered,
-    Registration,
-    Revoked,
-    TicketRefused,
-)
-
-__all__ = [
-    "Conflict",
-    "Crowded",
-    "EnvironmentState",
-    "Harness",
-    "Introduction",
-    "Offline",
-    "Registered",
-    "Registration",
-    "Registry",
-    "Revoked",
-    "TicketRefused",
-]
+from execserver.relay.service.tokens import secret_digest
 
 DIAL_SECONDS = 5.0
 """How long a new registration keeps its place before its first socket: enough to dial, so that two newcomers
@@ -62,6 +32,167 @@ EXECUTOR_TICKET_SECONDS = 3600.0
 MAX_OUTSTANDING = 10_000
 """Unused tickets (and as many authorizations) an environment: some MB of memory at most, and more than 5,000
 harnesses need that come back at the same moment."""
+
+INTRODUCTION_SECONDS = 60.0
+"""A harness dials at once; a minute forgives slow networks, and little is lost when a URL leaks later."""
+
+
+class Conflict(Exception):
+    """Another executor has the environment."""
+
+
+class Offline(Exception):
+    """No executor is connected in the environment."""
+
+
+class Crowded(Exception):
+    """Too many introductions of the environment wait to be used."""
+
+
+class TicketRefused(Exception):
+    """A ticket opens nothing.
+
+    Attributes:
+        status: of the refused upgrade.
+        reason: the word for the rejection header, and for logs.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"the ticket is refused: {reason}")
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class Registration:
+    """One accepted registration of an executor."""
+
+    environment_id: str
+    id: str
+    key: PublicKeys
+    token_id: str
+    created: float
+    ticket_digest: bytes = field(repr=False)
+    dialed: bool = False
+    """Whether it ever had a socket."""
+    sockets: int = 0
+    changed: float = 0.0
+    """When it last went online or offline (or was created)."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a socket of it is open."""
+        return self.sockets > 0
+
+
+@dataclass(slots=True, eq=False)
+class Harness:
+    """One admitted harness socket, from `redeem_harness` to `harness_closed`."""
+
+    registration: Registration
+    token_id: str
+
+
+class Registered(NamedTuple):
+    """What an executor gets: `ticket` goes into its URL."""
+
+    registration: Registration
+    ticket: str
+
+
+class Introduction(NamedTuple):
+    """What a harness gets: `ticket` goes into its URL, `authorization` into its handshake."""
+
+    registration: Registration
+    ticket: str
+    authorization: str
+
+
+class Revoked(NamedTuple):
+    """Whose sockets have to be closed."""
+
+    registrations: tuple[Registration, ...]
+    harnesses: tuple[Harness, ...]
+
+
+class EnvironmentState(NamedTuple):
+    """One line of the listing. `seconds`: how long it has been online, or offline."""
+
+    environment_id: str
+    registration_id: str
+    fingerprint: str
+    online: bool
+    seconds: float
+
+
+class TicketGrant(NamedTuple):
+    """What a harness's ticket stands for."""
+
+    registration: Registration
+    token_id: str
+
+
+class AuthorizationGrant(NamedTuple):
+    """What the text in a harness's first handshake message stands for."""
+
+    registration: Registration
+    token_id: str
+    fingerprint: str
+
+
+_Grant = TypeVar("_Grant", TicketGrant, AuthorizationGrant)
+
+
+class SingleUse(Generic[_Grant]):
+    """Single-use secrets with one lifetime, so that the oldest is always the first to expire."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._grants: dict[bytes, tuple[float, _Grant]] = {}
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def issue(self, grant: _Grant, now: float) -> str:
+        """Make a secret that stands for `grant`.
+
+        Raises:
+            Crowded: no more can be outstanding.
+        """
+        if len(self._grants) >= self._most:
+            self.drop_expired_before(now)
+        if len(self._grants) >= self._most:
+            raise Crowded
+        secret = secrets.token_urlsafe(32)
+        self._grants[secret_digest(secret)] = (now + INTRODUCTION_SECONDS, grant)
+        return secret
+
+    def find(self, secret: str) -> tuple[float, _Grant] | None:
+        """When it expires, and what it stands for."""
+        # Found by its hash: what the time of the search tells is nothing about the secret itself.
+        return self._grants.get(secret_digest(secret))
+
+    def remove(self, secret: str) -> None:
+        """Make it worthless."""
+        del self._grants[secret_digest(secret)]
+
+    def drop_expired_before(self, moment: float) -> None:
+        """Forget what expired before then."""
+        while self._grants:
+            digest, (expires, _) = next(iter(self._grants.items()))
+            if expires > moment:
+                return
+            del self._grants[digest]
+
+    def drop_tokens(self, token_ids: Set[str]) -> None:
+        """Forget what was issued for these tokens."""
+        self._grants = {
+            digest: entry for digest, entry in self._grants.items() if entry[1].token_id not in token_ids
+        }
+
+    def token_ids(self) -> set[str]:
+        """The tokens that something was issued for."""
+        return {grant.token_id for _, grant in self._grants.values()}
 
 
 class _Place:
@@ -129,7 +260,7 @@ class Registry:
                 place.older = current
         ticket = secrets.token_urlsafe(32)
         registration = Registration(
-            environment_id, secrets.token_urlsafe(16), key, token_id, now, digest(ticket), changed=now
+            environment_id, secrets.token_urlsafe(16), key, token_id, now, secret_digest(ticket), changed=now
         )
         place.current = registration
         return Registered(registration, ticket)
@@ -142,7 +273,7 @@ class Registry:
         """
         place = self._places.get(environment_id)
         current = place.current if place is not None else None
-        if current is None or not hmac.compare_digest(current.ticket_digest, digest(ticket)):
+        if current is None or not hmac.compare_digest(current.ticket_digest, secret_digest(ticket)):
             raise TicketRefused(410, "unknown_route")
         if self._clock() >= current.created + EXECUTOR_TICKET_SECONDS:
             raise TicketRefused(410, "expired")

@@ -26,8 +26,7 @@ from execprotocol.relay.contract import (
 from execserver.relay.service.errors import Refusal
 from execserver.relay.service.registry import Conflict, Crowded, Offline, Registry
 from execserver.relay.service.settings import is_host
-from execserver.relay.service.token_record import Role, Token
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.tokens import Role, Token, TokenStore
 from execserver.telemetry.logs import Logger
 
 BODY_SECONDS = 10.0

@@ -33,14 +33,12 @@ from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard, library_log
 from execserver.relay.service.listening import BACKLOG, ListenError, bind, load_certificate, tls_context
 from execserver.relay.service.listening import listen as listen_on
-from execserver.relay.service.pages import Pages
+from execserver.relay.service.pages import Pages, Watcher
 from execserver.relay.service.registry import Registry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
-from execserver.relay.service.relay_metrics import Watcher
 from execserver.relay.service.rendezvous import RESTART, Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.relay.service.settings import RelaySettings
-from execserver.relay.service.state_dir import StateDir, StateDirError
+from execserver.relay.service.settings import RelaySettings, StateDir, StateDirError
 from execserver.relay.service.tokens import TokenError, TokenStore
 from execserver.supervisor.notify import Manager
 from execserver.telemetry import logs

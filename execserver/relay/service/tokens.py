@@ -17,22 +17,18 @@ import hmac
 import json
 import math
 import os
+import re
 import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
+from execprotocol.relay.contract import ContractError, check_environment_id
 from execprotocol.trust import UntrustedError, check_way
 from execserver.private_folder import FolderError, lock, open_private
-from execserver.relay.service.token_record import (
-    RecordFault,
-    Role,
-    Token,
-    check_environments,
-    check_note,
-    check_role,
-)
 
 FILE_NAME, LOCK_NAME = "tokens.json", "tokens.lock"
 VERSION = 1
@@ -45,7 +41,21 @@ TOKEN_BYTES = 32
 LOCK_SECONDS = 5.0
 """The lock is held for milliseconds; who holds it longer is stuck."""
 
+Role = Literal["executor", "client"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+MAX_NOTE_CHARACTERS = 200
+"""Of a token's note: it stands in one line of a list."""
+
+_ID = re.compile(r"[0-9a-f]{8}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MEMBERS = ("id", "sha256", "role", "environments", "created", "expires", "note")
+
 _Signature = tuple[int, int, int, int]
+
+
+class RecordFault(Exception):
+    """A value that a token cannot have; the message names the member."""
 
 
 class TokenError(Exception):
@@ -67,6 +77,63 @@ class TokenRefused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is kept of a token.
+
+    Args:
+        id: 8 hexadecimal digits, to name it by.
+        sha256: of the token, 64 hexadecimal digits.
+        role: what it may be used for.
+        environments: where, without repetition.
+        created: seconds since 1970.
+        expires: the same; None: never.
+        note: for people.
+    """
+
+    id: str
+    sha256: str
+    role: Role
+    environments: tuple[str, ...]
+    created: int
+    expires: int | None
+    note: str
+
+    def expired(self, now: float) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and now >= self.expires
+
+    def to_json(self) -> dict[str, object]:
+        """As the file has it."""
+        return {name: getattr(self, name) for name in _MEMBERS}
+
+    @classmethod
+    def from_json(cls, value: object) -> Token:
+        """Read one entry of the file.
+
+        Raises:
+            RecordFault: which member is wrong.
+        """
+        if not isinstance(value, dict):
+            raise RecordFault("must be an object")
+        for name in _MEMBERS:
+            if name not in value:
+                raise RecordFault(f"`{name}` is missing")
+        for name in value:
+            if name not in _MEMBERS:
+                raise RecordFault(f"`{name[:40]}` is unknown here")
+        expires = value["expires"]
+        return cls(
+            _hexadecimal(value["id"], "id", _ID),
+            _hexadecimal(value["sha256"], "sha256", _SHA256),
+            _check_role(value["role"]),
+            _check_environments(value["environments"]),
+            _time(value["created"], "created"),
+            None if expires is None else _time(expires, "expires"),
+            _check_note(value["note"]),
+        )
 
 
 class TokenStore:
@@ -130,7 +197,7 @@ class TokenStore:
         if expires_in is not None and not (math.isfinite(expires_in) and expires_in > 0):
             raise TokenError(f"a token must expire in more than 0 seconds, not {expires_in}")
         try:
-            checked = check_role(role), check_environments(environments), check_note(note)
+            checked = _check_role(role), _check_environments(environments), _check_note(note)
         except RecordFault as error:
             raise TokenError(str(error)) from None
         secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
@@ -140,7 +207,7 @@ class TokenStore:
             while token_id in taken:
                 token_id = secrets.token_hex(4)
             expires = None if expires_in is None else math.ceil(now + expires_in)
-            token = Token(token_id, _digest(secret).hex(), *checked[:2], int(now), expires, checked[2])
+            token = Token(token_id, secret_digest(secret).hex(), *checked[:2], int(now), expires, checked[2])
             self._save((*self._tokens, token))
         return token, secret
 
@@ -171,7 +238,7 @@ class TokenStore:
         if not presented:
             raise TokenRefused(401, "a bearer token is needed, in the header `authorization`")
         self.refresh()
-        digest = _digest(presented)
+        digest = secret_digest(presented)
         token = self._by_hash.get(digest)
         if token is None or not hmac.compare_digest(bytes.fromhex(token.sha256), digest):
             raise TokenRefused(401, "the token is unknown here, or was revoked")
@@ -312,6 +379,48 @@ class TokenStore:
             os.utime(descriptor, ns=(moment, moment))
 
 
-def _digest(secret: str) -> bytes:
-    # "replace": a header may decode to anything, and what no token looks like just is not found.
+def secret_digest(secret: str) -> bytes:
+    """What is kept of a token or a ticket: its SHA-256."""
+    # "replace": a header or a URL may decode to any text; what looks like no secret is just not found.
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
+
+
+def _check_role(value: object) -> Role:
+    """The role, if it is one. Raises RecordFault."""
+    for role in ROLES:
+        if value == role:
+            return role
+    raise RecordFault(f"`role` must be {' or '.join(ROLES)}")
+
+
+def _check_environments(value: object) -> tuple[str, ...]:
+    """The environment ids, each once. Raises RecordFault."""
+    if not isinstance(value, list | tuple) or not value:
+        raise RecordFault("`environments` must name one environment or more")
+    for each in value:
+        if not isinstance(each, str):
+            raise RecordFault("`environments` must hold texts")
+        try:
+            check_environment_id(each)
+        except ContractError as error:
+            raise RecordFault(f"`environments`: {error}") from None
+    return tuple(dict.fromkeys(value))
+
+
+def _check_note(value: object) -> str:
+    """The note, if it is one line of characters that can be shown. Raises RecordFault."""
+    if not isinstance(value, str) or len(value) > MAX_NOTE_CHARACTERS or not value.isprintable():
+        raise RecordFault(f"`note` must be one line of at most {MAX_NOTE_CHARACTERS} printable characters")
+    return value
+
+
+def _hexadecimal(value: object, name: str, pattern: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or pattern.fullmatch(value) is None:
+        raise RecordFault(f"`{name}` must match {pattern.pattern}")
+    return value
+
+
+def _time(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RecordFault(f"`{name}` must be whole seconds since 1970")
+    return value

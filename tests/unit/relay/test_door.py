@@ -21,7 +21,7 @@ from execprotocol.relay.noise import (
     Transport,
 )
 from execprotocol.relay.records import MessageAssembler, RecordError, RecordQueue
-from execserver.relay.service.door_stream import (
+from execserver.relay.service.plain_websocket import (
     PROTOCOL_BROKEN,
     REJECTED,
     STREAM_OVER,

@@ -6,10 +6,10 @@ import pytest
 
 from execprotocol.relay.contract import ValidateRequest
 from execprotocol.relay.keys import PublicKeys
-from execserver.relay.service.introductions import INTRODUCTION_SECONDS
 from execserver.relay.service.registry import (
     DIAL_SECONDS,
     EXECUTOR_TICKET_SECONDS,
+    INTRODUCTION_SECONDS,
     Conflict,
     Crowded,
     Introduction,

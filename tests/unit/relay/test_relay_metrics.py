@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from execprotocol.relay.keys import KeyPair
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
+from execserver.relay.service.pages import Watcher, page
 from execserver.relay.service.registry import Registry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
-from execserver.relay.service.relay_metrics import Watcher, page
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
 from execserver.relay.service.tokens import TokenStore

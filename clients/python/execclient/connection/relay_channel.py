@@ -21,10 +21,9 @@ from execclient.fork_safety import withhold
 from execprotocol.relay import frames
 from execprotocol.relay.contract import ConnectAnswer
 from execprotocol.relay.dial import FrameSocket
-from execprotocol.relay.frames import Frame, FrameError
+from execprotocol.relay.frames import Frame, FrameError, printable
 from execprotocol.relay.keys import KeyPair
 from execprotocol.relay.noise import REJECTION, Binding, Initiator, NoiseError, Transport
-from execprotocol.relay.printable import printable
 from execprotocol.relay.records import MessageAssembler, RecordError, RecordQueue, Reorder
 
 HIGH_BYTES, LOW_BYTES = 1 << 20, 256 << 10

@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 from picows import WSCloseCode, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport
 
 from execprotocol.relay.contract import REJECTION_REASON_HEADER
-from execprotocol.relay.frames import MAX_FRAME_BYTES
-from execprotocol.relay.printable import printable
+from execprotocol.relay.frames import MAX_FRAME_BYTES, printable
 from execprotocol.relay.websocket_client import open_websocket
 
 DIAL_SECONDS = 10.0

@@ -140,6 +140,11 @@ def reset(stream_id: str, reason: str) -> bytes:
     return _begin(stream_id) + b"\x42" + _varint(len(body)) + body
 
 
+def printable(text: str, most: int) -> str:
+    """What can be printed of the first `most` characters: no control codes, no line ends."""
+    return "".join(character for character in text[:most] if character.isprintable())
+
+
 @lru_cache(maxsize=256)  # of the streams that send now
 def _begin(stream_id: str) -> bytes:
     name = stream_id.encode()

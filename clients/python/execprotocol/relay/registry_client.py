@@ -24,8 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 import h11
 import httpcore
 
-from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses, aside
-from execprotocol.error_causes import causes_of
+from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses, aside, causes_of
 from execprotocol.relay import contract
 from execprotocol.relay.contract import (
     ConnectAnswer,
@@ -35,8 +34,8 @@ from execprotocol.relay.contract import (
     RegisterRequest,
     ValidateRequest,
 )
+from execprotocol.relay.frames import printable
 from execprotocol.relay.keys import PublicKeys
-from execprotocol.relay.printable import printable
 
 REQUEST_SECONDS = 10.0
 """For one request, from the connect to the last byte. As the stock peers."""
