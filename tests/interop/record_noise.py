@@ -8,9 +8,9 @@ one after the other with three stock peers, and writes a file for each:
 - `stock_harness.json`: the stock agent is answered by our responder.
 
 A fourth, `own_halves.json`, holds our two halves with each other. Our keys, also the ephemeral ones, and
-what we encapsulated are in the file, so `tests/unit/relay/test_noise_vectors.py` replays our part without
-the binary. The keys are made for the recording and protect nothing; `tests/data/relay/README.md` has the
-layout. RECORD_NOISE_VERBOSE=1 lets the binary's errors through.
+what we encapsulated are in the file, so `tests/unit/protocol/relay/test_noise_vectors.py` replays our part
+without the binary. The keys are made for the recording and protect nothing; `tests/data/relay/README.md` has
+the layout. RECORD_NOISE_VERBOSE=1 lets the binary's errors through.
 """
 
 from __future__ import annotations

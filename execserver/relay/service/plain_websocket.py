@@ -26,8 +26,9 @@ from execprotocol.limits import MAX_MESSAGE_BYTES
 from execprotocol.relay import frames
 from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, check_environment_id
 from execprotocol.relay.keys import KeyPair
-from execprotocol.relay.noise import REJECTION, Binding, Initiator, NoiseError, Transport
-from execprotocol.relay.records import HEADER_BYTES, RecordError, RecordQueue, Reorder
+from execprotocol.relay.noise import Binding, Initiator, NoiseError
+from execprotocol.relay.records import HEADER_BYTES, RecordError
+from execprotocol.relay.sealed_stream import InitiatorStream, StreamBroken, StreamRejected, StreamReset
 from execserver.relay.service.errors import Refusal, peer_of
 from execserver.relay.service.queues import Peer
 from execserver.relay.service.registry import Crowded, Harness, Introduction, Offline, Registry
@@ -55,7 +56,7 @@ REJECTED = "the executor does not accept the door of the relay"
 log = Logger()
 
 
-class Door:
+class PlainWebSocket:
     """The way in for plain clients.
 
     Args:
@@ -151,7 +152,7 @@ class Door:
         except Crowded as error:
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, str(error)) from None
 
-    def _stream(self, environment_id: str, registration_id: str, introduction: Introduction) -> DoorStream:
+    def _stream(self, environment_id: str, registration_id: str, introduction: Introduction) -> PlainStream:
         stream_id = str(uuid4())
         binding = Binding(environment_id, registration_id, stream_id)
         initiator = Initiator(self._keys, introduction.registration.key, binding)
@@ -159,13 +160,13 @@ class Door:
         def forward(frame: bytes) -> None:
             self._rendezvous.from_harness(stream, frame)
 
-        stream = DoorStream(stream_id, initiator, forward)
+        stream = PlainStream(stream_id, initiator, forward)
         return stream
 
-    async def _shake_hands(self, stream: DoorStream, authorization: str) -> None:
+    async def _shake_hands(self, stream: PlainStream, authorization: str) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await stream.open(authorization.encode())
+                await stream.open(authorization)
         except TimeoutError:
             raise Refusal(
                 HTTPStatus.GATEWAY_TIMEOUT, f"the executor did not answer within {HANDSHAKE_SECONDS:.0f} s"
@@ -177,11 +178,11 @@ class Door:
             raise Refusal(HTTPStatus.BAD_GATEWAY, f"{error}{hint}") from None
 
     async def _serve(
-        self, request: web.Request, environment_id: str, stream: DoorStream
+        self, request: web.Request, environment_id: str, stream: PlainStream
     ) -> web.WebSocketResponse[bool]:
         socket = new_socket(MAX_MESSAGE_BYTES)
         await socket.prepare(request)
-        client = PlainSocket(socket, request, stream.id, lambda _: self._rendezvous.drained(stream))
+        client = PlainWebSocketPeer(socket, request, stream.id, lambda _: self._rendezvous.drained(stream))
         bound = log.bind(environment=environment_id, peer=peer_of(request), socket=stream.id)
         bound.info("plain client connected")
         stream.attach(client)
@@ -190,7 +191,7 @@ class Door:
         return socket
 
 
-class PlainSocket(SocketPeer):
+class PlainWebSocketPeer(SocketPeer):
     """The WebSocket of a plain client: takes text and binary messages alike, sends frames made elsewhere."""
 
     def write(self, data: bytes) -> None:
@@ -218,7 +219,7 @@ class PlainSocket(SocketPeer):
         return ""
 
 
-class Client(Protocol):
+class PlainClient(Protocol):
     """The plain socket, as the stream uses it."""
 
     @property
@@ -250,8 +251,17 @@ class StreamRefused(Exception):
         self.rejected = rejected
 
 
-class DoorStream:
-    """One stream: a harness to the rendezvous.
+class PlainStream:
+    """One stream to an executor, as a harness of the rendezvous.
+
+    1. No sockets here. Frames for the executor go to `forward`, WebSocket frames for the client to its
+       `PlainClient`.
+    2. Memory is bounded both ways. One message of the client is in work: while the rendezvous takes no more,
+       the client is not read from. Towards the client no message is gathered: its records become fragments
+       as they come, and the bytes that the client does not take are `queued`, which the rendezvous limits.
+    3. The rendezvous is never called back from within its calls: what follows from them waits for the next
+       turn of the loop.
+    4. A stream ends once, and closes its client's WebSocket with a code and a reason.
 
     Args:
         stream_id: a new UUID.
@@ -261,38 +271,35 @@ class DoorStream:
 
     def __init__(self, stream_id: str, initiator: Initiator, forward: Callable[[bytes], None]) -> None:
         self.id = stream_id
-        self._initiator = initiator
         self._forward = forward
-        self._client: Client | None = None
+        self._client: PlainClient | None = None
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._transport: Transport | None = None
         self._ended: tuple[int, str] | None = None
         self._paused = False
-        self._outgoing = RecordQueue()
-        self._sent = 0  # records
-        self._order = Reorder()
-        self._cutter = FrameCutter()
-        self._early: list[bytes] = []  # for a client that is not there yet
+        self._cutter = FragmentCutter()
+        self._stream = InitiatorStream(stream_id, self._record_received, initiator)
+        self._early: list[bytes] = []  # until the client's WebSocket is open
 
-    # -- the door's side
+    # -- called by `PlainWebSocket`
 
-    async def open(self, authorization: bytes) -> None:
+    async def open(self, authorization: str) -> None:
         """Claim the stream and shake hands with the executor.
 
         Args:
-            authorization: what our registry gave for it.
+            authorization: of the registry, for this stream.
 
         Raises:
-            StreamRefused: the executor, or the rendezvous, did not want it.
+            NoiseError: the executor's public keys are invalid.
+            StreamRefused: the executor or the rendezvous refused the stream.
         """
-        self._forward(frames.resume(self.id))
-        if self._ended is None:
-            self._forward(frames.handshake(self.id, self._initiator.write_first(authorization)))
+        for frame in self._stream.opening_frames(authorization):
+            if self._ended is None:
+                self._forward(frame)
         await self._opened
 
-    def attach(self, client: Client) -> None:
-        """From now on the stream has a client."""
+    def attach(self, client: PlainClient) -> None:
+        """Connect the stream to the client's WebSocket."""
         self._client = client
         early, self._early = self._early, []
         for data in early:
@@ -301,13 +308,13 @@ class DoorStream:
             client.close(*self._ended)
 
     def message(self, message: bytes) -> None:
-        """The client sent a message."""
-        self._outgoing.put((message,))
+        """Send a message of the client to the executor."""
+        self._stream.outgoing.put((message,))
         self._pump()
-        if self._outgoing.unsent and self._client is not None:
+        if self._stream.outgoing.unsent and self._client is not None:
             self._client.pause()
 
-    # -- the rendezvous's side
+    # -- called by the rendezvous: queues.Peer
 
     @property
     def queued(self) -> int:
@@ -315,31 +322,37 @@ class DoorStream:
         return self._client.queued if self._client is not None else sum(map(len, self._early))
 
     def send(self, frame: bytes) -> None:
-        """A frame of the executor, or a reset by the relay."""
+        """Process a frame of the executor, or a reset by the relay."""
         if self._ended is not None:
             return
         try:
-            self._received(frames.decode(frame))
-        except frames.FrameError:
-            return  # dropped, as every peer does
-        except (NoiseError, RecordError) as error:
+            opened = self._stream.frame_received(frame)
+        except StreamBroken as error:
             self._break(str(error))
+        except StreamRejected:
+            self.close(STREAM_OVER, REJECTED)
+        except StreamReset as reset:
+            self.close(STREAM_OVER, f"the executor reset the stream: {reset.reason or 'no reason'}")
+        else:
+            if opened and not self._opened.done():
+                self._opened.set_result(None)
 
     def close(self, code: int, reason: str) -> None:
-        """End the stream, and with it the client's socket."""
+        """End the stream and the client's WebSocket (idempotent)."""
         if self._ended is None:
             self._ended = (code, reason)
-            self._outgoing.clear()
-            self._refuse(StreamRefused(reason, rejected=reason == REJECTED))
+            self._stream.outgoing.clear()
+            if not self._opened.done():
+                self._opened.set_exception(StreamRefused(reason, rejected=reason == REJECTED))
             if self._client is not None:
                 self._client.close(code, reason)
 
     def pause(self) -> None:
-        """The executor's queue is full."""
+        """Stop sending: the executor's queue is full."""
         self._paused = True
 
     def resume(self) -> None:
-        """It has room."""
+        """Send again, from the next turn of the loop on."""
         if self._paused:
             self._paused = False
             self._loop.call_soon(self._go_on)
@@ -348,48 +361,21 @@ class DoorStream:
 
     def _go_on(self) -> None:
         self._pump()
-        if not self._outgoing.unsent and self._client is not None:
+        if not self._stream.outgoing.unsent and self._client is not None:
             self._client.resume()
 
-    def _received(self, frame: frames.Frame) -> None:
-        if frame.stream_id != self.id:
-            return
-        if frame.kind == "data":
-            if self._transport is None:
-                raise NoiseError("the executor sent data before it had answered the handshake")
-            for sealed in self._order.accept(frame.seq, frame.payload):
-                self._write(self._cutter.cut(self._transport.open(sealed)))
-        elif frame.kind == "handshake":
-            self._answered(frame.payload)
-        elif frame.kind == "reset":
-            self.close(STREAM_OVER, f"the executor reset the stream: {frame.reason or 'no reason'}")
-
-    def _answered(self, message: bytes | memoryview) -> None:
-        payload, transport = self._initiator.read_second(message)  # refuses a second answer
-        if payload == REJECTION:
-            self.close(STREAM_OVER, REJECTED)
-        elif payload:
-            raise NoiseError("the executor answered the handshake with something unknown")
-        else:
-            self._transport = transport
-            if not self._opened.done():
-                self._opened.set_result(None)
-
     def _pump(self) -> None:
-        transport = self._transport
-        while not self._paused and self._ended is None and transport is not None:
-            record = self._outgoing.take()
-            if record is None:
-                return
-            try:
-                sealed = transport.seal(record)
-            except NoiseError as error:
-                self._break(str(error))
-                return
-            self._sent += 1
-            self._forward(frames.data(self.id, self._sent - 1, sealed))
+        try:
+            while not self._paused and self._ended is None:
+                frame = self._stream.next_frame()
+                if frame is None:
+                    return
+                self._forward(frame)
+        except StreamBroken as error:
+            self._break(str(error))
 
-    def _write(self, data: bytes) -> None:
+    def _record_received(self, record: bytes) -> None:
+        data = self._cutter.cut(record)
         if not data:
             return
         if self._client is not None:
@@ -401,12 +387,8 @@ class DoorStream:
         self._loop.call_soon(self._forward, frames.reset(self.id, frames.PROTOCOL_ERROR))
         self.close(PROTOCOL_BROKEN, reason)
 
-    def _refuse(self, error: StreamRefused) -> None:
-        if not self._opened.done():
-            self._opened.set_exception(error)
 
-
-class FrameCutter:
+class FragmentCutter:
     """Makes WebSocket frames of records: a message that lies within one becomes one text frame, a longer one
     is sent in fragments, each as soon as its record is there.
 

@@ -192,13 +192,13 @@ class RelayServer:
         if not self._settings.plain_doors:
             return []
         from execprotocol.relay.key_files import KeyFileError, load_key_pair
-        from execserver.relay.service.plain_websocket import Door
+        from execserver.relay.service.plain_websocket import PlainWebSocket
 
         try:
             keys = load_key_pair(self._settings.state_dir / "door.key", create=True)
         except KeyFileError as error:
             raise ListenError(str(error)) from None
-        door = Door(
+        door = PlainWebSocket(
             self._settings.plain_doors,
             keys,
             self._registry,

@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 from execclient.connection.address import OnEvent, OnLost, Token
 from execclient.connection.channel import CONNECT_SECONDS
 from execclient.connection.connection import Connection
-from execclient.connection.relay_channel import RelayChannel
+from execclient.connection.relay_channel import RelayClientChannel
 from execclient.errors import (
     AccessDenied,
     ConnectionFailed,
@@ -127,7 +127,7 @@ class RelayTarget:
             raise self._no_way(error) from error
         self._check(answer.executor_key)
         connection = Connection(on_event, on_lost, MAX_UNANSWERED_BYTES)
-        channel = RelayChannel(connection, answer, own, self.url)
+        channel = RelayClientChannel(connection, answer, own, self.url)
         try:
             await dial(answer.url, channel, ssl_context=self._context)
             await channel.established(CONNECT_SECONDS)

@@ -24,7 +24,7 @@ from picows import WSCloseCode, WSFrame, WSHandshakeError, WSListener, WSMsgType
 
 from execprotocol.relay.contract import REJECTION_REASON_HEADER
 from execprotocol.relay.frames import MAX_FRAME_BYTES, printable
-from execprotocol.relay.websocket_client import open_websocket
+from execprotocol.relay.websocket_client import connect_websocket
 
 DIAL_SECONDS = 10.0
 """For connect, TLS and upgrade together. As the stock peers."""
@@ -317,7 +317,7 @@ async def dial(
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
     try:
-        opened = await open_websocket(
+        opened = await connect_websocket(
             lambda: FrameSocket(listener),
             parts,
             seconds=DIAL_SECONDS,

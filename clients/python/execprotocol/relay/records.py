@@ -157,11 +157,11 @@ class MessageAssembler:
 class Reorder:
     """Puts sealed records into their order: those that come again are ignored, those that come early wait."""
 
-    __slots__ = ("_early", "_early_bytes", "_next")
+    __slots__ = ("_early_bytes", "early", "expected")
 
     def __init__(self) -> None:
-        self._next = 0
-        self._early: dict[int, bytes] = {}
+        self.expected = 0
+        self.early: dict[int, bytes] = {}
         self._early_bytes = 0
 
     def accept(self, seq: int, payload: bytes | memoryview) -> Sequence[bytes | memoryview]:
@@ -177,26 +177,26 @@ class Reorder:
         Raises:
             RecordError: it is too far ahead of what is missing, or too much waits for that.
         """
-        expected = self._next
+        expected = self.expected
         if seq == expected:
-            self._next = expected + 1
-            if not self._early:
+            self.expected = expected + 1
+            if not self.early:
                 return (payload,)
             return [payload, *self._follow_up()]
-        if seq < expected or seq in self._early:
+        if seq < expected or seq in self.early:
             return ()
         if seq - expected > REORDER_AHEAD:
             raise RecordError(f"record {seq} came while {expected} is missing")
         self._early_bytes += len(payload)
         if self._early_bytes > REORDER_BYTES:
             raise RecordError(f"more than {REORDER_BYTES} bytes wait for record {expected}")
-        self._early[seq] = bytes(payload)
+        self.early[seq] = bytes(payload)
         return ()
 
     def _follow_up(self) -> list[bytes]:
         found: list[bytes] = []
-        while (payload := self._early.pop(self._next, None)) is not None:
+        while (payload := self.early.pop(self.expected, None)) is not None:
             self._early_bytes -= len(payload)
-            self._next += 1
+            self.expected += 1
             found.append(payload)
         return found

@@ -25,7 +25,7 @@ from execprotocol.relay.noise import REJECTION, Binding, Responder, Transport
 from execprotocol.relay.records import MessageAssembler, RecordQueue
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
-from execserver.relay.service.plain_websocket import Door
+from execserver.relay.service.plain_websocket import PlainWebSocket
 from execserver.relay.service.queues import Limits, Peer
 from execserver.relay.service.registry import Harness, Registry
 from execserver.relay.service.rendezvous import Rendezvous
@@ -138,7 +138,7 @@ class Relay:
         self.rendezvous = Rendezvous(MemoryBus(), time.monotonic, loop.call_later, limits)
         self.admitted: dict[Harness, Peer] = {}
         self.draining = False
-        self.door = Door(
+        self.door = PlainWebSocket(
             frozenset({"box"}),
             DOOR,
             self.registry,
