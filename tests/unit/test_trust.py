@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
-from execprotocol.trust import UntrustedError, check_way, read_file
-from execserver.relay.executor.allowed_clients import ClientList, ClientListError
+from execprotocol.trust import UntrustedError, check_way, read_trusted
+from execserver.relay.executor.allowed_clients import AllowedClients, AllowedClientsError
 from execserver.relay.executor.identity import check_identity
 from execserver.relay.executor.options import RemoteOptions
-from execserver.relay.service.listening import ListenError as RelayListenError
-from execserver.relay.service.listening import tls_context
+from execserver.relay.service.listening import RelayListenError, tls_context
 from execserver.relay.service.settings import RelaySettings, StateDir, StateDirError
 from execserver.relay.service.tokens import TokenFileError, TokenStore
 from execserver.supervisor import config_file
@@ -61,7 +60,7 @@ def read_secret(path: Path) -> None:
 
 
 def read_clients(path: Path) -> None:
-    ClientList(path).read()
+    AllowedClients(path).read()
 
 
 def read_key(path: Path) -> None:
@@ -112,7 +111,7 @@ REFUSALS = (
     TokenFileError,
     config_file.ConfigFileError,
     ConfigurationError,
-    ClientListError,
+    AllowedClientsError,
     KeyFileError,
     ListenError,
 )
@@ -284,9 +283,9 @@ def test_a_file_that_is_too_long_is_refused(place: Path) -> None:
     path = place / "token"
     path.write_bytes(b"x" * 11)
     path.chmod(0o600)
-    assert read_file(str(path), limit=11) == b"x" * 11
+    assert read_trusted(str(path), limit=11) == b"x" * 11
     with pytest.raises(UntrustedError, match=f"{path} has more than 10 bytes"):
-        read_file(str(path), limit=10)
+        read_trusted(str(path), limit=10)
 
 
 @pytest.mark.parametrize("token", ["x", "12345", " short \n", "é"])

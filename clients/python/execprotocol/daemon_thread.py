@@ -23,7 +23,9 @@ AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any
 """As `socket.getaddrinfo` gives them."""
 
 
-async def aside(function: Callable[Given, Got], *args: Given.args, **kwargs: Given.kwargs) -> Got:
+async def run_in_daemon_thread(
+    function: Callable[Given, Got], *args: Given.args, **kwargs: Given.kwargs
+) -> Got:
     """Call it in a thread of its own, and give what it gives or raise what it raises.
 
     Whoever is cancelled meanwhile goes at once; what was called goes on, and its end is nobody's concern.
@@ -66,7 +68,7 @@ async def addresses(host: str, port: int) -> Sequence[AddressInfo]:
     except UnicodeError:
         raise socket.gaierror(socket.EAI_NONAME, "a part of it is empty, or too long for a name") from None
     except socket.gaierror:
-        return await aside(_asked, host, port)
+        return await run_in_daemon_thread(_asked, host, port)
 
 
 def _asked(host: str, port: int) -> Sequence[AddressInfo]:

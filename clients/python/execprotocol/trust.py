@@ -38,7 +38,7 @@ def owner_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def read_file(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> bytes:
+def read_trusted(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> bytes:
     """Read a file that decides who may connect.
 
     Args:
@@ -50,7 +50,7 @@ def read_file(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> byt
         UntrustedError: as `open_file`, or the file is larger.
         OSError: it cannot be read.
     """
-    descriptor = open_file(path, secret=secret)
+    descriptor = open_trusted(path, secret=secret)
     try:
         content = b""
         while len(content) <= limit and (part := os.read(descriptor, limit + 1 - len(content))):
@@ -62,7 +62,7 @@ def read_file(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> byt
     return content
 
 
-def open_file(path: str, *, secret: bool = False) -> int:
+def open_trusted(path: str, *, secret: bool = False) -> int:
     """Open such a file for reading; arguments as for `read_file`. Returns a descriptor.
 
     Raises:

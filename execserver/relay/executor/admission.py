@@ -20,12 +20,12 @@ from execprotocol.relay.noise import (
     REJECTION,
     Binding,
     NoiseError,
+    NoiseTransport,
     Responder,
-    Transport,
 )
 from execprotocol.relay.registry_client import RegistryError, RegistryRefused
-from execserver.relay.executor.allowed_clients import ClientListError
-from execserver.relay.executor.identity import Identity, read_aside
+from execserver.relay.executor.allowed_clients import AllowedClientsError
+from execserver.relay.executor.identity import Identity, read_in_thread
 from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
 
@@ -57,11 +57,11 @@ class Admitted:
     """A stream: `answer` is message 2."""
 
     answer: bytes
-    transport: Transport
+    transport: NoiseTransport
     fingerprint: str
 
 
-class Admission:
+class ClientAdmission:
     """The handshakes of one socket.
 
     Args:
@@ -128,10 +128,10 @@ class Admission:
     async def _is_listed(self, fingerprint: str) -> bool:
         clients = self._identity.clients
         try:
-            return clients is None or await read_aside(clients.admits, fingerprint)
+            return clients is None or await read_in_thread(clients.admits, fingerprint)
         except TimeoutError:
             raise NotAdmitted("--remote-allowed-clients cannot be read: the disk does not answer") from None
-        except ClientListError as error:
+        except AllowedClientsError as error:
             raise NotAdmitted(str(error)) from None
 
     async def _ask(self, request: ValidateRequest, stream_id: str, responder: Responder) -> None:

@@ -28,11 +28,11 @@ which is of two seconds at worst, and look the same: it is read anew each time."
 _DIGITS = frozenset(string.hexdigits)
 
 
-class ClientListError(Exception):
+class AllowedClientsError(Exception):
     """The file cannot be used; the message names it, the line, and the way out."""
 
 
-class ClientList:
+class AllowedClients:
     """A file of fingerprints. Methods read the disk, and may block.
 
     Args:
@@ -48,7 +48,7 @@ class ClientList:
         """Whether a client with this key may come in.
 
         Raises:
-            ClientListError: the file cannot be used as it is now.
+            AllowedClientsError: the file cannot be used as it is now.
         """
         return fingerprint in self.read()
 
@@ -56,7 +56,8 @@ class ClientList:
         """The fingerprints, in small letters; from the file if it is another one than before.
 
         Raises:
-            ClientListError: the file is missing, no file, too large, others may write it, or a line is none.
+            AllowedClientsError: the file is missing, is not a regular file, is too large, may be written by
+                other users, or has an invalid line.
         """
         try:
             # O_NONBLOCK: a pipe must not hold us.
@@ -75,18 +76,20 @@ class ClientList:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise ClientListError(f"cannot read the list of clients {self._path}: {error.strerror}") from None
+            raise AllowedClientsError(
+                f"cannot read the list of clients {self._path}: {error.strerror}"
+            ) from None
         return fingerprints
 
     def _check(self, descriptor: int, status: os.stat_result) -> None:
         try:
             check_file(str(self._path), descriptor)
         except UntrustedError as error:
-            raise ClientListError(
+            raise AllowedClientsError(
                 f"the list of clients {self._path} decides who may come in: {error}"
             ) from None
         if status.st_size > MAX_BYTES:
-            raise ClientListError(f"the list of clients {self._path} has more than {MAX_BYTES} bytes")
+            raise AllowedClientsError(f"the list of clients {self._path} has more than {MAX_BYTES} bytes")
 
     def _parsed(self, content: bytes) -> frozenset[str]:
         found = set()
@@ -95,7 +98,7 @@ class ClientList:
             if not fingerprint:
                 continue
             if len(fingerprint) != FINGERPRINT_DIGITS or not _DIGITS.issuperset(fingerprint):
-                raise ClientListError(
+                raise AllowedClientsError(
                     f"{self._path}:{number}: must be {FINGERPRINT_DIGITS} hexadecimal digits, as "
                     "`execserver relay key FILE` prints them"
                 )

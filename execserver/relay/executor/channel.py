@@ -18,7 +18,7 @@ from typing import Protocol
 
 from execprotocol.limits import MAX_WEBSOCKET_REPLY_BYTES
 from execprotocol.relay import frames
-from execprotocol.relay.noise import Transport
+from execprotocol.relay.noise import NoiseTransport
 from execprotocol.relay.records import MessageAssembler
 from execprotocol.relay.sealed_stream import SealedStream, StreamBroken
 from execserver.rpc.channel import Channel, MessageHandler, MessageStream
@@ -94,7 +94,9 @@ class RelayChannel:
     utf8_is_fatal = False
     presumed_standard = False
 
-    def __init__(self, owner: StreamOwner, stream_id: str, transport: Transport, fingerprint: str) -> None:
+    def __init__(
+        self, owner: StreamOwner, stream_id: str, transport: NoiseTransport, fingerprint: str
+    ) -> None:
         self.peer = f"relay:{stream_id[:SHOWN_CHARACTERS]}:{fingerprint[:SHOWN_CHARACTERS]}"
         self.stream_id = stream_id
         self.fingerprint = fingerprint

@@ -21,9 +21,9 @@ from execprotocol.relay import contract
 from execprotocol.relay.contract import RegisterAnswer
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.registry_client import RegistryClient, RegistryError, RegistryRefused
-from execserver.relay.executor.admission import Admission
+from execserver.relay.executor.admission import ClientAdmission
 from execserver.relay.executor.identity import Identity
-from execserver.relay.executor.multiplexer import Link
+from execserver.relay.executor.multiplexer import Multiplexer
 from execserver.rpc.channel import Channel, MessageHandler
 from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
@@ -75,7 +75,7 @@ class RemoteExecutor:
         self._registry = RegistryClient(identity.base_url, identity.token)
         self._log = log.bind(registry=self._registry.shown, environment=identity.environment_id)
         self._said = ""
-        self._link: Link | None = None
+        self._link: Multiplexer | None = None
         self._closing = False
         self._redials = _Backoff(*REDIAL_SECONDS)
         self._life: asyncio.Task[None] | None = None
@@ -148,8 +148,8 @@ class RemoteExecutor:
         while not (self._closing or forgotten):
             if failures >= DIALS_A_REGISTRATION and (moved := await self._register_once()) is not None:
                 answer, failures = moved, 0
-            admission = Admission(self._identity, answer.registration_id, self._registry)
-            link = Link(admission, self._make_handler, self._may_open)
+            admission = ClientAdmission(self._identity, answer.registration_id, self._registry)
+            link = Multiplexer(admission, self._make_handler, self._may_open)
             try:
                 await dial(answer.url, link, headers={"X-Request-ID": f"req_{secrets.token_hex(16)}"})
             except DialRefused as refused:
@@ -175,7 +175,7 @@ class RemoteExecutor:
         except (RegistryError, ConfigurationError):
             return None
 
-    async def _until_lost(self, link: Link) -> None:
+    async def _until_lost(self, link: Multiplexer) -> None:
         loop = asyncio.get_running_loop()
         since = loop.time()
         self._link = link

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
-from execprotocol.relay.keys import KeyFault, KeyPair
-from execprotocol.trust import UntrustedError, read_file
-from execserver.relay.executor.allowed_clients import ClientList, ClientListError
+from execprotocol.relay.keys import InvalidKeyError, KeyPair
+from execprotocol.trust import UntrustedError, read_trusted
+from execserver.relay.executor.allowed_clients import AllowedClients, AllowedClientsError
 from execserver.relay.executor.options import TOKEN_VARIABLE, RemoteOptions, place_of
 from execserver.transports.authentication import ConfigurationError
 
@@ -41,7 +41,7 @@ Given = ParamSpec("Given")
 _SOURCES = f"{TOKEN_VARIABLE}, --remote-token-file and --remote-token-stdin"
 
 
-async def read_aside(read: Callable[Given, Got], *args: Given.args, **kwargs: Given.kwargs) -> Got:
+async def read_in_thread(read: Callable[Given, Got], *args: Given.args, **kwargs: Given.kwargs) -> Got:
     """Call what reads a file, in a thread.
 
     Raises:
@@ -72,7 +72,7 @@ class TokenSource:
         if self._token is not None:
             return self._token
         try:
-            return await read_aside(self.read)
+            return await read_in_thread(self.read)
         except TimeoutError:
             raise ConfigurationError("--remote-token-file cannot be read: the disk does not answer") from None
 
@@ -92,7 +92,7 @@ class Identity:
     environment_id: str
     key: KeyPair
     token: TokenSource
-    clients: ClientList | None
+    clients: AllowedClients | None
     """Whom it lets in of those for whom the registry vouches; None for all of them."""
 
 
@@ -174,7 +174,7 @@ def _token_source(
 def _token_in(path: Path) -> str:
     place = f"--remote-token-file: {path}"
     try:
-        content = read_file(str(path), secret=True)
+        content = read_trusted(str(path), secret=True)
     except UntrustedError as error:
         raise ConfigurationError(f"{place} decides who may connect: {error}") from None
     except OSError as error:
@@ -199,13 +199,13 @@ def _key_in(path: Path, *, create: bool) -> KeyPair:
         raise ConfigurationError(f"--remote-key-file: {error}") from None
 
 
-def _clients(options: RemoteOptions, base: Path) -> ClientList | None:
+def _clients(options: RemoteOptions, base: Path) -> AllowedClients | None:
     if options.remote_allowed_clients is None:
         return None
-    clients = ClientList(base / options.remote_allowed_clients)
+    clients = AllowedClients(base / options.remote_allowed_clients)
     try:
         clients.read()
-    except ClientListError as error:
+    except AllowedClientsError as error:
         raise ConfigurationError(f"--remote-allowed-clients: {error}") from None
     return clients
 
@@ -220,7 +220,7 @@ def _remembered(memory: int) -> tuple[str, bytes | None]:
         try:
             seed = base64.b64decode(lines[1], validate=True)
             KeyPair.from_seed(seed)
-        except (binascii.Error, KeyFault):
+        except (binascii.Error, InvalidKeyError):
             seed = None
     return lines[0].decode(errors="replace"), seed
 

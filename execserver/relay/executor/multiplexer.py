@@ -21,7 +21,7 @@ from collections.abc import Callable
 from execprotocol.relay import frames
 from execprotocol.relay.dial import FrameSocket
 from execprotocol.relay.frames import Frame, FrameError
-from execserver.relay.executor.admission import Admission, NotAdmitted
+from execserver.relay.executor.admission import ClientAdmission, NotAdmitted
 from execserver.relay.executor.channel import SHOWN_CHARACTERS, RelayChannel
 from execserver.rpc.channel import Channel, MessageHandler
 from execserver.telemetry.logs import Logger
@@ -45,7 +45,7 @@ GOING_AWAY = 1001
 log = Logger()
 
 
-class Link:
+class Multiplexer:
     """What `dial` tells of a socket (`dial.FrameListener`), made into streams.
 
     Args:
@@ -56,7 +56,7 @@ class Link:
 
     def __init__(
         self,
-        admission: Admission,
+        admission: ClientAdmission,
         make_handler: Callable[[Channel], MessageHandler],
         may_open: Callable[[], bool] = lambda: True,
     ) -> None:

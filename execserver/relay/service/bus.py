@@ -15,7 +15,7 @@ MessageKind = Literal["joined", "crowded", "frame", "gone", "full", "room"]
 full: the sender's queue is above its high mark, so that more would only wait. room: it is not any more."""
 
 
-class Message(NamedTuple):
+class BusMessage(NamedTuple):
     """One thing that one side tells the other.
 
     `sender` is the subject for answers. The rest is of frames only: the stream, the frame's kind as
@@ -29,7 +29,7 @@ class Message(NamedTuple):
     frame: bytes = b""
 
 
-Receive = Callable[[Message], None]
+Receive = Callable[[BusMessage], None]
 
 
 class Bus(Protocol):
@@ -41,7 +41,7 @@ class Bus(Protocol):
     def unsubscribe(self, subject: str) -> None:
         """Hand over nothing more (idempotent)."""
 
-    def publish(self, subject: str, message: Message) -> bool:
+    def publish(self, subject: str, message: BusMessage) -> bool:
         """Send one message. False: it is certain that nobody subscribed."""
 
 
@@ -59,7 +59,7 @@ class MemoryBus:
         """Hand over nothing more (idempotent)."""
         self._subscribers.pop(subject, None)
 
-    def publish(self, subject: str, message: Message) -> bool:
+    def publish(self, subject: str, message: BusMessage) -> bool:
         """Deliver one message now. False: nobody subscribed."""
         receive = self._subscribers.get(subject)
         if receive is None:

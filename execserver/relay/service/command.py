@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from execserver.relay.service.tokens import Token, TokenStore
+    from execserver.relay.service.tokens import TokenRecord, TokenStore
 
 _DESCRIPTION = (
     "Let executors and clients meet that are behind firewalls, and forward what they seal for each other."
@@ -47,12 +47,12 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from execserver.relay.service.settings import RelaySettings, SettingsError
+    from execserver.relay.service.settings import RelaySettings, RelaySettingsError
 
     values = {name: value for name, value in vars(options).items() if name not in ("run", "command")}
     try:
         settings = RelaySettings.parse(**values)
-    except SettingsError as error:
+    except RelaySettingsError as error:
         return _complain(str(error))
     from execserver.relay.service.server import run
 
@@ -142,7 +142,7 @@ def _store(options: argparse.Namespace, *, create: bool = False) -> TokenStore:
     return TokenStore(Path(options.state_dir).absolute(), create=create)
 
 
-def _token_row(token: Token) -> dict[str, object]:
+def _token_row(token: TokenRecord) -> dict[str, object]:
     return {
         "id": token.id,
         "role": token.role,

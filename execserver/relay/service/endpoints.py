@@ -14,7 +14,7 @@ from functools import partial
 
 from execprotocol.relay import frames
 from execprotocol.relay.frames import FrameError
-from execserver.relay.service.bus import Bus, Message, MessageKind, executor_subject, harness_subject
+from execserver.relay.service.bus import Bus, BusMessage, MessageKind, executor_subject, harness_subject
 from execserver.relay.service.queues import (
     PEER_CLOSED,
     SLOW_CONSUMER,
@@ -23,8 +23,8 @@ from execserver.relay.service.queues import (
     CallLater,
     Counters,
     Limits,
-    Peer,
     Queues,
+    RelayPeer,
     Timer,
 )
 
@@ -43,7 +43,7 @@ Close = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RelayContext:
     """What all ends of a relay share."""
 
     bus: Bus
@@ -54,10 +54,10 @@ class Surroundings:
     call_later: CallLater
 
 
-class HarnessEnd:
+class HarnessEndpoint:
     """The relay's side of a harness's socket."""
 
-    def __init__(self, around: Surroundings, registration_id: str, peer: Peer, close: Close) -> None:
+    def __init__(self, around: RelayContext, registration_id: str, peer: RelayPeer, close: Close) -> None:
         self.peer = peer
         self.close = close
         self._around = around
@@ -79,7 +79,7 @@ class HarnessEnd:
         except FrameError:
             dropped["undecodable"] += 1
             return
-        sent = Message("frame", self._subject, frame.stream_id, frame.kind, message)
+        sent = BusMessage("frame", self._subject, frame.stream_id, frame.kind, message)
         if not self._around.bus.publish(self._executor, sent):
             dropped["no_peer"] += 1
 
@@ -97,9 +97,9 @@ class HarnessEnd:
         self._tell("gone")
 
     def _tell(self, kind: MessageKind) -> bool:
-        return self._around.bus.publish(self._executor, Message(kind, self._subject))
+        return self._around.bus.publish(self._executor, BusMessage(kind, self._subject))
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: BusMessage) -> None:
         match message.kind:
             case "frame":
                 if not self._around.queues.send(self.peer, message.frame, self._cut, self._group):
@@ -117,7 +117,7 @@ class HarnessEnd:
 
 
 @dataclass(slots=True, eq=False)
-class _Harness:
+class _HarnessState:
     """What the executor's end knows of one harness."""
 
     subject: str
@@ -129,22 +129,22 @@ class _Harness:
     no_hold_before: float = 0.0
 
 
-class ExecutorEnd:
+class ExecutorEndpoint:
     """The relay's side of an executor's socket."""
 
-    def __init__(self, around: Surroundings, registration_id: str, peer: Peer, close: Close) -> None:
+    def __init__(self, around: RelayContext, registration_id: str, peer: RelayPeer, close: Close) -> None:
         self.peer = peer
         self.close = close
         self.registration_id = registration_id
-        self.streams: dict[str, _Harness] = {}
-        self.harnesses: dict[str, _Harness] = {}  # by subject
+        self.streams: dict[str, _HarnessState] = {}
+        self.harnesses: dict[str, _HarnessState] = {}  # by subject
         self._around = around
         self._cut = partial(close, SLOW_CONSUMER, SLOW)
         self._subject = executor_subject(registration_id)
         self._ended_streams: dict[str, None] = {}  # the oldest first
-        self._held: set[_Harness] = set()  # those that it is not read from for
+        self._held: set[_HarnessState] = set()  # those that it is not read from for
         self._no_hold_before = 0.0
-        self._paused: set[_Harness] = set()  # those that are not read from for it
+        self._paused: set[_HarnessState] = set()  # those that are not read from for it
         around.bus.subscribe(self._subject, self._receive)
 
     def came(self, message: bytes) -> None:
@@ -187,7 +187,7 @@ class ExecutorEnd:
             self._release(harness)
             self._tell(harness, "gone")
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: BusMessage) -> None:
         harness = self.harnesses.get(message.sender)
         if message.kind == "joined":
             self._joined(message.sender)
@@ -206,7 +206,7 @@ class ExecutorEnd:
     # -- harnesses
 
     def _joined(self, subject: str) -> None:
-        harness = _Harness(subject)
+        harness = _HarnessState(subject)
         if len(self.harnesses) >= self._around.limits.harnesses:
             self._tell(harness, "crowded")
             return
@@ -216,7 +216,7 @@ class ExecutorEnd:
                 self._stop_hold(held)
                 self._start_hold(held)
 
-    def _left(self, harness: _Harness) -> None:
+    def _left(self, harness: _HarnessState) -> None:
         del self.harnesses[harness.subject]
         self._paused.discard(harness)
         self._release(harness)
@@ -228,7 +228,7 @@ class ExecutorEnd:
 
     # -- streams
 
-    def _from_harness(self, harness: _Harness, message: Message) -> None:
+    def _from_harness(self, harness: _HarnessState, message: BusMessage) -> None:
         counters = self._around.counters
         stream_id = message.stream_id
         owner = self.streams.get(stream_id)
@@ -247,7 +247,7 @@ class ExecutorEnd:
             self._paused.add(harness)
             self._tell(harness, "full")
 
-    def _open(self, harness: _Harness, message: Message) -> bool:
+    def _open(self, harness: _HarnessState, message: BusMessage) -> bool:
         stream_id, kind = message.stream_id, message.frame_kind
         late = stream_id in self._ended_streams and kind != "resume"
         if late or kind in ("reset", "ack", "heartbeat"):
@@ -263,14 +263,14 @@ class ExecutorEnd:
         self._around.counters.streams += 1
         return True
 
-    def _refuse(self, harness: _Harness, message: Message, reason: str) -> None:
+    def _refuse(self, harness: _HarnessState, message: BusMessage, reason: str) -> None:
         if message.frame_kind == "reset":  # an answer could be answered in turn
             self._around.counters.dropped["unknown_stream"] += 1
             return
         self._around.counters.resets[reason] += 1
         self._publish(harness, message.stream_id, "reset", frames.reset(message.stream_id, reason))
 
-    def _forget(self, stream_id: str, owner: _Harness) -> None:
+    def _forget(self, stream_id: str, owner: _HarnessState) -> None:
         if self.streams.pop(stream_id, None) is not None:
             owner.streams.discard(stream_id)
             self._around.counters.streams -= 1
@@ -283,7 +283,7 @@ class ExecutorEnd:
 
     # -- pauses of the executor
 
-    def _hold(self, harness: _Harness) -> None:
+    def _hold(self, harness: _HarnessState) -> None:
         """Do not read from the executor for a moment, if the harness has the right to that."""
         if harness.hold is not None:
             return
@@ -295,13 +295,13 @@ class ExecutorEnd:
         self._held.add(harness)
         self._start_hold(harness)
 
-    def _start_hold(self, harness: _Harness) -> None:
+    def _start_hold(self, harness: _HarnessState) -> None:
         limits = self._around.limits
         harness.hold_is_long = len(self.harnesses) == 1
         seconds = limits.alone_seconds if harness.hold_is_long else limits.hold_seconds
         harness.hold = self._around.call_later(seconds, partial(self._hold_failed, harness))
 
-    def _hold_failed(self, harness: _Harness) -> None:
+    def _hold_failed(self, harness: _HarnessState) -> None:
         limits, now = self._around.limits, self._around.clock()
         self._around.counters.failed_holds += 1
         harness.no_hold_before = now + limits.penalty_seconds
@@ -309,14 +309,14 @@ class ExecutorEnd:
         self._no_hold_before = now + limits.hold_seconds * UNHELD_SHARE
         self._release(harness)
 
-    def _release(self, harness: _Harness) -> None:
+    def _release(self, harness: _HarnessState) -> None:
         self._stop_hold(harness)
         if harness in self._held:
             self._held.discard(harness)
             if not self._held:
                 self.peer.resume()
 
-    def _stop_hold(self, harness: _Harness) -> None:
+    def _stop_hold(self, harness: _HarnessState) -> None:
         if harness.hold is not None:
             harness.hold.cancel()
             harness.hold = None
@@ -326,10 +326,10 @@ class ExecutorEnd:
     def _send(self, frame: bytes) -> bool:
         return self._around.queues.send(self.peer, frame, self._cut, self.registration_id)
 
-    def _publish(self, harness: _Harness, stream_id: str, kind: str, frame: bytes) -> None:
-        message = Message("frame", self._subject, stream_id, kind, frame)
+    def _publish(self, harness: _HarnessState, stream_id: str, kind: str, frame: bytes) -> None:
+        message = BusMessage("frame", self._subject, stream_id, kind, frame)
         if not self._around.bus.publish(harness.subject, message):
             self._around.counters.dropped["no_peer"] += 1
 
-    def _tell(self, harness: _Harness, kind: MessageKind) -> None:
-        self._around.bus.publish(harness.subject, Message(kind, self._subject))
+    def _tell(self, harness: _HarnessState, kind: MessageKind) -> None:
+        self._around.bus.publish(harness.subject, BusMessage(kind, self._subject))

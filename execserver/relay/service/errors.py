@@ -40,7 +40,7 @@ _CODES = {
 log = Logger()
 
 
-class Refusal(Exception):
+class HttpError(Exception):
     """An answer that is no success.
 
     Args:
@@ -88,7 +88,7 @@ class Guard:
                 # Only browsers send it. None has business here, and somebody else's page must not act from
                 # the place of whoever looks at it.
                 if hdrs.ORIGIN in request.headers:
-                    raise Refusal(403, "requests of web pages are not served")
+                    raise HttpError(403, "requests of web pages are not served")
                 _refuse_confined(request)
                 response = await handler(request)
             except Exception as error:
@@ -147,30 +147,30 @@ def _refuse_confined(request: web.Request) -> None:
     with socket.socket(fileno=os.dup(sock.fileno())) as connection:
         _, fault = unix_peer(connection)
     if fault is not None:
-        raise Refusal(
+        raise HttpError(
             403, f"this socket takes no client from another user, a sandbox or a container: {fault}"
         )
 
 
-def _refusal_of(error: Exception, request: web.Request) -> Refusal:
-    if isinstance(error, Refusal):
+def _refusal_of(error: Exception, request: web.Request) -> HttpError:
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, ContractError):
-        return Refusal(400, str(error))
+        return HttpError(400, str(error))
     if isinstance(error, TokenRefused):
-        return Refusal(
+        return HttpError(
             error.status, str(error), headers={"WWW-Authenticate": "Bearer"} if error.status == 401 else None
         )
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return Refusal(413, "the body is longer than it may be")
+        return HttpError(413, "the body is longer than it may be")
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        return Refusal(405, f"only {allowed} here", headers={"Allow": allowed})
+        return HttpError(405, f"only {allowed} here", headers={"Allow": allowed})
     if isinstance(error, web.HTTPNotFound):
-        return Refusal(404, "there is nothing here; is the base URL right?")
+        return HttpError(404, "there is nothing here; is the base URL right?")
     if isinstance(error, web.HTTPException):
-        return Refusal(error.status, error.reason or "")
+        return HttpError(error.status, error.reason or "")
     if isinstance(error, ConnectionError):
-        return Refusal(400, "the connection ended")  # nobody reads it
+        return HttpError(400, "the connection ended")  # nobody reads it
     log.exception("request failed", method=request.method, exc_info=error)
-    return Refusal(500, "something went wrong in the relay; its log says what", "internal_error")
+    return HttpError(500, "something went wrong in the relay; its log says what", "internal_error")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from aiohttp import hdrs, web
 
-from execserver.relay.service.errors import Guard, Refusal
-from execserver.relay.service.registry import Registry
+from execserver.relay.service.errors import Guard, HttpError
+from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
@@ -17,7 +17,7 @@ from execserver.telemetry.exposition import Content, Number, Reading, Readings, 
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayDefinition, RelayNumbers
 
 
-class Watcher:
+class MetricsReader:
     """Reads all numbers at one moment; on the loop's thread.
 
     Args:
@@ -31,7 +31,7 @@ class Watcher:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: RelayRegistry,
         registry_http: RegistryHttp,
         rendezvous: Rendezvous,
         rendezvous_http: RendezvousHttp,
@@ -89,7 +89,11 @@ class Pages:
     """
 
     def __init__(
-        self, registry: Registry, rendezvous: Rendezvous, watcher: Watcher, is_draining: Callable[[], bool]
+        self,
+        registry: RelayRegistry,
+        rendezvous: Rendezvous,
+        watcher: MetricsReader,
+        is_draining: Callable[[], bool],
     ) -> None:
         self._registry = registry
         self._rendezvous = rendezvous
@@ -115,7 +119,7 @@ class Pages:
     async def readyz(self, _request: web.Request) -> web.Response:
         """Peers may come."""
         if self._is_draining():
-            raise Refusal(503, "the relay is about to end")
+            raise HttpError(503, "the relay is about to end")
         return web.Response(text="ready\n")
 
     async def environments(self, _request: web.Request) -> web.Response:
@@ -138,11 +142,11 @@ class Pages:
         """The metrics page."""
         numbers = self._watcher.numbers()
         # Making the text takes milliseconds, in which frames would wait.
-        content = await asyncio.to_thread(page, numbers, request.headers.get(hdrs.ACCEPT, ""))
+        content = await asyncio.to_thread(metrics_page, numbers, request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=content.body, headers={hdrs.CONTENT_TYPE: content.content_type})
 
 
-def page(numbers: RelayNumbers, accept: str) -> Content:
+def metrics_page(numbers: RelayNumbers, accept: str) -> Content:
     """The metrics page.
 
     Args:

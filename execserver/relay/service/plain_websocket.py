@@ -29,12 +29,18 @@ from execprotocol.relay.keys import KeyPair
 from execprotocol.relay.noise import Binding, Initiator, NoiseError
 from execprotocol.relay.records import HEADER_BYTES, RecordError
 from execprotocol.relay.sealed_stream import InitiatorStream, StreamBroken, StreamRejected, StreamReset
-from execserver.relay.service.errors import Refusal, peer_of
-from execserver.relay.service.queues import Peer
-from execserver.relay.service.registry import Crowded, Harness, Introduction, Offline, Registry
+from execserver.relay.service.errors import HttpError, peer_of
+from execserver.relay.service.queues import RelayPeer
+from execserver.relay.service.registry import (
+    ConnectResult,
+    ExecutorOffline,
+    Harness,
+    RelayRegistry,
+    TooManyTickets,
+)
 from execserver.relay.service.registry_http import DRAINING, bearer_of
 from execserver.relay.service.rendezvous import Rendezvous
-from execserver.relay.service.sockets import HIGH_BYTES, SocketPeer, new_socket
+from execserver.relay.service.sockets import HIGH_BYTES, WebSocketPeer, new_socket
 from execserver.relay.service.tokens import TokenStore
 from execserver.telemetry.logs import Logger
 from execserver.transports.websocket import CONTINUED, FIRST_TEXT, LAST, header
@@ -73,10 +79,10 @@ class PlainWebSocket:
         self,
         environments: Collection[str],
         keys: KeyPair,
-        registry: Registry,
+        registry: RelayRegistry,
         tokens: TokenStore,
         rendezvous: Rendezvous,
-        admitted: MutableMapping[Harness, Peer],
+        admitted: MutableMapping[Harness, RelayPeer],
         is_draining: Callable[[], bool],
     ) -> None:
         self._environments = environments
@@ -96,28 +102,28 @@ class PlainWebSocket:
         """Serve one client until its WebSocket ends.
 
         Raises:
-            Refusal: with status 404, 426, 429, 502, 503 or 504, before there is a WebSocket.
+            HttpError: with status 404, 426, 429, 502, 503 or 504, before there is a WebSocket.
             TokenRefused: 401 or 403.
             ContractError: no environment id.
         """
         environment_id = check_environment_id(request.match_info["environment"])
         token = self._tokens.check(bearer_of(request), "client", environment_id)
         if environment_id not in self._environments:
-            raise Refusal(
+            raise HttpError(
                 HTTPStatus.NOT_FOUND,
                 f"the environment {environment_id} has no plain door here: use a relay+https URL, or start "
                 f"the relay with --plain-door {environment_id}",
             )
         if not new_socket().can_prepare(request).ok:
-            raise Refusal(
+            raise HttpError(
                 HTTPStatus.UPGRADE_REQUIRED,
                 "only WebSocket upgrades here",
                 headers={hdrs.UPGRADE: "websocket"},
             )
         if self._is_draining():
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
         if self._clients[token.id] >= MAX_CLIENTS:
-            raise Refusal(
+            raise HttpError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"{MAX_CLIENTS} clients are connected with this token; give others tokens of their own",
             )
@@ -144,15 +150,15 @@ class PlainWebSocket:
             self._registry.harness_closed(harness)
             self._admitted.pop(harness, None)
 
-    def _introduce(self, environment_id: str, token_id: str) -> Introduction:
+    def _introduce(self, environment_id: str, token_id: str) -> ConnectResult:
         try:
             return self._registry.connect(environment_id, self._keys.public, token_id)
-        except Offline as error:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error), ENVIRONMENT_OFFLINE) from None
-        except Crowded as error:
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, str(error)) from None
+        except ExecutorOffline as error:
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), ENVIRONMENT_OFFLINE) from None
+        except TooManyTickets as error:
+            raise HttpError(HTTPStatus.TOO_MANY_REQUESTS, str(error)) from None
 
-    def _stream(self, environment_id: str, registration_id: str, introduction: Introduction) -> PlainStream:
+    def _stream(self, environment_id: str, registration_id: str, introduction: ConnectResult) -> PlainStream:
         stream_id = str(uuid4())
         binding = Binding(environment_id, registration_id, stream_id)
         initiator = Initiator(self._keys, introduction.registration.key, binding)
@@ -168,14 +174,14 @@ class PlainWebSocket:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await stream.open(authorization)
         except TimeoutError:
-            raise Refusal(
+            raise HttpError(
                 HTTPStatus.GATEWAY_TIMEOUT, f"the executor did not answer within {HANDSHAKE_SECONDS:.0f} s"
             ) from None
         except NoiseError as error:
-            raise Refusal(HTTPStatus.BAD_GATEWAY, str(error)) from None
+            raise HttpError(HTTPStatus.BAD_GATEWAY, str(error)) from None
         except StreamRefused as error:
             hint = f"; the door's key is {self._keys.public.fingerprint}" if error.rejected else ""
-            raise Refusal(HTTPStatus.BAD_GATEWAY, f"{error}{hint}") from None
+            raise HttpError(HTTPStatus.BAD_GATEWAY, f"{error}{hint}") from None
 
     async def _serve(
         self, request: web.Request, environment_id: str, stream: PlainStream
@@ -191,7 +197,7 @@ class PlainWebSocket:
         return socket
 
 
-class PlainWebSocketPeer(SocketPeer):
+class PlainWebSocketPeer(WebSocketPeer):
     """The WebSocket of a plain client: takes text and binary messages alike, sends frames made elsewhere."""
 
     def write(self, data: bytes) -> None:

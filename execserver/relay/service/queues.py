@@ -43,7 +43,7 @@ class Limits:
     """Sockets to one executor: twice the streams, for those that come back before their old socket died."""
 
 
-class Peer(Protocol):
+class RelayPeer(Protocol):
     """One socket.
 
     Its `id` is unique among all peers of all relays that share a bus: letters, digits, `-` and `_`. A peer
@@ -120,11 +120,11 @@ class Counters:
 
 
 @dataclass(slots=True)
-class _Full:
+class _FullQueue:
     """A queue that is full: its length when it was last looked at."""
 
     queued: int
-    peer: Peer
+    peer: RelayPeer
     cut: Callable[[], None]
     group: str
 
@@ -138,9 +138,9 @@ class Queues:
     def __init__(self, limits: Limits, counters: Counters) -> None:
         self._limits = limits
         self._counters = counters
-        self._full: dict[str, _Full] = {}
+        self._full: dict[str, _FullQueue] = {}
 
-    def send(self, peer: Peer, frame: bytes, cut: Callable[[], None], group: str) -> bool:
+    def send(self, peer: RelayPeer, frame: bytes, cut: Callable[[], None], group: str) -> bool:
         """Send a frame.
 
         Args:
@@ -158,21 +158,21 @@ class Queues:
         if known is None and queued <= self._limits.high:
             return True
         self._counters.full_bytes += queued - (known.queued if known is not None else 0)
-        self._full[peer.id] = _Full(queued, peer, cut, group)
+        self._full[peer.id] = _FullQueue(queued, peer, cut, group)
         if queued > self._limits.most:
             cut()
         elif self._counters.full_bytes > self._limits.total:
             self._cut_largest()
         return False
 
-    def drained(self, peer: Peer) -> bool:
+    def drained(self, peer: RelayPeer) -> bool:
         """Whether a queue that was full has room again."""
         if peer.id not in self._full or peer.queued >= self._limits.low:
             return False
         self.forget(peer)
         return True
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: RelayPeer) -> None:
         """The peer is gone, or its queue is no longer full (idempotent)."""
         known = self._full.pop(peer.id, None)
         if known is not None:

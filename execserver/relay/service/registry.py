@@ -5,7 +5,7 @@ Rules kept here:
   dialing, keeps its environment against every other key. The same key always gets in; its older socket goes
   when the newer one comes.
 - Everything that is handed out belongs to one environment and one registration, and ends by itself.
-- What a token allowed ends with the token (`Registry.revoked`).
+- What a token allowed ends with the token (`RelayRegistry.revoked`).
 
 Time is the injected clock (seconds, monotonic). See `docs/protocol.md`, "Relay".
 """
@@ -33,19 +33,19 @@ MAX_OUTSTANDING = 10_000
 """Unused tickets (and as many authorizations) an environment: some MB of memory at most, and more than 5,000
 harnesses need that come back at the same moment."""
 
-INTRODUCTION_SECONDS = 60.0
+HARNESS_TICKET_SECONDS = 60.0
 """A harness dials at once; a minute forgives slow networks, and little is lost when a URL leaks later."""
 
 
-class Conflict(Exception):
+class EnvironmentTaken(Exception):
     """Another executor has the environment."""
 
 
-class Offline(Exception):
+class ExecutorOffline(Exception):
     """No executor is connected in the environment."""
 
 
-class Crowded(Exception):
+class TooManyTickets(Exception):
     """Too many introductions of the environment wait to be used."""
 
 
@@ -93,14 +93,14 @@ class Harness:
     token_id: str
 
 
-class Registered(NamedTuple):
+class RegisterResult(NamedTuple):
     """What an executor gets: `ticket` goes into its URL."""
 
     registration: Registration
     ticket: str
 
 
-class Introduction(NamedTuple):
+class ConnectResult(NamedTuple):
     """What a harness gets: `ticket` goes into its URL, `authorization` into its handshake."""
 
     registration: Registration
@@ -143,7 +143,7 @@ class AuthorizationGrant(NamedTuple):
 _Grant = TypeVar("_Grant", TicketGrant, AuthorizationGrant)
 
 
-class SingleUse(Generic[_Grant]):
+class SingleUseSecrets(Generic[_Grant]):
     """Single-use secrets with one lifetime, so that the oldest is always the first to expire."""
 
     def __init__(self, most: int) -> None:
@@ -157,14 +157,14 @@ class SingleUse(Generic[_Grant]):
         """Make a secret that stands for `grant`.
 
         Raises:
-            Crowded: no more can be outstanding.
+            TooManyTickets: no more can be outstanding.
         """
         if len(self._grants) >= self._most:
             self.drop_expired_before(now)
         if len(self._grants) >= self._most:
-            raise Crowded
+            raise TooManyTickets
         secret = secrets.token_urlsafe(32)
-        self._grants[secret_digest(secret)] = (now + INTRODUCTION_SECONDS, grant)
+        self._grants[secret_digest(secret)] = (now + HARNESS_TICKET_SECONDS, grant)
         return secret
 
     def find(self, secret: str) -> tuple[float, _Grant] | None:
@@ -195,7 +195,7 @@ class SingleUse(Generic[_Grant]):
         return {grant.token_id for _, grant in self._grants.values()}
 
 
-class _Place:
+class _Environment:
     """One environment."""
 
     def __init__(self, most: int) -> None:
@@ -203,8 +203,8 @@ class _Place:
         self.older: Registration | None = (
             None  # of the same key, as long as its socket serves and the new has none
         )
-        self.tickets: SingleUse[TicketGrant] = SingleUse(most)
-        self.authorizations: SingleUse[AuthorizationGrant] = SingleUse(most)
+        self.tickets: SingleUseSecrets[TicketGrant] = SingleUseSecrets(most)
+        self.authorizations: SingleUseSecrets[AuthorizationGrant] = SingleUseSecrets(most)
 
     @property
     def live(self) -> Registration | None:
@@ -227,7 +227,7 @@ class _Place:
             self.current, self.older = self.older, None
 
 
-class Registry:
+class RelayRegistry:
     """All environments.
 
     Args:
@@ -238,24 +238,24 @@ class Registry:
     def __init__(self, clock: Callable[[], float], most: int = MAX_OUTSTANDING) -> None:
         self._clock = clock
         self._most = most
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _Environment] = {}
         self._harnesses: set[Harness] = set()
 
-    def register(self, environment_id: str, key: PublicKeys, token_id: str) -> Registered:
+    def register(self, environment_id: str, key: PublicKeys, token_id: str) -> RegisterResult:
         """Give an environment to an executor. Its earlier ticket is worth nothing from now on.
 
         Raises:
-            Conflict: another key has it.
+            EnvironmentTaken: another key has it.
         """
         now = self._clock()
         place = self._places.get(environment_id)
         if place is None:
-            place = self._places[environment_id] = _Place(self._most)
+            place = self._places[environment_id] = _Environment(self._most)
         current = place.current
         if current is not None:
             is_dialing = not current.dialed and now < current.created + DIAL_SECONDS
             if current.key != key and (is_dialing or place.live is not None):
-                raise Conflict(f"another executor has the environment {environment_id}")
+                raise EnvironmentTaken(f"another executor has the environment {environment_id}")
             if current.connected:
                 place.older = current
         ticket = secrets.token_urlsafe(32)
@@ -263,7 +263,7 @@ class Registry:
             environment_id, secrets.token_urlsafe(16), key, token_id, now, secret_digest(ticket), changed=now
         )
         place.current = registration
-        return Registered(registration, ticket)
+        return RegisterResult(registration, ticket)
 
     def redeem_executor(self, environment_id: str, ticket: str) -> Registration:
         """Whose ticket it is. It can be redeemed again: an executor redials its URL.
@@ -307,28 +307,28 @@ class Registry:
         if place is not None and registration is place.older:
             place.older = None
 
-    def connect(self, environment_id: str, key: PublicKeys, token_id: str) -> Introduction:
+    def connect(self, environment_id: str, key: PublicKeys, token_id: str) -> ConnectResult:
         """Introduce a harness to the executor that is connected.
 
         Raises:
-            Offline: none is.
-            Crowded: too many introductions have not been used yet.
+            ExecutorOffline: none is.
+            TooManyTickets: too many introductions have not been used yet.
         """
         place = self._places.get(environment_id)
         registration = place.live if place is not None else None
         if place is None or registration is None:
-            raise Offline(f"no executor is connected in the environment {environment_id}")
+            raise ExecutorOffline(f"no executor is connected in the environment {environment_id}")
         now = self._clock()
         try:
             authorization = place.authorizations.issue(
                 AuthorizationGrant(registration, token_id, key.fingerprint), now
             )
             ticket = place.tickets.issue(TicketGrant(registration, token_id), now)
-        except Crowded:
-            raise Crowded(
+        except TooManyTickets:
+            raise TooManyTickets(
                 f"{self._most} introductions to the environment {environment_id} wait to be used; try later"
             ) from None
-        return Introduction(registration, ticket, authorization)
+        return ConnectResult(registration, ticket, authorization)
 
     def redeem_harness(self, environment_id: str, ticket: str) -> Harness:
         """Admit a harness's socket, once; pair it with one `harness_closed`.
@@ -408,8 +408,8 @@ class Registry:
         now = self._clock()
         for environment_id, place in tuple(self._places.items()):
             # Kept for a while, so that who comes late hears "expired" instead of "unknown_route".
-            place.tickets.drop_expired_before(now - INTRODUCTION_SECONDS)
-            place.authorizations.drop_expired_before(now - INTRODUCTION_SECONDS)
+            place.tickets.drop_expired_before(now - HARNESS_TICKET_SECONDS)
+            place.authorizations.drop_expired_before(now - HARNESS_TICKET_SECONDS)
             current = place.current
             if (
                 current is not None

@@ -23,10 +23,10 @@ from execprotocol.relay.contract import (
     ValidateRequest,
     check_environment_id,
 )
-from execserver.relay.service.errors import Refusal
-from execserver.relay.service.registry import Conflict, Crowded, Offline, Registry
+from execserver.relay.service.errors import HttpError
+from execserver.relay.service.registry import EnvironmentTaken, ExecutorOffline, RelayRegistry, TooManyTickets
 from execserver.relay.service.settings import is_host
-from execserver.relay.service.tokens import Role, Token, TokenStore
+from execserver.relay.service.tokens import Role, TokenRecord, TokenStore
 from execserver.telemetry.logs import Logger
 
 BODY_SECONDS = 10.0
@@ -56,13 +56,13 @@ class PublicUrls:
         out: what is refused has no effect.
 
         Raises:
-            Refusal: `Host` cannot stand in a URL, and there is no public URL.
+            HttpError: `Host` cannot stand in a URL, and there is no public URL.
         """
         if self._public:
             return self._public
         hosts = request.headers.getall(hdrs.HOST, [])
         if len(hosts) != 1 or not is_host(hosts[0]):
-            raise Refusal(400, "the `Host` header must name this relay once: HOST or HOST:PORT")
+            raise HttpError(400, "the `Host` header must name this relay once: HOST or HOST:PORT")
         return f"{self._scheme}://{hosts[0]}{self._prefix}"
 
     def rendezvous(self, base: str, environment_id: str, role: str, ticket: str) -> str:
@@ -87,7 +87,7 @@ class RegistryHttp:
     """
 
     def __init__(
-        self, registry: Registry, tokens: TokenStore, urls: PublicUrls, is_draining: Callable[[], bool]
+        self, registry: RelayRegistry, tokens: TokenStore, urls: PublicUrls, is_draining: Callable[[], bool]
     ) -> None:
         self._registry = registry
         self._tokens = tokens
@@ -110,12 +110,12 @@ class RegistryHttp:
         base = self._urls.base(request)
         key = RegisterRequest.parse(await _body(request)).key
         if self._is_draining():
-            raise Refusal(503, DRAINING, REGISTRATION_CONFLICT)
+            raise HttpError(503, DRAINING, REGISTRATION_CONFLICT)
         try:
             registered = self._registry.register(environment_id, key, token.id)
-        except Conflict as error:
+        except EnvironmentTaken as error:
             self.outcomes["register", "conflict"] += 1
-            raise Refusal(503, str(error), REGISTRATION_CONFLICT) from None
+            raise HttpError(503, str(error), REGISTRATION_CONFLICT) from None
         url = self._urls.rendezvous(base, environment_id, "executor", registered.ticket)
         self.outcomes["register", "accepted"] += 1
         registration = registered.registration
@@ -134,14 +134,14 @@ class RegistryHttp:
         base = self._urls.base(request)
         key = ConnectRequest.parse(await _body(request)).key
         if self._is_draining():
-            raise Refusal(503, DRAINING)
+            raise HttpError(503, DRAINING)
         try:
             introduction = self._registry.connect(environment_id, key, token.id)
-        except Offline as error:
+        except ExecutorOffline as error:
             self.outcomes["connect", "offline"] += 1
-            raise Refusal(409, str(error), ENVIRONMENT_OFFLINE) from None
-        except Crowded as error:
-            raise Refusal(429, str(error)) from None
+            raise HttpError(409, str(error), ENVIRONMENT_OFFLINE) from None
+        except TooManyTickets as error:
+            raise HttpError(429, str(error)) from None
         url = self._urls.rendezvous(base, environment_id, "harness", introduction.ticket)
         self.outcomes["connect", "accepted"] += 1
         registration = introduction.registration
@@ -158,7 +158,7 @@ class RegistryHttp:
         self.outcomes["validate", "valid" if valid else "invalid"] += 1
         return web.json_response({"valid": valid})
 
-    def _admitted(self, request: web.Request, role: Role) -> tuple[str, Token]:
+    def _admitted(self, request: web.Request, role: Role) -> tuple[str, TokenRecord]:
         environment_id = check_environment_id(request.match_info["environment"])
         return environment_id, self._tokens.check(bearer_of(request), role, environment_id)
 
@@ -174,4 +174,4 @@ async def _body(request: web.Request) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except TimeoutError:
-        raise Refusal(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
+        raise HttpError(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None

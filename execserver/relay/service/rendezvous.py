@@ -16,10 +16,18 @@ from collections.abc import Callable
 from functools import partial
 
 from execserver.relay.service.bus import Bus
-from execserver.relay.service.endpoints import TRY_AGAIN, ExecutorEnd, HarnessEnd, Surroundings
-from execserver.relay.service.queues import SLOW_CONSUMER, CallLater, Counters, Limits, Peer, Queues, Timer
+from execserver.relay.service.endpoints import TRY_AGAIN, ExecutorEndpoint, HarnessEndpoint, RelayContext
+from execserver.relay.service.queues import (
+    SLOW_CONSUMER,
+    CallLater,
+    Counters,
+    Limits,
+    Queues,
+    RelayPeer,
+    Timer,
+)
 
-__all__ = ["SLOW_CONSUMER", "CallLater", "Counters", "Limits", "Peer", "Rendezvous", "Timer"]
+__all__ = ["SLOW_CONSUMER", "CallLater", "Counters", "Limits", "RelayPeer", "Rendezvous", "Timer"]
 
 REPLACED, RESTART = 1001, 1012
 """Close codes: a newer socket came; this relay ends, another one may be there soon."""
@@ -42,12 +50,12 @@ class Rendezvous:
         self.counters = Counters()
         self.limits = limits if limits is not None else Limits()
         self._queues = Queues(self.limits, self.counters)
-        self._around = Surroundings(bus, self.limits, self.counters, self._queues, clock, call_later)
-        self._executors: dict[str, ExecutorEnd] = {}  # by registration
-        self._ends: dict[str, ExecutorEnd | HarnessEnd] = {}  # by peer
+        self._around = RelayContext(bus, self.limits, self.counters, self._queues, clock, call_later)
+        self._executors: dict[str, ExecutorEndpoint] = {}  # by registration
+        self._ends: dict[str, ExecutorEndpoint | HarnessEndpoint] = {}  # by peer
         self._draining: int | None = None  # the close code
 
-    def executor_joined(self, registration_id: str, peer: Peer) -> None:
+    def executor_joined(self, registration_id: str, peer: RelayPeer) -> None:
         """An executor's socket is open. It replaces an earlier one, whose harnesses have to come again."""
         if self._draining is not None:
             peer.close(self._draining, "draining")
@@ -55,38 +63,38 @@ class Rendezvous:
         earlier = self._executors.get(registration_id)
         if earlier is not None:
             self._end(earlier.peer, "", "replaced", REPLACED)
-        end = ExecutorEnd(self._around, registration_id, peer, partial(self._end, peer, ""))
+        end = ExecutorEndpoint(self._around, registration_id, peer, partial(self._end, peer, ""))
         self._executors[registration_id] = self._ends[peer.id] = end
         self.counters.executors += 1
 
-    def executor_left(self, peer: Peer) -> None:
+    def executor_left(self, peer: RelayPeer) -> None:
         """An executor's socket ended: its harnesses are told to try again."""
         self._remove(peer)
 
-    def harness_joined(self, registration_id: str, peer: Peer) -> None:
+    def harness_joined(self, registration_id: str, peer: RelayPeer) -> None:
         """A harness's socket is open. Closed at once when the executor is not there, or has too many."""
         if self._draining is not None:
             peer.close(self._draining, "draining")
             return
-        end = HarnessEnd(self._around, registration_id, peer, partial(self._end, peer, ""))
+        end = HarnessEndpoint(self._around, registration_id, peer, partial(self._end, peer, ""))
         self._ends[peer.id] = end
         self.counters.harnesses += 1
         if not end.announce():
             end.close("executor_gone", TRY_AGAIN)
 
-    def harness_left(self, peer: Peer) -> None:
+    def harness_left(self, peer: RelayPeer) -> None:
         """A harness's socket ended: the executor gets a reset for each of its streams."""
         self._remove(peer)
 
-    def from_executor(self, peer: Peer, message: bytes) -> None:
+    def from_executor(self, peer: RelayPeer, message: bytes) -> None:
         """Forward a message of an executor."""
         self._came(peer, message)
 
-    def from_harness(self, peer: Peer, message: bytes) -> None:
+    def from_harness(self, peer: RelayPeer, message: bytes) -> None:
         """Forward a message of a harness."""
         self._came(peer, message)
 
-    def drained(self, peer: Peer) -> None:
+    def drained(self, peer: RelayPeer) -> None:
         """A peer's queue became shorter. To be called at least when it falls below `Limits.low` after having
         been above `Limits.high`.
         """
@@ -99,7 +107,7 @@ class Rendezvous:
         if end is not None:
             self._end(end.peer, reason, "retired", code)
 
-    def dismiss(self, peer: Peer, code: int, reason: str) -> None:
+    def dismiss(self, peer: RelayPeer, code: int, reason: str) -> None:
         """End a harness's socket (idempotent)."""
         self._end(peer, reason, "retired", code)
 
@@ -123,25 +131,25 @@ class Rendezvous:
         end = self._executors.get(registration_id)
         return len(end.harnesses) if end is not None else 0
 
-    def _came(self, peer: Peer, message: bytes) -> None:
+    def _came(self, peer: RelayPeer, message: bytes) -> None:
         end = self._ends.get(peer.id)
         if end is not None:
             end.came(message)
         else:
             self.counters.dropped["no_peer"] += 1
 
-    def _end(self, peer: Peer, reason: str, why: str, code: int) -> None:
+    def _end(self, peer: RelayPeer, reason: str, why: str, code: int) -> None:
         if peer.id in self._ends:
             self.counters.closed[why] += 1
             peer.close(code, reason or why)
             self._remove(peer)
 
-    def _remove(self, peer: Peer) -> None:
+    def _remove(self, peer: RelayPeer) -> None:
         self._queues.forget(peer)
         end = self._ends.pop(peer.id, None)
         if end is None:
             return
-        if isinstance(end, ExecutorEnd):
+        if isinstance(end, ExecutorEndpoint):
             self.counters.executors -= 1
             del self._executors[end.registration_id]
         else:

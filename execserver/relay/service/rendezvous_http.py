@@ -13,10 +13,10 @@ from collections.abc import Callable
 from aiohttp import web
 
 from execprotocol.relay.contract import REJECTION_REASON_HEADER, check_environment_id
-from execserver.relay.service.errors import Refusal, peer_of
-from execserver.relay.service.registry import Harness, Registration, Registry, Revoked, TicketRefused
-from execserver.relay.service.rendezvous import Peer, Rendezvous
-from execserver.relay.service.sockets import PING_SECONDS, SocketPeer, new_socket
+from execserver.relay.service.errors import HttpError, peer_of
+from execserver.relay.service.registry import Harness, Registration, RelayRegistry, Revoked, TicketRefused
+from execserver.relay.service.rendezvous import RelayPeer, Rendezvous
+from execserver.relay.service.sockets import PING_SECONDS, WebSocketPeer, new_socket
 from execserver.telemetry.logs import Logger
 
 POLICY_VIOLATION = 1008
@@ -40,7 +40,7 @@ class RendezvousHttp:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: RelayRegistry,
         rendezvous: Rendezvous,
         is_draining: Callable[[], bool],
         ping_seconds: float = PING_SECONDS,
@@ -51,8 +51,8 @@ class RendezvousHttp:
         self._ping_seconds = ping_seconds
         self._numbers = itertools.count(1)
         self._process = secrets.token_hex(4)  # of several relays on one bus
-        self.executors: set[SocketPeer] = set()
-        self.harnesses: dict[Harness, Peer] = {}
+        self.executors: set[WebSocketPeer] = set()
+        self.harnesses: dict[Harness, RelayPeer] = {}
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
         """Below a prefix."""
@@ -154,29 +154,31 @@ class RendezvousHttp:
     def _asked(self, request: web.Request) -> tuple[str, str]:
         environment_id = check_environment_id(request.match_info["environment"])
         if self._is_draining():
-            raise Refusal(503, "the relay is about to end", headers={REJECTION_REASON_HEADER: "pod_draining"})
+            raise HttpError(
+                503, "the relay is about to end", headers={REJECTION_REASON_HEADER: "pod_draining"}
+            )
         tickets = request.query.getall("ticket", [])
         if len(tickets) != 1:
-            raise Refusal(400, "`ticket` is missing", headers={REJECTION_REASON_HEADER: "malformed_query"})
+            raise HttpError(400, "`ticket` is missing", headers={REJECTION_REASON_HEADER: "malformed_query"})
         return environment_id, tickets[0]
 
     @staticmethod
     def _socket(request: web.Request) -> web.WebSocketResponse[bool]:
         socket = new_socket()
         if not socket.can_prepare(request).ok:
-            raise Refusal(426, "only WebSocket upgrades here", headers={"Upgrade": "websocket"})
+            raise HttpError(426, "only WebSocket upgrades here", headers={"Upgrade": "websocket"})
         return socket
 
-    def _peer(self, socket: web.WebSocketResponse[bool], request: web.Request) -> SocketPeer:
+    def _peer(self, socket: web.WebSocketResponse[bool], request: web.Request) -> WebSocketPeer:
         number = f"{self._process}-{next(self._numbers)}"
-        return SocketPeer(socket, request, number, self._rendezvous.drained, self._ping_seconds)
+        return WebSocketPeer(socket, request, number, self._rendezvous.drained, self._ping_seconds)
 
     def _text_dropped(self) -> None:
         self._rendezvous.counters.dropped["text"] += 1
 
 
-def _refused(error: TicketRefused) -> Refusal:
-    return Refusal(error.status, str(error), headers={REJECTION_REASON_HEADER: error.reason})
+def _refused(error: TicketRefused) -> HttpError:
+    return HttpError(error.status, str(error), headers={REJECTION_REASON_HEADER: error.reason})
 
 
 def _ignore(_message: bytes) -> None:

@@ -31,10 +31,10 @@ from execserver.memory import reuse_buffers
 from execserver.relay.service import control_socket
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard, library_log
-from execserver.relay.service.listening import BACKLOG, ListenError, bind, load_certificate, tls_context
+from execserver.relay.service.listening import BACKLOG, RelayListenError, bind, load_certificate, tls_context
 from execserver.relay.service.listening import listen as listen_on
-from execserver.relay.service.pages import Pages, Watcher
-from execserver.relay.service.registry import Registry
+from execserver.relay.service.pages import MetricsReader, Pages
+from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
 from execserver.relay.service.rendezvous import RESTART, Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
@@ -77,7 +77,7 @@ def run(settings: RelaySettings) -> int:
     writer = logs.configure(settings.log_level, settings.log_format)
     try:
         return uvloop.run(RelayServer(settings, state).serve())
-    except (ListenError, TokenError) as error:
+    except (RelayListenError, TokenError) as error:
         return _complain(error)
     finally:
         writer.flush(1.0)
@@ -106,7 +106,7 @@ class RelayServer:
         self._stop = asyncio.Event()
         self._manager = Manager(os.environ)
         self._tls = tls_context(settings)
-        self._registry = Registry(time.monotonic)
+        self._registry = RelayRegistry(time.monotonic)
         self._guard = Guard()
         self._runners: list[web.AppRunner] = []
 
@@ -114,7 +114,7 @@ class RelayServer:
         """Serve until a signal, then drain; the exit code.
 
         Raises:
-            ListenError: something cannot be bound.
+            RelayListenError: something cannot be bound.
         """
         loop = asyncio.get_running_loop()
         self._rendezvous = Rendezvous(MemoryBus(), time.monotonic, loop.call_later)
@@ -163,14 +163,14 @@ class RelayServer:
             PublicUrls(settings.public_url, listen.scheme, listen.prefix),
             self._is_draining,
         )
-        watcher = Watcher(
+        watcher = MetricsReader(
             self._registry, registry_http, self._rendezvous, self._sockets, self._guard, self._is_draining
         )
         pages = Pages(self._registry, self._rendezvous, watcher, self._is_draining)
         try:
             bound = control_socket.bind(self._state.descriptor)
         except OSError as error:
-            raise ListenError(
+            raise RelayListenError(
                 f"--state-dir {settings.state_dir}: {control_socket.SOCKET_NAME}: {error.strerror}"
             ) from None
         await self._site(pages.private(), bound)
@@ -197,7 +197,7 @@ class RelayServer:
         try:
             keys = load_key_pair(self._settings.state_dir / "door.key", create=True)
         except KeyFileError as error:
-            raise ListenError(str(error)) from None
+            raise RelayListenError(str(error)) from None
         door = PlainWebSocket(
             self._settings.plain_doors,
             keys,
@@ -293,7 +293,7 @@ class RelayServer:
             try:
                 load_certificate(self._tls, self._settings)
                 log.info("certificate loaded")
-            except ListenError as problem:
+            except RelayListenError as problem:
                 error = problem
                 log.error("certificate not loaded, the old one stays", error=str(problem))
         self._manager.reloaded(error)

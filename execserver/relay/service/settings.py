@@ -33,12 +33,12 @@ MAX_HOST_CHARACTERS = 255
 LOCK_NAME = "relay.lock"
 
 
-class SettingsError(Exception):
+class RelaySettingsError(Exception):
     """Values that cannot be used, with the flag and the way out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """Where to listen: a literal address, and the path below which everything is."""
 
     scheme: str
@@ -67,13 +67,13 @@ class RelaySettings:
         metrics: where the metrics are shown besides the control socket; None: nowhere.
     """
 
-    listen: Address
+    listen: ListenAddress
     state_dir: Path
     certificate: Path | None = None
     key: Path | None = None
     public_url: str = ""
     plain_doors: frozenset[str] = frozenset()
-    metrics: Address | None = None
+    metrics: ListenAddress | None = None
     log_level: str = "info"
     log_format: str = "json"
 
@@ -81,15 +81,15 @@ class RelaySettings:
         """Refuse what does not go together.
 
         Raises:
-            SettingsError: which flags, and the way out.
+            RelaySettingsError: which flags, and the way out.
         """
         if self.listen.scheme == "https":
             if self.certificate is None or self.key is None:
-                raise SettingsError("--listen https://… needs --tls-cert FILE and --tls-key FILE")
+                raise RelaySettingsError("--listen https://… needs --tls-cert FILE and --tls-key FILE")
         elif self.certificate is not None or self.key is not None:
-            raise SettingsError("--tls-cert and --tls-key are for --listen https://IP:PORT")
+            raise RelaySettingsError("--tls-cert and --tls-key are for --listen https://IP:PORT")
         elif not ipaddress.ip_address(self.listen.host).is_loopback:
-            raise SettingsError(
+            raise RelaySettingsError(
                 f"--listen {self.listen.url(self.listen.port)}: tokens would be sent in the clear. "
                 "Use https://… with --tls-cert and --tls-key, or listen on http://127.0.0.1:PORT behind a "
                 "proxy that speaks TLS, and name its address with --public-url"
@@ -112,19 +112,19 @@ class RelaySettings:
         """Read the values of the flags.
 
         Raises:
-            SettingsError: which flag, what is wrong, and the way out.
+            RelaySettingsError: which flag, what is wrong, and the way out.
         """
         doors = []
         for each in plain_door or ():
             try:
                 doors.append(check_environment_id(each))
             except ContractError as error:
-                raise SettingsError(f"--plain-door {each!r}: {error}") from None
+                raise RelaySettingsError(f"--plain-door {each!r}: {error}") from None
         metrics = None
         if metrics_listen is not None:
             metrics = _address("--metrics-listen", metrics_listen, ("http",))
             if metrics.prefix:
-                raise SettingsError("--metrics-listen takes no path: http://IP:PORT")
+                raise RelaySettingsError("--metrics-listen takes no path: http://IP:PORT")
         return cls(
             listen=_address("--listen", listen, ("http", "https")),
             state_dir=Path(state_dir).absolute(),
@@ -196,9 +196,9 @@ def is_host(text: str) -> bool:
     return not colon or 0 < int(port) < 65536
 
 
-def _address(flag: str, text: str, schemes: tuple[str, ...]) -> Address:
+def _address(flag: str, text: str, schemes: tuple[str, ...]) -> ListenAddress:
     forms = ", ".join(f"{scheme}://IP:PORT" for scheme in schemes)
-    problem = SettingsError(
+    problem = RelaySettingsError(
         f"{flag} {text!r} is not accepted; give a literal address and a port: {forms} "
         "([v6] in brackets, port 0 for any)"
     )
@@ -211,18 +211,20 @@ def _address(flag: str, text: str, schemes: tuple[str, ...]) -> Address:
     strange = parts.query or parts.fragment or "@" in parts.netloc or "%" in parts.netloc
     if parts.scheme not in schemes or port is None or strange:
         raise problem
-    return Address(parts.scheme, str(address), port, _prefix(flag, parts.path))
+    return ListenAddress(parts.scheme, str(address), port, _prefix(flag, parts.path))
 
 
 def _prefix(flag: str, path: str) -> str:
     prefix = path.rstrip("/")
     if _PREFIX.fullmatch(prefix) is None or {".", ".."} & set(prefix.split("/")):
-        raise SettingsError(f"{flag}: the path {path!r} may have letters, digits and . _ ~ - between slashes")
+        raise RelaySettingsError(
+            f"{flag}: the path {path!r} may have letters, digits and . _ ~ - between slashes"
+        )
     return prefix
 
 
 def _public(text: str) -> str:
-    problem = SettingsError(
+    problem = RelaySettingsError(
         f"--public-url {text!r} is not accepted; give https://HOST[:PORT][/PATH], "
         "as peers are to reach the relay"
     )

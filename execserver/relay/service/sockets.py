@@ -68,7 +68,7 @@ def new_socket(max_bytes: int = MAX_FRAME_BYTES) -> web.WebSocketResponse[bool]:
     )
 
 
-class SocketPeer:
+class WebSocketPeer:
     """One accepted WebSocket.
 
     Args:
@@ -84,7 +84,7 @@ class SocketPeer:
         socket: web.WebSocketResponse[bool],
         request: web.Request,
         peer_id: str,
-        has_room: Callable[[SocketPeer], None],
+        has_room: Callable[[WebSocketPeer], None],
         ping_seconds: float = PING_SECONDS,
     ) -> None:
         assert request.transport is not None, "just prepared"

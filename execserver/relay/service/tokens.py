@@ -54,7 +54,7 @@ _MEMBERS = ("id", "sha256", "role", "environments", "created", "expires", "note"
 _Signature = tuple[int, int, int, int]
 
 
-class RecordFault(Exception):
+class TokenRecordError(Exception):
     """A value that a token cannot have; the message names the member."""
 
 
@@ -80,7 +80,7 @@ class TokenRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class TokenRecord:
     """What is kept of a token.
 
     Args:
@@ -110,20 +110,20 @@ class Token:
         return {name: getattr(self, name) for name in _MEMBERS}
 
     @classmethod
-    def from_json(cls, value: object) -> Token:
+    def from_json(cls, value: object) -> TokenRecord:
         """Read one entry of the file.
 
         Raises:
-            RecordFault: which member is wrong.
+            TokenRecordError: which member is wrong.
         """
         if not isinstance(value, dict):
-            raise RecordFault("must be an object")
+            raise TokenRecordError("must be an object")
         for name in _MEMBERS:
             if name not in value:
-                raise RecordFault(f"`{name}` is missing")
+                raise TokenRecordError(f"`{name}` is missing")
         for name in value:
             if name not in _MEMBERS:
-                raise RecordFault(f"`{name[:40]}` is unknown here")
+                raise TokenRecordError(f"`{name[:40]}` is unknown here")
         expires = value["expires"]
         return cls(
             _hexadecimal(value["id"], "id", _ID),
@@ -152,8 +152,8 @@ class TokenStore:
         self._folder = Path(os.path.abspath(folder))
         self._path = self._folder / FILE_NAME
         self._clock = clock
-        self._tokens: tuple[Token, ...] = ()
-        self._by_hash: dict[bytes, Token] = {}
+        self._tokens: tuple[TokenRecord, ...] = ()
+        self._by_hash: dict[bytes, TokenRecord] = {}
         self._signature: _Signature | None = None  # of the file that was read last
         self.fault = ""
         """What is wrong with the file since it was last understood; its tokens of then go on to count."""
@@ -167,7 +167,7 @@ class TokenStore:
         self._load()
 
     @property
-    def tokens(self) -> tuple[Token, ...]:
+    def tokens(self) -> tuple[TokenRecord, ...]:
         """All of them, in the order in which they were made, the expired ones too."""
         return self._tokens
 
@@ -178,7 +178,7 @@ class TokenStore:
         *,
         expires_in: float | None = None,
         note: str = "",
-    ) -> tuple[Token, str]:
+    ) -> tuple[TokenRecord, str]:
         """Make a token.
 
         Args:
@@ -198,7 +198,7 @@ class TokenStore:
             raise TokenError(f"a token must expire in more than 0 seconds, not {expires_in}")
         try:
             checked = _check_role(role), _check_environments(environments), _check_note(note)
-        except RecordFault as error:
+        except TokenRecordError as error:
             raise TokenError(str(error)) from None
         secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         with self._locked():
@@ -207,11 +207,13 @@ class TokenStore:
             while token_id in taken:
                 token_id = secrets.token_hex(4)
             expires = None if expires_in is None else math.ceil(now + expires_in)
-            token = Token(token_id, secret_digest(secret).hex(), *checked[:2], int(now), expires, checked[2])
+            token = TokenRecord(
+                token_id, secret_digest(secret).hex(), *checked[:2], int(now), expires, checked[2]
+            )
             self._save((*self._tokens, token))
         return token, secret
 
-    def revoke(self, token_id: str) -> Token:
+    def revoke(self, token_id: str) -> TokenRecord:
         """Make a token worthless: it is removed from the file.
 
         Raises:
@@ -224,7 +226,7 @@ class TokenStore:
                     return token
         raise TokenError(f"there is no token {token_id!r} in {self._path}; `token list` shows their ids")
 
-    def check(self, presented: str | None, role: Role, environment_id: str) -> Token:
+    def check(self, presented: str | None, role: Role, environment_id: str) -> TokenRecord:
         """Whether a token allows something now.
 
         Args:
@@ -301,12 +303,12 @@ class TokenStore:
         if mode & 0o077:
             raise TokenFileError(f"{self._path} has mode {mode:04o}, open to others; chmod it to 0600")
 
-    def _take(self, tokens: tuple[Token, ...], signature: _Signature | None) -> None:
+    def _take(self, tokens: tuple[TokenRecord, ...], signature: _Signature | None) -> None:
         self._tokens = tokens
         self._by_hash = {bytes.fromhex(token.sha256): token for token in tokens}
         self._signature = signature
 
-    def _parse(self, content: bytes) -> tuple[Token, ...]:
+    def _parse(self, content: bytes) -> tuple[TokenRecord, ...]:
         way_out = "restore it from a backup, or remove it to begin without tokens"
         try:
             whole = json.loads(content)
@@ -319,8 +321,8 @@ class TokenStore:
         tokens = []
         for index, entry in enumerate(whole["tokens"]):
             try:
-                tokens.append(Token.from_json(entry))
-            except RecordFault as error:
+                tokens.append(TokenRecord.from_json(entry))
+            except TokenRecordError as error:
                 raise TokenFileError(f"{self._path}: tokens[{index}]: {error}; {way_out}") from None
         if len({token.id for token in tokens}) < len(tokens):
             raise TokenFileError(f"{self._path} has two tokens with the same id; {way_out}")
@@ -347,7 +349,7 @@ class TokenStore:
         finally:
             os.close(descriptor)
 
-    def _save(self, tokens: tuple[Token, ...]) -> None:
+    def _save(self, tokens: tuple[TokenRecord, ...]) -> None:
         """Replace the file; what was there before stays when that fails. The lock is held."""
         content = json.dumps({"version": VERSION, "tokens": [token.to_json() for token in tokens]}, indent=1)
         new = self._folder / f"{FILE_NAME}.new"
@@ -386,41 +388,43 @@ def secret_digest(secret: str) -> bytes:
 
 
 def _check_role(value: object) -> Role:
-    """The role, if it is one. Raises RecordFault."""
+    """The role, if it is one. Raises TokenRecordError."""
     for role in ROLES:
         if value == role:
             return role
-    raise RecordFault(f"`role` must be {' or '.join(ROLES)}")
+    raise TokenRecordError(f"`role` must be {' or '.join(ROLES)}")
 
 
 def _check_environments(value: object) -> tuple[str, ...]:
-    """The environment ids, each once. Raises RecordFault."""
+    """The environment ids, each once. Raises TokenRecordError."""
     if not isinstance(value, list | tuple) or not value:
-        raise RecordFault("`environments` must name one environment or more")
+        raise TokenRecordError("`environments` must name one environment or more")
     for each in value:
         if not isinstance(each, str):
-            raise RecordFault("`environments` must hold texts")
+            raise TokenRecordError("`environments` must hold texts")
         try:
             check_environment_id(each)
         except ContractError as error:
-            raise RecordFault(f"`environments`: {error}") from None
+            raise TokenRecordError(f"`environments`: {error}") from None
     return tuple(dict.fromkeys(value))
 
 
 def _check_note(value: object) -> str:
-    """The note, if it is one line of characters that can be shown. Raises RecordFault."""
+    """The note, if it is one line of characters that can be shown. Raises TokenRecordError."""
     if not isinstance(value, str) or len(value) > MAX_NOTE_CHARACTERS or not value.isprintable():
-        raise RecordFault(f"`note` must be one line of at most {MAX_NOTE_CHARACTERS} printable characters")
+        raise TokenRecordError(
+            f"`note` must be one line of at most {MAX_NOTE_CHARACTERS} printable characters"
+        )
     return value
 
 
 def _hexadecimal(value: object, name: str, pattern: re.Pattern[str]) -> str:
     if not isinstance(value, str) or pattern.fullmatch(value) is None:
-        raise RecordFault(f"`{name}` must match {pattern.pattern}")
+        raise TokenRecordError(f"`{name}` must match {pattern.pattern}")
     return value
 
 
 def _time(value: object, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise RecordFault(f"`{name}` must be whole seconds since 1970")
+        raise TokenRecordError(f"`{name}` must be whole seconds since 1970")
     return value

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from execprotocol.daemon_thread import addresses, aside
+from execprotocol.daemon_thread import addresses, run_in_daemon_thread
 
 
 async def test_what_is_called_runs_in_another_thread_and_its_result_comes() -> None:
-    assert await aside(threading.get_ident) != threading.get_ident()
-    assert await aside("{}{end}".format, "a", end="b") == "ab"
+    assert await run_in_daemon_thread(threading.get_ident) != threading.get_ident()
+    assert await run_in_daemon_thread("{}{end}".format, "a", end="b") == "ab"
 
 
 async def test_what_it_raises_is_raised() -> None:
     with pytest.raises(FileNotFoundError):
-        await aside(os.stat, "/nowhere")
+        await run_in_daemon_thread(os.stat, "/nowhere")
 
 
 async def test_who_is_cancelled_goes_at_once_and_a_late_result_is_dropped() -> None:
@@ -34,7 +34,7 @@ async def test_who_is_cancelled_goes_at_once_and_a_late_result_is_dropped() -> N
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await aside(work)
+            await run_in_daemon_thread(work)
     gate.set()
     assert await asyncio.to_thread(left.wait, 10)
     await asyncio.sleep(0.01)  # a callback of the loop that failed would be told as a warning

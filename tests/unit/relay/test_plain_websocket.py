@@ -17,8 +17,8 @@ from execprotocol.relay.noise import (
     REJECTION,
     Binding,
     Initiator,
+    NoiseTransport,
     Responder,
-    Transport,
 )
 from execprotocol.relay.records import MessageAssembler, RecordError, RecordQueue
 from execserver.relay.service.plain_websocket import (
@@ -44,7 +44,7 @@ class FakeExecutor:
         self.shown: tuple[PublicKeys, bytes] | None = None
         self.messages: list[bytes] = []
         self.records = 0
-        self.transport: Transport | None = None
+        self.transport: NoiseTransport | None = None
         self.stop_after = 0
         """Says "no more" to the stream after so many records."""
         self._responder = Responder(EXECUTOR, BINDING)

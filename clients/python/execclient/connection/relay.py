@@ -30,7 +30,7 @@ from execclient.errors import (
     UntrustedServer,
     WrongExecutor,
 )
-from execprotocol.daemon_thread import aside
+from execprotocol.daemon_thread import run_in_daemon_thread
 from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, ContractError, check_environment_id
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
@@ -155,7 +155,7 @@ class RelayTarget:
             else:
                 try:
                     async with asyncio.timeout(CONNECT_SECONDS):
-                        self._own = await aside(load_key_pair, self._key_file, create=False)
+                        self._own = await run_in_daemon_thread(load_key_pair, self._key_file, create=False)
                 except TimeoutError:
                     raise ConnectionFailed(
                         f"cannot read the key file {self._key_file}: it did not come within "

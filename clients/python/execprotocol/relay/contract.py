@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from execprotocol.relay.keys import KeyFault, PublicKeys
+from execprotocol.relay.keys import InvalidKeyError, PublicKeys
 from execprotocol.relay.noise import MAX_AUTHORIZATION_BYTES
 
 SECURITY_PROFILE = "noise_hybrid_ik_v1"
@@ -270,5 +270,5 @@ def _same(members: dict[str, object], name: str, wanted: str) -> None:
 def _key(members: dict[str, object], name: str) -> PublicKeys:
     try:
         return PublicKeys.from_json(members.get(name), name)
-    except KeyFault as error:
+    except InvalidKeyError as error:
         raise ContractError(str(error)) from None

@@ -13,8 +13,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from execprotocol.relay.keys import SEED_BYTES, KeyFault, KeyPair
-from execprotocol.trust import UntrustedError, open_file
+from execprotocol.relay.keys import SEED_BYTES, InvalidKeyError, KeyPair
+from execprotocol.trust import UntrustedError, open_trusted
 
 MODE = 0o600
 
@@ -59,7 +59,7 @@ def load_key_pair(path: Path, *, create: bool) -> KeyPair:
 
 def _read(path: Path) -> KeyPair:
     try:
-        descriptor = open_file(str(path), secret=True)
+        descriptor = open_trusted(str(path), secret=True)
     except UntrustedError as error:
         raise KeyFileError(f"the key file {path} cannot be trusted: {error}") from None
     with os.fdopen(descriptor, "rb") as file:
@@ -74,7 +74,7 @@ def _read(path: Path) -> KeyPair:
     try:
         seed = base64.b64decode(content.removesuffix(b"\n"), validate=True)
         return KeyPair.from_seed(seed)
-    except (binascii.Error, KeyFault):
+    except (binascii.Error, InvalidKeyError):
         raise KeyFileError(
             f"{path} holds no key pair, which is one line, {SEED_BYTES} bytes in base64: if it is no file of "
             "something else, remove it, and make a new one with `execserver relay key FILE`"

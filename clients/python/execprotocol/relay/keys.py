@@ -24,7 +24,7 @@ MLKEM_KEY_BYTES, MLKEM_CIPHERTEXT_BYTES, MLKEM_SEED_BYTES = 1184, 1088, 64
 SEED_BYTES = X25519_BYTES + MLKEM_SEED_BYTES
 
 
-class KeyFault(Exception):
+class InvalidKeyError(Exception):
     """What was given is no key; the message names the field and never has a secret in it."""
 
 
@@ -57,20 +57,20 @@ class PublicKeys:
             field: where it stands, for the error.
 
         Raises:
-            KeyFault: it has other members, another suite, or what cannot be a key.
+            InvalidKeyError: it has other members, another suite, or what cannot be a key.
         """
         if not isinstance(value, dict):
-            raise KeyFault(
+            raise InvalidKeyError(
                 f"`{field}` must be an object with suite, x25519_public_key and mlkem768_public_key"
             )
         members = {"suite", "x25519_public_key", "mlkem768_public_key"}
         if value.keys() != members:
             odd = ", ".join(sorted(str(name)[:40] for name in value.keys() ^ members))
-            raise KeyFault(
+            raise InvalidKeyError(
                 f"`{field}` must have exactly the members {', '.join(sorted(members))}; check: {odd}"
             )
         if value["suite"] != SUITE:
-            raise KeyFault(f"`{field}.suite` must be {SUITE}")
+            raise InvalidKeyError(f"`{field}.suite` must be {SUITE}")
         keys = cls(
             _decoded(value["x25519_public_key"], X25519_BYTES, f"{field}.x25519_public_key"),
             _decoded(value["mlkem768_public_key"], MLKEM_KEY_BYTES, f"{field}.mlkem768_public_key"),
@@ -78,7 +78,7 @@ class PublicKeys:
         try:
             MLKEM768PublicKey.from_public_bytes(keys.mlkem768)
         except ValueError:
-            raise KeyFault(f"`{field}.mlkem768_public_key` is no ML-KEM-768 public key") from None
+            raise InvalidKeyError(f"`{field}.mlkem768_public_key` is no ML-KEM-768 public key") from None
         return keys
 
 
@@ -107,10 +107,10 @@ class KeyPair:
             seed: 96 bytes: the X25519 private key, then the ML-KEM seed.
 
         Raises:
-            KeyFault: it has another length.
+            InvalidKeyError: it has another length.
         """
         if len(seed) != SEED_BYTES:
-            raise KeyFault(f"a key pair is made of {SEED_BYTES} bytes, not {len(seed)}")
+            raise InvalidKeyError(f"a key pair is made of {SEED_BYTES} bytes, not {len(seed)}")
         return cls(
             X25519PrivateKey.from_private_bytes(seed[:X25519_BYTES]),
             MLKEM768PrivateKey.from_seed_bytes(seed[X25519_BYTES:]),
@@ -164,5 +164,5 @@ def _decoded(value: object, size: int, field: str) -> bytes:
         if len(key) != size or base64.b64encode(key).decode() != value:
             raise ValueError
     except (binascii.Error, ValueError):
-        raise KeyFault(f"`{field}` must be {size} bytes in padded standard base64") from None
+        raise InvalidKeyError(f"`{field}` must be {size} bytes in padded standard base64") from None
     return key

@@ -137,7 +137,7 @@ class Initiator:
         self._next = 2
         return b"".join(parts)
 
-    def read_second(self, message: Buffer) -> tuple[bytes, Transport]:
+    def read_second(self, message: Buffer) -> tuple[bytes, NoiseTransport]:
         """Message 2: its payload (`REJECTION` or empty), and the channel.
 
         Raises:
@@ -160,7 +160,7 @@ class Initiator:
             raise NoiseError("the second handshake message holds what is no key") from None
         payload = state.open(reader.rest())
         ours, others = state.split()
-        return payload, Transport(ours, others)
+        return payload, NoiseTransport(ours, others)
 
     def _turn(self, number: int) -> None:
         expected, self._next = self._next, 0
@@ -222,7 +222,7 @@ class Responder:
         self._next = 2
         return self._harness, authorization
 
-    def write_second(self, payload: bytes = b"") -> tuple[bytes, Transport]:
+    def write_second(self, payload: bytes = b"") -> tuple[bytes, NoiseTransport]:
         """Message 2, and the channel.
 
         Raises:
@@ -245,7 +245,7 @@ class Responder:
             raise NoiseError("the harness's public keys are none") from None
         parts.append(state.seal(payload))
         others, ours = state.split()
-        return b"".join(parts), Transport(ours, others)
+        return b"".join(parts), NoiseTransport(ours, others)
 
     def _turn(self, number: int) -> None:
         expected, self._next = self._next, 0
@@ -253,7 +253,7 @@ class Responder:
             raise NoiseError("the handshake is over, or has failed")
 
 
-class Transport:
+class NoiseTransport:
     """A channel after its handshake: records, numbered in each direction.
 
     Args:

@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 import h11
 import httpcore
 
-from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses, aside, causes_of
+from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses, causes_of, run_in_daemon_thread
 from execprotocol.relay import contract
 from execprotocol.relay.contract import (
     ConnectAnswer,
@@ -228,7 +228,7 @@ class RegistryClient:
     ) -> tuple[int, bytes]:
         if self._context is None and self._base.scheme == "https":
             # It reads the system's certificates, which takes some 20 ms.
-            self._context = await aside(ssl.create_default_context)
+            self._context = await run_in_daemon_thread(ssl.create_default_context)
         url = httpcore.URL(
             scheme=self._base.scheme, host=self._base.hostname or "", port=self._base.port, target=path
         )

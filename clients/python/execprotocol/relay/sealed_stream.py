@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from execprotocol.relay import frames
-from execprotocol.relay.noise import REJECTION, Initiator, NoiseError, Transport
+from execprotocol.relay.noise import REJECTION, Initiator, NoiseError, NoiseTransport
 from execprotocol.relay.records import RecordError, RecordQueue, Reorder
 
 
@@ -57,7 +57,7 @@ class SealedStream:
     """
 
     def __init__(
-        self, stream_id: str, received: Callable[[bytes], None], transport: Transport | None = None
+        self, stream_id: str, received: Callable[[bytes], None], transport: NoiseTransport | None = None
     ) -> None:
         self.id = stream_id
         self.outgoing = RecordQueue()

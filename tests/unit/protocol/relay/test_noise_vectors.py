@@ -15,7 +15,7 @@ import pytest
 
 from execprotocol.relay import frames
 from execprotocol.relay.keys import KeyPair, PublicKeys
-from execprotocol.relay.noise import REJECTION, Binding, Initiator, Responder, Transport
+from execprotocol.relay.noise import REJECTION, Binding, Initiator, NoiseTransport, Responder
 from execprotocol.relay.sealed_stream import InitiatorStream
 
 FOLDER = Path(__file__).parents[3] / "data" / "relay"
@@ -63,7 +63,7 @@ def responder(vector: Any) -> Responder:
     )
 
 
-def assert_records_replay(transport: Transport, sent: Any, received: Any) -> None:
+def assert_records_replay(transport: NoiseTransport, sent: Any, received: Any) -> None:
     for one in sent:
         assert transport.seal(raw(one["record"])) == raw(one["ciphertext"])
     for one in received:

@@ -16,8 +16,8 @@ from execprotocol.relay.noise import (
     Binding,
     Initiator,
     NoiseError,
+    NoiseTransport,
     Responder,
-    Transport,
 )
 from execprotocol.relay.records import REORDER_AHEAD, MessageAssembler, RecordError
 from execprotocol.relay.sealed_stream import (
@@ -250,8 +250,8 @@ def test_nothing_is_delivered_after_the_owner_stopped_receiving_within_a_record(
             stream.stop_receiving()
 
     one, other = b"1" * 32, b"2" * 32
-    stream = SealedStream(STREAM, take, Transport(one, other))
-    sender = SealedStream(STREAM, take, Transport(other, one))
+    stream = SealedStream(STREAM, take, NoiseTransport(one, other))
+    sender = SealedStream(STREAM, take, NoiseTransport(other, one))
     first, second, third, fourth = sent(sender, b"1", b"2", b"3", b"4")
     for frame in (second, third, first, fourth):
         receive(stream, frame)
@@ -263,7 +263,7 @@ def test_a_receiver_that_finds_a_fault_breaks_the_stream() -> None:
         raise RecordError("not this one")
 
     one, other = b"1" * 32, b"2" * 32
-    stream = SealedStream(STREAM, refuse, Transport(one, other))
-    (frame,) = sent(SealedStream(STREAM, refuse, Transport(other, one)), b"1")
+    stream = SealedStream(STREAM, refuse, NoiseTransport(one, other))
+    (frame,) = sent(SealedStream(STREAM, refuse, NoiseTransport(other, one)), b"1")
     with pytest.raises(StreamBroken, match="not this one"):
         receive(stream, frame)
