@@ -1,7 +1,7 @@
-"""The relay's listening sockets, and the certificate that they show.
+"""The relay's listening sockets and its certificate.
 
-A socket that a service manager opened and keeps is used if it has the address of `--listen`: while the relay
-is started anew, peers wait in its backlog instead of being refused.
+A socket passed by a service manager is used if it has the address of `--listen`: while the relay restarts,
+peers wait in its backlog instead of being refused.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from execserver.relay.service.settings import ListenAddress, RelaySettings
 from execserver.supervisor import activation, listeners
 
 BACKLOG = 4096
-"""After a restart of the relay all its peers come at once; the kernel caps it by somaxconn."""
+"""After a restart of the relay all its peers connect at once. The kernel caps it by somaxconn."""
 
 
 class RelayListenError(Exception):
-    """Something cannot be served on, with a text for the user."""
+    """A listener or its certificate cannot be used. The text is for the user."""
 
 
 def listen(address: ListenAddress, environment: MutableMapping[str, str]) -> socket.socket:
-    """Serve on an address: on the socket that was passed to this process (sd_listen_fds(3)), or on a new one.
+    """Listen on an address: on the socket that was passed to this process (sd_listen_fds(3)), or a new one.
 
     Args:
         address: of `--listen`.
-        environment: `LISTEN_FDS` and its companions, which are taken out.
+        environment: environment variables; `LISTEN_FDS` and its companions are removed.
 
     Raises:
-        RelayListenError: not possible, or what was passed is something else.
+        RelayListenError: the address cannot be bound, or the passed socket has another address.
     """
     try:
         passed = activation.take_descriptors(environment)
@@ -59,11 +59,11 @@ def bind(flag: str, address: ListenAddress) -> socket.socket:
     """Listen on an address.
 
     Args:
-        flag: that named it, for errors.
-        address: where; port 0 takes a free one.
+        flag: the flag with the address, for errors.
+        address: port 0 takes a free port.
 
     Raises:
-        RelayListenError: not possible.
+        RelayListenError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -80,7 +80,7 @@ def bind(flag: str, address: ListenAddress) -> socket.socket:
 
 
 def tls_context(settings: RelaySettings) -> ssl.SSLContext | None:
-    """What the listener needs for https; None without.
+    """The TLS context for https; None for http.
 
     Raises:
         RelayListenError: the certificate or its key cannot be used.
@@ -94,19 +94,19 @@ def tls_context(settings: RelaySettings) -> ssl.SSLContext | None:
 
 
 def load_certificate(context: ssl.SSLContext, settings: RelaySettings) -> None:
-    """Read certificate and key, for connections from now on. The old ones stay when they cannot be used.
+    """Load certificate and key for new connections. If they cannot be used, the context keeps the old ones.
 
     Raises:
-        RelayListenError: they cannot be, and why.
+        RelayListenError: they cannot be used.
     """
     assert settings.certificate is not None, "only called with TLS"
     assert settings.key is not None, "settings have both or neither"
     try:
-        # TLS opens them by their names once more: no other user can put other files there.
+        # The context opens the files again by name; other users cannot replace them meanwhile.
         os.close(open_trusted(str(settings.certificate)))
         os.close(open_trusted(str(settings.key), secret=True))
-        # Tried elsewhere first: a context that has taken a certificate and then refuses the key beside it has
-        # none at all. A password would be asked for on a terminal that nobody watches.
+        # Tried on another context first: one that loads a certificate and then refuses its key has neither.
+        # Without a password callback, OpenSSL would prompt on the terminal.
         for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
             each.load_cert_chain(settings.certificate, settings.key, password=_no_password)
     except ssl.SSLError as error:

@@ -1,4 +1,4 @@
-"""What the relay shows: health and readiness to anybody, to its own user the metrics and who is online."""
+"""The relay's pages: health and readiness without credentials; metrics and environments for its own user."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayDefin
 
 
 class MetricsReader:
-    """Reads all numbers at one moment; on the loop's thread.
+    """Reads all metrics at one moment, on the loop's thread.
 
     Args:
-        registry: environments.
-        registry_http: what came of requests.
-        rendezvous: streams and frames.
-        rendezvous_http: sockets and their queues.
-        guard: refusals.
-        is_draining: whether the relay is about to end.
+        registry: for environments.
+        registry_http: for the outcomes of requests.
+        rendezvous: for streams and frames.
+        rendezvous_http: for sockets and their queues.
+        guard: for refused requests.
+        is_draining: whether the relay is draining.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class MetricsReader:
         self._began = time.monotonic()
 
     def numbers(self) -> RelayNumbers:
-        """All of them."""
+        """The current values."""
         counters = self._rendezvous.counters
         queues = {
             "executor": [peer.queued for peer in self._rendezvous_http.executors],
@@ -79,51 +79,51 @@ class MetricsReader:
 
 
 class Pages:
-    """The pages.
+    """The handlers of the pages.
 
     Args:
-        registry: who is registered.
-        rendezvous: who has streams.
-        watcher: reads the numbers.
-        is_draining: whether the relay is about to end.
+        registry: for registered environments.
+        rendezvous: for their streams.
+        metrics: reads the metrics.
+        is_draining: whether the relay is draining.
     """
 
     def __init__(
         self,
         registry: RelayRegistry,
         rendezvous: Rendezvous,
-        watcher: MetricsReader,
+        metrics: MetricsReader,
         is_draining: Callable[[], bool],
     ) -> None:
         self._registry = registry
         self._rendezvous = rendezvous
-        self._watcher = watcher
+        self._metrics = metrics
         self._is_draining = is_draining
 
     def public(self, prefix: str) -> list[web.RouteDef]:
-        """For the listener of the peers, below a prefix."""
+        """The routes for the listener of the peers, below a prefix."""
         return [web.get(f"{prefix}/healthz", self.healthz), web.get(f"{prefix}/readyz", self.readyz)]
 
     def private(self) -> list[web.RouteDef]:
-        """For the control socket."""
+        """The routes for the control socket."""
         return [*self.public(""), *self.metrics_only(), web.get("/environments", self.environments)]
 
     def metrics_only(self) -> list[web.RouteDef]:
-        """For the listener of the metrics."""
+        """The routes for the listener of the metrics."""
         return [web.get("/metrics", self.metrics)]
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """The loop turns."""
+        """Answer 200 while the loop runs."""
         return web.Response(text="ok\n")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """Peers may come."""
+        """Answer 200 while peers are admitted."""
         if self._is_draining():
             raise HttpError(503, "the relay is about to end")
         return web.Response(text="ready\n")
 
     async def environments(self, _request: web.Request) -> web.Response:
-        """Who is online."""
+        """The environments with a connected executor, as JSON."""
         rows = [
             {
                 "environment": state.environment_id,
@@ -140,8 +140,8 @@ class Pages:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The metrics page."""
-        numbers = self._watcher.numbers()
-        # Making the text takes milliseconds, in which frames would wait.
+        numbers = self._metrics.numbers()
+        # Rendering takes milliseconds, which would delay frames.
         content = await asyncio.to_thread(metrics_page, numbers, request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=content.body, headers={hdrs.CONTENT_TYPE: content.content_type})
 
@@ -150,8 +150,8 @@ def metrics_page(numbers: RelayNumbers, accept: str) -> Content:
     """The metrics page.
 
     Args:
-        numbers: what was read.
-        accept: of the request.
+        numbers: the values to show.
+        accept: the header of the request.
     """
     return render([Readings(each, _values(each, numbers)) for each in RELAY_DEFINITIONS], accept)
 

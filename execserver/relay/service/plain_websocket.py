@@ -1,12 +1,12 @@
-"""The plain door: `GET BASE/exec/ENVIRONMENT`, JSON-RPC over a WebSocket for clients that know no relay.
+"""The plain WebSocket: `GET BASE/exec/ENVIRONMENT`, JSON-RPC for clients without the relay protocol.
 
-Rules kept here:
-- It opens only for environments that the operator named (`--plain-door`), for there the relay reads along:
-  it is itself the harness, with the keys in its state folder, which an executor can leave off its list.
-- A client gets in with its token and nothing else. Nothing is said about an environment before that is shown.
-- The WebSocket is agreed on once the executor has answered the handshake; until then every refusal is an HTTP
+- Only environments that the operator named (`--plain-door`) have one, because the relay can read its
+  messages: the relay is the harness, with keys from its state folder. An executor may leave that key off its
+  list of allowed clients.
+- A client needs a token. Before the token is checked, no answer depends on the environment.
+- The upgrade is answered once the executor has answered the handshake; until then every refusal is an HTTP
   status with a reason.
-- Each WebSocket is one stream, introduced and admitted like any harness, and ends with it.
+- Each WebSocket is one stream, with a ticket like any harness, and ends with it.
 
 `docs/protocol.md`, "Relay".
 """
@@ -46,16 +46,16 @@ from execserver.telemetry.logs import Logger
 from execserver.transports.websocket import CONTINUED, FIRST_TEXT, LAST, header
 
 HANDSHAKE_SECONDS = 10.0
-"""For the executor's answer, which waits for a request of its own to the registry. As clients wait for it."""
+"""For the executor's answer, which includes its request to the registry. As clients wait."""
 
 MAX_CLIENTS = 32
-"""With one token. What a client sends is gathered until a message is whole, which may have 64 MiB: one token
-must not take the memory of all who use the relay."""
+"""Clients with one token at a time. A message is assembled in memory, and may have 64 MiB: one token must not
+use up the relay's memory."""
 
 CLIENT_GONE = 1001
 
 STREAM_OVER, PROTOCOL_BROKEN = 1001, 1011
-"""Close codes for the client: the executor ended the stream; the executor sent what cannot be understood."""
+"""Close codes for the client: the executor ended the stream; the executor violated the protocol."""
 
 REJECTED = "the executor does not accept the door of the relay"
 
@@ -63,16 +63,16 @@ log = Logger()
 
 
 class PlainWebSocket:
-    """The way in for plain clients.
+    """The HTTP handler of plain WebSockets.
 
     Args:
-        environments: those that have one.
-        keys: who the relay is to the executors.
-        registry: who is where.
-        tokens: who may what.
-        rendezvous: carries the frames.
-        admitted: the socket of each harness that got in, so that it ends with its token.
-        is_draining: whether the relay is about to end.
+        environments: the ids of environments that have a plain WebSocket.
+        keys: the relay's key pair as a harness.
+        registry: for tickets of the environments.
+        tokens: authorizes clients.
+        rendezvous: forwards the frames.
+        admitted: the peer of each admitted harness, so that it ends with its token.
+        is_draining: whether the relay is draining.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class PlainWebSocket:
         self._clients: Counter[str] = Counter()  # by token
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
-        """Below a prefix."""
+        """The routes, below a prefix."""
         return [web.get(f"{prefix}/exec/{{environment}}", self.handle, allow_head=False)]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one client until its WebSocket ends.
 
         Raises:
-            HttpError: with status 404, 426, 429, 502, 503 or 504, before there is a WebSocket.
-            TokenRefused: 401 or 403.
-            ContractError: no environment id.
+            HttpError: with status 404, 426, 429, 502, 503 or 504, before the upgrade.
+            TokenRefused: with status 401 or 403.
+            ContractError: the environment id is invalid.
         """
         environment_id = check_environment_id(request.match_info["environment"])
         token = self._tokens.check(bearer_of(request), "client", environment_id)
@@ -136,13 +136,13 @@ class PlainWebSocket:
                 del self._clients[token.id]
 
     async def _admit(self, request: web.Request, environment_id: str, token_id: str) -> web.StreamResponse:
-        introduction = self._introduce(environment_id, token_id)
-        harness = self._registry.redeem_harness(environment_id, introduction.ticket)
-        stream = self._stream(environment_id, harness.registration.id, introduction)
+        granted = self._connect(environment_id, token_id)
+        harness = self._registry.redeem_harness(environment_id, granted.ticket)
+        stream = self._stream(environment_id, harness.registration.id, granted)
         self._admitted[harness] = stream
         self._rendezvous.harness_joined(harness.registration.id, stream)
         try:
-            await self._shake_hands(stream, introduction.authorization)
+            await self._shake_hands(stream, granted.authorization)
             return await self._serve(request, environment_id, stream)
         finally:
             stream.close(CLIENT_GONE, "the client is gone")
@@ -150,7 +150,7 @@ class PlainWebSocket:
             self._registry.harness_closed(harness)
             self._admitted.pop(harness, None)
 
-    def _introduce(self, environment_id: str, token_id: str) -> ConnectResult:
+    def _connect(self, environment_id: str, token_id: str) -> ConnectResult:
         try:
             return self._registry.connect(environment_id, self._keys.public, token_id)
         except ExecutorOffline as error:
@@ -158,10 +158,10 @@ class PlainWebSocket:
         except TooManyTickets as error:
             raise HttpError(HTTPStatus.TOO_MANY_REQUESTS, str(error)) from None
 
-    def _stream(self, environment_id: str, registration_id: str, introduction: ConnectResult) -> PlainStream:
+    def _stream(self, environment_id: str, registration_id: str, granted: ConnectResult) -> PlainStream:
         stream_id = str(uuid4())
         binding = Binding(environment_id, registration_id, stream_id)
-        initiator = Initiator(self._keys, introduction.registration.key, binding)
+        initiator = Initiator(self._keys, granted.registration.key, binding)
 
         def forward(frame: bytes) -> None:
             self._rendezvous.from_harness(stream, frame)
@@ -198,15 +198,15 @@ class PlainWebSocket:
 
 
 class PlainWebSocketPeer(WebSocketPeer):
-    """The WebSocket of a plain client: takes text and binary messages alike, sends frames made elsewhere."""
+    """The WebSocket of a plain client: takes text and binary messages, and sends ready-made frames."""
 
     def write(self, data: bytes) -> None:
-        """Send whole WebSocket frames. Dropped when the socket is ending."""
+        """Queue whole WebSocket frames. A no-op if the socket is ending."""
         if self._ending is None and not self._transport.is_closing():
             self._transport.write(data)
             self._written += len(data)
             if self._room_watch is None and self._transport.get_write_buffer_size() > HIGH_BYTES:
-                self._room_watch = self._loop.create_task(self._wait_for_room())
+                self._room_watch = self._loop.create_task(self._watch_for_room())
 
     async def _read(self, received: Callable[[bytes], None], dropped: Callable[[], None]) -> str:
         while self._ending is None:
@@ -219,24 +219,24 @@ class PlainWebSocketPeer(WebSocketPeer):
             elif message.type is WSMsgType.PING:
                 self._answer(message.data)
             elif message.type is not WSMsgType.PONG:
-                return self._why(message.data)
-            # What one message costs is up to its client: the others have their turn after each.
+                return self._end_reason(message.data)
+            # The cost of a message is up to its client, so other peers get their turn after each.
             await asyncio.sleep(0)
         return ""
 
 
 class PlainClient(Protocol):
-    """The plain socket, as the stream uses it."""
+    """The client's WebSocket, as the stream uses it."""
 
     @property
     def queued(self) -> int:
-        """Bytes that were written and have not left."""
+        """Bytes that the system has not taken yet."""
 
     def write(self, data: bytes) -> None:
-        """Send whole WebSocket frames."""
+        """Queue whole WebSocket frames."""
 
     def pause(self) -> None:
-        """Read no more messages."""
+        """Stop reading."""
 
     def resume(self) -> None:
         """Read again."""
@@ -246,10 +246,10 @@ class PlainClient(Protocol):
 
 
 class StreamRefused(Exception):
-    """The stream did not come about.
+    """The stream was not opened.
 
     Attributes:
-        rejected: whether the executor took us for somebody it does not want.
+        rejected: whether the executor rejected the relay's key or authorization.
     """
 
     def __init__(self, message: str, *, rejected: bool = False) -> None:
@@ -395,11 +395,11 @@ class PlainStream:
 
 
 class FragmentCutter:
-    """Makes WebSocket frames of records: a message that lies within one becomes one text frame, a longer one
-    is sent in fragments, each as soon as its record is there.
+    """Makes WebSocket frames of records: one text frame for a message within one record; fragments for a
+    longer one, each as soon as its record is there.
 
     Args:
-        limit: bytes that a message may have.
+        limit: of a message, in bytes.
     """
 
     def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
@@ -409,7 +409,7 @@ class FragmentCutter:
         self._opcode = FIRST_TEXT
 
     def cut(self, record: bytes) -> bytes:
-        """The frames that a record makes; they may be none.
+        """The frames for a record; none while a message's length is incomplete.
 
         Raises:
             RecordError: a message of more than `limit` bytes is announced.

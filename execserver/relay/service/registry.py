@@ -1,11 +1,11 @@
-"""Who is registered where, and who may be introduced to whom: the registry's state, without I/O.
+"""The relay's registry: registered executors, and tickets for their clients. No I/O.
 
-Rules kept here:
-- The incumbent wins. An executor whose socket is live, or that registered a moment ago and may still be
-  dialing, keeps its environment against every other key. The same key always gets in; its older socket goes
-  when the newer one comes.
-- Everything that is handed out belongs to one environment and one registration, and ends by itself.
+- The incumbent wins. An executor with a live socket, or one that registered a moment ago and may still be
+  dialing, keeps its environment against every other key. The same key is always accepted; its older socket
+  ends when the newer one opens.
+- A ticket or an authorization is for one environment and one registration, and expires.
 - What a token allowed ends with the token (`RelayRegistry.revoked`).
+- Tickets and authorizations are kept as SHA-256 only: the relay's memory holds no usable secret.
 
 Time is the injected clock (seconds, monotonic). See `docs/protocol.md`, "Relay".
 """
@@ -23,18 +23,18 @@ from execprotocol.relay.keys import PublicKeys
 from execserver.relay.service.tokens import secret_digest
 
 DIAL_SECONDS = 5.0
-"""How long a new registration keeps its place before its first socket: enough to dial, so that two newcomers
-do not evict each other; short, so that one that died before dialing does not keep a standby out."""
+"""How long a new registration keeps its environment before its first socket: enough to dial, so that two new
+executors do not evict each other; short, so that one that died before dialing does not block a standby."""
 
 EXECUTOR_TICKET_SECONDS = 3600.0
-"""An executor dials the URL of its registration again and again; after this it has to show its token anew."""
+"""An executor may dial the URL of its registration for so long; then it has to present its token again."""
 
 MAX_OUTSTANDING = 10_000
-"""Unused tickets (and as many authorizations) an environment: some MB of memory at most, and more than 5,000
-harnesses need that come back at the same moment."""
+"""Unused tickets of an environment, and as many authorizations: some MB of memory at most, and enough for
+5,000 harnesses that reconnect at the same moment."""
 
 HARNESS_TICKET_SECONDS = 60.0
-"""A harness dials at once; a minute forgives slow networks, and little is lost when a URL leaks later."""
+"""A harness dials at once. A minute is enough for slow networks, and a URL that leaks later is worthless."""
 
 
 class EnvironmentTaken(Exception):
@@ -46,15 +46,15 @@ class ExecutorOffline(Exception):
 
 
 class TooManyTickets(Exception):
-    """Too many introductions of the environment wait to be used."""
+    """Too many tickets of the environment are unused."""
 
 
 class TicketRefused(Exception):
-    """A ticket opens nothing.
+    """A ticket is not valid.
 
     Attributes:
         status: of the refused upgrade.
-        reason: the word for the rejection header, and for logs.
+        reason: one word, for the rejection header and for logs.
     """
 
     def __init__(self, status: int, reason: str) -> None:
@@ -77,11 +77,11 @@ class Registration:
     """Whether it ever had a socket."""
     sockets: int = 0
     changed: float = 0.0
-    """When it last went online or offline (or was created)."""
+    """When it last went online or offline, or was created."""
 
     @property
     def connected(self) -> bool:
-        """Whether a socket of it is open."""
+        """Whether its socket is open."""
         return self.sockets > 0
 
 
@@ -94,14 +94,14 @@ class Harness:
 
 
 class RegisterResult(NamedTuple):
-    """What an executor gets: `ticket` goes into its URL."""
+    """The result of `register`: `ticket` goes into the executor's URL."""
 
     registration: Registration
     ticket: str
 
 
 class ConnectResult(NamedTuple):
-    """What a harness gets: `ticket` goes into its URL, `authorization` into its handshake."""
+    """The result of `connect`: `ticket` goes into the harness's URL, `authorization` into its handshake."""
 
     registration: Registration
     ticket: str
@@ -109,14 +109,14 @@ class ConnectResult(NamedTuple):
 
 
 class Revoked(NamedTuple):
-    """Whose sockets have to be closed."""
+    """The owners of sockets that have to be closed."""
 
     registrations: tuple[Registration, ...]
     harnesses: tuple[Harness, ...]
 
 
 class EnvironmentState(NamedTuple):
-    """One line of the listing. `seconds`: how long it has been online, or offline."""
+    """One line of the list. `seconds`: how long it has been online, or offline."""
 
     environment_id: str
     registration_id: str
@@ -126,14 +126,14 @@ class EnvironmentState(NamedTuple):
 
 
 class TicketGrant(NamedTuple):
-    """What a harness's ticket stands for."""
+    """The grant of a harness's ticket."""
 
     registration: Registration
     token_id: str
 
 
 class AuthorizationGrant(NamedTuple):
-    """What the text in a harness's first handshake message stands for."""
+    """The grant of the authorization in a harness's first handshake message."""
 
     registration: Registration
     token_id: str
@@ -144,7 +144,7 @@ _Grant = TypeVar("_Grant", TicketGrant, AuthorizationGrant)
 
 
 class SingleUseSecrets(Generic[_Grant]):
-    """Single-use secrets with one lifetime, so that the oldest is always the first to expire."""
+    """Single-use secrets and their grants, with one lifetime: the oldest is always the first to expire."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -154,10 +154,10 @@ class SingleUseSecrets(Generic[_Grant]):
         return len(self._grants)
 
     def issue(self, grant: _Grant, now: float) -> str:
-        """Make a secret that stands for `grant`.
+        """Make a secret for a grant.
 
         Raises:
-            TooManyTickets: no more can be outstanding.
+            TooManyTickets: too many are unused.
         """
         if len(self._grants) >= self._most:
             self.drop_expired_before(now)
@@ -168,16 +168,16 @@ class SingleUseSecrets(Generic[_Grant]):
         return secret
 
     def find(self, secret: str) -> tuple[float, _Grant] | None:
-        """When it expires, and what it stands for."""
-        # Found by its hash: what the time of the search tells is nothing about the secret itself.
+        """When the secret expires, and its grant."""
+        # Found by its hash: the duration of the search reveals nothing about the secret.
         return self._grants.get(secret_digest(secret))
 
     def remove(self, secret: str) -> None:
-        """Make it worthless."""
+        """Invalidate a secret."""
         del self._grants[secret_digest(secret)]
 
     def drop_expired_before(self, moment: float) -> None:
-        """Forget what expired before then."""
+        """Remove secrets that expired before a moment."""
         while self._grants:
             digest, (expires, _) = next(iter(self._grants.items()))
             if expires > moment:
@@ -185,24 +185,23 @@ class SingleUseSecrets(Generic[_Grant]):
             del self._grants[digest]
 
     def drop_tokens(self, token_ids: Set[str]) -> None:
-        """Forget what was issued for these tokens."""
+        """Remove secrets that were issued for these tokens."""
         self._grants = {
             digest: entry for digest, entry in self._grants.items() if entry[1].token_id not in token_ids
         }
 
     def token_ids(self) -> set[str]:
-        """The tokens that something was issued for."""
+        """The tokens for which secrets are unused."""
         return {grant.token_id for _, grant in self._grants.values()}
 
 
 class _Environment:
-    """One environment."""
+    """The state of one environment."""
 
     def __init__(self, most: int) -> None:
-        self.current: Registration | None = None  # the newest; its ticket is the one that counts
-        self.older: Registration | None = (
-            None  # of the same key, as long as its socket serves and the new has none
-        )
+        self.current: Registration | None = None  # the newest, whose ticket is valid
+        # Of the same key, while its socket serves and the newest has none.
+        self.older: Registration | None = None
         self.tickets: SingleUseSecrets[TicketGrant] = SingleUseSecrets(most)
         self.authorizations: SingleUseSecrets[AuthorizationGrant] = SingleUseSecrets(most)
 
@@ -228,11 +227,11 @@ class _Environment:
 
 
 class RelayRegistry:
-    """All environments.
+    """The registrations, tickets and authorizations of all environments.
 
     Args:
-        clock: seconds that never go back.
-        most: how many introductions of an environment may wait to be used.
+        clock: seconds, monotonic.
+        most: how many tickets of an environment may be unused.
     """
 
     def __init__(self, clock: Callable[[], float], most: int = MAX_OUTSTANDING) -> None:
@@ -242,10 +241,10 @@ class RelayRegistry:
         self._harnesses: set[Harness] = set()
 
     def register(self, environment_id: str, key: PublicKeys, token_id: str) -> RegisterResult:
-        """Give an environment to an executor. Its earlier ticket is worth nothing from now on.
+        """Register an executor for an environment. Its earlier ticket is invalid from now on.
 
         Raises:
-            EnvironmentTaken: another key has it.
+            EnvironmentTaken: another key has the environment.
         """
         now = self._clock()
         place = self._places.get(environment_id)
@@ -266,7 +265,7 @@ class RelayRegistry:
         return RegisterResult(registration, ticket)
 
     def redeem_executor(self, environment_id: str, ticket: str) -> Registration:
-        """Whose ticket it is. It can be redeemed again: an executor redials its URL.
+        """The registration of a ticket. It can be redeemed again: an executor redials its URL.
 
         Raises:
             TicketRefused: unknown, replaced or expired (410, after which executors register anew).
@@ -280,13 +279,14 @@ class RelayRegistry:
         return current
 
     def socket_opened(self, registration: Registration) -> tuple[Registration, ...]:
-        """Note that an executor's socket is open; pair it with one `socket_closed`.
+        """Record that an executor's socket is open. Call `socket_closed` once for it.
 
         Returns:
-            The registrations that it replaces: their sockets have to be closed.
+            The registrations that it replaces. Their sockets have to be closed.
 
         Raises:
-            TicketRefused: another one took the place since the ticket was redeemed; close the socket.
+            TicketRefused: another registration replaced this one since the ticket was redeemed. Close the
+                socket.
         """
         place = self._places.get(registration.environment_id)
         if place is None or registration is not place.current:
@@ -298,7 +298,7 @@ class RelayRegistry:
         return (replaced,) if replaced is not None else ()
 
     def socket_closed(self, registration: Registration) -> None:
-        """Note that an executor's socket ended."""
+        """Record that an executor's socket has ended."""
         registration.sockets -= 1
         if registration.connected:
             return
@@ -308,11 +308,11 @@ class RelayRegistry:
             place.older = None
 
     def connect(self, environment_id: str, key: PublicKeys, token_id: str) -> ConnectResult:
-        """Introduce a harness to the executor that is connected.
+        """Give a harness a ticket and an authorization for the connected executor.
 
         Raises:
-            ExecutorOffline: none is.
-            TooManyTickets: too many introductions have not been used yet.
+            ExecutorOffline: no executor is connected.
+            TooManyTickets: too many tickets are unused.
         """
         place = self._places.get(environment_id)
         registration = place.live if place is not None else None
@@ -331,10 +331,10 @@ class RelayRegistry:
         return ConnectResult(registration, ticket, authorization)
 
     def redeem_harness(self, environment_id: str, ticket: str) -> Harness:
-        """Admit a harness's socket, once; pair it with one `harness_closed`.
+        """Admit a harness's socket, once per ticket. Call `harness_closed` for it.
 
         Raises:
-            TicketRefused: unknown or used (401), expired, or its executor is gone (410).
+            TicketRefused: unknown or used (401), expired, or its executor is not connected (410).
         """
         place = self._places.get(environment_id)
         found = place.tickets.find(ticket) if place is not None else None
@@ -352,18 +352,19 @@ class RelayRegistry:
         return harness
 
     def admits(self, harness: Harness) -> bool:
-        """Whether an admitted harness still is: its token may have ended before its socket was open."""
+        """Whether a harness is still admitted: its token may have ended before its socket was open."""
         return harness in self._harnesses
 
     def harness_closed(self, harness: Harness) -> None:
-        """Note that a harness's socket ended (idempotent)."""
+        """Record that a harness's socket has ended (idempotent)."""
         self._harnesses.discard(harness)
 
     def validate(self, environment_id: str, request: ValidateRequest) -> bool:
-        """Whether this harness key was introduced to this registration. Says yes once an introduction.
+        """Whether the authorization was given to this harness key for this registration. True once for each.
 
-        The caller has checked an executor's token for the environment. Any will do, so that an executor whose
-        token was renewed goes on; another executor cannot know the authorization, which travels encrypted.
+        The caller has checked that the token is an executor's for the environment. Any such token will do, so
+        that an executor may renew its own; another executor cannot know the authorization, which travels
+        encrypted.
         """
         place = self._places.get(environment_id)
         found = place.authorizations.find(request.authorization) if place is not None else None
@@ -382,7 +383,7 @@ class RelayRegistry:
         return True
 
     def token_ids(self) -> set[str]:
-        """The tokens on which anything rests: registrations, harness sockets, unused introductions."""
+        """The tokens of all registrations, harness sockets, unused tickets and authorizations."""
         used = {harness.token_id for harness in self._harnesses}
         for place in self._places.values():
             used.update(registration.token_id for registration in place.registrations())
@@ -390,7 +391,7 @@ class RelayRegistry:
         return used
 
     def revoked(self, token_ids: Set[str]) -> Revoked:
-        """Forget all that rests on these tokens, which were revoked or expired."""
+        """Remove everything that depends on these tokens, which were revoked or expired."""
         registrations: list[Registration] = []
         for place in self._places.values():
             gone = [one for one in place.registrations() if one.token_id in token_ids]
@@ -404,10 +405,10 @@ class RelayRegistry:
         return Revoked(tuple(registrations), harnesses)
 
     def sweep(self) -> None:
-        """Forget what expired; call it every minute or so."""
+        """Remove expired entries. Call this about every minute."""
         now = self._clock()
         for environment_id, place in tuple(self._places.items()):
-            # Kept for a while, so that who comes late hears "expired" instead of "unknown_route".
+            # Kept for a while, so that a late harness gets "expired" instead of "unknown_route".
             place.tickets.drop_expired_before(now - HARNESS_TICKET_SECONDS)
             place.authorizations.drop_expired_before(now - HARNESS_TICKET_SECONDS)
             current = place.current
@@ -421,7 +422,7 @@ class RelayRegistry:
                 del self._places[environment_id]
 
     def environments(self) -> list[EnvironmentState]:
-        """The environments with a registration, by name."""
+        """The environments with a registration, sorted by name."""
         now = self._clock()
         states = []
         for environment_id, place in sorted(self._places.items()):
@@ -440,5 +441,5 @@ class RelayRegistry:
 
     @property
     def online(self) -> int:
-        """How many environments have an executor's socket."""
+        """The number of environments with a connected executor."""
         return sum(place.live is not None for place in self._places.values())

@@ -1,7 +1,7 @@
 """The rendezvous over HTTP: a ticket opens a WebSocket, which becomes a peer of the rendezvous.
 
-The URL is the credential, so a ticket is looked at when the request is a WebSocket's and not before: one that
-may be used once is not spent on a browser. `docs/protocol.md`, "Relay".
+A ticket is redeemed only for a WebSocket upgrade: a single-use one is not spent on a browser that requests
+the URL. `docs/protocol.md`, "Relay".
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from execserver.relay.service.sockets import PING_SECONDS, WebSocketPeer, new_so
 from execserver.telemetry.logs import Logger
 
 POLICY_VIOLATION = 1008
-"""Close code for who may not be here any more."""
+"""Close code of a socket that is no longer authorized."""
 
 REVOKED = "token_revoked"
-"""Close reason when a token ended that a socket rested on."""
+"""Close reason of a socket whose token was revoked or has expired."""
 
 log = Logger()
 
 
 class RendezvousHttp:
-    """The upgrades, and the sockets that came of them.
+    """Handles upgrades, and keeps their sockets.
 
     Args:
         registry: redeems tickets.
         rendezvous: forwards frames.
-        is_draining: whether the relay is about to end.
-        ping_seconds: between pings.
+        is_draining: whether the relay is draining.
+        ping_seconds: interval of pings.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RendezvousHttp:
         self.harnesses: dict[Harness, RelayPeer] = {}
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
-        """Below a prefix."""
+        """The routes, below a prefix."""
         base = f"{prefix}/cloud/environment/{{environment}}"
         return [
             web.get(f"{base}/executor", self.executor, allow_head=False),
@@ -63,7 +63,7 @@ class RendezvousHttp:
         ]
 
     async def executor(self, request: web.Request) -> web.StreamResponse:
-        """An executor's socket, until it ends."""
+        """Serve an executor's socket until it ends."""
         environment_id, ticket = self._asked(request)
         socket = self._socket(request)
         try:
@@ -98,7 +98,7 @@ class RendezvousHttp:
         return socket
 
     async def harness(self, request: web.Request) -> web.StreamResponse:
-        """A client's socket, until it ends."""
+        """Serve a client's socket until it ends."""
         environment_id, ticket = self._asked(request)
         socket = self._socket(request)
         try:
@@ -134,7 +134,7 @@ class RendezvousHttp:
         return socket
 
     def end(self, revoked: Revoked) -> None:
-        """Close the sockets of what rested on tokens that ended."""
+        """Close the sockets whose tokens have ended."""
         for registration in revoked.registrations:
             self._end_executor(registration)
         for harness in revoked.harnesses:
@@ -182,8 +182,8 @@ def _refused(error: TicketRefused) -> HttpError:
 
 
 def _ignore(_message: bytes) -> None:
-    """Nothing is forwarded any more."""
+    """Forward nothing: the socket is closing."""
 
 
 def _nothing() -> None:
-    """Nothing is counted any more."""
+    """Count nothing: the socket is closing."""

@@ -1,7 +1,6 @@
-"""What `execserver relay serve` is told, checked before anything is bound.
+"""The settings of `execserver relay serve`, checked before anything is bound, and the state folder.
 
-Nothing here is of the daemon's own settings: a relay reads no configuration file and no variable, so that its
-command line says all there is to know about it.
+A relay reads no configuration file and no environment variables: its command line has every setting.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from execprotocol.trust import UntrustedError, check_way
 from execserver.private_folder import FolderError, lock, open_private
 
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
-"""A path that is the same however it is quoted."""
+"""A path that has the same form with and without percent-encoding."""
 
 _HOST = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9][A-Za-z0-9-]{0,62})*\.?|\[[0-9A-Fa-f:.]{2,45}\])"
     r"(?::[0-9]{1,5})?"
 )
-"""A name, an IPv4 address or a bracketed IPv6 address, and a port perhaps."""
+"""A name, an IPv4 address or a bracketed IPv6 address, with an optional port."""
 
 MAX_HOST_CHARACTERS = 255
-"""Of a name in DNS."""
+"""The limit of DNS."""
 
 
 LOCK_NAME = "relay.lock"
 
 
 class RelaySettingsError(Exception):
-    """Values that cannot be used, with the flag and the way out."""
+    """A flag has an unusable value. The text names the flag and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen: a literal address, and the path below which everything is."""
+    """An address to listen on: a literal IP address and port, and the path prefix of all routes."""
 
     scheme: str
     host: str
@@ -47,7 +46,7 @@ class ListenAddress:
     prefix: str = ""
 
     def url(self, port: int) -> str:
-        """As a URL, with the port that was bound."""
+        """The address as a URL, with the bound port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{port}{self.prefix}"
 
@@ -57,14 +56,14 @@ class RelaySettings:
     """The settings of a relay.
 
     Args:
-        listen: where executors and clients come in.
-        state_dir: tokens, the control socket and the lock.
+        listen: the address for executors and clients.
+        state_dir: the folder of tokens, control socket and lock.
         certificate: a PEM file with the chain, for https.
         key: a PEM file with its private key.
-        public_url: `https://HOST/PREFIX` under which peers reach us, without a slash at the end; empty: by
-            the `Host` of each request.
-        plain_doors: environments that plain JSON-RPC clients may reach, too.
-        metrics: where the metrics are shown besides the control socket; None: nowhere.
+        public_url: `https://HOST/PREFIX` under which peers reach the relay, without a slash at the end;
+            empty: by the `Host` header of each request.
+        plain_environments: environments with a plain WebSocket (`--plain-door`).
+        metrics: the address of the metrics besides the control socket; None: no other.
     """
 
     listen: ListenAddress
@@ -72,16 +71,16 @@ class RelaySettings:
     certificate: Path | None = None
     key: Path | None = None
     public_url: str = ""
-    plain_doors: frozenset[str] = frozenset()
+    plain_environments: frozenset[str] = frozenset()
     metrics: ListenAddress | None = None
     log_level: str = "info"
     log_format: str = "json"
 
     def __post_init__(self) -> None:
-        """Refuse what does not go together.
+        """Refuse combinations that cannot be used.
 
         Raises:
-            RelaySettingsError: which flags, and the way out.
+            RelaySettingsError: names the flags and the remedy.
         """
         if self.listen.scheme == "https":
             if self.certificate is None or self.key is None:
@@ -109,15 +108,15 @@ class RelaySettings:
         log_level: str = "info",
         log_format: str = "json",
     ) -> RelaySettings:
-        """Read the values of the flags.
+        """Parse the values of the flags.
 
         Raises:
-            RelaySettingsError: which flag, what is wrong, and the way out.
+            RelaySettingsError: names the flag, the fault and the remedy.
         """
-        doors = []
+        environments = []
         for each in plain_door or ():
             try:
-                doors.append(check_environment_id(each))
+                environments.append(check_environment_id(each))
             except ContractError as error:
                 raise RelaySettingsError(f"--plain-door {each!r}: {error}") from None
         metrics = None
@@ -131,7 +130,7 @@ class RelaySettings:
             certificate=Path(tls_cert).absolute() if tls_cert is not None else None,
             key=Path(tls_key).absolute() if tls_key is not None else None,
             public_url=_public(public_url) if public_url else "",
-            plain_doors=frozenset(doors),
+            plain_environments=frozenset(environments),
             metrics=metrics,
             log_level=log_level,
             log_format=log_format,
@@ -139,17 +138,18 @@ class RelaySettings:
 
 
 class StateDirError(Exception):
-    """The folder cannot be used, with the way out."""
+    """The state folder cannot be used. The text names the remedy."""
 
 
 class StateDir:
-    """The folder, held for the life of this relay.
+    """The state folder, locked until `close`. Only its owner may use it.
 
     Args:
-        path: absolute; made when missing, with mode 0700.
+        path: absolute; created with mode 0700 if it is missing.
 
     Raises:
-        StateDirError: others may read or replace it, it is another user's, or another relay has it.
+        StateDirError: other users may read or replace the folder, it belongs to another user, or another
+            relay has locked it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -176,13 +176,13 @@ class StateDir:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Release the folder."""
         os.close(self._lock)
         os.close(self.descriptor)
 
 
 def is_host(text: str) -> bool:
-    """Whether a text can stand between `://` and the path of a URL that we hand out."""
+    """Whether a text can be the host of a URL that the relay hands out."""
     if len(text) > MAX_HOST_CHARACTERS or _HOST.fullmatch(text) is None:
         return False
     if text.startswith("["):

@@ -44,9 +44,10 @@ def test_neither_the_loop_nor_the_interpreter_waits_for_what_hangs(tmp_path: Pat
     os.mkfifo(tmp_path / "fifo")  # nobody ever writes: opening it waits for ever
     program = (
         "import asyncio, sys\n"
-        "from execprotocol.daemon_thread import aside\n"
+        "from execprotocol.daemon_thread import run_in_daemon_thread\n"
         "async def main():\n"
-        "    await asyncio.wait([asyncio.ensure_future(aside(open, sys.argv[1]))], timeout=0.1)\n"
+        "    opening = asyncio.ensure_future(run_in_daemon_thread(open, sys.argv[1]))\n"
+        "    await asyncio.wait([opening], timeout=0.1)\n"
         "asyncio.run(main())\n"
         "print('ended')\n"
     )
