@@ -142,7 +142,7 @@ class RelayClientChannel:
     def socket_opened(self, socket: FrameSocket) -> None:
         """As `FrameListener.socket_opened`."""
         self._socket = socket
-        withhold(socket.carrier)
+        withhold(socket.transport)
         for frame in self._opening:
             socket.send(frame)
         self._opening = (b"", b"")
