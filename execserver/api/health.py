@@ -24,8 +24,7 @@ from execserver.telemetry.measures import measures
 from execserver.transports.http_upgrade import STOPPING, Content, Head, Page, Pages
 
 if TYPE_CHECKING:
-    from execprotocol.environment import NoParams
-    from execprotocol.health import Health
+    from execprotocol.environment import Health, NoParams
 
 
 def handlers(gauges: Gauges) -> Handlers:

@@ -24,7 +24,7 @@ from execprotocol.errors import (
 )
 from execprotocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES, TTY_COLUMNS, TTY_ROWS
 from execprotocol.path_uri import ForeignPath
-from execprotocol.signals import signal_number
+from execprotocol.process import signal_number
 from execserver.api import confinement
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.host import Host

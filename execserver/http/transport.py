@@ -20,7 +20,7 @@ import h11
 import httpcore
 import msgspec
 
-from execprotocol.error_causes import causes_of
+from execprotocol.daemon_thread import causes_of
 from execprotocol.errors import os_error_text
 from execserver.http.request import HttpRequest, Target, TransferError, UrlError, as_browsers_read
 

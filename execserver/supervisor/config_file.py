@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from execprotocol.trust import UntrustedError, read_file
+from execprotocol.trust import UntrustedError, read_trusted
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def read(path: str) -> str:
         ConfigFileError: it is missing, no file, too large, no UTF-8, or others may write it.
     """
     try:
-        content = read_file(path)
+        content = read_trusted(path)
     except UntrustedError as error:
         # The file decides who may connect, so a user who can write it can run commands as us.
         raise ConfigFileError(

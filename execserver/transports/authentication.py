@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from execprotocol.trust import UntrustedError, read_file
+from execprotocol.trust import UntrustedError, read_trusted
 
 CAPABILITY_TOKEN, SIGNED_BEARER_TOKEN = "capability-token", "signed-bearer-token"
 
@@ -255,7 +255,7 @@ def _given(options: AuthenticationOptions, name: str) -> str | None:
 
 def _secret_in(path: str, flag: str) -> bytes:
     try:
-        secret = read_file(path, secret=True).strip()
+        secret = read_trusted(path, secret=True).strip()
     except UntrustedError as error:
         raise ConfigurationError(f"{flag} decides who may connect: {error}") from None
     except OSError as error:

@@ -29,7 +29,7 @@ from aiohttp import WSMsgType, web
 from execprotocol.relay import contract, frames
 from execprotocol.relay.frames import Frame
 from execprotocol.relay.keys import KeyPair, PublicKeys
-from execprotocol.relay.noise import Binding, Initiator, Transport
+from execprotocol.relay.noise import Binding, Initiator, NoiseTransport
 from execprotocol.relay.records import MessageAssembler, RecordQueue
 
 PATIENCE = 20.0
@@ -197,7 +197,7 @@ class RelayClient:
         self.came: asyncio.Queue[Frame | None] = asyncio.Queue()
         """Frames of the executor; None when its socket is gone."""
         self.notifications: deque[dict[str, Any]] = deque()
-        self.transport: Transport
+        self.transport: NoiseTransport
         self._queue = RecordQueue()
         self._sent = 0
         self._messages: deque[bytes | bytearray] = deque()

@@ -1,7 +1,7 @@
-"""The one table of wire error codes, and the tree of errors that carry them.
+"""The wire's error codes, and the exceptions that carry them.
 
     RpcError                                   any error that becomes an error reply
-    ├── ParseFailure    -32700 parse_error       bytes that are no JSON (standard dialect only)
+    ├── ParseFailure    -32700 parse_error       bytes that are not JSON (standard dialect only)
     ├── InvalidRequest  -32600 invalid_request   wrong state, unknown process or session, a refused argument
     ├── MethodNotFound  -32601 method_not_found
     ├── InvalidParams   -32602 invalid_params    parameters that do not decode
@@ -9,9 +9,8 @@
     ├── NotFound        -32004 not_found         a path or a file handle that is not there
     └── SessionAttached -32010 session_attached  the session belongs to another live connection
 
-The number is the wire's and coarse. The name beside it is for programs to match on, and finer where
-one number stands for many things; a name never changes its meaning. Connections of the standard
-dialect get it in `data`, the lean dialect has numbers and texts only.
+The number is coarse. The name beside it is for programs, finer than the number, and never changes its
+meaning. Connections of the standard dialect get it in `data`; the lean dialect has numbers and texts only.
 
 `docs/protocol.md`, sections "Error codes" and "Standard JSON-RPC".
 """
@@ -21,7 +20,7 @@ from __future__ import annotations
 import errno
 import os
 
-# Not the one of `typing`: the fs worker starts in half the time without that module.
+# Not from `typing`: without that module the fs worker starts in half the time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
@@ -31,7 +30,7 @@ PARSE_ERROR_ID = -1
 
 
 class RpcError(Exception):
-    """An error with a wire code. `message` goes to the client as it stands."""
+    """An error with a wire code. `message` is sent to the client verbatim."""
 
     code: ClassVar[int] = -32603
     default_name: ClassVar[str] = "internal_error"
@@ -39,15 +38,15 @@ class RpcError(Exception):
     def __init__(self, message: str, *, name: str | None = None, field: str | None = None) -> None:
         """Args:
         message: a sentence for people.
-        name: what programs match on, where the class's own name is too coarse.
-        field: the parameter at fault, as it is called on the wire; members of members after dots.
+        name: for programs, if the default name of the class is too coarse.
+        field: the parameter at fault, by its name on the wire; nested members after dots.
         """
         super().__init__(message)
         self.message = message
         self.name = name or self.default_name
         self.field = field
         self.details: dict[str, str] = {}
-        """What is known beyond the message. With it, `data` is in the lean dialect too (X15)."""
+        """Further members of `data`. If there are any, the lean dialect sends `data` too (X15)."""
 
     def data(self) -> dict[str, str]:
         """The `data` member of an error reply in the standard dialect."""
@@ -56,21 +55,21 @@ class RpcError(Exception):
 
 
 class ParseFailure(RpcError):
-    """The bytes are no JSON message."""
+    """The bytes are not a JSON message."""
 
     code = -32700
     default_name = "parse_error"
 
 
 class InvalidRequest(RpcError):
-    """The request is understood and refused."""
+    """The request was understood and is refused."""
 
     code = -32600
     default_name = "invalid_request"
 
 
 class MethodNotFound(RpcError):
-    """No method of that name."""
+    """There is no method of that name."""
 
     code = -32601
     default_name = "method_not_found"
@@ -84,7 +83,7 @@ class InvalidParams(RpcError):
 
 
 class InternalError(RpcError):
-    """The operating system refused, or we failed."""
+    """The operating system or the daemon failed."""
 
     code = -32603
     default_name = "internal_error"
@@ -94,7 +93,7 @@ class SpawnFailed(InternalError):
     """A program could not be started.
 
     Attributes:
-        error: what the system said.
+        error: the system's error.
     """
 
     def __init__(self, error: OSError | ValueError) -> None:
@@ -112,19 +111,19 @@ class NotFound(RpcError):
 
 
 class SessionAttached(RpcError):
-    """The session is attached to another connection; there is no take-over."""
+    """The session is attached to another connection, and cannot be taken over."""
 
     code = -32010
     default_name = "session_attached"
 
 
 def start_cancelled(process_id: str) -> InvalidRequest:
-    """A start that a terminate overtook."""
+    """For a start that was cancelled by a terminate."""
     return InvalidRequest(f"the start of process {process_id} was cancelled", name="start_cancelled")
 
 
 def start_differs(process_id: str, parameter: str) -> InvalidRequest:
-    """A start that is to attach, and asks for something else than what runs."""
+    """For a start with `attach` whose parameters differ from those of the running process."""
     return InvalidRequest(
         f"process {process_id} was started with another `{parameter}`: repeat the start with the parameters "
         "of the first one to attach to it, or start under another processId",
@@ -134,12 +133,12 @@ def start_differs(process_id: str, parameter: str) -> InvalidRequest:
 
 
 def unknown_process(process_id: str) -> InvalidRequest:
-    """No process of that name, or none any more."""
+    """For a process id that is unknown, or not known any more."""
     return InvalidRequest(f"unknown process id {process_id}", name="unknown_process", field="processId")
 
 
 def start_unknown(process_id: str) -> InvalidRequest:
-    """A start that is to attach to something of which nobody remembers how it was asked for."""
+    """For a start with `attach`, if the parameters of the first start were not recorded."""
     return InvalidRequest(
         f"process {process_id} was started by a connection without extensions, which cannot be compared: "
         "read it, or start under another processId",
@@ -148,7 +147,7 @@ def start_unknown(process_id: str) -> InvalidRequest:
     )
 
 
-# The operating system's word that the *request* was wrong, as against the disk.
+# Errors of the operating system for which the *request* is at fault, not the disk.
 _REFUSALS = {
     errno.EACCES: "permission_denied",
     errno.EPERM: "permission_denied",
@@ -169,7 +168,7 @@ _FAILURES = {
 
 
 def os_error_text(error: OSError) -> str:
-    """`No such file or directory (os error 2)`: the text clients match on."""
+    """The text that clients match on: `No such file or directory (os error 2)`."""
     number = error.errno or 0
     return f"{os.strerror(number)} (os error {number})"
 

@@ -1,8 +1,8 @@
-"""Why a value does not fit a model, in the words of the wire. Pure.
+"""Explain why a value does not fit a model, with the error texts of the wire.
 
-The decoder stops at the first thing that it does not take, and says so in its own words. So a value that
-was refused is looked at again, member by member in the order of the model: what is wrong comes before what
-is missing, as a decoder that reads from left to right finds it (`docs/protocol.md`, E11).
+The decoder stops at its first error, with its own text. So a refused value is checked again, member by member
+in the order of the model. A wrong member is reported before a missing one, as a decoder that reads from left
+to right does (`docs/protocol.md`, E11).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 from execprotocol.model import MismatchError, WireError, decode
 
 _LOOKED_AT: Final = 100
-"""So many missing members are passed over for one that is wrong: a message may lack a hundred thousand."""
+"""Limit of missing members to skip in search of a wrong one: a message may lack a hundred thousand."""
 
 _TOGETHER: Final = 256
-"""Items of a list that are tried together: most fit."""
+"""Items of a list that are checked together, because most fit."""
 
 _KINDS: Final[dict[type, str]] = {
     NoneType: "null",
@@ -42,30 +42,29 @@ _EXPECTED: Final[dict[type, str]] = {
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Why a value does not fit."""
+    """Why a value does not fit a model."""
 
     text: str
     """A sentence for people."""
 
     field: str
-    """The names on the wire of the members that lead to the place, and the numbers of items, with dots
-    between them; empty for the whole value. Where one of several models is meant, its mark stands, too: as
-    in `edits.0.write.path`."""
+    """The path to the fault: names of members on the wire and indexes of items, joined by dots; empty for the
+    whole value. It includes the tag of a tagged model, as in `edits.0.write.path`."""
 
     missing: bool = False
-    """Whether something is not there that has to be."""
+    """Whether a required member is missing."""
 
 
 _Place = tuple[str, ...]
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in the words of the reference's decoder."""
+    """The kind of a value, as the reference's decoder names it."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
 def first_fault(model: type[msgspec.Struct], value: Any) -> Fault:
-    """What to tell of a value that a model does not take."""
+    """The fault to report for a value that does not fit a model."""
     faults = list(islice(_until_wrong(_faults(model, value, ())), _LOOKED_AT))
     return faults[0] if faults[-1].missing else faults[-1]
 
@@ -78,7 +77,7 @@ def _until_wrong(faults: Iterator[Fault]) -> Iterator[Fault]:
 
 
 def _faults(kind: Any, value: Any, place: _Place) -> Iterator[Fault]:
-    """All that is wrong with a value, in order; nothing if its type takes it."""
+    """All faults of a value, in order; none if it fits its type."""
     try:
         decode(kind, value)
     except msgspec.ValidationError as error:
@@ -121,7 +120,7 @@ def _inside(kind: Any, value: Any, place: _Place) -> Iterator[Fault]:
 
 
 def _tagged(choices: list[Any], value: Any, place: _Place) -> Iterator[Fault]:
-    """The faults of an object whose model a member of it names."""
+    """The faults of an object of a tagged union."""
     if value.__class__ is not dict:
         return
     tag = choices[0].__struct_config__.tag_field
@@ -137,7 +136,7 @@ def _tagged(choices: list[Any], value: Any, place: _Place) -> Iterator[Fault]:
 
 
 def _of_whole(kind: Any, value: Any, place: _Place, error: msgspec.ValidationError) -> Fault:
-    """What is wrong with a value whose members or items are in order."""
+    """The fault of a value whose members or items have no faults."""
     cause = error.__cause__
     if isinstance(cause, WireError):
         return Fault(str(cause), ".".join(place if cause.field is None else (*place, cause.field)))

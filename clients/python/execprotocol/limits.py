@@ -1,16 +1,16 @@
-"""Every number of the wire in one place, each with its reason (`docs/protocol.md`, "Limits")."""
+"""The limits of the wire, each with its reason (`docs/protocol.md`, "Limits")."""
 
 MAX_LINE_BYTES = 64 << 20
-"""A newline-framed message, the newline not counted. What the reference takes on stdio."""
+"""A newline-framed message, without the newline. The limit of the reference on stdio."""
 
 MAX_FRAME_BYTES = 16 << 20
-"""One WebSocket frame from a client. What the reference takes."""
+"""One WebSocket frame from a client. The limit of the reference."""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""A WebSocket message from a client, in fragments. What the reference takes."""
+"""A WebSocket message from a client, in fragments. The limit of the reference."""
 
 MAX_WEBSOCKET_REPLY_BYTES = 64 << 20
-"""A WebSocket message to a client. The stock client reconnects for ever above it."""
+"""A WebSocket message to a client. Above it the stock client reconnects for ever."""
 
 WEBSOCKET_FRAGMENT_BYTES = 1 << 20
 """Larger messages go out in fragments: the stock client drops a frame above 16 MiB."""
@@ -18,30 +18,30 @@ WEBSOCKET_FRAGMENT_BYTES = 1 << 20
 MAX_JSON_DEPTH = 127
 MAX_JSON_VALUES = 262_144
 MAX_JSON_MEMBERS = 131_072
-"""Members of all objects of a message. Building one object of so many takes 25 ms, in which no other
-connection is served; more than that no command takes as its environment."""
+"""Members of all objects of a message. Building one object of so many blocks the server for 25 ms; no
+command takes a larger environment."""
 
 MAX_JSON_QUOTES = 2 * (MAX_JSON_VALUES + MAX_JSON_MEMBERS)
-"""Quotation marks in a message, those within strings included: two for every string that there may be."""
+"""Quotation marks in a message, those within strings included: two for each possible string."""
 
 MAX_JSON_BARE_BYTES = 16 << 20
-"""What a message has outside of its strings: 64 bytes for each value."""
+"""Bytes of a message outside of strings: 64 for each value."""
 
 MAX_CHUNK_BYTES = 1 << 20
-"""Raw bytes in one output chunk. One byte more and the stock client fails the call."""
+"""Raw bytes in one output chunk. The stock client fails the call above it."""
 
 MAX_PAGE_BYTES = 8 << 20
 """Raw bytes in the answer to a `process/read` without `maxBytes`: the stock client asks once,
 and never takes a message above 64 MiB."""
 
 MAX_FILLED_GAP = 10_000
-"""How many evicted chunks are stated one by one, empty, so that the stock client (which stops
-for ever at a gap in the numbers) goes on; a larger gap is stated as one."""
+"""Up to so many evicted chunks are sent one by one, empty: the stock client stops for ever at a gap in the
+numbers. A larger gap is sent as one chunk."""
 
 REMEMBERED_WRITE_IDS = 4096
 
 MAX_TIMEOUT_MS = 2**53
-"""Of a process: the largest integer that every JSON reader keeps exact."""
+"""Of a process: the largest integer that is exact in every JSON reader."""
 
 MAX_READ_FILE_BYTES = 512 << 20
 MAX_BLOCK_BYTES = 1 << 20
@@ -50,7 +50,7 @@ MAX_FILE_HANDLES = 128
 MAX_HANDLE_ID_BYTES = 32
 
 MAX_EDITS = 10_000
-"""In one `fs/applyEdits`. Far more than any patch has, and few enough for the JSON values of a message."""
+"""In one `fs/applyEdits`: far more than a patch has, and within the JSON values of a message."""
 
 MAX_WALK_DEPTH = 64
 MAX_WALK_DIRECTORIES = 10_000
@@ -69,14 +69,14 @@ MAX_HTTP_HELD_BYTES = 256 << 20
 """Raw bytes of whole responses that the daemon holds, for all connections together."""
 
 MAX_HTTP_RUNNING = 64
-"""Requests of a connection that wait for a response at a time; the others wait for these."""
+"""Concurrent requests of a connection; further ones wait."""
 
 MAX_HTTP_WAITING = 448
-"""Requests of a connection that wait for others. Fewer than stop the connection's messages: whoever
-asked for too many can still terminate a process."""
+"""Waiting requests of a connection. Few enough that its messages are still read, so that a client with too
+many can terminate a process."""
 
 MAX_HTTP_STREAMS = 128
-"""Bodies on their way to a connection. Each is a connection to a server, often for hours."""
+"""Streamed bodies of a connection. Each holds a connection to a server, often for hours."""
 
 MAX_HTTP_EXCHANGES = 1024
-"""Connections to servers, for all clients together: descriptors are for processes first."""
+"""Connections to servers, for all clients together: most descriptors are reserved for processes."""

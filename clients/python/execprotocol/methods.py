@@ -1,4 +1,4 @@
-"""The method table: name → family, parameters, result, and how it is scheduled.
+"""The table of methods, with parameters, results and scheduling, and the table of events.
 
 `counted` methods take a slot of `--concurrent-requests`; the others never wait for one
 (`docs/protocol.md`, "Request scheduling").
@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from execprotocol import environment, filesystem, handshake, health, http, process
+from execprotocol import environment, filesystem, handshake, http, process
 from execprotocol.model import Params
 
 
 class Method(msgspec.Struct, frozen=True):
     """One method of the wire.
 
-    `family` is the word that handshake errors use for it; `None` marks `initialize`.
-    `open_to_all` methods need no handshake: they say nothing about a session.
+    `family` is the name in handshake errors; None for `initialize`. `open_to_all` methods need no handshake:
+    they reveal nothing about a session.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Method(msgspec.Struct, frozen=True):
     extension: bool = False
     """Whether the reference does not have it."""
     later_members: tuple[str, ...] = ()
-    """Members of an extension's parameters that came after it, by their names on the wire."""
+    """Members of an extension's parameters that a later version added, by their names on the wire."""
 
     @property
     def takes_nothing(self) -> bool:
@@ -192,7 +192,7 @@ METHODS: dict[str, Method] = {
             "server/health",
             "server",
             environment.NoParams,
-            health.Health,
+            environment.Health,
             counted=False,
             open_to_all=True,
             extension=True,
@@ -210,8 +210,8 @@ EVENTS: dict[str, Any] = {
 
 
 def extension_names() -> list[str]:
-    """What this daemon serves beyond the reference: the methods, as `fs/digest`, and the members of the
-    parameters of others, as `process/start.size`. Sorted.
+    """The extensions to the reference, sorted: methods such as `fs/digest`, and parameters of other methods
+    such as `process/start.size`.
     """
     names = [method.name for method in METHODS.values() if method.extension]
     for method in METHODS.values():

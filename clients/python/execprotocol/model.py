@@ -1,4 +1,4 @@
-"""What all parameter models share: strictness, spelling, the field types of the wire, and their decoder."""
+"""The base of all parameter models, the field types of the wire, and their decoder."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
+import pybase64
 from msgspec import Meta
 
-from execprotocol.base64_text import decode_base64
 from execprotocol.path_uri import PathUriError, parse_path_uri
 
 T = TypeVar("T")
@@ -19,32 +19,32 @@ class Params(msgspec.Struct, rename="camel"):
     """Base of all parameter models: strict types, camelCase names, unknown members ignored."""
 
     extension_members: ClassVar[frozenset[str]] = frozenset()
-    """Members of ours that the reference does not have; never given by position."""
+    """Members that the reference does not have. They cannot be given by position."""
 
 
 class WireError(ValueError):
-    """A value that its type does not take. The text reaches the client verbatim."""
+    """A value that its type refuses. The text is sent to the client verbatim."""
 
     def __init__(self, text: str, *, field: str | None = None) -> None:
         """Args:
         text: a sentence for people.
-        field: the member at fault, when the text is about a whole object.
+        field: the member at fault, if the text is about a whole object.
         """
         super().__init__(text)
         self.field = field
 
 
 class MismatchError(ValueError):
-    """A value of another kind than its type takes; the text says what that is."""
+    """A value of another kind than its type. The text names the expected kind."""
 
 
 def wire_type(decode: Callable[[Any], Any], *makes: type, **schema: Any) -> Any:
-    """A type that JSON does not have, for annotations of members.
+    """A type for annotations of members that JSON does not have.
 
     Args:
-        decode: gives what the member is to be, or raises `WireError` or `MismatchError`.
-        makes: the types of what it gives.
-        schema: how the member looks on the wire, as a JSON Schema.
+        decode: returns the decoded member, or raises `WireError` or `MismatchError`.
+        makes: the types of the results of `decode`.
+        schema: the JSON Schema of the member on the wire.
     """
     made = ABCMeta("WireType", (), {"decode": staticmethod(decode), "schema": schema})
     for kind in makes:
@@ -53,17 +53,17 @@ def wire_type(decode: Callable[[Any], Any], *makes: type, **schema: Any) -> Any:
 
 
 def stated(**bounds: int | str) -> Meta:
-    """Bounds that a schema states, such as `minItems`. What checks them is the type, with the wire's own
-    text, or the handler.
+    """Bounds for the schema, such as `minItems`. The type or the handler checks them, with the wire's own
+    error text.
     """
     return Meta(extra_json_schema={**bounds})
 
 
 def decode(model: type[T], value: Any) -> T:
-    """What a decoded JSON value stands for.
+    """Convert a decoded JSON value to a model.
 
     Raises:
-        msgspec.ValidationError: it does not fit; `faults.first_fault` says where and why.
+        msgspec.ValidationError: the value does not fit; `faults.first_fault` says where and why.
     """
     return msgspec.convert(value, model, dec_hook=_decode_member)
 
@@ -73,7 +73,7 @@ def _decode_member(kind: Any, value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """The value, which has to be a text."""
+    """The value, which must be a string."""
     if value.__class__ is not str:
         raise MismatchError("Input should be a valid string")
     return value
@@ -86,8 +86,21 @@ def _path_uri(value: Any) -> str:
         raise WireError(str(error)) from None
 
 
+def decode_base64(text: bytes | memoryview) -> bytes:
+    """Decode base64 of the standard alphabet with padding, and nothing else.
+
+    Raises:
+        ValueError: the text is not valid base64; the message says why.
+    """
+    data = pybase64.b64decode(text, validate=True)
+    if text[-1:] == b"=" and pybase64.b64encode(data[-(len(data) % 3) :]) != bytes(text[-4:]):
+        # The decoder drops bits that do not fill a byte; such a text was cut, or is wrong.
+        raise ValueError("bits are left over at the end")
+    return data
+
+
 def _base64_text(value: Any) -> str | memoryview:
-    # The decoder takes the text out of a large message as a view, without copying it.
+    # The codec passes the text of a large message as a view, without copying it.
     if not isinstance(value, (str, memoryview)):
         raise WireError("invalid type: expected a base64 string")
     return value
@@ -102,8 +115,8 @@ def _base64_bytes(value: Any) -> bytes:
 
 
 def u64(value: Any) -> int:
-    """The value, which has to be an unsigned 64-bit integer."""
-    # `Meta` has no bounds beyond those of signed integers.
+    """The value, which must be an unsigned 64-bit integer."""
+    # `Meta` has no bounds beyond signed integers.
     if value.__class__ is not int:
         raise MismatchError("Input should be a valid integer")
     if value < 0:
@@ -128,20 +141,20 @@ else:
     """Standard base64 with padding; decoded to bytes."""
 
     Base64Text = wire_type(_base64_text, str, memoryview, **_BASE64_SCHEMA)
-    """Base64 that is not decoded yet, because it may be as large as a message."""
+    """Base64 that is not decoded yet: it may be as large as a message."""
 
     U64 = wire_type(u64, int, type="integer", minimum=0, maximum=2**64 - 1)
     """An unsigned 64-bit integer: sequence numbers, offsets, lengths, milliseconds."""
 
 U16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 
-# What stands in results and events: never decoded here, so it is of interest to schemas only.
+# Types of results and events: for schemas only, because they are never decoded here.
 
 WrittenUri = Annotated[str, stated(format="uri", pattern="^file:///[!-~]*$")]
-"""A path as the daemon writes it: `file:///…`, in ASCII, with upper-case escapes."""
+"""A path URI from the daemon: `file:///…`, in ASCII, with upper-case escapes."""
 
 WrittenBase64 = Annotated[str, stated(contentEncoding="base64")]
-"""Bytes as the daemon writes them: standard base64 with padding."""
+"""Bytes from the daemon: standard base64 with padding."""
 
 EXTENSION = stated(**{"x-extension": "execserver"})
-"""Marks a member that only those connections get which asked for it in `initialize`."""
+"""Marks a member that is only sent to connections that asked for it in `initialize`."""

@@ -1,10 +1,9 @@
 """Path URIs: `file:` URIs of absolute paths on the executor (`docs/protocol.md`, "Path URIs").
 
-A URI is decoded to a native path, a `str` in which bytes that are no UTF-8 are
-surrogate escapes (`os.fsencode` gives the exact bytes back). Dot segments are resolved
-textually, before anything is looked up. A well-formed URI that can name no path of this
-host (another host, a Windows drive) decodes to `ForeignPath`: the file system methods
-refuse it with -32600 and `process/start` with -32602, so that is not decided here.
+A URI is decoded to a native path, a `str` in which bytes that are not UTF-8 are surrogate escapes
+(`os.fsencode` returns the exact bytes). Dot segments are resolved textually. A well-formed URI that cannot
+name a path of this host (another host, a Windows drive) is decoded to `ForeignPath`, which callers refuse:
+file system methods with -32600, `process/start` with -32602.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ import re
 from execprotocol.path_text import escaped_uri
 
 MAX_URI = 1 << 16
-"""A path has 4096 bytes at most, each of which may take three characters. Megabytes of them would be decoded
-for seconds, in which no other client is answered.
-"""
+"""Limit for decoding. A path has at most 4096 bytes, each of at most three characters; decoding megabytes
+would block the server for seconds."""
 _TOO_LONG = "/" + "x" * 4096
-"""What a longer URI is decoded to: the kernel refuses it as it would refuse the whole."""
+"""The path of a longer URI: too long for the kernel, as the whole would be."""
 
-# What nearly every URI looks like; the long way round costs ten times as much.
+# The form of nearly every URI; the general way takes ten times as long.
 _PLAIN = re.compile(r"file://((?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.\-+@,=~ ]+)+)", re.ASCII)
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.\-+@,=~/]+", re.ASCII)
-# Of the long way; compiled by `re` when somebody goes it.
+# For the general way; compiled by `re` at the first use.
 _SCHEME = r"([A-Za-z][A-Za-z0-9+.\-]*):"
 _DRIVE = r"[A-Za-z][:|]\Z"
 _ESCAPE = rb"%([0-9A-Fa-f]{2})"
@@ -33,11 +31,11 @@ _DOUBLE_DOT = frozenset({"..", ".%2e", "%2e.", "%2e%2e"})
 
 
 class PathUriError(ValueError):
-    """The text is no path URI; the message says why."""
+    """The text is not a path URI. The message says why."""
 
 
 class ForeignPath(str):
-    """A path URI that names no path on this host; the string is the URI itself."""
+    """A path URI that cannot name a path on this host. The string is the URI."""
 
     __slots__ = ()
 
@@ -45,7 +43,7 @@ class ForeignPath(str):
 def parse_path_uri(uri: str) -> str:
     """Decode a path URI to a native path, or to `ForeignPath`.
 
-    A URI of more than 65536 characters is decoded to a path that is too long for the system, unread.
+    A URI of more than 65536 characters is not parsed; the result is a path that is too long for the system.
 
     Raises:
         PathUriError: the text is relative, has another scheme, a query or a fragment,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 from uuid import UUID
 
@@ -22,7 +23,6 @@ from execprotocol.model import (
     wire_type,
 )
 from execprotocol.sandbox import SandboxContext
-from execprotocol.signals import PATTERN, signal_number
 
 Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp", "linuxLandlock", "macosSeatbelt"]
@@ -42,6 +42,35 @@ ExitCause = Literal[
 ]
 Milliseconds = Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_MS)]
 Side = Annotated[int, Meta(ge=1, le=MAX_TERMINAL_SIDE)]
+
+
+INTERRUPT = "interrupt"
+"""The one name that the reference has: SIGINT."""
+
+_SIGNALS = (
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "IOT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
+    "ALRM", "TERM", "STKFLT", "CHLD", "CLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",
+    "VTALRM", "PROF", "WINCH", "IO", "POLL", "PWR", "SYS",
+)  # fmt: skip
+
+_REAL_TIME_SIGNALS = 30
+"""SIGRTMAX - SIGRTMIN: what the C library has left for programs."""
+
+_OFFSET = rf"(?:[1-9]|[12][0-9]|{_REAL_TIME_SIGNALS})"
+
+SIGNAL_PATTERN = (
+    rf"^(?:{INTERRUPT}|SIG(?:{'|'.join(_SIGNALS)})|SIGRTMIN(?:\+{_OFFSET})?|SIGRTMAX(?:-{_OFFSET})?)$"
+)
+"""Every name, as a regular expression of JSON Schema."""
+
+_SIGNAL_NUMBERS: dict[str, int] = {
+    INTERRUPT: signal.SIGINT,
+    **{f"SIG{name}": getattr(signal, f"SIG{name}") for name in _SIGNALS},
+    "SIGRTMIN": signal.SIGRTMIN,
+    "SIGRTMAX": signal.SIGRTMAX,
+    **{f"SIGRTMIN+{offset}": signal.SIGRTMIN + offset for offset in range(1, _REAL_TIME_SIGNALS + 1)},
+    **{f"SIGRTMAX-{offset}": signal.SIGRTMAX - offset for offset in range(1, _REAL_TIME_SIGNALS + 1)},
+}
 
 
 class TerminalSize(Struct, frozen=True):
@@ -97,6 +126,13 @@ def _scope_id(value: Any) -> str:
     return text(value)
 
 
+def signal_number(name: str) -> int | None:
+    """The number of a signal by its name: `interrupt`, `SIGTERM`, `SIGRTMIN+3`, …; None when there is none of
+    that name. Names are exact, also in their case.
+    """
+    return _SIGNAL_NUMBERS.get(name)
+
+
 def _signal_name(value: Any) -> str:
     name = text(value)
     if signal_number(name) is None:
@@ -120,7 +156,7 @@ if TYPE_CHECKING:
 else:
     UuidText = wire_type(_uuid_text, str, type="string", format="uuid")
     ScopeId = wire_type(_scope_id, str, type="string", minLength=1, maxLength=256)
-    SignalName = wire_type(_signal_name, str, type="string", pattern=PATTERN)
+    SignalName = wire_type(_signal_name, str, type="string", pattern=SIGNAL_PATTERN)
     CallbackMs = wire_type(_callback_ms, int, **{**U64.schema, "minimum": 1})
 
 

@@ -1,10 +1,10 @@
-"""Files that decide who may connect: which other users could change, replace or read them.
+"""Open files that decide who may connect, unless other users could change, replace or read them.
 
     settings, lists of clients, certificates    no other user may write the file or a folder on the way to it
     tokens, secrets, private keys               nor read the file (`secret=True`)
     Unix sockets, state folders                 no other user may write a folder on the way (`check_way`)
 
-Every such file is opened here, and what was checked is what is read. Standard library only.
+Every such file is opened here, and the checked descriptor is the one that is read. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import os
 import stat
 
 MAX_BYTES = 1 << 20
-"""A hundred times what such a file has; a device would be read for ever."""
+"""A hundred times the usual size. Without a limit, a device would be read for ever."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_SEARCH = stat.S_IXGRP | stat.S_IXOTH
 _MAX_LINKS = 40
-"""As the kernel follows."""
+"""The kernel's limit."""
 
 _CONTAINER_SECRETS = "/run/secrets/"
-"""Where Docker, Podman and Compose mount secrets: for all users of the container, in which there is one."""
+"""Where Docker, Podman and Compose mount secrets: readable for all users of a container, which has one."""
 
 
 class UntrustedError(Exception):
-    """Another user could change it; the text names the place, its owner, its mode and the way out."""
+    """Another user could change a file. The text names the path, its owner, its mode and the remedy."""
 
 
 def owner_name(uid: int) -> str:
-    """A user for messages: name and number."""
-    import pwd  # for messages only
+    """Name and number of a user, for messages."""
+    import pwd  # needed for messages only
 
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
@@ -38,7 +38,7 @@ def owner_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def read_file(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> bytes:
+def read_trusted(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> bytes:
     """Read a file that decides who may connect.
 
     Args:
@@ -47,10 +47,10 @@ def read_file(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> byt
         limit: in bytes.
 
     Raises:
-        UntrustedError: as `open_file`, or the file is larger.
-        OSError: it cannot be read.
+        UntrustedError: as `open_trusted`, or the file is larger than `limit`.
+        OSError: the file cannot be read.
     """
-    descriptor = open_file(path, secret=secret)
+    descriptor = open_trusted(path, secret=secret)
     try:
         content = b""
         while len(content) <= limit and (part := os.read(descriptor, limit + 1 - len(content))):
@@ -62,15 +62,15 @@ def read_file(path: str, *, secret: bool = False, limit: int = MAX_BYTES) -> byt
     return content
 
 
-def open_file(path: str, *, secret: bool = False) -> int:
-    """Open such a file for reading; arguments as for `read_file`. Returns a descriptor.
+def open_trusted(path: str, *, secret: bool = False) -> int:
+    """Open a file that decides who may connect; arguments as for `read_trusted`. Returns a descriptor.
 
     Raises:
-        UntrustedError: it is no regular file, or another user may write it, replace it or, if it is secret,
+        UntrustedError: not a regular file, or another user may write it, replace it or, if it is secret,
             read it.
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
-    # O_NONBLOCK: a pipe must not hold the caller.
+    # O_NONBLOCK: opening a pipe must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         check_file(path, descriptor, secret=secret)
@@ -81,14 +81,14 @@ def open_file(path: str, *, secret: bool = False) -> int:
 
 
 def check_file(path: str, descriptor: int, *, secret: bool = False) -> None:
-    """Check an open file, and the way to it; arguments and errors as for `open_file`.
+    """Check an open file and the folders on its path; arguments and errors as for `open_trusted`.
 
     Args:
-        path: see there.
-        descriptor: what is checked is what is read from it.
-        secret: see there.
+        path: the file's path.
+        descriptor: of the open file.
+        secret: other users may not read it either.
     """
-    # Not `abspath`, which takes `link/..` for the folder of the link.
+    # Not `abspath`, which resolves `link/..` to the folder of the link.
     path = os.path.join(os.getcwd(), path)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
@@ -104,13 +104,13 @@ def check_file(path: str, descriptor: int, *, secret: bool = False) -> None:
 
 
 def check_way(path: str) -> None:
-    """Check the folders that lead to a path, through links. What is missing is not looked at.
+    """Check the folders on a path, through links. Missing ones are skipped.
 
     Args:
         path: absolute.
 
     Raises:
-        UntrustedError: another user may put something else in the place of what the path leads to.
+        UntrustedError: another user could replace the file to which the path leads.
     """
     here, links = "/", 0
     rest = path.split("/")[::-1]
@@ -125,8 +125,8 @@ def check_way(path: str) -> None:
         try:
             folder, status = os.lstat(here), _status(child)
         except OSError:
-            return  # cannot be seen: who opens it is told why
-        # In a folder such as /tmp only its owner can replace a name.
+            return  # not accessible: opening the path gives the error
+        # In a sticky folder such as /tmp only the owner of a file can replace it.
         sticky = bool(folder.st_mode & stat.S_ISVTX)
         _check(here, folder, "folder", writable=sticky)
         if (
@@ -177,8 +177,9 @@ def _check(
 
 
 def _others_read(path: str, descriptor: int, status: os.stat_result) -> bool:
-    """Whether other users can read a file, as far as its owner could keep them from it."""
-    # Root gives a file to a service by its group, and systemd by an access list, which shows as the group's.
+    """Whether other users can read a file although its owner could prevent it."""
+    # Root gives a service access by the file's group, systemd by an access list, which shows in the group's
+    # bits.
     is_ours = status.st_uid == os.geteuid()
     readers = stat.S_IROTH | (stat.S_IRGRP if is_ours else 0)
     if not status.st_mode & readers:
@@ -188,12 +189,12 @@ def _others_read(path: str, descriptor: int, status: os.stat_result) -> bool:
     while folder != "/":
         folder = os.path.dirname(folder)
         if not os.stat(folder).st_mode & _OTHERS_SEARCH:
-            return False  # other users do not get so far
+            return False  # other users cannot enter the folder
     return not real.startswith(_CONTAINER_SECRETS) and not _is_mounted_secret(descriptor, status.st_dev)
 
 
 def _is_mounted_secret(descriptor: int, device: int) -> bool:
-    """Whether a file lies on a read-only file system in memory, as Kubernetes mounts secrets: mode 0644."""
+    """Whether a file is on a read-only file system in memory, as Kubernetes mounts secrets (mode 0644)."""
     if not os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         return False
     number = f"{os.major(device)}:{os.minor(device)}"
@@ -212,7 +213,7 @@ def _is_trusted(uid: int) -> bool:
 
 
 def _unmapped() -> int:
-    """In a user namespace of few users: the number that stands for all others, root among them."""
+    """The uid of all unmapped users, root among them, in a user namespace of few users; else -1."""
     try:
         with open("/proc/self/uid_map") as file:
             if sum(int(line.split()[2]) for line in file) >= 1 << 16:
@@ -224,10 +225,10 @@ def _unmapped() -> int:
 
 
 def _is_private_group(path: str, status: os.stat_result) -> bool:
-    """Whether only the group can write it, and that is the owner's own: umask 002 where each user has one."""
+    """Whether the only other writer is the owner's private group, as with umask 002 on some systems."""
     if status.st_mode & _OTHERS_WRITE != stat.S_IWGRP:
         return False
-    import grp  # for those few who have such a place
+    import grp  # rarely needed
     import pwd
 
     try:

@@ -1,11 +1,11 @@
-"""Who gets a stream: the handshake, the registry's word, and our own list of clients.
+"""Decide on a client's handshake: its keys, the list of allowed clients, and the registry's validation.
 
-    message 1 ──▶ opens? ──▶ on our list? ──▶ the registry sent it? ──▶ message 2
+    message 1 ──▶ opens? ──▶ on the list? ──▶ sent by the registry? ──▶ message 2
 
-Somebody who is refused by the list, or of whom the registry says that it does not know it (401), gets a
-message 2 that says so, so that it need not try again; everybody else gets a reset. After `FAILURES` refusals
-in a row on a socket nobody is asked for `PAUSE_SECONDS`, and every handshake fails at once: neither the
-registry nor our processor are to be kept busy by a stranger. `docs/protocol.md`, "Relay".
+A client that is not on the list, or that the registry answers with 401, gets a rejection as message 2, so
+that it does not retry; any other failure is a reset. After `FAILURES` refusals in a row on a socket, every
+handshake fails at once for `PAUSE_SECONDS`: a stranger must not keep the registry or the processor busy.
+`docs/protocol.md`, "Relay".
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from execprotocol.relay.noise import (
     REJECTION,
     Binding,
     NoiseError,
+    NoiseTransport,
     Responder,
-    Transport,
 )
 from execprotocol.relay.registry_client import RegistryError, RegistryRefused
-from execserver.relay.executor.allowed_clients import ClientListError
-from execserver.relay.executor.identity import Identity, read_aside
+from execserver.relay.executor.allowed_clients import AllowedClientsError
+from execserver.relay.executor.identity import Identity, read_in_thread
 from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
 
@@ -38,14 +38,14 @@ log = Logger()
 
 
 class Validator(Protocol):
-    """The registry, as far as streams need it (`registry_client.py`)."""
+    """The registry, as far as handshakes need it (`registry_client.py`)."""
 
     async def validate(self, environment_id: str, request: ValidateRequest, stream_id: str) -> bool:
-        """Whether the registry sent this harness."""
+        """Whether the registry sent this client."""
 
 
 class NotAdmitted(Exception):
-    """No stream; `answer` is what the peer is told: message 2 with a rejection, or nothing but a reset."""
+    """The handshake is refused. `answer` is message 2 with a rejection; without it the stream is reset."""
 
     def __init__(self, reason: str, answer: bytes | None = None) -> None:
         super().__init__(reason)
@@ -54,20 +54,20 @@ class NotAdmitted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A stream: `answer` is message 2."""
+    """The handshake is accepted. `answer` is message 2."""
 
     answer: bytes
-    transport: Transport
+    transport: NoiseTransport
     fingerprint: str
 
 
-class Admission:
+class ClientAdmission:
     """The handshakes of one socket.
 
     Args:
-        identity: who we are, and whom we let in.
+        identity: this executor's keys and list of allowed clients.
         registration_id: of the socket.
-        registry: asked about everybody else.
+        registry: validates clients.
     """
 
     def __init__(self, identity: Identity, registration_id: str, registry: Validator) -> None:
@@ -87,11 +87,11 @@ class Admission:
         """Decide on a handshake.
 
         Args:
-            stream_id: what the client calls its stream.
-            message: its message 1.
+            stream_id: of the client's stream.
+            message: message 1.
 
         Raises:
-            NotAdmitted: the text is for our log.
+            NotAdmitted: the text is for the executor's log.
         """
         try:
             admitted = await self._decide(stream_id, message)
@@ -128,10 +128,10 @@ class Admission:
     async def _is_listed(self, fingerprint: str) -> bool:
         clients = self._identity.clients
         try:
-            return clients is None or await read_aside(clients.admits, fingerprint)
+            return clients is None or await read_in_thread(clients.admits, fingerprint)
         except TimeoutError:
             raise NotAdmitted("--remote-allowed-clients cannot be read: the disk does not answer") from None
-        except ClientListError as error:
+        except AllowedClientsError as error:
             raise NotAdmitted(str(error)) from None
 
     async def _ask(self, request: ValidateRequest, stream_id: str, responder: Responder) -> None:

@@ -1,9 +1,9 @@
-"""The clients that this executor lets in, whatever the registry says: a file of key fingerprints.
+"""The list of clients that an executor admits: a file of key fingerprints.
 
-    # comments and empty lines do not count
+    # comments and empty lines are ignored
     3f786850e387550fdab836ed7e6dc881de23001b3f786850e387550fdab836ed  # the laptop
 
-The file is read again when it has changed. One that cannot be used any more lets nobody in.
+The file is read again when it has changed. While it cannot be used, no client is admitted.
 `docs/protocol.md`, "Relay".
 """
 
@@ -17,23 +17,23 @@ from pathlib import Path
 from execprotocol.trust import UntrustedError, check_file
 
 MAX_BYTES = 1 << 20
-"""Some ten thousand clients, with a comment on each; a device would be read for ever."""
+"""Some ten thousand clients with comments. Without a limit, a device would be read for ever."""
 
 FINGERPRINT_DIGITS = 64
 
 SETTLED_NANOSECONDS = 2_000_000_000
-"""What was changed less than so long ago may be changed again within the same tick of a file system's clock,
-which is of two seconds at worst, and look the same: it is read anew each time."""
+"""A younger file is read each time: it may change again within the same tick of the file system's clock, of
+two seconds at worst, without a change of its times."""
 
 _DIGITS = frozenset(string.hexdigits)
 
 
-class ClientListError(Exception):
-    """The file cannot be used; the message names it, the line, and the way out."""
+class AllowedClientsError(Exception):
+    """The file cannot be used. The message names the file, the line and the remedy."""
 
 
-class ClientList:
-    """A file of fingerprints. Methods read the disk, and may block.
+class AllowedClients:
+    """A file of fingerprints. The methods read the disk and may block.
 
     Args:
         path: the file; symbolic links are followed.
@@ -41,25 +41,26 @@ class ClientList:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Which file, and what is in it: in one, because two threads may be here, with two states of the file.
+        # The file's identity and its fingerprints in one attribute: two threads may read two states of it.
         self._known: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
 
     def admits(self, fingerprint: str) -> bool:
-        """Whether a client with this key may come in.
+        """Whether a client with this key is admitted.
 
         Raises:
-            ClientListError: the file cannot be used as it is now.
+            AllowedClientsError: the file cannot be used.
         """
         return fingerprint in self.read()
 
     def read(self) -> frozenset[str]:
-        """The fingerprints, in small letters; from the file if it is another one than before.
+        """The fingerprints, in lower case. The file is read if it has changed.
 
         Raises:
-            ClientListError: the file is missing, no file, too large, others may write it, or a line is none.
+            AllowedClientsError: the file is missing, is not a regular file, is too large, may be written by
+                other users, or has an invalid line.
         """
         try:
-            # O_NONBLOCK: a pipe must not hold us.
+            # O_NONBLOCK: opening a pipe must not block.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             try:
                 # The descriptor is checked, not the name: what was checked is what is read.
@@ -75,18 +76,20 @@ class ClientList:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise ClientListError(f"cannot read the list of clients {self._path}: {error.strerror}") from None
+            raise AllowedClientsError(
+                f"cannot read the list of clients {self._path}: {error.strerror}"
+            ) from None
         return fingerprints
 
     def _check(self, descriptor: int, status: os.stat_result) -> None:
         try:
             check_file(str(self._path), descriptor)
         except UntrustedError as error:
-            raise ClientListError(
+            raise AllowedClientsError(
                 f"the list of clients {self._path} decides who may come in: {error}"
             ) from None
         if status.st_size > MAX_BYTES:
-            raise ClientListError(f"the list of clients {self._path} has more than {MAX_BYTES} bytes")
+            raise AllowedClientsError(f"the list of clients {self._path} has more than {MAX_BYTES} bytes")
 
     def _parsed(self, content: bytes) -> frozenset[str]:
         found = set()
@@ -95,7 +98,7 @@ class ClientList:
             if not fingerprint:
                 continue
             if len(fingerprint) != FINGERPRINT_DIGITS or not _DIGITS.issuperset(fingerprint):
-                raise ClientListError(
+                raise AllowedClientsError(
                     f"{self._path}:{number}: must be {FINGERPRINT_DIGITS} hexadecimal digits, as "
                     "`execserver relay key FILE` prints them"
                 )

@@ -1,14 +1,10 @@
-"""One client's connection through the relay: messages in sealed records, as a channel of `rpc`.
+"""One client's connection through the relay: a sealed stream as a channel of `rpc`.
 
-Rules kept in this file:
-
-1. A record is sealed when the socket takes it, not when it is queued: the number of a record is its place
-   on the wire, and what is dropped was never sealed.
-2. This file asks its `Link` for turns and never sends by itself: a stream that has much to say delays the
+1. A channel asks its multiplexer for turns and never sends by itself: a stream with much to send delays the
    others by one record.
-3. What the peer sends while nothing is read is kept as it came. There is no way to slow one stream of a
-   socket, so that beyond `MAX_HELD_BYTES` the stream goes.
-4. Any fault in what came ends this stream, and no other one.
+2. Records that arrive while reading is paused are kept as they came. One stream of a socket cannot be slowed
+   down, so a stream with more than `MAX_HELD_BYTES` of them is reset.
+3. A fault in what a stream received ends this stream, and no other one.
 
 `docs/protocol.md`, "Relay".
 """
@@ -22,32 +18,33 @@ from typing import Protocol
 
 from execprotocol.limits import MAX_WEBSOCKET_REPLY_BYTES
 from execprotocol.relay import frames
-from execprotocol.relay.noise import NoiseError, Transport
-from execprotocol.relay.records import MessageAssembler, RecordError, RecordQueue, Reorder
+from execprotocol.relay.noise import NoiseTransport
+from execprotocol.relay.records import MessageAssembler
+from execprotocol.relay.sealed_stream import SealedStream, StreamBroken
 from execserver.rpc.channel import Channel, MessageHandler, MessageStream
 from execserver.sessions.access import PeerProof
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import TransportKind, measures
 
 LOW_WATER_BYTES = 64 << 10
-"""`drained` is called, and a stream goes on, when less than this waits: about a record."""
+"""`drained` is called, and a streamed message goes on, when fewer bytes are unsent: about a record."""
 
 MAX_HELD_BYTES = 128 << 20
-"""Kept of one client while nothing is read of it: two of the largest messages. Connections stop reading
-while they work on one."""
+"""Limit of one client's unread records: two of the largest messages. A connection stops reading while it
+works on one."""
 
 HELD_OVERHEAD_BYTES = 512
-"""What keeping a record costs besides its bytes: the message that it came in and the objects around it. A
-megabyte of the smallest records would else be twenty."""
+"""Counted for each unread record besides its bytes: the WebSocket message and the objects around it. Without
+it, a megabyte of the smallest records would take twenty."""
 
 SERVED_PER_TURN = 16
-"""Kept records that one turn of the loop serves, once they are read again: a megabyte."""
+"""Kept records that one turn of the loop serves after `resume_reading`: a megabyte."""
 
 LINGER_SECONDS = 1.0
 """How long replies may still leave after `finish`."""
 
 CLOSED = "executor_closed"
-"""The reason of the reset at the end of a connection that is no fault of the peer's."""
+"""The reason of the reset at the end of a connection that the client did not break."""
 
 BLANKS = b" " * LOW_WATER_BYTES
 
@@ -57,68 +54,66 @@ SHOWN_CHARACTERS = 8
 log = Logger()
 
 
-class Carrier(Protocol):
-    """The socket's side, as a stream sees it (`multiplexer.py`)."""
+class StreamOwner(Protocol):
+    """The multiplexer, as a channel uses it (`multiplexer.py`)."""
 
     held: int
-    """Bytes that all streams keep unread."""
+    """Bytes of unread records of all streams."""
 
     def wants_turn(self, channel: RelayChannel) -> None:
-        """It has something to send."""
+        """The channel has data to send."""
 
     def send_now(self, channel: RelayChannel) -> None:
-        """Send what it has, as far as there is room this very moment."""
+        """Send the channel's data, as far as the socket has room at this moment."""
 
     def leave(self, channel: RelayChannel, reason: str) -> None:
-        """The stream is over for good; tell the peer, unless the reason is empty (it told us)."""
+        """The stream has ended. Reset it, unless the reason is empty: then the client knows."""
 
     def has_newer(self, channel: RelayChannel) -> bool:
         """Whether the same client has opened another stream since."""
 
     def may_hold(self, size: int) -> bool:
-        """Whether so many more bytes may be kept unread."""
+        """Whether that many more bytes may be kept unread."""
 
 
 class RelayChannel:
-    """A stream whose handshake is done; `execserver.rpc.channel.Channel` says what callers see.
+    """A stream whose handshake is done. `execserver.rpc.channel.Channel` describes the interface.
 
     Args:
-        carrier: what sends and receives for it.
-        stream_id: its name on the socket.
-        transport: seals and opens.
+        owner: sends and receives for the channel.
+        stream_id: the stream's name on the socket.
+        transport: the stream's keys.
         fingerprint: of the client's key.
     """
 
     kind: TransportKind = "relay"
     peer_proof: PeerProof | None = None
-    """Nobody's: a registry's word is none of the daemon's user or of credentials of ours."""
+    """Always None: a registry vouches neither for the daemon's user nor for the daemon's own credentials."""
     parse_error_prefix = "failed to parse JSON-RPC message from exec-server relay: "
     max_reply_bytes: int | None = MAX_WEBSOCKET_REPLY_BYTES
     utf8_is_fatal = False
     presumes_json_rpc = False
 
-    def __init__(self, carrier: Carrier, stream_id: str, transport: Transport, fingerprint: str) -> None:
+    def __init__(
+        self, owner: StreamOwner, stream_id: str, transport: NoiseTransport, fingerprint: str
+    ) -> None:
         self.peer = f"relay:{stream_id[:SHOWN_CHARACTERS]}:{fingerprint[:SHOWN_CHARACTERS]}"
         self.stream_id = stream_id
         self.fingerprint = fingerprint
-        self.progress = 0
         self.has_turn = False
-        """The carrier's note: it waits for its turn."""
-        self._carrier = carrier
-        self._transport = transport
+        """Set by the multiplexer while the channel waits for its turn."""
+        self._owner = owner
+        self._stream = SealedStream(stream_id, MessageAssembler(self._deliver).feed, transport)
         self._loop = asyncio.get_running_loop()
         self._handler: MessageHandler
-        # What goes out.
-        self._queue = RecordQueue()
-        self._next_seq = 0
+        # Sending.
+        self._queue = self._stream.outgoing
         self._was_above = False
         self._streaming = False
-        self._behind: list[Sequence[bytes]] = []  # messages that wait for the open stream's end
+        self._behind: list[Sequence[bytes]] = []  # messages that wait for the end of the streamed one
         self._behind_bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
-        # What comes in.
-        self._assembler: MessageAssembler | None = MessageAssembler(self._deliver)
-        self._reorder = Reorder()
+        # Receiving.
         self._paused = False
         self._heard = self._loop.time()
         self._held: deque[tuple[int, memoryview | bytes]] = deque()
@@ -129,7 +124,7 @@ class RelayChannel:
         self._linger: asyncio.TimerHandle | None = None
 
     def start(self, make_handler: Callable[[Channel], MessageHandler]) -> None:
-        """Make the handler; the carrier delivers from now on."""
+        """Make the handler. Messages may be delivered from now on."""
         measures.connection_opened(self.kind)
         self._handler = make_handler(self)
 
@@ -139,6 +134,11 @@ class RelayChannel:
     def unsent(self) -> int:
         """Bytes accepted by `send` that the socket has not taken yet."""
         return self._queue.unsent + self._behind_bytes
+
+    @property
+    def progress(self) -> int:
+        """Bytes that the socket has taken so far."""
+        return self._stream.sent_bytes
 
     @property
     def ended(self) -> bool:
@@ -154,38 +154,38 @@ class RelayChannel:
             self._behind_bytes += sum(map(len, parts))
         else:
             self._queue.put(parts)
-            self._carrier.wants_turn(self)
+            self._owner.wants_turn(self)
         if self.unsent >= LOW_WATER_BYTES:
             self._was_above = True
 
     def read_now(self) -> None:
-        """A no-op: the socket belongs to all clients of the relay."""
+        """A no-op: all clients of the relay share the socket."""
 
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         assert not self._streaming, "one stream at a time"
         self._streaming = True
         self._queue.put_head(size)
-        return _Stream(self, size)
+        return _MessageStream(self, size)
 
     def pause_reading(self) -> None:
-        """Deliver no further messages after the current record's."""
+        """Deliver no further messages after those of the current record."""
         self._paused = True
 
     def resume_reading(self) -> None:
-        """Deliver again, what was kept first."""
+        """Deliver messages again, those of kept records first."""
         if self._paused:
             self._paused = False
             if self._held:
                 self._loop.call_soon(self._serve_held)
 
     def probe(self, timeout: float) -> None:
-        """Drop the connection if its client has opened another one since and is silent here for so long: it
-        lives there. Otherwise nothing: the relay pings, and tells us of dead peers. And a second program with
-        the same key, which only asks for a session, must not take it from the one that works with it.
+        """Drop the connection if it has been silent for `timeout` seconds and its client has opened a newer
+        one. A dead client without a newer stream is found by the relay's pings. Silence alone is no reason: a
+        second program with the same key, which only asks for a session, must not end the first one's.
         """
         silent = self._loop.time() - self._heard >= timeout
-        if silent and not self._over and self._carrier.has_newer(self):
+        if silent and not self._over and self._owner.has_newer(self):
             log.debug("peer is elsewhere", peer=self.peer)
             self.abort()
 
@@ -200,18 +200,16 @@ class RelayChannel:
             self._leave(CLOSED)
 
     def abort(self) -> None:
-        """Drop the connection now. What was sent in this very turn is offered to the socket once, the rest
-        is dropped.
-        """
+        """Drop the connection now. Queued data is offered to the socket once; the rest is dropped."""
         if not self._over:
-            self._carrier.send_now(self)
+            self._owner.send_now(self)
         self._end()
         self._leave(CLOSED)
 
-    # -- what the carrier calls
+    # -- called by the multiplexer
 
     def record_received(self, seq: int, sealed: memoryview | bytes) -> None:
-        """A data frame came."""
+        """Process a data frame."""
         measures.received(len(sealed))
         self._heard = self._loop.time()
         if self._over:
@@ -220,29 +218,22 @@ class RelayChannel:
             self._serve(seq, sealed)
             return
         size = len(sealed) + HELD_OVERHEAD_BYTES
-        if self._held_bytes + size > MAX_HELD_BYTES or not self._carrier.may_hold(size):
-            self._fail(f"more than it may was sent while nothing was read ({self._held_bytes} bytes wait)")
+        if self._held_bytes + size > MAX_HELD_BYTES or not self._owner.may_hold(size):
+            self._fail(f"too much was sent while nothing was read ({self._held_bytes} bytes wait)")
         else:
             self._held.append((seq, sealed))
             self._hold(size)
 
     def next_frame(self) -> bytes | None:
-        """The next frame to send, sealed just now; None when there is nothing to say."""
-        record = self._queue.take()
-        if record is None:
-            return None
+        """The next frame to send, sealed just now; None if nothing is queued."""
         try:
-            sealed = self._transport.seal(record)
-        except NoiseError as error:
+            return self._stream.next_frame()
+        except StreamBroken as error:
             self._fail(str(error))
             return None
-        frame = frames.data(self.stream_id, self._next_seq, sealed)
-        self._next_seq += 1
-        self.progress += len(record)
-        return frame
 
     def frame_sent(self) -> bool:
-        """What `next_frame` gave has gone: go on with what waited for that. Whether there is more to send."""
+        """Wake what waited until the frame from `next_frame` was sent. Returns whether more is queued."""
         if self._queue.unsent < LOW_WATER_BYTES and self._waiters:
             self._wake_waiters()
         if self._was_above and self.unsent < LOW_WATER_BYTES:
@@ -256,17 +247,17 @@ class RelayChannel:
         return False
 
     def lost(self) -> None:
-        """The peer reset the stream, or the socket is gone."""
+        """The client reset the stream, or the socket is lost."""
         self._end()
         self._leave("")
 
-    # -- what the open stream calls
+    # -- called by the streamed message
 
     async def put_piece(self, piece: bytes) -> None:
-        """Queue bytes of the open stream, and wait until the socket has taken most of what is queued.
+        """Queue bytes of the streamed message, and wait until the socket has taken most of what is queued.
 
         Raises:
-            ConnectionResetError: the connection is gone.
+            ConnectionResetError: the connection is lost.
         """
         self._put_raw(piece)
         if not self._over and self._queue.unsent >= LOW_WATER_BYTES:
@@ -278,10 +269,10 @@ class RelayChannel:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
         if self._over:
-            raise ConnectionResetError("the connection is gone")
+            raise ConnectionResetError("the connection is lost")
 
     def end_stream(self, tail: bytes) -> None:
-        """Queue the last bytes of the open stream, and let the messages pass that waited."""
+        """Queue the last bytes of the streamed message, then the messages that waited for its end."""
         self._put_raw(tail)
         self._streaming = False
         behind, self._behind, self._behind_bytes = self._behind, [], 0
@@ -294,21 +285,18 @@ class RelayChannel:
         self._queue.put_raw(piece)
         if self.unsent >= LOW_WATER_BYTES:
             self._was_above = True
-        self._carrier.wants_turn(self)
+        self._owner.wants_turn(self)
 
-    # -- what comes in
+    # -- receiving
 
     def _serve(self, seq: int, sealed: memoryview | bytes) -> None:
         try:
-            for record in self._reorder.accept(seq, sealed):
-                assert self._assembler is not None, "nothing is read after the end"
-                self._assembler.feed(self._transport.open(record))
-                if self._over:
-                    return
-        except (NoiseError, RecordError) as error:
+            self._stream.data_received(seq, sealed)
+        except StreamBroken as error:
             self._fail(str(error))
             return
-        self._handler.batch_ended()
+        if not self._over:
+            self._handler.batch_ended()
 
     def _deliver(self, message: bytes | bytearray) -> None:
         if not self._over:
@@ -326,7 +314,7 @@ class RelayChannel:
 
     def _hold(self, size: int) -> None:
         self._held_bytes += size
-        self._carrier.held += size
+        self._owner.held += size
 
     # -- the end
 
@@ -337,12 +325,11 @@ class RelayChannel:
         self._leave(frames.PROTOCOL_ERROR)
 
     def _end(self) -> None:
-        """The connection is over; what is queued may still leave."""
+        """End the connection; what is queued may still leave."""
         if self._over:
             return
         self._over = True
-        # Half of a message may be 64 MiB, and this object lives on in cycles for a while.
-        self._assembler = None
+        self._stream.stop_receiving()
         self._held.clear()
         self._hold(-self._held_bytes)
         self._wake_waiters()
@@ -358,7 +345,7 @@ class RelayChannel:
         self._queue.clear()
         self._behind.clear()
         self._behind_bytes = 0
-        self._carrier.leave(self, reason)
+        self._owner.leave(self, reason)
 
     def _wake_waiters(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -367,9 +354,9 @@ class RelayChannel:
                 waiter.set_result(None)
 
 
-class _Stream:
-    """One message in pieces whose length was said before. What the pieces lack in the end (the file shrank
-    meanwhile) is made up for by blanks, which JSON allows behind a value.
+class _MessageStream:
+    """One message in pieces, whose length was sent first. If the pieces have fewer bytes (the file shrank
+    meanwhile), blanks follow, which JSON allows behind a value.
     """
 
     def __init__(self, channel: RelayChannel, size: int) -> None:
@@ -377,12 +364,12 @@ class _Stream:
         self._missing = size
 
     async def write(self, piece: bytes) -> None:
-        """Queue a piece and wait until the peer has taken most of what is queued."""
+        """Queue a piece and wait until the socket has taken most of what is queued."""
         self._missing -= len(piece)
         await self._channel.put_piece(piece)
 
     async def close(self, tail: bytes) -> None:
-        """Queue the last piece, fill up, and let other messages pass."""
+        """Queue the last piece, fill up with blanks, and let other messages follow."""
         await self.write(tail)
         while self._missing > len(BLANKS):
             await self.write(BLANKS)

@@ -1,9 +1,9 @@
-"""Who this executor is: the environment that it serves, its key, its token, and whom it lets in.
+"""The executor's identity: its environment, key and token, and its list of allowed clients.
 
-The token comes from exactly one place: a variable, a file that is read at each request (so that it can be
-renewed), or a line of standard input. The key comes from a file, or is made once and outlives the server in
-the supervisor's memory file (`supervisor/remote.py`): the server that follows a killed one is the same
-executor to whoever has its key. Neither is ever logged or shown.
+The token has exactly one source: a variable, a file that is read for each request (so that it can be
+renewed), or a line of standard input. The key is read from a file, or is generated once and kept in the
+supervisor's memory file (`supervisor/remote.py`), so that a new server has the key of the one before it.
+Neither is ever logged or shown.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
-from execprotocol.relay.keys import KeyFault, KeyPair
-from execprotocol.trust import UntrustedError, read_file
-from execserver.relay.executor.allowed_clients import ClientList, ClientListError
+from execprotocol.relay.keys import InvalidKeyError, KeyPair
+from execprotocol.trust import UntrustedError, read_trusted
+from execserver.relay.executor.allowed_clients import AllowedClients, AllowedClientsError
 from execserver.relay.executor.options import TOKEN_VARIABLE, RemoteOptions, place_of
 from execserver.transports.authentication import ConfigurationError
 
 MAX_TOKEN_BYTES = 16 << 10
-"""As of a line on stdin. Servers of HTTP take no longer headers anyway."""
+"""Limit of a line on stdin. HTTP servers accept no longer headers either."""
 
 READ_SECONDS = 10.0
-"""How long a small file may take. Somebody waits for the answer, and a dead mount never gives one."""
+"""How long reading a small file may take: a dead mount never answers."""
 
 _threads = ThreadPoolExecutor(2, thread_name_prefix="relay-files")
-"""Our own: one that hangs in a dead mount must not keep the loop from closing, which waits for its own."""
+"""Separate from the loop's threads, for which its end waits: a read in a dead mount never ends."""
 
 Got = TypeVar("Got")
 Given = ParamSpec("Given")
@@ -41,22 +41,22 @@ Given = ParamSpec("Given")
 _SOURCES = f"{TOKEN_VARIABLE}, --remote-token-file and --remote-token-stdin"
 
 
-async def read_aside(read: Callable[Given, Got], *args: Given.args, **kwargs: Given.kwargs) -> Got:
-    """Call what reads a file, in a thread.
+async def read_in_thread(read: Callable[Given, Got], *args: Given.args, **kwargs: Given.kwargs) -> Got:
+    """Call a function that reads a file, in a thread.
 
     Raises:
-        TimeoutError: it took more than `READ_SECONDS`; it may hang there for good.
+        TimeoutError: the call took more than `READ_SECONDS`. Its thread may never end.
     """
     async with asyncio.timeout(READ_SECONDS):
         return await asyncio.get_running_loop().run_in_executor(_threads, partial(read, *args, **kwargs))
 
 
 class TokenSource:
-    """Gives the token for each request.
+    """Returns the token for each request.
 
     Args:
-        token: what it is; None when it is in the file.
-        file: where it is; None when it is known.
+        token: the token; None: it is in `file`.
+        file: the file with the token; None: `token` is given.
     """
 
     def __init__(self, token: str | None, file: Path | None) -> None:
@@ -64,20 +64,20 @@ class TokenSource:
         self._file = file
 
     async def __call__(self) -> str:
-        """The token as it is now.
+        """The current token.
 
         Raises:
-            ConfigurationError: the file has none.
+            ConfigurationError: the file has no token.
         """
         if self._token is not None:
             return self._token
         try:
-            return await read_aside(self.read)
+            return await read_in_thread(self.read)
         except TimeoutError:
             raise ConfigurationError("--remote-token-file cannot be read: the disk does not answer") from None
 
     def read(self) -> str:
-        """The same, of whoever may wait for the disk."""
+        """The current token, for a caller that may block on the disk."""
         if self._token is not None:
             return self._token
         assert self._file is not None
@@ -86,14 +86,14 @@ class TokenSource:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One executor."""
+    """The identity of one executor."""
 
     base_url: str
     environment_id: str
     key: KeyPair
     token: TokenSource
-    clients: ClientList | None
-    """Whom it lets in of those for whom the registry vouches; None for all of them."""
+    clients: AllowedClients | None
+    """The clients that are admitted if the registry sent them; None: all that it sent."""
 
 
 def identity_from(
@@ -102,16 +102,16 @@ def identity_from(
     variables: Mapping[str, str],
     memory: int,
 ) -> Identity:
-    """The identity that the options ask for; reads the files they name, and makes a key where there is none.
+    """Make the identity from the options: read the files they name, and generate a key if there is none.
 
     Args:
-        options: as given, with URL and environment as the supervisor has them.
-        base: the folder that relative file names start from.
-        variables: the daemon's environment.
-        memory: the supervisor's memory file.
+        options: with the supervisor's URL and environment.
+        base: the folder of relative file names.
+        variables: the daemon's environment variables.
+        memory: descriptor of the supervisor's memory file.
 
     Raises:
-        ConfigurationError: an option is missing, there is not exactly one token, or a file is not usable.
+        ConfigurationError: an option is missing, there is not exactly one token, or a file cannot be used.
     """
     url, environment_id = place_of(options)
     on_stdin, seed = _remembered(memory)
@@ -127,7 +127,7 @@ def identity_from(
 
 
 def check_identity(options: RemoteOptions, base: Path, variables: Mapping[str, str]) -> None:
-    """Whether a daemon with these options would have an identity. Makes nothing, and leaves stdin alone.
+    """Check that the options make an identity. Creates no file and does not read stdin.
 
     Raises:
         ConfigurationError: as `identity_from`.
@@ -156,8 +156,8 @@ def _token_source(
     }
     named = [name for name, is_given in given.items() if is_given]
     if len(named) != 1:
-        said = f"given are {' and '.join(named)}" if named else "none is given"
-        raise ConfigurationError(f"--remote needs exactly one of {_SOURCES}: {said}")
+        found = f"given are {' and '.join(named)}" if named else "none is given"
+        raise ConfigurationError(f"--remote needs exactly one of {_SOURCES}: {found}")
     if options.remote_token_stdin and not on_stdin:
         raise ConfigurationError(
             "--remote-token-stdin: there was no token on standard input when the service was started; with "
@@ -174,7 +174,7 @@ def _token_source(
 def _token_in(path: Path) -> str:
     place = f"--remote-token-file: {path}"
     try:
-        content = read_file(str(path), secret=True)
+        content = read_trusted(str(path), secret=True)
     except UntrustedError as error:
         raise ConfigurationError(f"{place} decides who may connect: {error}") from None
     except OSError as error:
@@ -199,28 +199,28 @@ def _key_in(path: Path, *, create: bool) -> KeyPair:
         raise ConfigurationError(f"--remote-key-file: {error}") from None
 
 
-def _clients(options: RemoteOptions, base: Path) -> ClientList | None:
+def _clients(options: RemoteOptions, base: Path) -> AllowedClients | None:
     if options.remote_allowed_clients is None:
         return None
-    clients = ClientList(base / options.remote_allowed_clients)
+    clients = AllowedClients(base / options.remote_allowed_clients)
     try:
         clients.read()
-    except ClientListError as error:
+    except AllowedClientsError as error:
         raise ConfigurationError(f"--remote-allowed-clients: {error}") from None
     return clients
 
 
 def _remembered(memory: int) -> tuple[str, bytes | None]:
-    """What is in the memory file: the token that came on stdin, and the seed if a server has left it."""
+    """The contents of the memory file: the token from stdin, and the seed if an earlier server wrote one."""
     content = os.pread(memory, 2 * MAX_TOKEN_BYTES, 0)
     lines = content.split(b"\n")
-    # A line counts when its end is there: whoever wrote it may have been killed in between.
+    # A line without its end is incomplete: the server that wrote it may have been killed.
     seed = None
     if len(lines) > 2:
         try:
             seed = base64.b64decode(lines[1], validate=True)
             KeyPair.from_seed(seed)
-        except (binascii.Error, KeyFault):
+        except (binascii.Error, InvalidKeyError):
             seed = None
     return lines[0].decode(errors="replace"), seed
 

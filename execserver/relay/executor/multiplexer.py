@@ -1,13 +1,10 @@
-"""One socket to the relay and the streams on it: which frame goes to whom, and whose turn it is to send.
+"""One socket to the relay and its streams: dispatch of received frames, and turns for sending.
 
-Rules kept in this file:
-
-1. What is wrong with a stream ends that stream, by a reset; the socket and the other streams go on.
-2. Streams send in turns, a record each, and only while the socket has room. So a small answer waits for a
-   record of every other stream and for what the socket holds, however much those have to say.
-3. What was never a stream gets a reset, but not at any price: beyond `MAX_QUEUED_RESETS` in the socket they
-   are left out.
-4. Everything counted here is bounded: streams, handshakes under way, bytes that are kept unread.
+1. A fault in a stream resets that stream; the socket and the other streams go on.
+2. Streams send in turns, a record each, and only while the socket has room. So a small answer waits for one
+   record of every other stream and for the bytes in the socket, however much the others have queued.
+3. A frame of an unknown stream is answered with a reset, unless the socket has `MAX_QUEUED_RESETS` unsent.
+4. Streams, concurrent handshakes and unread bytes are limited.
 
 `docs/protocol.md`, "Relay".
 """
@@ -21,7 +18,7 @@ from collections.abc import Callable
 from execprotocol.relay import frames
 from execprotocol.relay.dial import FrameSocket
 from execprotocol.relay.frames import Frame, FrameError
-from execserver.relay.executor.admission import Admission, NotAdmitted
+from execserver.relay.executor.admission import ClientAdmission, NotAdmitted
 from execserver.relay.executor.channel import SHOWN_CHARACTERS, RelayChannel
 from execserver.rpc.channel import Channel, MessageHandler
 from execserver.telemetry.logs import Logger
@@ -31,32 +28,32 @@ MAX_STREAMS = 128
 """As the stock executor."""
 
 MAX_HANDSHAKES = 32
-"""Handshakes that wait for the registry at a time, as in the stock executor. Further ones wait for their
-turn: all clients come at the same moment when their relay was started anew."""
+"""Concurrent validations by the registry, as in the stock executor. Further handshakes wait: after a restart
+of the relay all clients come at once."""
 
 MAX_HELD_BYTES = 512 << 20
-"""Kept unread of all streams: four that send as much as they may."""
+"""Limit of unread bytes of all streams: four streams at their own limit."""
 
 MAX_QUEUED_RESETS = 1 << 20
-"""Unsent bytes of the socket above which frames without a stream are not answered."""
+"""Unsent bytes of the socket above which frames of unknown streams are not answered."""
 
 GOING_AWAY = 1001
 
 log = Logger()
 
 
-class Link:
-    """What `dial` tells of a socket (`dial.FrameListener`), made into streams.
+class Multiplexer:
+    """The streams of one socket; a `dial.FrameListener`.
 
     Args:
         admission: decides on handshakes.
         make_handler: makes the handler of each stream.
-        may_open: whether new streams are taken now.
+        may_open: whether new streams are accepted now.
     """
 
     def __init__(
         self,
-        admission: Admission,
+        admission: ClientAdmission,
         make_handler: Callable[[Channel], MessageHandler],
         may_open: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -67,38 +64,38 @@ class Link:
         self._socket: FrameSocket
         self._streams: dict[str, RelayChannel] = {}  # in the order in which they were opened
         self._handshakes: dict[str, asyncio.Task[None]] = {}
-        self._may_ask = asyncio.Semaphore(MAX_HANDSHAKES)
+        self._validations = asyncio.Semaphore(MAX_HANDSHAKES)
         self._turns: deque[RelayChannel] = deque()
-        self._scheduled = False
+        self._turn_scheduled = False
         self._closing = False
         self.lost: asyncio.Future[str] = self._loop.create_future()
-        """Done at the end of the socket, with the reason."""
+        """The reason for the end of the socket, once it has ended."""
         self.held = 0
-        """Bytes that all streams keep unread."""
+        """Unread bytes of all streams."""
 
     def __len__(self) -> int:
-        """The streams that are open."""
+        """The number of open streams."""
         return len(self._streams)
 
     def close_when_idle(self) -> None:
-        """Open no more streams, and close the socket behind the last one (idempotent)."""
+        """Accept no more streams, and close the socket after the last one (idempotent)."""
         self._closing = True
         for stream_id in tuple(self._handshakes):
             self._refuse(stream_id)
         self._close_if_idle()
 
     def abort(self) -> None:
-        """Drop the socket now, and with it every stream."""
+        """Drop the socket and every stream now."""
         self._socket.abort()
 
     # -- dial.py: FrameListener
 
     def socket_opened(self, socket: FrameSocket) -> None:
-        """The relay has agreed."""
+        """The WebSocket is open."""
         self._socket = socket
 
     def frame_received(self, message: bytes) -> None:
-        """A message came. What is no frame is dropped."""
+        """Process a message. An undecodable one is dropped."""
         try:
             frame = frames.decode(message)
         except FrameError as error:
@@ -111,18 +108,18 @@ class Link:
             else:
                 stream.record_received(frame.seq, frame.payload)
                 if self._turns:
-                    self._send_turns()  # the answers, without waiting for the loop's next turn
+                    self._send_turns()  # answers leave without waiting for the next turn of the loop
         elif frame.kind == "handshake":
             self._handshake_received(stream, frame)
         elif frame.kind == "reset":
             self._reset_received(stream, frame)
 
     def room(self) -> None:
-        """The socket takes more."""
+        """The socket has room again."""
         self._send_turns()
 
     def socket_lost(self, reason: str) -> None:
-        """Every stream is over."""
+        """End every stream."""
         for task in self._handshakes.values():
             task.cancel()
         self._handshakes.clear()
@@ -132,25 +129,25 @@ class Link:
         if not self.lost.done():
             self.lost.set_result(reason)
 
-    # -- stream_channel.py: Carrier
+    # -- channel.py: StreamOwner
 
     def wants_turn(self, channel: RelayChannel) -> None:
-        """It has something to send: at the end of this turn of the loop, so that messages share records."""
+        """Queue a turn for the end of this turn of the loop, so that messages share records."""
         if channel.has_turn:
             return
         channel.has_turn = True
         self._turns.append(channel)
-        if not self._scheduled:
-            self._scheduled = True
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
             self._loop.call_soon(self._turn_ended)
 
     def send_now(self, channel: RelayChannel) -> None:
-        """Send what it has, as far as there is room this very moment."""
+        """Send the channel's data, as far as the socket has room at this moment."""
         while not self._socket.is_full and (frame := channel.next_frame()) is not None:
             self._send(frame)
 
     def leave(self, channel: RelayChannel, reason: str) -> None:
-        """The stream is over for good."""
+        """Remove a stream that has ended."""
         if self._streams.get(channel.stream_id) is channel:
             del self._streams[channel.stream_id]
         if reason:
@@ -166,13 +163,13 @@ class Link:
         return newest is not channel
 
     def may_hold(self, size: int) -> bool:
-        """Whether so many more bytes may be kept unread."""
+        """Whether that many more bytes may be kept unread."""
         return self.held + size <= MAX_HELD_BYTES
 
-    # -- what goes out
+    # -- sending
 
     def _turn_ended(self) -> None:
-        self._scheduled = False
+        self._turn_scheduled = False
         self._send_turns()
 
     def _send_turns(self) -> None:
@@ -193,7 +190,7 @@ class Link:
         measures.sent(len(frame))
         self._socket.send(frame)
 
-    # -- what comes in
+    # -- receiving
 
     def _reset_received(self, stream: RelayChannel | None, frame: Frame) -> None:
         handshake = self._handshakes.pop(frame.stream_id, None)
@@ -222,7 +219,7 @@ class Link:
 
     async def _shake_hands(self, stream_id: str, message: bytes | memoryview) -> None:
         try:
-            async with self._may_ask:
+            async with self._validations:
                 if self._admission.is_paused:  # since a moment ago
                     del self._handshakes[stream_id]
                     self._refuse(stream_id)
@@ -249,7 +246,7 @@ class Link:
         channel.start(self._make_handler)
 
     def _refuse(self, stream_id: str) -> None:
-        """It is no stream, and will be none."""
+        """Reset a stream id that is not open, and cancel its handshake."""
         handshake = self._handshakes.pop(stream_id, None)
         if handshake is not None:
             handshake.cancel()

@@ -1,4 +1,4 @@
-"""The settings of the executor's end, as given. Loads nothing: a daemon without `--remote` has them, too."""
+"""The settings of `--remote`. The module loads nothing: a daemon without `--remote` imports it, too."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from msgspec.structs import fields, replace
 from execserver.transports.authentication import ConfigurationError
 
 TOKEN_VARIABLE = "EXECSERVER_REMOTE_TOKEN"  # noqa: S105
-"""The executor's token. No setting: flags are seen by everybody, and files and `config show` by some."""
+"""The variable with the executor's token. A setting could be read in `ps`, in files and in `config show`."""
 
 
 class RemoteOptions(msgspec.Struct, frozen=True):
-    """What `--remote` and the options that go with it say; None and False are absent."""
+    """`--remote` and its options; None and False mean that the option is absent."""
 
     remote: str | None = None
     environment_id: str | None = None
@@ -24,7 +24,7 @@ class RemoteOptions(msgspec.Struct, frozen=True):
 
 
 def place_of(options: RemoteOptions) -> tuple[str, str]:
-    """URL and environment.
+    """The registry's URL and the environment id.
 
     Raises:
         ConfigurationError: one of them is missing.
@@ -36,17 +36,17 @@ def place_of(options: RemoteOptions) -> tuple[str, str]:
 
 
 def options_of_service(options: RemoteOptions, served: tuple[str, str] | None) -> RemoteOptions | None:
-    """The options with the place that is served, which is the same for as long as the service lives.
+    """The options, with the URL and the environment with which the service was started.
 
     Args:
-        options: as they are now.
-        served: URL and environment that the supervisor took up at the start; None for none.
+        options: of the current configuration.
+        served: URL and environment at the start of the supervisor; None if it had none.
 
     Returns:
-        None without a place.
+        None if the service was started without `--remote`.
 
     Raises:
-        ConfigurationError: there is a place only now, or options that mean nothing without one.
+        ConfigurationError: `--remote` was added since the start, or an option needs `--remote`.
     """
     if served is not None:
         remote, environment_id = served
@@ -60,5 +60,5 @@ def options_of_service(options: RemoteOptions, served: tuple[str, str] | None) -
 
 
 def missing_packages(error: ImportError) -> str:
-    """What to say when the executor's end cannot be loaded."""
+    """The error text if a package of the executor's end is missing."""
     return f"--remote needs packages that are not there ({error}): pip install 'execserver[relay]'"

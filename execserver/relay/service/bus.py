@@ -1,8 +1,8 @@
-"""What carries frames between the side that has an executor's socket and the side that has a harness's.
+"""The bus between the endpoints of executors and those of harnesses.
 
-Both sides know each other by subjects only and never touch each other's objects, so they may live in one
-process (`MemoryBus`) or, with another implementation of `Bus`, in several. Messages from one subject to
-another arrive in order, at most once, or not at all; nothing is stored for a subject without a subscriber.
+Endpoints address each other by subjects only, so they may live in one process (`MemoryBus`) or, with another
+implementation of `Bus`, in several. Messages from one subject to another arrive in order and at most once;
+a message to a subject without a subscriber is lost.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 MessageKind = Literal["joined", "crowded", "frame", "gone", "full", "room"]
-"""joined: a harness is there. crowded: it cannot stay. frame: copy this. gone: the sender's socket ended.
-full: the sender's queue is above its high mark, so that more would only wait. room: it is not any more."""
+"""joined: a harness connected. crowded: there are too many harnesses. frame: forward this. gone: the sender's
+socket ended. full: the sender's queue is above its high mark. room: it is below its low mark again."""
 
 
-class Message(NamedTuple):
-    """One thing that one side tells the other.
+class BusMessage(NamedTuple):
+    """One message between endpoints.
 
-    `sender` is the subject for answers. The rest is of frames only: the stream, the frame's kind as
-    `frames.decode` names it, and the bytes exactly as they came from the peer.
+    `sender` is the subject for answers. The other members are for frames: the stream, the kind by
+    `frames.decode`, and the bytes exactly as the peer sent them.
     """
 
     kind: MessageKind
@@ -29,38 +29,38 @@ class Message(NamedTuple):
     frame: bytes = b""
 
 
-Receive = Callable[[Message], None]
+Receive = Callable[[BusMessage], None]
 
 
 class Bus(Protocol):
     """Subjects, each with at most one subscriber."""
 
     def subscribe(self, subject: str, receive: Receive) -> None:
-        """Have the messages to `subject` handed to `receive`, in place of an earlier subscriber's."""
+        """Call `receive` with each message to `subject`, in place of an earlier subscriber."""
 
     def unsubscribe(self, subject: str) -> None:
-        """Hand over nothing more (idempotent)."""
+        """Deliver no more messages (idempotent)."""
 
-    def publish(self, subject: str, message: Message) -> bool:
-        """Send one message. False: it is certain that nobody subscribed."""
+    def publish(self, subject: str, message: BusMessage) -> bool:
+        """Send one message. False: there is certainly no subscriber."""
 
 
 class MemoryBus:
-    """Within one process: delivery happens inside `publish`."""
+    """A bus within one process: `publish` delivers before it returns."""
 
     def __init__(self) -> None:
         self._subscribers: dict[str, Receive] = {}
 
     def subscribe(self, subject: str, receive: Receive) -> None:
-        """Have the messages to `subject` handed to `receive`."""
+        """Call `receive` with each message to `subject`."""
         self._subscribers[subject] = receive
 
     def unsubscribe(self, subject: str) -> None:
-        """Hand over nothing more (idempotent)."""
+        """Deliver no more messages (idempotent)."""
         self._subscribers.pop(subject, None)
 
-    def publish(self, subject: str, message: Message) -> bool:
-        """Deliver one message now. False: nobody subscribed."""
+    def publish(self, subject: str, message: BusMessage) -> bool:
+        """Deliver one message now. False: there is no subscriber."""
         receive = self._subscribers.get(subject)
         if receive is None:
             return False
@@ -69,10 +69,10 @@ class MemoryBus:
 
 
 def executor_subject(registration_id: str) -> str:
-    """Where harnesses send to a registration's executor."""
+    """The subject of a registration's executor."""
     return f"relay.{registration_id}.up"
 
 
 def harness_subject(registration_id: str, peer_id: str) -> str:
-    """Where the executor sends to one harness socket."""
+    """The subject of one harness socket."""
     return f"relay.{registration_id}.down.{peer_id}"

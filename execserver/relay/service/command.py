@@ -1,7 +1,7 @@
-"""`execserver relay …`: run a relay, hand out tokens for it, see who is online, make keys.
+"""`execserver relay …`: run a relay, manage its tokens, list connected executors, make keys.
 
-Exit codes: 2 for what is no valid command line, 1 for what cannot be done, with the reason on stderr. What is
-for scripts (a token, an id, a fingerprint) stands alone on stdout.
+Exit codes: 2 for an invalid command line, 1 for a failure, with the reason on stderr. Results for scripts (a
+token, an id, a fingerprint) are the only text on stdout.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from execserver.relay.service.token_record import Token
-    from execserver.relay.service.tokens import TokenStore
+    from execserver.relay.service.tokens import TokenRecord, TokenStore
 
-_DESCRIPTION = (
-    "Let executors and clients meet that are behind firewalls, and forward what they seal for each other."
-)
-_STATE_HELP = "the relay's folder, of mode 0700: tokens, control socket"
+_DESCRIPTION = "Connect clients to executors behind firewalls, and forward what they encrypt for each other."
+_STATE_HELP = "the relay's folder of tokens and control socket, of mode 0700"
 
 Columns = Sequence[tuple[str, ...]]
 
@@ -30,7 +27,7 @@ def main(argv: list[str]) -> int:
     """Run a command; returns its exit code.
 
     Args:
-        argv: what follows `execserver relay`.
+        argv: the arguments after `execserver relay`.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -38,23 +35,25 @@ def main(argv: list[str]) -> int:
     try:
         return run(options)
     except ModuleNotFoundError as error:
-        # Only of what the extra brings: a module of our own that is missing is a fault to be seen.
+        # Only for packages of the extra: a missing module of the project is a bug.
         if error.name is None or error.name.partition(".")[0] not in ("aiohttp", "cryptography"):
             raise
-        return _complain(f"the package {error.name} is missing; `pip install execserver[relay]` brings it")
+        return _print_error(
+            f"the package {error.name} is missing: `pip install execserver[relay]` installs it"
+        )
     except BrokenPipeError:
-        sys.stdout = None  # nothing is to be flushed at the end
+        sys.stdout = None  # so that nothing is flushed at exit
         return 141
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from execserver.relay.service.settings import RelaySettings, SettingsError
+    from execserver.relay.service.settings import RelaySettings, RelaySettingsError
 
     values = {name: value for name, value in vars(options).items() if name not in ("run", "command")}
     try:
         settings = RelaySettings.parse(**values)
-    except SettingsError as error:
-        return _complain(str(error))
+    except RelaySettingsError as error:
+        return _print_error(str(error))
     from execserver.relay.service.server import run
 
     return run(settings)
@@ -68,8 +67,8 @@ def _token_create(options: argparse.Namespace) -> int:
             options.role, options.environment, expires_in=options.expires_in, note=options.note
         )
     except TokenError as error:
-        return _complain(str(error))
-    return _say(secret)
+        return _print_error(str(error))
+    return _print(secret)
 
 
 def _token_list(options: argparse.Namespace) -> int:
@@ -78,9 +77,9 @@ def _token_list(options: argparse.Namespace) -> int:
     try:
         tokens = _store(options).tokens
     except TokenError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     if options.json:
-        return _say(json.dumps([_token_row(each) for each in tokens]))
+        return _print(json.dumps([_token_row(each) for each in tokens]))
     rows = [
         (
             each.id,
@@ -101,7 +100,7 @@ def _token_revoke(options: argparse.Namespace) -> int:
     try:
         _store(options).revoke(options.id)
     except TokenError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     return 0
 
 
@@ -111,10 +110,10 @@ def _environments(options: argparse.Namespace) -> int:
     try:
         answer = ask(Path(options.state_dir).absolute(), "/environments")
     except NoRelayError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     found = json.loads(answer)
     if options.json:
-        return _say(json.dumps(found))
+        return _print(json.dumps(found))
     rows = [
         (
             each["environment"],
@@ -132,9 +131,9 @@ def _key(options: argparse.Namespace) -> int:
     from execprotocol.relay.key_files import KeyFileError, load_key_pair
 
     try:
-        return _say(load_key_pair(Path(options.file), create=True).public.fingerprint)
+        return _print(load_key_pair(Path(options.file), create=True).public.fingerprint)
     except KeyFileError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
 
 
 def _store(options: argparse.Namespace, *, create: bool = False) -> TokenStore:
@@ -143,7 +142,7 @@ def _store(options: argparse.Namespace, *, create: bool = False) -> TokenStore:
     return TokenStore(Path(options.state_dir).absolute(), create=create)
 
 
-def _token_row(token: Token) -> dict[str, object]:
+def _token_row(token: TokenRecord) -> dict[str, object]:
     return {
         "id": token.id,
         "role": token.role,
@@ -157,13 +156,13 @@ def _token_row(token: Token) -> dict[str, object]:
 # -- output
 
 
-def _say(line: str) -> int:
+def _print(line: str) -> int:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
     return 0
 
 
-def _complain(text: str) -> int:
+def _print_error(text: str) -> int:
     sys.stderr.write(f"execserver: {text}\n")
     return 1
 
@@ -174,7 +173,7 @@ def _table(heads: tuple[str, ...], rows: Columns) -> int:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (heads, *rows)
     ]
-    return _say("\n".join(lines))
+    return _print("\n".join(lines))
 
 
 def _date(seconds: float) -> str:
@@ -194,16 +193,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="execserver relay", description=_DESCRIPTION, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve(commands.add_parser("serve", help="run a relay", allow_abbrev=False))
-    token = commands.add_parser("token", help="make, list and revoke tokens", allow_abbrev=False)
+    token = commands.add_parser("token", help="create, list and revoke tokens", allow_abbrev=False)
     _add_token(token.add_subparsers(dest="action", metavar="ACTION", required=True))
-    environments = commands.add_parser("environments", help="who is online", allow_abbrev=False)
+    environments = commands.add_parser("environments", help="list connected executors", allow_abbrev=False)
     _add_state_dir(environments)
-    environments.add_argument("--json", action="store_true", help="as JSON")
+    environments.add_argument("--json", action="store_true", help="print JSON")
     environments.set_defaults(run=_environments)
     key = commands.add_parser(
-        "key", help="make a key file if it is missing, and print its fingerprint", allow_abbrev=False
+        "key", help="create a key file if it is missing, and print its fingerprint", allow_abbrev=False
     )
-    key.add_argument("file", metavar="FILE", help="of mode 0600")
+    key.add_argument("file", metavar="FILE", help="the key file, of mode 0600")
     key.set_defaults(run=_key)
     return parser
 
@@ -222,18 +221,20 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--public-url",
         default="",
         metavar="URL",
-        help="how peers reach the relay, when a proxy stands before it "
-        "(default: by the Host of each request)",
+        help="the URL by which peers reach the relay, if it is behind a proxy "
+        "(default: from the Host header of each request)",
     )
     parser.add_argument(
         "--plain-door",
         action="append",
         metavar="ENVIRONMENT",
-        help="let clients without encryption of their own reach this environment, at URL/exec/ENVIRONMENT; "
-        "the relay can read what they say; may be repeated",
+        help="serve JSON-RPC over a plain WebSocket for this environment, at URL/exec/ENVIRONMENT, to "
+        "clients without the relay's encryption; the relay can read their messages; may be repeated",
     )
     parser.add_argument(
-        "--metrics-listen", metavar="URL", help="show the metrics at http://IP:PORT/metrics, too, to anybody"
+        "--metrics-listen",
+        metavar="URL",
+        help="also serve the metrics at http://IP:PORT/metrics, without credentials",
     )
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="(default: info)"
@@ -243,7 +244,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_token(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    create = actions.add_parser("create", help="make a token and print it", allow_abbrev=False)
+    create = actions.add_parser("create", help="create a token and print it", allow_abbrev=False)
     _add_state_dir(create)
     create.add_argument("--role", required=True, choices=("executor", "client"))
     create.add_argument(
@@ -251,23 +252,23 @@ def _add_token(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         required=True,
         action="append",
         metavar="ID",
-        help="where it is good; may be repeated: letters, digits, - and _",
+        help="an environment that the token is for: letters, digits, - and _; may be repeated",
     )
     create.add_argument(
-        "--expires-in", type=_seconds, metavar="SECONDS", help="when it ends by itself (default: never)"
+        "--expires-in", type=_seconds, metavar="SECONDS", help="when the token expires (default: never)"
     )
-    create.add_argument("--note", default="", metavar="TEXT", help="for `token list`")
+    create.add_argument("--note", default="", metavar="TEXT", help="shown by `token list`")
     create.set_defaults(run=_token_create)
     listing = actions.add_parser(
-        "list", help="what there is; the tokens themselves are not kept", allow_abbrev=False
+        "list", help="list tokens; the tokens themselves are not stored", allow_abbrev=False
     )
     _add_state_dir(listing)
-    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_token_list)
     revoke = actions.add_parser(
-        "revoke", help="end a token, and the sockets that rest on it", allow_abbrev=False
+        "revoke", help="revoke a token, and end the sockets that depend on it", allow_abbrev=False
     )
-    revoke.add_argument("id", metavar="ID", help="as `token list` shows it")
+    revoke.add_argument("id", metavar="ID", help="the id that `token list` shows")
     _add_state_dir(revoke)
     revoke.set_defaults(run=_token_revoke)
 

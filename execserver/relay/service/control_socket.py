@@ -1,8 +1,8 @@
-"""The relay's control socket: a Unix socket in its state folder, over which the command line asks it things.
+"""The relay's control socket: HTTP over a Unix socket in the state folder, for the command line.
 
-Only the user whose folder it is can reach it. It speaks HTTP. Standard library only: who asks need not load
-what serves. The socket is reached through the folder's descriptor, because its own path may be longer than
-the 107 bytes that a socket's name has.
+Only the folder's owner can reach it. Standard library only, so that the command line need not load the
+server. The socket is reached through the folder's descriptor, because its path may be longer than the 107
+bytes of a socket address.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ BACKLOG = 16
 
 
 class NoRelayError(Exception):
-    """No relay answers, with a text for the user."""
+    """No relay answers. The text is for the user."""
 
 
 def bind(folder: int) -> socket.socket:
-    """Listen in a state folder whose lock is ours: what is there of that name was left by a dead relay.
+    """Listen in a state folder that is locked by this process; a socket there is of a dead relay.
 
     Args:
-        folder: the descriptor of the state folder.
+        folder: descriptor of the state folder.
 
     Raises:
-        OSError: not possible.
+        OSError: the socket cannot be bound.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET_NAME, dir_fd=folder)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The file gets the socket's own mode: right from the first moment, whatever the umask is.
+        # The file gets the socket's mode, whatever the umask is, and never has another one.
         os.fchmod(listening.fileno(), 0o600)
         listening.bind(_short_path(folder))
         listening.listen(BACKLOG)
@@ -54,11 +54,11 @@ def ask(state_dir: Path, path: str) -> bytes:
     """The body of `GET PATH` on the control socket of a running relay.
 
     Args:
-        state_dir: of that relay.
+        state_dir: of the relay.
         path: `/environments` or `/metrics`.
 
     Raises:
-        NoRelayError: none runs with that folder, or it does not answer.
+        NoRelayError: no relay runs with that folder, or the relay does not answer.
     """
     try:
         folder = open_folder(str(state_dir))

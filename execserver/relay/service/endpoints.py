@@ -1,9 +1,8 @@
-"""The two ends of the way through a relay: an executor's socket, and a harness's that was introduced to it.
+"""The endpoints of a relay: one for each executor's socket, one for each harness's socket.
 
-Rules kept here:
-- The ends know each other by the bus only. Which harness owns a stream, and whether the executor is read
-  from, is decided at the executor's end, where all harnesses meet.
-- `close` leads to `ended` before it returns, so after everything that may send, an end may be over.
+- Endpoints know each other by the bus only. The executor's endpoint decides which harness owns a stream, and
+  whether the executor is read from.
+- `close` calls `ended` before it returns, so an endpoint may have ended after any call that may send.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import partial
 
 from execprotocol.relay import frames
 from execprotocol.relay.frames import FrameError
-from execserver.relay.service.bus import Bus, Message, MessageKind, executor_subject, harness_subject
+from execserver.relay.service.bus import Bus, BusMessage, MessageKind, executor_subject, harness_subject
 from execserver.relay.service.queues import (
     PEER_CLOSED,
     SLOW_CONSUMER,
@@ -23,28 +22,28 @@ from execserver.relay.service.queues import (
     CallLater,
     Counters,
     Limits,
-    Peer,
     Queues,
+    RelayPeer,
     Timer,
 )
 
 SLOW, TRY_AGAIN = 1008, 1013
-"""Close codes: the peer does not take its frames; the executor is gone, or has too many harnesses."""
+"""Close codes: the peer reads too slowly; the executor is offline, or has too many harnesses."""
 
 ENDED_STREAMS = 256
-"""Ended stream ids that are remembered an executor, to drop what was on its way: twice what can be open."""
+"""Ended stream ids that are remembered of an executor, to drop late frames: twice as many as can be open."""
 
 UNHELD_SHARE = 4
-"""For how many times a hold's length there is none after one that did not help: harnesses that take nothing,
-however many, cost the others a fifth of the time at most."""
+"""After a failed hold there is none for so many times its length: harnesses that read nothing, however many,
+cost the others at most a fifth of the time."""
 
 Close = Callable[[str, int], None]
-"""Ends the own socket: the reason as the counters name it, and the close code."""
+"""Ends the endpoint's socket: the reason as in `Counters.closed`, and the close code."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all ends of a relay share."""
+class RelayContext:
+    """The objects that all endpoints of a relay share."""
 
     bus: Bus
     limits: Limits
@@ -54,56 +53,56 @@ class Surroundings:
     call_later: CallLater
 
 
-class HarnessEnd:
-    """The relay's side of a harness's socket."""
+class HarnessEndpoint:
+    """The relay's endpoint for a harness's socket."""
 
-    def __init__(self, around: Surroundings, registration_id: str, peer: Peer, close: Close) -> None:
+    def __init__(self, context: RelayContext, registration_id: str, peer: RelayPeer, close: Close) -> None:
         self.peer = peer
         self.close = close
-        self._around = around
-        self._cut = partial(close, SLOW_CONSUMER, SLOW)
+        self._context = context
+        self._close_slow = partial(close, SLOW_CONSUMER, SLOW)
         self._group = registration_id
         self._subject = harness_subject(registration_id, peer.id)
         self._executor = executor_subject(registration_id)
-        around.bus.subscribe(self._subject, self._receive)
+        context.bus.subscribe(self._subject, self._receive)
 
     def announce(self) -> bool:
-        """Tell the executor's end that we are here. False: there is none."""
-        return self._tell("joined")
+        """Notify the executor's endpoint. False: there is none."""
+        return self._notify("joined")
 
-    def came(self, message: bytes) -> None:
-        """The harness sent a message."""
-        dropped = self._around.counters.dropped
+    def message_received(self, message: bytes) -> None:
+        """Forward a message of the harness."""
+        dropped = self._context.counters.dropped
         try:
             frame = frames.decode(message)
         except FrameError:
             dropped["undecodable"] += 1
             return
-        sent = Message("frame", self._subject, frame.stream_id, frame.kind, message)
-        if not self._around.bus.publish(self._executor, sent):
+        sent = BusMessage("frame", self._subject, frame.stream_id, frame.kind, message)
+        if not self._context.bus.publish(self._executor, sent):
             dropped["no_peer"] += 1
 
     def has_room(self) -> None:
         """The harness's queue is no longer full."""
-        self._tell("room")
+        self._notify("room")
 
-    def silence(self) -> None:
-        """Hear nothing more of the executor."""
-        self._around.bus.unsubscribe(self._subject)
+    def unsubscribe(self) -> None:
+        """Receive nothing more from the executor."""
+        self._context.bus.unsubscribe(self._subject)
 
     def ended(self) -> None:
-        """The harness is gone."""
-        self.silence()
-        self._tell("gone")
+        """The harness's socket has ended."""
+        self.unsubscribe()
+        self._notify("gone")
 
-    def _tell(self, kind: MessageKind) -> bool:
-        return self._around.bus.publish(self._executor, Message(kind, self._subject))
+    def _notify(self, kind: MessageKind) -> bool:
+        return self._context.bus.publish(self._executor, BusMessage(kind, self._subject))
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: BusMessage) -> None:
         match message.kind:
             case "frame":
-                if not self._around.queues.send(self.peer, message.frame, self._cut, self._group):
-                    self._tell("full")
+                if not self._context.queues.send(self.peer, message.frame, self._close_slow, self._group):
+                    self._notify("full")
             case "full":
                 self.peer.pause()
             case "room":
@@ -117,39 +116,39 @@ class HarnessEnd:
 
 
 @dataclass(slots=True, eq=False)
-class _Harness:
-    """What the executor's end knows of one harness."""
+class _HarnessState:
+    """The state of one harness at the executor's endpoint."""
 
     subject: str
     streams: set[str] = field(default_factory=set)
     hold: Timer | None = None
-    """The end of the time for which the executor is not read from for its sake."""
+    """Ends the hold: the time for which the executor is not read from, so that this harness can catch up."""
     hold_is_long: bool = False
-    """Whether that assumes that it has the executor for itself."""
+    """Whether the hold is long because the executor has no other harness."""
     no_hold_before: float = 0.0
 
 
-class ExecutorEnd:
-    """The relay's side of an executor's socket."""
+class ExecutorEndpoint:
+    """The relay's endpoint for an executor's socket."""
 
-    def __init__(self, around: Surroundings, registration_id: str, peer: Peer, close: Close) -> None:
+    def __init__(self, context: RelayContext, registration_id: str, peer: RelayPeer, close: Close) -> None:
         self.peer = peer
         self.close = close
         self.registration_id = registration_id
-        self.streams: dict[str, _Harness] = {}
-        self.harnesses: dict[str, _Harness] = {}  # by subject
-        self._around = around
-        self._cut = partial(close, SLOW_CONSUMER, SLOW)
+        self.streams: dict[str, _HarnessState] = {}
+        self.harnesses: dict[str, _HarnessState] = {}  # by subject
+        self._context = context
+        self._close_slow = partial(close, SLOW_CONSUMER, SLOW)
         self._subject = executor_subject(registration_id)
         self._ended_streams: dict[str, None] = {}  # the oldest first
-        self._held: set[_Harness] = set()  # those that it is not read from for
+        self._held: set[_HarnessState] = set()  # with a hold now
         self._no_hold_before = 0.0
-        self._paused: set[_Harness] = set()  # those that are not read from for it
-        around.bus.subscribe(self._subject, self._receive)
+        self._paused: set[_HarnessState] = set()  # not read from while the executor's queue is full
+        context.bus.subscribe(self._subject, self._receive)
 
-    def came(self, message: bytes) -> None:
-        """The executor sent a message."""
-        counters = self._around.counters
+    def message_received(self, message: bytes) -> None:
+        """Forward a message of the executor."""
+        counters = self._context.counters
         try:
             frame = frames.decode(message)
         except FrameError:
@@ -170,30 +169,30 @@ class ExecutorEnd:
         """The executor's queue is no longer full."""
         paused, self._paused = self._paused, set()
         for harness in paused:
-            self._tell(harness, "room")
+            self._notify(harness, "room")
 
-    def silence(self) -> None:
-        """Hear nothing more of the harnesses."""
-        self._around.bus.unsubscribe(self._subject)
+    def unsubscribe(self) -> None:
+        """Receive nothing more from the harnesses."""
+        self._context.bus.unsubscribe(self._subject)
 
     def ended(self) -> None:
-        """The executor is gone, and so are its harnesses."""
-        self.silence()
+        """The executor's socket has ended: end its harnesses."""
+        self.unsubscribe()
         harnesses, self.harnesses = self.harnesses, {}
-        self._around.counters.streams -= len(self.streams)
+        self._context.counters.streams -= len(self.streams)
         self.streams.clear()
         self._paused.clear()
         for harness in harnesses.values():
             self._release(harness)
-            self._tell(harness, "gone")
+            self._notify(harness, "gone")
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: BusMessage) -> None:
         harness = self.harnesses.get(message.sender)
         if message.kind == "joined":
             self._joined(message.sender)
         elif harness is None:
             if message.kind == "frame":
-                self._around.counters.dropped["no_peer"] += 1
+                self._context.counters.dropped["no_peer"] += 1
         elif message.kind == "frame":
             self._from_harness(harness, message)
         elif message.kind == "gone":
@@ -206,9 +205,9 @@ class ExecutorEnd:
     # -- harnesses
 
     def _joined(self, subject: str) -> None:
-        harness = _Harness(subject)
-        if len(self.harnesses) >= self._around.limits.harnesses:
-            self._tell(harness, "crowded")
+        harness = _HarnessState(subject)
+        if len(self.harnesses) >= self._context.limits.harnesses:
+            self._notify(harness, "crowded")
             return
         self.harnesses[subject] = harness
         for held in self._held:
@@ -216,20 +215,20 @@ class ExecutorEnd:
                 self._stop_hold(held)
                 self._start_hold(held)
 
-    def _left(self, harness: _Harness) -> None:
+    def _left(self, harness: _HarnessState) -> None:
         del self.harnesses[harness.subject]
         self._paused.discard(harness)
         self._release(harness)
         for stream_id in tuple(harness.streams):
-            if stream_id in self.streams:  # unless a reset before was one too many for the executor's queue
+            if stream_id in self.streams:  # false if an earlier reset overflowed the executor's queue
                 self._forget(stream_id, harness)
-                self._around.counters.resets[PEER_CLOSED] += 1
+                self._context.counters.resets[PEER_CLOSED] += 1
                 self._send(frames.reset(stream_id, PEER_CLOSED))
 
     # -- streams
 
-    def _from_harness(self, harness: _Harness, message: Message) -> None:
-        counters = self._around.counters
+    def _from_harness(self, harness: _HarnessState, message: BusMessage) -> None:
+        counters = self._context.counters
         stream_id = message.stream_id
         owner = self.streams.get(stream_id)
         if owner is None:
@@ -245,35 +244,35 @@ class ExecutorEnd:
         counters.bytes_up += len(message.frame)
         if not self._send(message.frame):
             self._paused.add(harness)
-            self._tell(harness, "full")
+            self._notify(harness, "full")
 
-    def _open(self, harness: _Harness, message: Message) -> bool:
+    def _open(self, harness: _HarnessState, message: BusMessage) -> bool:
         stream_id, kind = message.stream_id, message.frame_kind
         late = stream_id in self._ended_streams and kind != "resume"
         if late or kind in ("reset", "ack", "heartbeat"):
-            self._around.counters.dropped["unknown_stream"] += 1
+            self._context.counters.dropped["unknown_stream"] += 1
             return False
-        if len(self.streams) >= self._around.limits.streams:
-            self._remember_ended(stream_id)  # its handshake is on the way
+        if len(self.streams) >= self._context.limits.streams:
+            self._remember_ended(stream_id)  # its handshake may follow
             self._refuse(harness, message, TOO_MANY_STREAMS)
             return False
         self._ended_streams.pop(stream_id, None)
         self.streams[stream_id] = harness
         harness.streams.add(stream_id)
-        self._around.counters.streams += 1
+        self._context.counters.streams += 1
         return True
 
-    def _refuse(self, harness: _Harness, message: Message, reason: str) -> None:
-        if message.frame_kind == "reset":  # an answer could be answered in turn
-            self._around.counters.dropped["unknown_stream"] += 1
+    def _refuse(self, harness: _HarnessState, message: BusMessage, reason: str) -> None:
+        if message.frame_kind == "reset":  # resets are not answered, or two peers would never stop
+            self._context.counters.dropped["unknown_stream"] += 1
             return
-        self._around.counters.resets[reason] += 1
+        self._context.counters.resets[reason] += 1
         self._publish(harness, message.stream_id, "reset", frames.reset(message.stream_id, reason))
 
-    def _forget(self, stream_id: str, owner: _Harness) -> None:
+    def _forget(self, stream_id: str, owner: _HarnessState) -> None:
         if self.streams.pop(stream_id, None) is not None:
             owner.streams.discard(stream_id)
-            self._around.counters.streams -= 1
+            self._context.counters.streams -= 1
             self._remember_ended(stream_id)
 
     def _remember_ended(self, stream_id: str) -> None:
@@ -281,42 +280,42 @@ class ExecutorEnd:
         if len(self._ended_streams) > ENDED_STREAMS:
             del self._ended_streams[next(iter(self._ended_streams))]
 
-    # -- pauses of the executor
+    # -- holds: pauses of the executor for a slow harness
 
-    def _hold(self, harness: _Harness) -> None:
-        """Do not read from the executor for a moment, if the harness has the right to that."""
+    def _hold(self, harness: _HarnessState) -> None:
+        """Stop reading from the executor for a moment, unless the last hold has failed."""
         if harness.hold is not None:
             return
-        if self._around.clock() < max(harness.no_hold_before, self._no_hold_before):
+        if self._context.clock() < max(harness.no_hold_before, self._no_hold_before):
             return
-        self._around.counters.holds += 1
+        self._context.counters.holds += 1
         if not self._held:
             self.peer.pause()
         self._held.add(harness)
         self._start_hold(harness)
 
-    def _start_hold(self, harness: _Harness) -> None:
-        limits = self._around.limits
+    def _start_hold(self, harness: _HarnessState) -> None:
+        limits = self._context.limits
         harness.hold_is_long = len(self.harnesses) == 1
         seconds = limits.alone_seconds if harness.hold_is_long else limits.hold_seconds
-        harness.hold = self._around.call_later(seconds, partial(self._hold_failed, harness))
+        harness.hold = self._context.call_later(seconds, partial(self._hold_failed, harness))
 
-    def _hold_failed(self, harness: _Harness) -> None:
-        limits, now = self._around.limits, self._around.clock()
-        self._around.counters.failed_holds += 1
+    def _hold_failed(self, harness: _HarnessState) -> None:
+        limits, now = self._context.limits, self._context.clock()
+        self._context.counters.failed_holds += 1
         harness.no_hold_before = now + limits.penalty_seconds
-        # Many that take nothing, one after the other, would else keep the executor from all the others.
+        # Otherwise many harnesses that read nothing could hold the executor one after the other.
         self._no_hold_before = now + limits.hold_seconds * UNHELD_SHARE
         self._release(harness)
 
-    def _release(self, harness: _Harness) -> None:
+    def _release(self, harness: _HarnessState) -> None:
         self._stop_hold(harness)
         if harness in self._held:
             self._held.discard(harness)
             if not self._held:
                 self.peer.resume()
 
-    def _stop_hold(self, harness: _Harness) -> None:
+    def _stop_hold(self, harness: _HarnessState) -> None:
         if harness.hold is not None:
             harness.hold.cancel()
             harness.hold = None
@@ -324,12 +323,12 @@ class ExecutorEnd:
     # -- sending
 
     def _send(self, frame: bytes) -> bool:
-        return self._around.queues.send(self.peer, frame, self._cut, self.registration_id)
+        return self._context.queues.send(self.peer, frame, self._close_slow, self.registration_id)
 
-    def _publish(self, harness: _Harness, stream_id: str, kind: str, frame: bytes) -> None:
-        message = Message("frame", self._subject, stream_id, kind, frame)
-        if not self._around.bus.publish(harness.subject, message):
-            self._around.counters.dropped["no_peer"] += 1
+    def _publish(self, harness: _HarnessState, stream_id: str, kind: str, frame: bytes) -> None:
+        message = BusMessage("frame", self._subject, stream_id, kind, frame)
+        if not self._context.bus.publish(harness.subject, message):
+            self._context.counters.dropped["no_peer"] += 1
 
-    def _tell(self, harness: _Harness, kind: MessageKind) -> None:
-        self._around.bus.publish(harness.subject, Message(kind, self._subject))
+    def _notify(self, harness: _HarnessState, kind: MessageKind) -> None:
+        self._context.bus.publish(harness.subject, BusMessage(kind, self._subject))

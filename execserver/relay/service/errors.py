@@ -1,7 +1,7 @@
-"""How the relay's HTTP side says no: one shape of body, one line in the log, whatever went wrong.
+"""Errors and request logs of the relay's HTTP side.
 
-Every request passes the `Guard`. What it logs is who asked for what and how it ended: never a query, a header
-or a body, which hold tickets and tokens.
+Every request passes the `Guard`, which turns any exception into one form of error body and logs a line with
+peer, path and status. Queries, headers and bodies are never logged: they hold tickets and tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from execserver.telemetry.logs import Logger
 from execserver.transports.local_peers import unix_peer
 
 LOGGED_PATH_CHARACTERS = 400
-"""Of a path: the longest that is right has an environment id of 256."""
+"""Limit for logged paths. The longest valid one has an environment id of 256 characters."""
 
 _CODES = {
     400: "invalid_request",
@@ -40,14 +40,14 @@ _CODES = {
 log = Logger()
 
 
-class Refusal(Exception):
-    """An answer that is no success.
+class HttpError(Exception):
+    """An HTTP error response.
 
     Args:
         status: of HTTP.
         message: for people.
-        code: for programs; by the status when empty.
-        headers: besides those of every answer.
+        code: for programs; empty: derived from the status.
+        headers: added to the response.
     """
 
     def __init__(
@@ -60,44 +60,43 @@ class Refusal(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> web.Response:
-        """As what is sent."""
+        """The response to send."""
         return web.json_response(
             error_body(self.code, self.message), status=self.status, headers=self.headers
         )
 
 
 class Guard:
-    """What every request passes through.
+    """Handles errors of all requests and logs them.
 
     Attributes:
-        refusals: how many were refused, by status.
+        refusals: the number of refused requests, by status.
     """
 
     def __init__(self) -> None:
         self.refusals: Counter[str] = Counter()
 
     def middleware(self) -> Middleware:
-        """For an application."""
+        """The middleware for an application."""
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             began = time.monotonic()
-            peer = peer_of(request)  # at the end of a socket nobody knows it any more
+            peer = peer_of(request)  # not known any more once the socket has ended
             refusal = None
             try:
-                # Only browsers send it. None has business here, and somebody else's page must not act from
-                # the place of whoever looks at it.
+                # Only browsers send it, and a web page must not act from the network of its reader.
                 if hdrs.ORIGIN in request.headers:
-                    raise Refusal(403, "requests of web pages are not served")
+                    raise HttpError(403, "requests of web pages are not served")
                 _refuse_confined(request)
                 response = await handler(request)
             except Exception as error:
                 refusal = _refusal_of(error, request)
                 self.refusals[str(refusal.status)] += 1
                 response = refusal.response()
-            # Somebody who watches us asks for pages all day.
-            tell = log.debug if request.method == "GET" and response.status == 200 else log.info
-            tell(
+            # Monitors request pages all day.
+            write = log.debug if request.method == "GET" and response.status == 200 else log.info
+            write(
                 "request",
                 method=request.method,
                 path=request.rel_url.raw_path[:LOGGED_PATH_CHARACTERS],
@@ -112,8 +111,8 @@ class Guard:
 
 
 def library_log() -> logging.Logger:
-    """What the HTTP library is to log to. It shows what it could not read, and in that stand tokens and
-    tickets; anybody could fill the log with it, too. So of such requests only the kind of fault is told.
+    """The logger for the HTTP library. The library logs bytes that it cannot parse, which may hold tokens and
+    tickets, and with which a stranger could fill the log. So only the kind of fault is logged, as debug.
     """
     quiet = logging.Logger("execserver.relay.http", logging.WARNING)
     quiet.addHandler(_LibraryLog())
@@ -130,7 +129,7 @@ class _LibraryLog(logging.Handler):
 
 
 def peer_of(request: web.Request) -> str:
-    """The other end, as `127.0.0.1:41234` or `[::1]:41234`; of the control socket `unix`."""
+    """The client's address: `127.0.0.1:41234` or `[::1]:41234`; `unix` on the control socket."""
     name = request.transport.get_extra_info("peername") if request.transport is not None else None
     if not isinstance(name, tuple):
         return "unix"
@@ -139,38 +138,38 @@ def peer_of(request: web.Request) -> str:
 
 
 def _refuse_confined(request: web.Request) -> None:
-    """The control socket is for processes of the relay's user that are in no sandbox."""
+    """Refuse clients of the control socket that run as another user, in a sandbox or in a container."""
     sock = None if request.transport is None else request.transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
         return
-    # Not the library's own object, which does not let others ask for the peer.
+    # The library's own socket object does not allow to ask for the peer.
     with socket.socket(fileno=os.dup(sock.fileno())) as connection:
         _, fault = unix_peer(connection)
     if fault is not None:
-        raise Refusal(
+        raise HttpError(
             403, f"this socket takes no client from another user, a sandbox or a container: {fault}"
         )
 
 
-def _refusal_of(error: Exception, request: web.Request) -> Refusal:
-    if isinstance(error, Refusal):
+def _refusal_of(error: Exception, request: web.Request) -> HttpError:
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, ContractError):
-        return Refusal(400, str(error))
+        return HttpError(400, str(error))
     if isinstance(error, TokenRefused):
-        return Refusal(
+        return HttpError(
             error.status, str(error), headers={"WWW-Authenticate": "Bearer"} if error.status == 401 else None
         )
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return Refusal(413, "the body is longer than it may be")
+        return HttpError(413, "the body is longer than it may be")
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        return Refusal(405, f"only {allowed} here", headers={"Allow": allowed})
+        return HttpError(405, f"only {allowed} here", headers={"Allow": allowed})
     if isinstance(error, web.HTTPNotFound):
-        return Refusal(404, "there is nothing here; is the base URL right?")
+        return HttpError(404, "there is nothing here; is the base URL right?")
     if isinstance(error, web.HTTPException):
-        return Refusal(error.status, error.reason or "")
+        return HttpError(error.status, error.reason or "")
     if isinstance(error, ConnectionError):
-        return Refusal(400, "the connection ended")  # nobody reads it
+        return HttpError(400, "the connection ended")  # not delivered
     log.exception("request failed", method=request.method, exc_info=error)
-    return Refusal(500, "something went wrong in the relay; its log says what", "internal_error")
+    return HttpError(500, "something went wrong in the relay; its log says what", "internal_error")

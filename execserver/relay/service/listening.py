@@ -1,7 +1,7 @@
-"""The relay's listening sockets, and the certificate that they show.
+"""The relay's listening sockets and its certificate.
 
-A socket that a service manager opened and keeps is used if it has the address of `--listen`: while the relay
-is started anew, peers wait in its backlog instead of being refused.
+A socket passed by a service manager is used if it has the address of `--listen`: while the relay restarts,
+peers wait in its backlog instead of being refused.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ import ssl
 from collections.abc import MutableMapping
 from dataclasses import replace
 
-from execprotocol.trust import UntrustedError, open_file
-from execserver.relay.service.settings import Address, RelaySettings
+from execprotocol.trust import UntrustedError, open_trusted
+from execserver.relay.service.settings import ListenAddress, RelaySettings
 from execserver.supervisor import activation, listener
 
 BACKLOG = 4096
-"""After a restart of the relay all its peers come at once; the kernel caps it by somaxconn."""
+"""After a restart of the relay all its peers connect at once. The kernel caps it by somaxconn."""
 
 
-class ListenError(Exception):
-    """Something cannot be served on, with a text for the user."""
+class RelayListenError(Exception):
+    """A listener or its certificate cannot be used. The text is for the user."""
 
 
-def listen(address: Address, environment: MutableMapping[str, str]) -> socket.socket:
-    """Serve on an address: on the socket that was passed to this process (sd_listen_fds(3)), or on a new one.
+def listen(address: ListenAddress, environment: MutableMapping[str, str]) -> socket.socket:
+    """Listen on an address: on the socket that was passed to this process (sd_listen_fds(3)), or a new one.
 
     Args:
         address: of `--listen`.
-        environment: `LISTEN_FDS` and its companions, which are taken out.
+        environment: environment variables; `LISTEN_FDS` and its companions are removed.
 
     Raises:
-        ListenError: not possible, or what was passed is something else.
+        RelayListenError: the address cannot be bound, or the passed socket has another address.
     """
     try:
         passed = activation.take_descriptors(environment)
         found = [activation.listener_on(descriptor, name) for descriptor, name in passed]
     except listener.ListenError as error:
-        raise ListenError(str(error)) from None
+        raise RelayListenError(str(error)) from None
     if not found:
         return bind("--listen", address)
     asked = replace(address, scheme="ws", prefix="").url(address.port)  # as the listener calls itself
     other = next((each for each in found if each.url != asked), found[1] if len(found) > 1 else None)
     if other is not None:
-        raise ListenError(
+        raise RelayListenError(
             f"the service manager passed a socket that listens on {other.url.removeprefix('ws://')}, and "
             f"--listen says {address.url(address.port)}: it must pass one socket, with that address"
         )
@@ -55,15 +55,15 @@ def listen(address: Address, environment: MutableMapping[str, str]) -> socket.so
     return listening
 
 
-def bind(flag: str, address: Address) -> socket.socket:
+def bind(flag: str, address: ListenAddress) -> socket.socket:
     """Listen on an address.
 
     Args:
-        flag: that named it, for errors.
-        address: where; port 0 takes a free one.
+        flag: the flag with the address, for errors.
+        address: port 0 takes a free port.
 
     Raises:
-        ListenError: not possible.
+        RelayListenError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -75,15 +75,15 @@ def bind(flag: str, address: Address) -> socket.socket:
         listening.setblocking(False)
     except OSError as error:
         listening.close()
-        raise ListenError(f"{flag} {address.url(address.port)}: {error.strerror}") from None
+        raise RelayListenError(f"{flag} {address.url(address.port)}: {error.strerror}") from None
     return listening
 
 
 def tls_context(settings: RelaySettings) -> ssl.SSLContext | None:
-    """What the listener needs for https; None without.
+    """The TLS context for https; None for http.
 
     Raises:
-        ListenError: the certificate or its key cannot be used.
+        RelayListenError: the certificate or its key cannot be used.
     """
     if settings.certificate is None:
         return None
@@ -94,27 +94,31 @@ def tls_context(settings: RelaySettings) -> ssl.SSLContext | None:
 
 
 def load_certificate(context: ssl.SSLContext, settings: RelaySettings) -> None:
-    """Read certificate and key, for connections from now on. The old ones stay when they cannot be used.
+    """Load certificate and key for new connections. If they cannot be used, the context keeps the old ones.
 
     Raises:
-        ListenError: they cannot be, and why.
+        RelayListenError: they cannot be used.
     """
     assert settings.certificate is not None, "only called with TLS"
     assert settings.key is not None, "settings have both or neither"
     try:
-        # TLS opens them by their names once more: no other user can put other files there.
-        os.close(open_file(str(settings.certificate)))
-        os.close(open_file(str(settings.key), secret=True))
-        # Tried elsewhere first: a context that has taken a certificate and then refuses the key beside it has
-        # none at all. A password would be asked for on a terminal that nobody watches.
+        # The context opens the files again by name; other users cannot replace them meanwhile.
+        os.close(open_trusted(str(settings.certificate)))
+        os.close(open_trusted(str(settings.key), secret=True))
+        # Tried on another context first: one that loads a certificate and then refuses its key has neither.
+        # Without a password callback, OpenSSL would prompt on the terminal.
         for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
             each.load_cert_chain(settings.certificate, settings.key, password=_no_password)
     except ssl.SSLError as error:
         reason = error.reason or "not a certificate chain and its key, in PEM"
-        raise ListenError(f"--tls-cert {settings.certificate}, --tls-key {settings.key}: {reason}") from None
+        raise RelayListenError(
+            f"--tls-cert {settings.certificate}, --tls-key {settings.key}: {reason}"
+        ) from None
     except (UntrustedError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ListenError(f"--tls-cert {settings.certificate}, --tls-key {settings.key}: {reason}") from None
+        raise RelayListenError(
+            f"--tls-cert {settings.certificate}, --tls-key {settings.key}: {reason}"
+        ) from None
 
 
 def _no_password() -> str:

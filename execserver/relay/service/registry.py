@@ -1,11 +1,11 @@
-"""Who is registered where, and who may be introduced to whom: the registry's state, without I/O.
+"""The relay's registry: registered executors, and tickets for their clients. No I/O.
 
-Rules kept here:
-- The incumbent wins. An executor whose socket is live, or that registered a moment ago and may still be
-  dialing, keeps its environment against every other key. The same key always gets in; its older socket goes
-  when the newer one comes.
-- Everything that is handed out belongs to one environment and one registration, and ends by itself.
-- What a token allowed ends with the token (`Registry.revoked`).
+- The incumbent wins. An executor with a live socket, or one that registered a moment ago and may still be
+  dialing, keeps its environment against every other key. The same key is always accepted; its older socket
+  ends when the newer one opens.
+- A ticket or an authorization is for one environment and one registration, and expires.
+- What a token allowed ends with the token (`RelayRegistry.revoked`).
+- Tickets and authorizations are kept as SHA-256 only: the relay's memory holds no usable secret.
 
 Time is the injected clock (seconds, monotonic). See `docs/protocol.md`, "Relay".
 """
@@ -15,65 +15,195 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 from execprotocol.relay.contract import ValidateRequest
 from execprotocol.relay.keys import PublicKeys
-from execserver.relay.service.introductions import (
-    INTRODUCTION_SECONDS,
-    AuthorizationGrant,
-    SingleUse,
-    TicketGrant,
-    digest,
-)
-from execserver.relay.service.registrations import (
-    Conflict,
-    Crowded,
-    EnvironmentState,
-    Harness,
-    Introduction,
-    Offline,
-    Registered,
-    Registration,
-    Revoked,
-    TicketRefused,
-)
-
-__all__ = [
-    "Conflict",
-    "Crowded",
-    "EnvironmentState",
-    "Harness",
-    "Introduction",
-    "Offline",
-    "Registered",
-    "Registration",
-    "Registry",
-    "Revoked",
-    "TicketRefused",
-]
+from execserver.relay.service.tokens import secret_digest
 
 DIAL_SECONDS = 5.0
-"""How long a new registration keeps its place before its first socket: enough to dial, so that two newcomers
-do not evict each other; short, so that one that died before dialing does not keep a standby out."""
+"""How long a new registration keeps its environment before its first socket: enough to dial, so that two new
+executors do not evict each other; short, so that one that died before dialing does not block a standby."""
 
 EXECUTOR_TICKET_SECONDS = 3600.0
-"""An executor dials the URL of its registration again and again; after this it has to show its token anew."""
+"""An executor may dial the URL of its registration for so long; then it has to present its token again."""
 
 MAX_OUTSTANDING = 10_000
-"""Unused tickets (and as many authorizations) an environment: some MB of memory at most, and more than 5,000
-harnesses need that come back at the same moment."""
+"""Unused tickets of an environment, and as many authorizations: some MB of memory at most, and enough for
+5,000 harnesses that reconnect at the same moment."""
+
+HARNESS_TICKET_SECONDS = 60.0
+"""A harness dials at once. A minute is enough for slow networks, and a URL that leaks later is worthless."""
 
 
-class _Place:
-    """One environment."""
+class EnvironmentTaken(Exception):
+    """Another executor has the environment."""
+
+
+class ExecutorOffline(Exception):
+    """No executor is connected in the environment."""
+
+
+class TooManyTickets(Exception):
+    """Too many tickets of the environment are unused."""
+
+
+class TicketRefused(Exception):
+    """A ticket is not valid.
+
+    Attributes:
+        status: of the refused upgrade.
+        reason: one word, for the rejection header and for logs.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"the ticket is refused: {reason}")
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class Registration:
+    """One accepted registration of an executor."""
+
+    environment_id: str
+    id: str
+    key: PublicKeys
+    token_id: str
+    created: float
+    ticket_digest: bytes = field(repr=False)
+    dialed: bool = False
+    """Whether it ever had a socket."""
+    sockets: int = 0
+    changed: float = 0.0
+    """When it last went online or offline, or was created."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether its socket is open."""
+        return self.sockets > 0
+
+
+@dataclass(slots=True, eq=False)
+class Harness:
+    """One admitted harness socket, from `redeem_harness` to `harness_closed`."""
+
+    registration: Registration
+    token_id: str
+
+
+class RegisterResult(NamedTuple):
+    """The result of `register`: `ticket` goes into the executor's URL."""
+
+    registration: Registration
+    ticket: str
+
+
+class ConnectResult(NamedTuple):
+    """The result of `connect`: `ticket` goes into the harness's URL, `authorization` into its handshake."""
+
+    registration: Registration
+    ticket: str
+    authorization: str
+
+
+class Revoked(NamedTuple):
+    """The owners of sockets that have to be closed."""
+
+    registrations: tuple[Registration, ...]
+    harnesses: tuple[Harness, ...]
+
+
+class EnvironmentState(NamedTuple):
+    """One line of the list. `seconds`: how long it has been online, or offline."""
+
+    environment_id: str
+    registration_id: str
+    fingerprint: str
+    online: bool
+    seconds: float
+
+
+class TicketGrant(NamedTuple):
+    """The grant of a harness's ticket."""
+
+    registration: Registration
+    token_id: str
+
+
+class AuthorizationGrant(NamedTuple):
+    """The grant of the authorization in a harness's first handshake message."""
+
+    registration: Registration
+    token_id: str
+    fingerprint: str
+
+
+_Grant = TypeVar("_Grant", TicketGrant, AuthorizationGrant)
+
+
+class SingleUseSecrets(Generic[_Grant]):
+    """Single-use secrets and their grants, with one lifetime: the oldest is always the first to expire."""
 
     def __init__(self, most: int) -> None:
-        self.current: Registration | None = None  # the newest; its ticket is the one that counts
-        self.older: Registration | None = (
-            None  # of the same key, as long as its socket serves and the new has none
-        )
-        self.tickets: SingleUse[TicketGrant] = SingleUse(most)
-        self.authorizations: SingleUse[AuthorizationGrant] = SingleUse(most)
+        self._most = most
+        self._grants: dict[bytes, tuple[float, _Grant]] = {}
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def issue(self, grant: _Grant, now: float) -> str:
+        """Make a secret for a grant.
+
+        Raises:
+            TooManyTickets: too many are unused.
+        """
+        if len(self._grants) >= self._most:
+            self.drop_expired_before(now)
+        if len(self._grants) >= self._most:
+            raise TooManyTickets
+        secret = secrets.token_urlsafe(32)
+        self._grants[secret_digest(secret)] = (now + HARNESS_TICKET_SECONDS, grant)
+        return secret
+
+    def find(self, secret: str) -> tuple[float, _Grant] | None:
+        """When the secret expires, and its grant."""
+        # Found by its hash: the duration of the search reveals nothing about the secret.
+        return self._grants.get(secret_digest(secret))
+
+    def remove(self, secret: str) -> None:
+        """Invalidate a secret."""
+        del self._grants[secret_digest(secret)]
+
+    def drop_expired_before(self, moment: float) -> None:
+        """Remove secrets that expired before a moment."""
+        while self._grants:
+            digest, (expires, _) = next(iter(self._grants.items()))
+            if expires > moment:
+                return
+            del self._grants[digest]
+
+    def drop_tokens(self, token_ids: Set[str]) -> None:
+        """Remove secrets that were issued for these tokens."""
+        self._grants = {
+            digest: entry for digest, entry in self._grants.items() if entry[1].token_id not in token_ids
+        }
+
+    def token_ids(self) -> set[str]:
+        """The tokens for which secrets are unused."""
+        return {grant.token_id for _, grant in self._grants.values()}
+
+
+class _Environment:
+    """The state of one environment."""
+
+    def __init__(self, most: int) -> None:
+        self.current: Registration | None = None  # the newest, whose ticket is valid
+        # Of the same key, while its socket serves and the newest has none.
+        self.older: Registration | None = None
+        self.tickets: SingleUseSecrets[TicketGrant] = SingleUseSecrets(most)
+        self.authorizations: SingleUseSecrets[AuthorizationGrant] = SingleUseSecrets(most)
 
     @property
     def live(self) -> Registration | None:
@@ -96,66 +226,67 @@ class _Place:
             self.current, self.older = self.older, None
 
 
-class Registry:
-    """All environments.
+class RelayRegistry:
+    """The registrations, tickets and authorizations of all environments.
 
     Args:
-        clock: seconds that never go back.
-        most: how many introductions of an environment may wait to be used.
+        clock: seconds, monotonic.
+        most: how many tickets of an environment may be unused.
     """
 
     def __init__(self, clock: Callable[[], float], most: int = MAX_OUTSTANDING) -> None:
         self._clock = clock
         self._most = most
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _Environment] = {}
         self._harnesses: set[Harness] = set()
 
-    def register(self, environment_id: str, key: PublicKeys, token_id: str) -> Registered:
-        """Give an environment to an executor. Its earlier ticket is worth nothing from now on.
+    def register(self, environment_id: str, key: PublicKeys, token_id: str) -> RegisterResult:
+        """Register an executor for an environment. Its earlier ticket is invalid from now on.
 
         Raises:
-            Conflict: another key has it.
+            EnvironmentTaken: another key has the environment.
         """
         now = self._clock()
         place = self._places.get(environment_id)
         if place is None:
-            place = self._places[environment_id] = _Place(self._most)
+            place = self._places[environment_id] = _Environment(self._most)
         current = place.current
         if current is not None:
             is_dialing = not current.dialed and now < current.created + DIAL_SECONDS
             if current.key != key and (is_dialing or place.live is not None):
-                raise Conflict(f"another executor has the environment {environment_id}")
+                raise EnvironmentTaken(f"another executor has the environment {environment_id}")
             if current.connected:
                 place.older = current
         ticket = secrets.token_urlsafe(32)
         registration = Registration(
-            environment_id, secrets.token_urlsafe(16), key, token_id, now, digest(ticket), changed=now
+            environment_id, secrets.token_urlsafe(16), key, token_id, now, secret_digest(ticket), changed=now
         )
         place.current = registration
-        return Registered(registration, ticket)
+        return RegisterResult(registration, ticket)
 
     def redeem_executor(self, environment_id: str, ticket: str) -> Registration:
-        """Whose ticket it is. It can be redeemed again: an executor redials its URL.
+        """The registration of a ticket. It can be redeemed again: an executor redials its URL.
 
         Raises:
             TicketRefused: unknown, replaced or expired (410, after which executors register anew).
         """
         place = self._places.get(environment_id)
         current = place.current if place is not None else None
-        if current is None or not hmac.compare_digest(current.ticket_digest, digest(ticket)):
+        if current is None or not hmac.compare_digest(current.ticket_digest, secret_digest(ticket)):
             raise TicketRefused(410, "unknown_route")
         if self._clock() >= current.created + EXECUTOR_TICKET_SECONDS:
             raise TicketRefused(410, "expired")
         return current
 
     def socket_opened(self, registration: Registration) -> tuple[Registration, ...]:
-        """Note that an executor's socket is open; pair it with one `socket_closed`.
+        """Record that an executor's socket is open. Call `socket_closed` once for it.
 
         Returns:
-            The registrations that it replaces: their sockets have to be closed.
+            The registrations that it replaces. Their sockets have to be closed.
 
         Raises:
-            TicketRefused: another one took the place since the ticket was redeemed; close the socket.
+            TicketRefused: another registration replaced this one since the ticket was redeemed. Close the
+                socket.
         """
         place = self._places.get(registration.environment_id)
         if place is None or registration is not place.current:
@@ -167,7 +298,7 @@ class Registry:
         return (replaced,) if replaced is not None else ()
 
     def socket_closed(self, registration: Registration) -> None:
-        """Note that an executor's socket ended."""
+        """Record that an executor's socket has ended."""
         registration.sockets -= 1
         if registration.connected:
             return
@@ -176,34 +307,34 @@ class Registry:
         if place is not None and registration is place.older:
             place.older = None
 
-    def connect(self, environment_id: str, key: PublicKeys, token_id: str) -> Introduction:
-        """Introduce a harness to the executor that is connected.
+    def connect(self, environment_id: str, key: PublicKeys, token_id: str) -> ConnectResult:
+        """Give a harness a ticket and an authorization for the connected executor.
 
         Raises:
-            Offline: none is.
-            Crowded: too many introductions have not been used yet.
+            ExecutorOffline: no executor is connected.
+            TooManyTickets: too many tickets are unused.
         """
         place = self._places.get(environment_id)
         registration = place.live if place is not None else None
         if place is None or registration is None:
-            raise Offline(f"no executor is connected in the environment {environment_id}")
+            raise ExecutorOffline(f"no executor is connected in the environment {environment_id}")
         now = self._clock()
         try:
             authorization = place.authorizations.issue(
                 AuthorizationGrant(registration, token_id, key.fingerprint), now
             )
             ticket = place.tickets.issue(TicketGrant(registration, token_id), now)
-        except Crowded:
-            raise Crowded(
+        except TooManyTickets:
+            raise TooManyTickets(
                 f"{self._most} introductions to the environment {environment_id} wait to be used; try later"
             ) from None
-        return Introduction(registration, ticket, authorization)
+        return ConnectResult(registration, ticket, authorization)
 
     def redeem_harness(self, environment_id: str, ticket: str) -> Harness:
-        """Admit a harness's socket, once; pair it with one `harness_closed`.
+        """Admit a harness's socket, once per ticket. Call `harness_closed` for it.
 
         Raises:
-            TicketRefused: unknown or used (401), expired, or its executor is gone (410).
+            TicketRefused: unknown or used (401), expired, or its executor is not connected (410).
         """
         place = self._places.get(environment_id)
         found = place.tickets.find(ticket) if place is not None else None
@@ -221,18 +352,19 @@ class Registry:
         return harness
 
     def admits(self, harness: Harness) -> bool:
-        """Whether an admitted harness still is: its token may have ended before its socket was open."""
+        """Whether a harness is still admitted: its token may have ended before its socket was open."""
         return harness in self._harnesses
 
     def harness_closed(self, harness: Harness) -> None:
-        """Note that a harness's socket ended (idempotent)."""
+        """Record that a harness's socket has ended (idempotent)."""
         self._harnesses.discard(harness)
 
     def validate(self, environment_id: str, request: ValidateRequest) -> bool:
-        """Whether this harness key was introduced to this registration. Says yes once an introduction.
+        """Whether the authorization was given to this harness key for this registration. True once for each.
 
-        The caller has checked an executor's token for the environment. Any will do, so that an executor whose
-        token was renewed goes on; another executor cannot know the authorization, which travels encrypted.
+        The caller has checked that the token is an executor's for the environment. Any such token will do, so
+        that an executor may renew its own; another executor cannot know the authorization, which travels
+        encrypted.
         """
         place = self._places.get(environment_id)
         found = place.authorizations.find(request.authorization) if place is not None else None
@@ -251,7 +383,7 @@ class Registry:
         return True
 
     def token_ids(self) -> set[str]:
-        """The tokens on which anything rests: registrations, harness sockets, unused introductions."""
+        """The tokens of all registrations, harness sockets, unused tickets and authorizations."""
         used = {harness.token_id for harness in self._harnesses}
         for place in self._places.values():
             used.update(registration.token_id for registration in place.registrations())
@@ -259,7 +391,7 @@ class Registry:
         return used
 
     def revoked(self, token_ids: Set[str]) -> Revoked:
-        """Forget all that rests on these tokens, which were revoked or expired."""
+        """Remove everything that depends on these tokens, which were revoked or expired."""
         registrations: list[Registration] = []
         for place in self._places.values():
             gone = [one for one in place.registrations() if one.token_id in token_ids]
@@ -273,12 +405,12 @@ class Registry:
         return Revoked(tuple(registrations), harnesses)
 
     def sweep(self) -> None:
-        """Forget what expired; call it every minute or so."""
+        """Remove expired entries. Call this about every minute."""
         now = self._clock()
         for environment_id, place in tuple(self._places.items()):
-            # Kept for a while, so that who comes late hears "expired" instead of "unknown_route".
-            place.tickets.drop_expired_before(now - INTRODUCTION_SECONDS)
-            place.authorizations.drop_expired_before(now - INTRODUCTION_SECONDS)
+            # Kept for a while, so that a late harness gets "expired" instead of "unknown_route".
+            place.tickets.drop_expired_before(now - HARNESS_TICKET_SECONDS)
+            place.authorizations.drop_expired_before(now - HARNESS_TICKET_SECONDS)
             current = place.current
             if (
                 current is not None
@@ -290,7 +422,7 @@ class Registry:
                 del self._places[environment_id]
 
     def environments(self) -> list[EnvironmentState]:
-        """The environments with a registration, by name."""
+        """The environments with a registration, sorted by name."""
         now = self._clock()
         states = []
         for environment_id, place in sorted(self._places.items()):
@@ -309,5 +441,5 @@ class Registry:
 
     @property
     def online(self) -> int:
-        """How many environments have an executor's socket."""
+        """The number of environments with a connected executor."""
         return sum(place.live is not None for place in self._places.values())

@@ -1,7 +1,7 @@
-"""The registry over HTTP: register, connect, validate. What they mean is `registry.py`'s.
+"""The registry over HTTP: the requests register, connect and validate of `registry.py`.
 
-In this order: the id in the path, the token, the body. So a stranger learns nothing, and only his head
-is read. `docs/protocol.md`, "Relay".
+The id in the path is checked first, then the token, then the body: of a stranger only the head is read, and
+the answer reveals nothing. `docs/protocol.md`, "Relay".
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from execprotocol.relay.contract import (
     ValidateRequest,
     check_environment_id,
 )
-from execserver.relay.service.errors import Refusal
-from execserver.relay.service.registry import Conflict, Crowded, Offline, Registry
+from execserver.relay.service.errors import HttpError
+from execserver.relay.service.registry import EnvironmentTaken, ExecutorOffline, RelayRegistry, TooManyTickets
 from execserver.relay.service.settings import is_host
-from execserver.relay.service.token_record import Role, Token
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.tokens import Role, TokenRecord, TokenStore
 from execserver.telemetry.logs import Logger
 
 BODY_SECONDS = 10.0
-"""How long a body may take that has 16 KiB at most: as long as the peers wait for an answer."""
+"""How long a body of at most 16 KiB may take: as long as peers wait for an answer."""
 
 DRAINING = "the relay is about to end; try again soon"
 
@@ -39,12 +38,12 @@ log = Logger()
 
 
 class PublicUrls:
-    """The URLs that peers are handed.
+    """The URLs that the relay hands out.
 
     Args:
-        public: the base under which they reach us; empty: by the request's `Host`.
-        scheme: of our listener.
-        prefix: of our listener, the path of our base.
+        public: the base URL by which peers reach the relay; empty: by the `Host` of each request.
+        scheme: of the listener.
+        prefix: the path of the listener.
     """
 
     def __init__(self, public: str, scheme: str, prefix: str) -> None:
@@ -53,21 +52,21 @@ class PublicUrls:
         self._prefix = prefix
 
     def base(self, request: web.Request) -> str:
-        """Under which URL the peer that sent a request reaches us. To be asked before the request is carried
-        out: what is refused has no effect.
+        """The base URL by which the sender of a request reaches the relay. Call this before the request has
+        an effect.
 
         Raises:
-            Refusal: `Host` cannot stand in a URL, and there is no public URL.
+            HttpError: there is no public URL, and `Host` is not valid in a URL.
         """
         if self._public:
             return self._public
         hosts = request.headers.getall(hdrs.HOST, [])
         if len(hosts) != 1 or not is_host(hosts[0]):
-            raise Refusal(400, "the `Host` header must name this relay once: HOST or HOST:PORT")
+            raise HttpError(400, "the `Host` header must name this relay once: HOST or HOST:PORT")
         return f"{self._scheme}://{hosts[0]}{self._prefix}"
 
     def rendezvous(self, base: str, environment_id: str, role: str, ticket: str) -> str:
-        """Where a peer is to dial that reaches us under a base."""
+        """The URL that a peer has to dial."""
         # http becomes ws, https becomes wss.
         return (
             f"ws{base.removeprefix('http')}/cloud/environment/{environment_id}/{role}?ticket={quote(ticket)}"
@@ -75,20 +74,20 @@ class PublicUrls:
 
 
 class RegistryHttp:
-    """The three requests.
+    """The handlers of the three requests.
 
     Args:
-        registry: who is where.
-        tokens: who may what.
-        urls: makes what is handed out.
-        is_draining: whether the relay is about to end.
+        registry: their state.
+        tokens: authorizes requests.
+        urls: makes the URLs of answers.
+        is_draining: whether the relay is draining.
 
     Attributes:
-        outcomes: how often what came of them, by request and outcome.
+        outcomes: the number of requests, by request and outcome.
     """
 
     def __init__(
-        self, registry: Registry, tokens: TokenStore, urls: PublicUrls, is_draining: Callable[[], bool]
+        self, registry: RelayRegistry, tokens: TokenStore, urls: PublicUrls, is_draining: Callable[[], bool]
     ) -> None:
         self._registry = registry
         self._tokens = tokens
@@ -97,7 +96,7 @@ class RegistryHttp:
         self.outcomes: Counter[tuple[str, str]] = Counter()
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
-        """Below a prefix."""
+        """The routes, below a prefix."""
         base = f"{prefix}/cloud/environment/{{environment}}"
         return [
             web.post(f"{base}/register", self.register),
@@ -106,17 +105,17 @@ class RegistryHttp:
         ]
 
     async def register(self, request: web.Request) -> web.Response:
-        """An executor wants to be found."""
+        """Register an executor."""
         environment_id, token = self._admitted(request, "executor")
         base = self._urls.base(request)
         key = RegisterRequest.parse(await _body(request)).key
         if self._is_draining():
-            raise Refusal(503, DRAINING, REGISTRATION_CONFLICT)
+            raise HttpError(503, DRAINING, REGISTRATION_CONFLICT)
         try:
             registered = self._registry.register(environment_id, key, token.id)
-        except Conflict as error:
+        except EnvironmentTaken as error:
             self.outcomes["register", "conflict"] += 1
-            raise Refusal(503, str(error), REGISTRATION_CONFLICT) from None
+            raise HttpError(503, str(error), REGISTRATION_CONFLICT) from None
         url = self._urls.rendezvous(base, environment_id, "executor", registered.ticket)
         self.outcomes["register", "accepted"] += 1
         registration = registered.registration
@@ -130,42 +129,40 @@ class RegistryHttp:
         return web.json_response(RegisterAnswer(environment_id, url, registration.id).to_json())
 
     async def connect(self, request: web.Request) -> web.Response:
-        """A client wants to reach the executor."""
+        """Give a client a ticket for the connected executor."""
         environment_id, token = self._admitted(request, "client")
         base = self._urls.base(request)
         key = ConnectRequest.parse(await _body(request)).key
         if self._is_draining():
-            raise Refusal(503, DRAINING)
+            raise HttpError(503, DRAINING)
         try:
-            introduction = self._registry.connect(environment_id, key, token.id)
-        except Offline as error:
+            granted = self._registry.connect(environment_id, key, token.id)
+        except ExecutorOffline as error:
             self.outcomes["connect", "offline"] += 1
-            raise Refusal(409, str(error), ENVIRONMENT_OFFLINE) from None
-        except Crowded as error:
-            raise Refusal(429, str(error)) from None
-        url = self._urls.rendezvous(base, environment_id, "harness", introduction.ticket)
+            raise HttpError(409, str(error), ENVIRONMENT_OFFLINE) from None
+        except TooManyTickets as error:
+            raise HttpError(429, str(error)) from None
+        url = self._urls.rendezvous(base, environment_id, "harness", granted.ticket)
         self.outcomes["connect", "accepted"] += 1
-        registration = introduction.registration
-        answer = ConnectAnswer(
-            environment_id, url, registration.id, registration.key, introduction.authorization
-        )
+        registration = granted.registration
+        answer = ConnectAnswer(environment_id, url, registration.id, registration.key, granted.authorization)
         return web.json_response(answer.to_json())
 
     async def validate(self, request: web.Request) -> web.Response:
-        """An executor asks whether it was us who sent a client."""
+        """Tell an executor whether the registry sent a client."""
         environment_id, _ = self._admitted(request, "executor")
         asked = ValidateRequest.parse(await _body(request))
         valid = self._registry.validate(environment_id, asked)
         self.outcomes["validate", "valid" if valid else "invalid"] += 1
         return web.json_response({"valid": valid})
 
-    def _admitted(self, request: web.Request, role: Role) -> tuple[str, Token]:
+    def _admitted(self, request: web.Request, role: Role) -> tuple[str, TokenRecord]:
         environment_id = check_environment_id(request.match_info["environment"])
         return environment_id, self._tokens.check(bearer_of(request), role, environment_id)
 
 
 def bearer_of(request: web.Request) -> str | None:
-    """The token that a request carries; None when it carries none."""
+    """The bearer token of a request; None if it has none."""
     scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
@@ -175,4 +172,4 @@ async def _body(request: web.Request) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except TimeoutError:
-        raise Refusal(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
+        raise HttpError(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None

@@ -1,7 +1,7 @@
 """The rendezvous over HTTP: a ticket opens a WebSocket, which becomes a peer of the rendezvous.
 
-The URL is the credential, so a ticket is looked at when the request is a WebSocket's and not before: one that
-may be used once is not spent on a browser. `docs/protocol.md`, "Relay".
+A ticket is redeemed only for a WebSocket upgrade: a single-use one is not spent on a browser that requests
+the URL. `docs/protocol.md`, "Relay".
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collections.abc import Callable
 from aiohttp import web
 
 from execprotocol.relay.contract import REJECTION_REASON_HEADER, check_environment_id
-from execserver.relay.service.errors import Refusal, peer_of
-from execserver.relay.service.registry import Harness, Registration, Registry, Revoked, TicketRefused
-from execserver.relay.service.rendezvous import Peer, Rendezvous
-from execserver.relay.service.sockets import PING_SECONDS, SocketPeer, new_socket
+from execserver.relay.service.errors import HttpError, peer_of
+from execserver.relay.service.registry import Harness, Registration, RelayRegistry, Revoked, TicketRefused
+from execserver.relay.service.rendezvous import RelayPeer, Rendezvous
+from execserver.relay.service.sockets import PING_SECONDS, WebSocketPeer, new_socket
 from execserver.telemetry.logs import Logger
 
 POLICY_VIOLATION = 1008
-"""Close code for who may not be here any more."""
+"""Close code of a socket that is no longer authorized."""
 
 REVOKED = "token_revoked"
-"""Close reason when a token ended that a socket rested on."""
+"""Close reason of a socket whose token was revoked or has expired."""
 
 log = Logger()
 
 
 class RendezvousHttp:
-    """The upgrades, and the sockets that came of them.
+    """Handles upgrades, and keeps their sockets.
 
     Args:
         registry: redeems tickets.
         rendezvous: forwards frames.
-        is_draining: whether the relay is about to end.
-        ping_seconds: between pings.
+        is_draining: whether the relay is draining.
+        ping_seconds: interval of pings.
     """
 
     def __init__(
         self,
-        registry: Registry,
+        registry: RelayRegistry,
         rendezvous: Rendezvous,
         is_draining: Callable[[], bool],
         ping_seconds: float = PING_SECONDS,
@@ -51,11 +51,11 @@ class RendezvousHttp:
         self._ping_seconds = ping_seconds
         self._numbers = itertools.count(1)
         self._process = secrets.token_hex(4)  # of several relays on one bus
-        self.executors: set[SocketPeer] = set()
-        self.harnesses: dict[Harness, Peer] = {}
+        self.executors: set[WebSocketPeer] = set()
+        self.harnesses: dict[Harness, RelayPeer] = {}
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
-        """Below a prefix."""
+        """The routes, below a prefix."""
         base = f"{prefix}/cloud/environment/{{environment}}"
         return [
             web.get(f"{base}/executor", self.executor, allow_head=False),
@@ -63,7 +63,7 @@ class RendezvousHttp:
         ]
 
     async def executor(self, request: web.Request) -> web.StreamResponse:
-        """An executor's socket, until it ends."""
+        """Serve an executor's socket until it ends."""
         environment_id, ticket = self._asked(request)
         socket = self._socket(request)
         try:
@@ -98,7 +98,7 @@ class RendezvousHttp:
         return socket
 
     async def harness(self, request: web.Request) -> web.StreamResponse:
-        """A client's socket, until it ends."""
+        """Serve a client's socket until it ends."""
         environment_id, ticket = self._asked(request)
         socket = self._socket(request)
         try:
@@ -134,7 +134,7 @@ class RendezvousHttp:
         return socket
 
     def end(self, revoked: Revoked) -> None:
-        """Close the sockets of what rested on tokens that ended."""
+        """Close the sockets whose tokens have ended."""
         for registration in revoked.registrations:
             self._end_executor(registration)
         for harness in revoked.harnesses:
@@ -154,34 +154,36 @@ class RendezvousHttp:
     def _asked(self, request: web.Request) -> tuple[str, str]:
         environment_id = check_environment_id(request.match_info["environment"])
         if self._is_draining():
-            raise Refusal(503, "the relay is about to end", headers={REJECTION_REASON_HEADER: "pod_draining"})
+            raise HttpError(
+                503, "the relay is about to end", headers={REJECTION_REASON_HEADER: "pod_draining"}
+            )
         tickets = request.query.getall("ticket", [])
         if len(tickets) != 1:
-            raise Refusal(400, "`ticket` is missing", headers={REJECTION_REASON_HEADER: "malformed_query"})
+            raise HttpError(400, "`ticket` is missing", headers={REJECTION_REASON_HEADER: "malformed_query"})
         return environment_id, tickets[0]
 
     @staticmethod
     def _socket(request: web.Request) -> web.WebSocketResponse[bool]:
         socket = new_socket()
         if not socket.can_prepare(request).ok:
-            raise Refusal(426, "only WebSocket upgrades here", headers={"Upgrade": "websocket"})
+            raise HttpError(426, "only WebSocket upgrades here", headers={"Upgrade": "websocket"})
         return socket
 
-    def _peer(self, socket: web.WebSocketResponse[bool], request: web.Request) -> SocketPeer:
+    def _peer(self, socket: web.WebSocketResponse[bool], request: web.Request) -> WebSocketPeer:
         number = f"{self._process}-{next(self._numbers)}"
-        return SocketPeer(socket, request, number, self._rendezvous.drained, self._ping_seconds)
+        return WebSocketPeer(socket, request, number, self._rendezvous.drained, self._ping_seconds)
 
     def _text_dropped(self) -> None:
         self._rendezvous.counters.dropped["text"] += 1
 
 
-def _refused(error: TicketRefused) -> Refusal:
-    return Refusal(error.status, str(error), headers={REJECTION_REASON_HEADER: error.reason})
+def _refused(error: TicketRefused) -> HttpError:
+    return HttpError(error.status, str(error), headers={REJECTION_REASON_HEADER: error.reason})
 
 
 def _ignore(_message: bytes) -> None:
-    """Nothing is forwarded any more."""
+    """Forward nothing: the socket is closing."""
 
 
 def _nothing() -> None:
-    """Nothing is counted any more."""
+    """Count nothing: the socket is closing."""

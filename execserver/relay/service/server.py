@@ -1,11 +1,11 @@
-"""The relay process: wires the parts, and owns the order of start-up and end.
+"""The relay process: builds the parts, and owns the order of start and end.
 
-Start-up: state folder and its lock, tokens, logs, loop, control socket, listeners, the base URL on stdout.
-End: SIGTERM or SIGINT begins to drain (not ready, nobody is let in, every socket is closed with 1012, so that
-executors and clients go to where the URL leads next), and 5 s later at most the process is over; a second
-signal ends it at once. SIGHUP reads the certificate again.
+Start: state folder and its lock, tokens, logs, loop, control socket, listeners, the base URL on stdout.
+End: SIGTERM or SIGINT starts the drain: the relay is not ready, admits no peer, and closes every socket with
+1012, so that executors and clients connect to where the URL leads next. The process ends within 5 s; a
+second signal ends it at once. SIGHUP reads the certificate again.
 
-Everything runs on one loop. What is not a frame must take microseconds or go to a thread.
+Everything runs on one loop. Work that is not for a frame must take microseconds, or run in a thread.
 """
 
 from __future__ import annotations
@@ -30,56 +30,54 @@ from execserver.memory import reuse_buffers, widen_descriptor_table
 from execserver.relay.service import control_socket
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard, library_log
-from execserver.relay.service.listening import BACKLOG, ListenError, bind, load_certificate, tls_context
+from execserver.relay.service.listening import BACKLOG, RelayListenError, bind, load_certificate, tls_context
 from execserver.relay.service.listening import listen as listen_on
-from execserver.relay.service.pages import Pages
-from execserver.relay.service.registry import Registry
+from execserver.relay.service.pages import MetricsReader, Pages
+from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
-from execserver.relay.service.relay_metrics import Watcher
 from execserver.relay.service.rendezvous import RESTART, Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.relay.service.settings import RelaySettings
-from execserver.relay.service.state_dir import StateDir, StateDirError
+from execserver.relay.service.settings import RelaySettings, StateDir, StateDirError
 from execserver.relay.service.tokens import TokenError, TokenStore
 from execserver.supervisor.notify import ServiceManager
 from execserver.telemetry import logs
 from execserver.telemetry.logs import Logger
 
 MAX_HEAD_LINE_BYTES, MAX_HEADERS = 4096, 48
-"""Of the head of a request: the longest line, and how many there may be."""
+"""Limits of a request head: the longest line, and the number of headers."""
 
 REQUEST_SECONDS = 30
-"""How long a connection may be without a request: at first, and between two."""
+"""How long a connection may be without a request, at its start and between two."""
 
 DRAIN_SECONDS = 4.0
-"""How long sockets may take to end. With the rest, the process is over in 5 s."""
+"""How long sockets may take to end. With everything else, the process ends within 5 s."""
 
 TOKENS_SECONDS = 0.5
-"""How soon a revoked or expired token ends the sockets that rest on it."""
+"""Interval of the check for revoked and expired tokens, which ends their sockets."""
 
 DESCRIPTORS = 16_384
-"""What the process has room for from its start: each stream and each executor is a socket."""
+"""Size of the descriptor table from the start: each stream and each executor is a socket."""
 
 SWEEP_SECONDS = 60.0
-"""How often what expired is forgotten."""
+"""Interval in which expired tickets are removed."""
 
 log = Logger()
 
 
 def run(settings: RelaySettings) -> int:
-    """Serve until a signal. Returns the exit code: 0 after a drain, 1 when it could not start."""
+    """Serve until a signal. Returns the exit code: 0 after a drain, 1 if the relay could not start."""
     reuse_buffers()
     _raise_descriptor_limit()
     widen_descriptor_table(DESCRIPTORS)
     try:
         state = StateDir(settings.state_dir)
     except StateDirError as error:
-        return _complain(error)
+        return _print_error(error)
     writer = logs.configure(settings.log_level, settings.log_format)
     try:
         return uvloop.run(RelayServer(settings, state).serve())
-    except (ListenError, TokenError) as error:
-        return _complain(error)
+    except (RelayListenError, TokenError) as error:
+        return _print_error(error)
     finally:
         writer.flush(1.0)
         state.close()
@@ -101,21 +99,21 @@ class RelayServer:
         self._state = state
         self._tokens = TokenStore(state.path)
         self._token_fault = ""
-        # Strangers may take every descriptor there is, and must not keep a token from being revoked so.
-        self._spare = _open_spare()
+        # Closed for the check of tokens: strangers may take every other descriptor.
+        self._reserved = _reserve_descriptor()
         self._draining = False
         self._stop = asyncio.Event()
         self._manager = ServiceManager(os.environ)
         self._tls = tls_context(settings)
-        self._registry = Registry(time.monotonic)
+        self._registry = RelayRegistry(time.monotonic)
         self._guard = Guard()
         self._runners: list[web.AppRunner] = []
 
     async def serve(self) -> int:
-        """Serve until a signal, then drain; the exit code.
+        """Serve until a signal, then drain. Returns the exit code.
 
         Raises:
-            ListenError: something cannot be bound.
+            RelayListenError: a listener cannot be bound.
         """
         loop = asyncio.get_running_loop()
         self._rendezvous = Rendezvous(MemoryBus(), time.monotonic, loop.call_later)
@@ -123,7 +121,7 @@ class RelayServer:
         try:
             url = await self._listen()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._told_to_stop, number)
+                loop.add_signal_handler(number, self._stop_signalled, number)
             loop.add_signal_handler(signal.SIGHUP, self._reload)
             chores = [
                 loop.create_task(self._repeat(TOKENS_SECONDS, self._check_tokens)),
@@ -133,10 +131,9 @@ class RelayServer:
                 chores.append(loop.create_task(self._repeat(self._manager.beat_seconds, self._beat)))
             gc.collect()
             gc.freeze()
-            gc.set_threshold(
-                50_000, 20, 50
-            )  # thousands of sockets are no garbage, and looking takes its time
-            with contextlib.suppress(OSError):  # nobody reads it
+            # Collecting among thousands of sockets takes long and finds nothing.
+            gc.set_threshold(50_000, 20, 50)
+            with contextlib.suppress(OSError):  # stdout is closed
                 sys.stdout.write(f"{url}\n")
                 sys.stdout.flush()
             self._manager.ready(f"Serving {url}")
@@ -155,7 +152,7 @@ class RelayServer:
     # -- listeners
 
     async def _listen(self) -> str:
-        """Bind everything; the base URL."""
+        """Bind all listeners. Returns the base URL."""
         settings = self._settings
         listen = settings.listen
         registry_http = RegistryHttp(
@@ -164,14 +161,14 @@ class RelayServer:
             PublicUrls(settings.public_url, listen.scheme, listen.prefix),
             self._is_draining,
         )
-        watcher = Watcher(
+        metrics = MetricsReader(
             self._registry, registry_http, self._rendezvous, self._sockets, self._guard, self._is_draining
         )
-        pages = Pages(self._registry, self._rendezvous, watcher, self._is_draining)
+        pages = Pages(self._registry, self._rendezvous, metrics, self._is_draining)
         try:
             bound = control_socket.bind(self._state.descriptor)
         except OSError as error:
-            raise ListenError(
+            raise RelayListenError(
                 f"--state-dir {settings.state_dir}: {control_socket.SOCKET_NAME}: {error.strerror}"
             ) from None
         await self._site(pages.private(), bound)
@@ -181,7 +178,7 @@ class RelayServer:
             *registry_http.routes(listen.prefix),
             *self._sockets.routes(listen.prefix),
             *pages.public(listen.prefix),
-            *self._door_routes(),
+            *self._plain_routes(),
         ]
         listening = listen_on(listen, os.environ)
         own = listen.url(listening.getsockname()[1])
@@ -189,18 +186,18 @@ class RelayServer:
         log.info("relay serves", listen=own, public=settings.public_url or own, process=os.getpid())
         return settings.public_url or own
 
-    def _door_routes(self) -> list[web.RouteDef]:
-        if not self._settings.plain_doors:
+    def _plain_routes(self) -> list[web.RouteDef]:
+        if not self._settings.plain_environments:
             return []
         from execprotocol.relay.key_files import KeyFileError, load_key_pair
-        from execserver.relay.service.plain_websocket import Door
+        from execserver.relay.service.plain_websocket import PlainWebSocket
 
         try:
             keys = load_key_pair(self._settings.state_dir / "door.key", create=True)
         except KeyFileError as error:
-            raise ListenError(str(error)) from None
-        door = Door(
-            self._settings.plain_doors,
+            raise RelayListenError(str(error)) from None
+        plain = PlainWebSocket(
+            self._settings.plain_environments,
             keys,
             self._registry,
             self._tokens,
@@ -208,10 +205,9 @@ class RelayServer:
             self._sockets.harnesses,
             self._is_draining,
         )
-        log.info(
-            "plain door is open", environments=sorted(self._settings.plain_doors), key=keys.public.fingerprint
-        )
-        return door.routes(self._settings.listen.prefix)
+        environments = sorted(self._settings.plain_environments)
+        log.info("plain door is open", environments=environments, key=keys.public.fingerprint)
+        return plain.routes(self._settings.listen.prefix)
 
     async def _site(
         self, routes: list[web.RouteDef], listening: socket.socket, tls: ssl.SSLContext | None = None
@@ -224,10 +220,9 @@ class RelayServer:
             access_log=None,  # the guard's is without queries
             logger=library_log(),
             keepalive_timeout=REQUEST_SECONDS,
-            auto_decompress=False,  # nobody compresses 6 KiB, and what nobody does is only attacks
+            auto_decompress=False,  # peers do not compress bodies of 6 KiB, but attackers may
             lingering_time=1.0,
-            # A head is held for REQUEST_SECONDS without anybody knowing who sends it. What peers of ours send
-            # has a fifth of this; proxies add some.
+            # A stranger's head may be held for REQUEST_SECONDS. Peers send a fifth of this; proxies add some.
             max_line_size=MAX_HEAD_LINE_BYTES,
             max_field_size=MAX_HEAD_LINE_BYTES,
             max_headers=MAX_HEADERS,
@@ -247,17 +242,17 @@ class RelayServer:
                 if done is not None:
                     await done
             except Exception:
-                # The next time may be better; to end everybody's sockets is not.
+                # It may succeed next time. Ending the relay would end all sockets.
                 log.exception("chore failed", chore=getattr(chore, "__name__", ""))
 
     def _check_tokens(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            os.close(spare)
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None:
+            os.close(reserved)
         try:
             ended = self._tokens.ended(self._registry.token_ids())
         finally:
-            self._spare = _open_spare()  # nobody else had a turn meanwhile
+            self._reserved = _reserve_descriptor()  # no other task ran in between
         if self._tokens.fault != self._token_fault:
             self._token_fault = self._tokens.fault
             if self._token_fault:
@@ -276,7 +271,7 @@ class RelayServer:
     def _is_draining(self) -> bool:
         return self._draining
 
-    def _told_to_stop(self, number: int) -> None:
+    def _stop_signalled(self, number: int) -> None:
         if self._draining:
             log.warning("relay ends at once", signal=signal.Signals(number).name)
             os._exit(128 + number)
@@ -294,7 +289,7 @@ class RelayServer:
             try:
                 load_certificate(self._tls, self._settings)
                 log.info("certificate loaded")
-            except ListenError as problem:
+            except RelayListenError as problem:
                 error = problem
                 log.error("certificate not loaded, the old one stays", error=str(problem))
         self._manager.reloaded(error)
@@ -302,12 +297,12 @@ class RelayServer:
     async def _drain(self) -> None:
         self._rendezvous.drain(RESTART)
         deadline = time.monotonic() + DRAIN_SECONDS
-        # Sockets are opened and closed in several places, none of which has to know of this.
+        # Sockets end in several places; none of them has to notify this one.
         while (self._sockets.executors or self._sockets.harnesses) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-def _open_spare() -> int | None:
+def _reserve_descriptor() -> int | None:
     try:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -315,12 +310,12 @@ def _open_spare() -> int | None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Two sockets for each stream, and more than the 1,024 of a shell."""
+    """Each stream has two sockets, and a shell's limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _complain(error: Exception) -> int:
+def _print_error(error: Exception) -> int:
     sys.stderr.write(f"execserver: {error}\n")
     return 1

@@ -1,12 +1,12 @@
-"""The relay's end of one WebSocket, as the rendezvous sees it: a peer that frames are sent to.
+"""The relay's end of one WebSocket: a peer of the rendezvous.
 
-What is sent goes to the transport at once, which gathers all that one turn of the loop brings and writes it
-in one call; so the queue of a peer is the transport's buffer, and there is no task that sends. Frames of a
-server are not masked: a head and the very bytes that came.
+Frames go to the transport at once, which writes the frames of one turn of the loop in one call. So the queue
+of a peer is the transport's buffer, and there is no task for sending. A server's frames are not masked: each
+is a head and the bytes as received.
 
-A peer that is paused is not read from; what the library holds of it then is at most some hundred KiB, and the
-rest waits at the peer's own end. Every 15 s we ping. A peer of which nothing was heard for two pings is
-dropped, unless it is we who do not read, or what is on the way to it moves.
+A paused peer is not read from. The library then holds at most some hundred KiB of it, and the rest waits at
+the peer. The relay pings every 15 s, and drops a peer that has been silent for two pings, unless the peer is
+paused or its queue is moving.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from execprotocol.relay.frames import MAX_FRAME_BYTES
 from execserver.telemetry.logs import Logger
 
 PING_SECONDS = 15.0
-"""Half of what the peers' own pings take: whoever is behind a NAT that forgets after a minute stays known."""
+"""Half of the interval of the peers' pings: keeps NAT entries alive that expire after a minute."""
 
 MISSED_PINGS = 2
-"""Unanswered ones after which a peer is dead."""
+"""A peer is dead after so many unanswered pings."""
 
 HIGH_BYTES, LOW_BYTES = 1 << 20, 256 << 10
-"""When a peer's queue is full, and when it has room again; the rendezvous goes by the same numbers."""
+"""Bytes above which a queue is full, and below which it has room again. As `queues.Limits`."""
 
 ROOM_SECONDS = 0.005
-"""Between looks at a queue that became short and then longer again. 256 KiB take about as long to leave."""
+"""Interval of checks of a queue that became short and then longer again. 256 KiB take about as long."""
 
 CLOSE_SECONDS = 2.0
-"""How long a peer may take for what was sent before a close. A drain of the relay has 5 s for all."""
+"""How long a peer may take for data sent before a close. A drain of the relay has 5 s for all."""
 
 READ_BYTES = 32 << 10
-"""What one read of a peer brings at most. All of it is parsed before the others get their turn, and an event
-loop's own reads of 256 KiB may be 40,000 fragments of nothing: a quarter of a second."""
+"""Limit of one read. A read is parsed before other peers get their turn, and the event loop's own reads of
+256 KiB may be 40,000 empty fragments: a quarter of a second."""
 
 FRAMES_PER_TURN = 64
-"""Of one peer, of whatever kind, before the others get their turn: what is there already costs no wait."""
+"""Frames of one peer, of any kind, before other peers get their turn: buffered frames need no wait."""
 
 PONG_SECONDS = 0.1
-"""Between pongs to one peer. Of several pings only the newest has to be answered (RFC 6455, 5.5.3), so one
-that pings and does not read, or does nothing else, takes no more of us than others do."""
+"""Interval of pongs to one peer. Only the newest of several pings has to be answered (RFC 6455, 5.5.3), so a
+flood of pings costs no more than other traffic."""
 
 COPIED_BELOW_BYTES = 16 << 10
-"""Smaller frames are joined with their heads, which is cheaper than a second buffer for the kernel."""
+"""Smaller frames are joined with their heads: cheaper than a second buffer for the kernel."""
 
 MAX_REASON_BYTES = 120
-"""Of a close frame, whose payload has at most 125 with the code."""
+"""Limit for a close frame, whose payload has at most 125 bytes with the code."""
 
 _BINARY, _PING, _PONG = 0x82, 0x89, 0x8A
 _GOING_AWAY = 1001
@@ -60,23 +60,22 @@ log = Logger()
 
 
 def new_socket(max_bytes: int = MAX_FRAME_BYTES) -> web.WebSocketResponse[bool]:
-    """A WebSocket that takes messages of at most so many bytes; a longer one ends it with 1009."""
-    # The library's limit is the first size that is too long. Pings are ours: its own would drop a peer that
-    # is paused.
+    """A WebSocket that takes messages of at most `max_bytes`; a longer one closes it with 1009."""
+    # The library's limit is the first size that is too long. Its own pings would drop a paused peer.
     return web.WebSocketResponse(
         compress=False, max_msg_size=max_bytes + 1, autoping=False, decode_text=False, timeout=CLOSE_SECONDS
     )
 
 
-class SocketPeer:
+class WebSocketPeer:
     """One accepted WebSocket.
 
     Args:
         socket: prepared.
-        request: that it came by.
+        request: the upgrade request.
         peer_id: for logs, and unique in this process.
-        has_room: called when the queue is below its low mark after having been above the high one.
-        ping_seconds: between pings.
+        has_room: called when the queue was above its high mark and is below its low mark again.
+        ping_seconds: interval of pings.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class SocketPeer:
         socket: web.WebSocketResponse[bool],
         request: web.Request,
         peer_id: str,
-        has_room: Callable[[SocketPeer], None],
+        has_room: Callable[[WebSocketPeer], None],
         ping_seconds: float = PING_SECONDS,
     ) -> None:
         assert request.transport is not None, "just prepared"
@@ -97,7 +96,7 @@ class SocketPeer:
         self._loop = asyncio.get_running_loop()
         self._room_watch: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[object] | None = None  # while it reads
-        self._ending: tuple[int, str] | None = None  # code and reason of the close, once that is decided
+        self._ending: tuple[int, str] | None = None  # code and reason of the close
         self._may_read: asyncio.Event | None = None  # while paused
         self._written = 0
         self._progress = 0
@@ -105,18 +104,18 @@ class SocketPeer:
         self._missed = 0
         self._ping_seconds = ping_seconds
         self._ping_timer = self._loop.call_later(ping_seconds, self._ping)
-        self._pinged: bytes | None = None  # what the newest ping carried that is not answered
+        self._pinged: bytes | None = None  # payload of the newest unanswered ping
         self._pong_timer: asyncio.TimerHandle | None = None  # while no pong may be sent
         self.close_reason = ""
-        """Why it ended, as far as that was decided here."""
+        """The reason, if the relay ended the socket."""
 
     @property
     def queued(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that the system has not taken yet."""
         return self._transport.get_write_buffer_size()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, after those before it. Dropped without a word when the socket is ending."""
+        """Queue a frame. A no-op if the socket is ending."""
         if self._ending is not None or self._transport.is_closing():
             return
         size = len(frame)
@@ -133,16 +132,16 @@ class SocketPeer:
         self._wrote(size)
 
     def close(self, code: int, reason: str) -> None:
-        """Begin to end the socket (idempotent). A long queue is thrown away: its peer takes nothing."""
+        """Begin to end the socket (idempotent). A full queue is discarded: its peer does not read."""
         if self._ending is not None:
             return
         self._ending = (code, reason)
         self.close_reason = self.close_reason or reason
         if self.queued > HIGH_BYTES:
-            # It would not see a close frame behind all this, and the memory is wanted now.
+            # A close frame would not get through behind the queue, and the memory is needed now.
             self._transport.abort()
-        # The library hangs up on a peer that is being read from, without waiting for its answer; what that
-        # peer has sent meanwhile would make it lose our close frame.
+        # While a read is pending, the library closes without waiting for the peer's answer. Data from the
+        # peer would then reset the connection, and the close frame would be lost.
         if self._reader is not None and self._reader is not asyncio.current_task():
             self._reader.cancel()
 
@@ -158,22 +157,22 @@ class SocketPeer:
             self._may_read = None
 
     async def serve(self, received: Callable[[bytes], None], dropped: Callable[[], None]) -> str:
-        """Read until the socket ends; returns why, for logs.
+        """Read until the socket ends. Returns the reason, for logs.
 
         Args:
-            received: gets each binary message.
-            dropped: called for each text message; nobody may send one.
+            received: called with each binary message.
+            dropped: called for each text message, which peers must not send.
         """
         task = self._reader = asyncio.current_task()
         assert task is not None, "a request has one"
         protocol = self._transport.get_protocol()
-        if isinstance(protocol, asyncio.Protocol):  # it has none once the connection is lost
+        if isinstance(protocol, asyncio.Protocol):  # None once the connection is lost
             self._transport.set_protocol(_ShortReads(protocol))
         reason = ""
         try:
             reason = await self._read(received, dropped)
         except asyncio.CancelledError:
-            if self._ending is None or task.uncancel() > 0:  # it is not `close`, or not only
+            if self._ending is None or task.uncancel() > 0:  # cancelled by another caller than `close`
                 raise
         finally:
             self._reader = None
@@ -202,7 +201,7 @@ class SocketPeer:
             elif kind is WSMsgType.TEXT:
                 dropped()
             elif kind is not WSMsgType.PONG:
-                return self._why(message.data)
+                return self._end_reason(message.data)
             turn += 1
             if turn == FRAMES_PER_TURN:
                 turn = 0
@@ -212,10 +211,10 @@ class SocketPeer:
     def _wrote(self, size: int) -> None:
         self._written += size
         if self._room_watch is None and self._transport.get_write_buffer_size() > HIGH_BYTES:
-            self._room_watch = self._loop.create_task(self._wait_for_room())
+            self._room_watch = self._loop.create_task(self._watch_for_room())
 
-    def _why(self, last: object) -> str:
-        """Why there are no more messages, by what the last one carried."""
+    def _end_reason(self, last: object) -> str:
+        """The reason for the end of messages, from the data of the last one."""
         if isinstance(last, WebSocketError):
             return f"closed with {last.code}: {last}"
         code = self._socket.close_code
@@ -224,32 +223,32 @@ class SocketPeer:
         return f"closed with {code}"
 
     async def _close(self, code: int, reason: str) -> None:
-        # What was sent before goes first, and a stuck peer would keep all of it waiting.
-        giving_up = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
+        # Queued data is sent first, for which a stuck peer could take for ever.
+        timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
         try:
             await self._socket.close(code=code, message=_cut(reason), drain=False)
-            self._transport.set_write_buffer_limits(0)  # so that the next line waits for the last byte
+            self._transport.set_write_buffer_limits(0)  # so that `drain` waits for the last byte
             await self._request.writer.drain()
         except (ConnectionError, RuntimeError):
-            pass  # it was gone before
+            pass  # the connection was lost
         finally:
-            giving_up.cancel()
+            timer.cancel()
 
-    async def _wait_for_room(self) -> None:
+    async def _watch_for_room(self) -> None:
         try:
             await self._request.writer.drain()
-            # Others may have written before this had its turn, and between its marks the transport tells
-            # nothing: whoever waits for room would wait for ever.
+            # More may have been written before this task ran, and the transport has no event between its
+            # marks: without these checks `has_room` might never be called.
             while self.queued >= LOW_BYTES:
                 await asyncio.sleep(ROOM_SECONDS)
                 await self._request.writer.drain()
         except ConnectionError:
-            return  # reading ends, too, and says so
+            return  # `serve` ends, too
         self._room_watch = None
         self._has_room(self)
 
     def _answer(self, ping: bytes) -> None:
-        """Send a pong, now or when the next one may be sent, if there is no newer ping by then."""
+        """Answer a ping now, or when the next pong may be sent, unless a newer ping has come by then."""
         self._pinged = ping
         if self._pong_timer is None:
             self._send_pong()
@@ -270,7 +269,7 @@ class SocketPeer:
     def _ping(self) -> None:
         progress = self._written - self.queued
         if self._transport.is_closing():
-            self.resume()  # so that reading finds out that there is nothing more
+            self.resume()  # so that reading sees the end
             return
         if self._heard or self._may_read is not None or progress > self._progress:
             self._missed = 0
@@ -287,9 +286,9 @@ class SocketPeer:
 
 
 class _ShortReads(asyncio.BufferedProtocol):
-    """Stands between a transport and its protocol, so that a read brings no more than `READ_BYTES`."""
+    """A protocol between a transport and its protocol that limits reads to `READ_BYTES`."""
 
-    _buffer = memoryview(bytearray(READ_BYTES))  # one for all: it is empty again when a read is over
+    _buffer = memoryview(bytearray(READ_BYTES))  # shared: it is empty again after each read
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol
@@ -299,11 +298,11 @@ class _ShortReads(asyncio.BufferedProtocol):
         self.eof_received = protocol.eof_received  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next read goes."""
+        """The buffer of the next read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass on what was read."""
+        """Forward the bytes of a read."""
         self._protocol.data_received(bytes(self._buffer[:nbytes]))
 
 

@@ -1,10 +1,9 @@
-"""Who may use a relay: bearer tokens, each for one role in some environments, in a file of the state folder.
+"""The relay's bearer tokens, each for one role in some environments, in a file of the state folder.
 
-Rules kept here:
-- A token itself is shown once, to who creates it. The file has its SHA-256, and nothing that opens anything.
-- The file is written whole under another name and renamed, under a lock: a reader sees all or nothing of a
-  change, and two programs that change it at once lose nothing.
-- A file that cannot be understood is an error. It is never taken for "no tokens", nor overwritten.
+- A token is shown once, when it is created. The file has its SHA-256 only.
+- The file is written under another name and renamed, under a lock: a reader sees all or nothing of a change,
+  and concurrent changes lose nothing.
+- An invalid file is an error. It is never taken for an empty one, nor overwritten.
 
     {"version": 1, "tokens": [{"id", "sha256", "role", "environments", "created", "expires", "note"}, …]}
 """
@@ -17,47 +16,57 @@ import hmac
 import json
 import math
 import os
+import re
 import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
+from execprotocol.relay.contract import ContractError, check_environment_id
 from execprotocol.trust import UntrustedError, check_way
 from execserver.private_folder import FolderError, lock, open_private
-from execserver.relay.service.token_record import (
-    RecordFault,
-    Role,
-    Token,
-    check_environments,
-    check_note,
-    check_role,
-)
 
 FILE_NAME, LOCK_NAME = "tokens.json", "tokens.lock"
 VERSION = 1
 
 PREFIX = "xrt_"
-"""So that a token that got lost in a log or a repository is found by those who search for such."""
+"""Lets secret scanners find a token that leaked into a log or a repository."""
 
 TOKEN_BYTES = 32
 
 LOCK_SECONDS = 5.0
-"""The lock is held for milliseconds; who holds it longer is stuck."""
+"""The lock is held for milliseconds; a program that holds it longer is stuck."""
+
+Role = Literal["executor", "client"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+MAX_NOTE_CHARACTERS = 200
+"""Limit of a token's note, which is shown in one line of a list."""
+
+_ID = re.compile(r"[0-9a-f]{8}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MEMBERS = ("id", "sha256", "role", "environments", "created", "expires", "note")
 
 _Signature = tuple[int, int, int, int]
 
 
+class TokenRecordError(Exception):
+    """A token has an invalid value. The message names the member."""
+
+
 class TokenError(Exception):
-    """What was asked for cannot be, with a text for the user."""
+    """A request of the user cannot be carried out. The text is for the user."""
 
 
 class TokenFileError(TokenError):
-    """The token file, or its folder, is not what it has to be."""
+    """The token file or its folder is invalid."""
 
 
 class TokenRefused(Exception):
-    """A token does not allow this; the message may be sent.
+    """A token does not allow the request. The message may be sent to the peer.
 
     Attributes:
         status: 401 for a token that is missing, unknown, revoked or expired; 403 for one with another role or
@@ -69,27 +78,84 @@ class TokenRefused(Exception):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """The record of a token in the file.
+
+    Args:
+        id: the token's name, 8 hexadecimal digits.
+        sha256: of the token, 64 hexadecimal digits.
+        role: the role that the token allows.
+        environments: the ids of its environments, without repetition.
+        created: seconds since 1970.
+        expires: seconds since 1970; None: never.
+        note: for people.
+    """
+
+    id: str
+    sha256: str
+    role: Role
+    environments: tuple[str, ...]
+    created: int
+    expires: int | None
+    note: str
+
+    def expired(self, now: float) -> bool:
+        """Whether the token has expired."""
+        return self.expires is not None and now >= self.expires
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON object in the file."""
+        return {name: getattr(self, name) for name in _MEMBERS}
+
+    @classmethod
+    def from_json(cls, value: object) -> TokenRecord:
+        """Parse one entry of the file.
+
+        Raises:
+            TokenRecordError: a member is missing, unknown or invalid.
+        """
+        if not isinstance(value, dict):
+            raise TokenRecordError("must be an object")
+        for name in _MEMBERS:
+            if name not in value:
+                raise TokenRecordError(f"`{name}` is missing")
+        for name in value:
+            if name not in _MEMBERS:
+                raise TokenRecordError(f"`{name[:40]}` is unknown here")
+        expires = value["expires"]
+        return cls(
+            _hexadecimal(value["id"], "id", _ID),
+            _hexadecimal(value["sha256"], "sha256", _SHA256),
+            _check_role(value["role"]),
+            _check_environments(value["environments"]),
+            _time(value["created"], "created"),
+            None if expires is None else _time(expires, "expires"),
+            _check_note(value["note"]),
+        )
+
+
 class TokenStore:
     """The tokens of one state folder, as the file has them now.
 
     Args:
-        folder: the state folder: ours, mode 0700.
-        create: whether a missing one is made.
+        folder: the state folder, owned by this user, of mode 0700.
+        create: whether a missing folder is created.
         clock: seconds since 1970.
 
     Raises:
-        TokenFileError: the folder or the file is not as it has to be.
+        TokenFileError: the folder or the file is invalid.
     """
 
     def __init__(self, folder: Path, *, create: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._folder = Path(os.path.abspath(folder))
         self._path = self._folder / FILE_NAME
         self._clock = clock
-        self._tokens: tuple[Token, ...] = ()
-        self._by_hash: dict[bytes, Token] = {}
+        self._tokens: tuple[TokenRecord, ...] = ()
+        self._by_hash: dict[bytes, TokenRecord] = {}
         self._signature: _Signature | None = None  # of the file that was read last
         self.fault = ""
-        """What is wrong with the file since it was last understood; its tokens of then go on to count."""
+        """Why the file is invalid; empty if it is valid. The tokens of the last valid file stay in force."""
         if not create and not self._folder.is_dir():
             raise TokenFileError(f"there is no state folder {self._folder}")
         try:
@@ -100,8 +166,8 @@ class TokenStore:
         self._load()
 
     @property
-    def tokens(self) -> tuple[Token, ...]:
-        """All of them, in the order in which they were made, the expired ones too."""
+    def tokens(self) -> tuple[TokenRecord, ...]:
+        """All tokens in the order of creation, expired ones included."""
         return self._tokens
 
     def create(
@@ -111,27 +177,27 @@ class TokenStore:
         *,
         expires_in: float | None = None,
         note: str = "",
-    ) -> tuple[Token, str]:
-        """Make a token.
+    ) -> tuple[TokenRecord, str]:
+        """Create a token.
 
         Args:
             role: "executor" or "client".
-            environments: the ids of those that it is for, one or more.
-            expires_in: seconds; None: it does not expire.
+            environments: the ids of its environments, one or more.
+            expires_in: seconds; None: the token does not expire.
             note: one line for people.
 
         Returns:
-            What is kept of it, and the token itself, which is nowhere else.
+            The record, and the token itself, which is not stored.
 
         Raises:
-            TokenError: a value is not possible, or the file is not as it has to be.
+            TokenError: a value or the file is invalid.
         """
         now = self._clock()
         if expires_in is not None and not (math.isfinite(expires_in) and expires_in > 0):
             raise TokenError(f"a token must expire in more than 0 seconds, not {expires_in}")
         try:
-            checked = check_role(role), check_environments(environments), check_note(note)
-        except RecordFault as error:
+            checked = _check_role(role), _check_environments(environments), _check_note(note)
+        except TokenRecordError as error:
             raise TokenError(str(error)) from None
         secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         with self._locked():
@@ -140,15 +206,17 @@ class TokenStore:
             while token_id in taken:
                 token_id = secrets.token_hex(4)
             expires = None if expires_in is None else math.ceil(now + expires_in)
-            token = Token(token_id, _digest(secret).hex(), *checked[:2], int(now), expires, checked[2])
+            token = TokenRecord(
+                token_id, secret_digest(secret).hex(), *checked[:2], int(now), expires, checked[2]
+            )
             self._save((*self._tokens, token))
         return token, secret
 
-    def revoke(self, token_id: str) -> Token:
-        """Make a token worthless: it is removed from the file.
+    def revoke(self, token_id: str) -> TokenRecord:
+        """Remove a token from the file.
 
         Raises:
-            TokenError: there is none with that id, or the file is not as it has to be.
+            TokenError: there is no token with that id, or the file is invalid.
         """
         with self._locked():
             for token in self._tokens:
@@ -157,21 +225,21 @@ class TokenStore:
                     return token
         raise TokenError(f"there is no token {token_id!r} in {self._path}; `token list` shows their ids")
 
-    def check(self, presented: str | None, role: Role, environment_id: str) -> Token:
-        """Whether a token allows something now.
+    def check(self, presented: str | None, role: Role, environment_id: str) -> TokenRecord:
+        """Check that a token allows a role in an environment now.
 
         Args:
-            presented: the token; None: there was none.
-            role: that is needed.
-            environment_id: where.
+            presented: the token; None: the request had none.
+            role: the role that the request needs.
+            environment_id: of the request.
 
         Raises:
-            TokenRefused: it does not.
+            TokenRefused: the token does not allow it.
         """
         if not presented:
             raise TokenRefused(401, "a bearer token is needed, in the header `authorization`")
         self.refresh()
-        digest = _digest(presented)
+        digest = secret_digest(presented)
         token = self._by_hash.get(digest)
         if token is None or not hmac.compare_digest(bytes.fromhex(token.sha256), digest):
             raise TokenRefused(401, "the token is unknown here, or was revoked")
@@ -184,13 +252,13 @@ class TokenStore:
         return token
 
     def ended(self, token_ids: Iterable[str]) -> set[str]:
-        """Those of some tokens that are worth nothing any more, by revocation or time."""
+        """The ids of those tokens that were revoked or have expired."""
         self.refresh()
         now = self._clock()
         return set(token_ids) - {token.id for token in self._tokens if not token.expired(now)}
 
     def refresh(self) -> None:
-        """Read the file again if it changed. One that cannot be understood is told by `fault`."""
+        """Read the file again if it has changed. If it is invalid, `fault` says why."""
         try:
             self._load()
         except TokenFileError as error:
@@ -199,13 +267,13 @@ class TokenStore:
             self.fault = ""
 
     def _load(self) -> None:
-        """Take what the file has, if it changed since.
+        """Load the file, if it has changed.
 
         Raises:
-            TokenFileError: it is not as it has to be.
+            TokenFileError: the file is invalid.
         """
         try:
-            # A pipe in its place would keep the relay waiting for a writer.
+            # O_NONBLOCK: opening a pipe must not wait for a writer.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             self._take((), None)
@@ -215,7 +283,7 @@ class TokenStore:
         try:
             status = os.fstat(descriptor)
             signature = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-            self._check_status(status)  # before it is opened as a file, which a folder is not
+            self._check_status(status)  # first: `open` would fail for a folder
             if signature != self._signature:
                 with open(descriptor, "rb", closefd=False) as file:
                     content = file.read()
@@ -234,12 +302,12 @@ class TokenStore:
         if mode & 0o077:
             raise TokenFileError(f"{self._path} has mode {mode:04o}, open to others; chmod it to 0600")
 
-    def _take(self, tokens: tuple[Token, ...], signature: _Signature | None) -> None:
+    def _take(self, tokens: tuple[TokenRecord, ...], signature: _Signature | None) -> None:
         self._tokens = tokens
         self._by_hash = {bytes.fromhex(token.sha256): token for token in tokens}
         self._signature = signature
 
-    def _parse(self, content: bytes) -> tuple[Token, ...]:
+    def _parse(self, content: bytes) -> tuple[TokenRecord, ...]:
         way_out = "restore it from a backup, or remove it to begin without tokens"
         try:
             whole = json.loads(content)
@@ -252,8 +320,8 @@ class TokenStore:
         tokens = []
         for index, entry in enumerate(whole["tokens"]):
             try:
-                tokens.append(Token.from_json(entry))
-            except RecordFault as error:
+                tokens.append(TokenRecord.from_json(entry))
+            except TokenRecordError as error:
                 raise TokenFileError(f"{self._path}: tokens[{index}]: {error}; {way_out}") from None
         if len({token.id for token in tokens}) < len(tokens):
             raise TokenFileError(f"{self._path} has two tokens with the same id; {way_out}")
@@ -280,8 +348,8 @@ class TokenStore:
         finally:
             os.close(descriptor)
 
-    def _save(self, tokens: tuple[Token, ...]) -> None:
-        """Replace the file; what was there before stays when that fails. The lock is held."""
+    def _save(self, tokens: tuple[TokenRecord, ...]) -> None:
+        """Replace the file. If that fails, the old file stays. The lock is held."""
         content = json.dumps({"version": VERSION, "tokens": [token.to_json() for token in tokens]}, indent=1)
         new = self._folder / f"{FILE_NAME}.new"
         try:
@@ -289,7 +357,7 @@ class TokenStore:
                 new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
             with open(descriptor, "w") as file:
-                os.fchmod(descriptor, 0o600)  # one that a crash left may have another
+                os.fchmod(descriptor, 0o600)  # a file left by a crash may have another mode
                 file.write(content + "\n")
                 file.flush()
                 self._make_newer(descriptor)
@@ -305,13 +373,57 @@ class TokenStore:
         self._load()
 
     def _make_newer(self, descriptor: int) -> None:
-        # Two changes within one tick of the file system's clock may otherwise look the same to a reader: the
-        # inode of the first file is free for the third.
+        # Otherwise two changes within one tick of the file system's clock may have the same signature: the
+        # third file may get the inode of the first.
         if self._signature is not None:
             moment = max(os.fstat(descriptor).st_mtime_ns, self._signature[2] + 1)
             os.utime(descriptor, ns=(moment, moment))
 
 
-def _digest(secret: str) -> bytes:
-    # "replace": a header may decode to anything, and what no token looks like just is not found.
+def secret_digest(secret: str) -> bytes:
+    """The SHA-256 of a token or a ticket, which is stored in its place."""
+    # "replace": a header or a URL may decode to any text; what looks like no secret is just not found.
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
+
+
+def _check_role(value: object) -> Role:
+    """The role, if it is one. Raises TokenRecordError."""
+    for role in ROLES:
+        if value == role:
+            return role
+    raise TokenRecordError(f"`role` must be {' or '.join(ROLES)}")
+
+
+def _check_environments(value: object) -> tuple[str, ...]:
+    """The environment ids, each once. Raises TokenRecordError."""
+    if not isinstance(value, list | tuple) or not value:
+        raise TokenRecordError("`environments` must name one environment or more")
+    for each in value:
+        if not isinstance(each, str):
+            raise TokenRecordError("`environments` must hold texts")
+        try:
+            check_environment_id(each)
+        except ContractError as error:
+            raise TokenRecordError(f"`environments`: {error}") from None
+    return tuple(dict.fromkeys(value))
+
+
+def _check_note(value: object) -> str:
+    """The note, if it is one line of characters that can be shown. Raises TokenRecordError."""
+    if not isinstance(value, str) or len(value) > MAX_NOTE_CHARACTERS or not value.isprintable():
+        raise TokenRecordError(
+            f"`note` must be one line of at most {MAX_NOTE_CHARACTERS} printable characters"
+        )
+    return value
+
+
+def _hexadecimal(value: object, name: str, pattern: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or pattern.fullmatch(value) is None:
+        raise TokenRecordError(f"`{name}` must match {pattern.pattern}")
+    return value
+
+
+def _time(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TokenRecordError(f"`{name}` must be whole seconds since 1970")
+    return value

@@ -24,11 +24,11 @@ from execprotocol.relay import contract, frames
 from execprotocol.relay.contract import ConnectAnswer, ValidateRequest
 from execprotocol.relay.frames import MAX_FRAME_BYTES, PROTOCOL_ERROR
 from execprotocol.relay.keys import KeyPair
-from execprotocol.relay.noise import Binding, Initiator, Transport
+from execprotocol.relay.noise import Binding, Initiator, NoiseTransport
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
 from execserver.relay.service.queues import PEER_CLOSED, SLOW_CONSUMER, STREAM_ID_IN_USE, TOO_MANY_STREAMS
-from execserver.relay.service.registry import Registry
+from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
 from tests.support.noise import noise_watched
@@ -437,7 +437,7 @@ async def test_a_ticket_leads_nowhere_once_its_executor_is_gone(wire: Wire, plac
 async def test_what_was_not_used_in_time_is_refused_as_expired(place: str) -> None:
     # The relay's parts with a clock of the test's own, on a port.
     now = time.monotonic()
-    registry = Registry(lambda: now)
+    registry = RelayRegistry(lambda: now)
     loop = asyncio.get_running_loop()
     http = RendezvousHttp(registry, Rendezvous(MemoryBus(), time.monotonic, loop.call_later), lambda: False)
     app = web.Application(middlewares=[Guard().middleware()])
@@ -583,7 +583,7 @@ class Opened:
         await self.peer.send(frames.resume(self.stream_id), frames.handshake(self.stream_id, self.first))
         return await self.peer.frame()
 
-    async def open(self) -> Transport:
+    async def open(self) -> NoiseTransport:
         """A handshake that succeeds."""
         frame = await self.knock()
         assert frame.kind == "handshake", frame

@@ -36,7 +36,7 @@ from execprotocol.relay.contract import ConnectAnswer, ConnectRequest, error_bod
 from execprotocol.relay.frames import Frame
 from execprotocol.relay.key_files import load_key_pair
 from execprotocol.relay.keys import KeyPair, PublicKeys
-from execprotocol.relay.noise import REJECTION, Binding, Responder, Transport
+from execprotocol.relay.noise import REJECTION, Binding, NoiseTransport, Responder
 from execprotocol.relay.records import MessageAssembler, RecordQueue
 from tests.support.wire import PATIENCE
 
@@ -59,7 +59,7 @@ class Stream:
         self.id = ""
         self.harness: PublicKeys
         self.authorization = b""
-        self.noise: Transport
+        self.noise: NoiseTransport
         self.record_sizes: list[int] = []
         self.ending: Frame | None = None
         self.over = asyncio.Event()

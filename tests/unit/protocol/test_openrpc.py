@@ -148,7 +148,8 @@ def test_the_error_object_has_every_number_that_there_is() -> None:
 def test_every_error_name_is_one_that_the_server_has() -> None:
     in_source = {
         node.value
-        for path in (ROOT / "execserver").rglob("*.py")
+        for package in ("execserver", "clients/python/execprotocol")
+        for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }

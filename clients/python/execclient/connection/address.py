@@ -30,7 +30,7 @@ from execclient.connection.loopback import is_loopback
 from execclient.connection.sockets import open_unix
 from execclient.connection.stdio import open_child
 from execclient.errors import ConnectionFailed, ExecServerError, InsecureToken, UnsupportedUrl
-from execprotocol.daemon_thread import aside
+from execprotocol.daemon_thread import run_in_daemon_thread
 
 URL_VARIABLE = "EXECSERVER_URL"
 TOKEN_VARIABLE = "EXECSERVER_TOKEN"  # noqa: S105 - a name
@@ -131,7 +131,7 @@ class Token:
             return _checked(self.value or "", "the token")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                content = await aside(_beginning, self.file)
+                content = await run_in_daemon_thread(_beginning, self.file)
         except TimeoutError:
             raise ConnectionFailed(
                 f"cannot read the token file {self.file}: it did not come within {CONNECT_SECONDS:g} s"

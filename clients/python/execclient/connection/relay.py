@@ -1,12 +1,12 @@
-"""An executor behind a relay: relay+https:// and relay+http://, to whoever has an environment's name.
+"""Connect to an executor behind a relay.
 
     relay+https://HOST[:PORT][/BASE]?environment=ID
 
-The registry gives out the executor's key, so who runs the registry could sit in the middle: pin the key
-(`executor_key_sha256`) where that is somebody else. Without a pin the first connection's is believed, and
-no other one after it. `docs/protocol.md`, "Relay".
+The registry gives out the executor's key, so its operator could intercept connections: pin the key
+(`executor_key_sha256`) if you do not run the registry. Without a pin, the key of the first connection is
+trusted, and no other one after it. `docs/protocol.md`, "Relay".
 
-It imports cryptography, httpcore and picows: import it only when there is such a URL.
+The module imports cryptography, httpcore and picows: import it only for such a URL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 from execclient.connection.address import OnEvent, OnLost, Token
 from execclient.connection.channel import CONNECT_SECONDS
 from execclient.connection.connection import Connection
-from execclient.connection.relay_channel import RelayChannel
+from execclient.connection.relay_channel import RelayClientChannel
 from execclient.errors import (
     AccessDenied,
     ConnectionFailed,
@@ -30,7 +30,7 @@ from execclient.errors import (
     UntrustedServer,
     WrongExecutor,
 )
-from execprotocol.daemon_thread import aside
+from execprotocol.daemon_thread import run_in_daemon_thread
 from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, ContractError, check_environment_id
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
@@ -51,16 +51,15 @@ GIVE_ONE = (
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
 LONGEST_PAUSE_SECONDS = 1.0
-"""Between two tries to get a lost connection back: each is a request to a server that others use, too."""
-
+"""Between two attempts to reconnect: each is a request to a shared server."""
 
 MAX_UNANSWERED_BYTES = 56 << 20
-"""Of requests, above which the next one waits. An executor that does not read one stream of its socket keeps
-what comes, up to 128 MiB, and then ends the stream; so much and one message of the largest size fit."""
+"""Limit of unanswered requests; the next one waits. An executor that stops reading a stream keeps up to 128
+MiB and then resets the stream: this limit and one message of the largest size fit."""
 
 
 class RelayAddress(NamedTuple):
-    """What a URL says."""
+    """The parts of a relay URL."""
 
     base_url: str
     host: str
@@ -68,23 +67,22 @@ class RelayAddress(NamedTuple):
 
 
 class RelayTarget:
-    """An executor at a relay.
+    """An executor behind a relay.
 
     Args:
-        url: as it was given.
+        url: `relay+https://…` or `relay+http://…`.
         token: for the registry.
-        context: which certificates to believe; None for those of the system.
-        executor_key_sha256: the fingerprint that the executor's key must have; None for whichever it has at
-            first.
-        key_file: our own key pair, which an executor may ask for; None for a new one.
+        context: for TLS; None: trust the system's certificates.
+        executor_key_sha256: the required fingerprint of the executor's key; None: trust the first one.
+        key_file: the client's key pair, for executors with a list of clients; None: generate a new one.
 
     Raises:
-        UnsupportedUrl: the URL or the fingerprint is none.
+        UnsupportedUrl: the URL or the fingerprint is invalid.
     """
 
     recoverable = True
     renewable = True
-    """A relay that was started anew has forgotten whom it authorized."""
+    """True, because a restarted relay has lost its authorizations."""
     longest_pause = LONGEST_PAUSE_SECONDS
 
     def __init__(
@@ -108,26 +106,26 @@ class RelayTarget:
         self._key_file = key_file
         self._own: KeyPair | None = None
         self._met: str | None = None
-        """The fingerprint of the executor that we have been connected to."""
+        """The fingerprint of the executor at the first connection."""
 
     async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
         """As `Target.open`.
 
         Raises:
-            EnvironmentOffline: no executor is there now.
-            AccessDenied: the registry or the executor does not want us.
+            EnvironmentOffline: no executor is connected.
+            AccessDenied: the registry or the executor refused this client.
             WrongExecutor: the executor has another key than the pinned one, or than before.
-            UntrustedServer: the relay's certificate does not hold.
-            ConnectionFailed: anything else that kept us from connecting.
+            UntrustedServer: the relay's certificate is not trusted.
+            ConnectionFailed: any other failure to connect.
         """
         own = await self._own_key()
         try:
             answer = await self._registry.connect(self._environment_id, own.public)
         except RegistryError as error:
-            raise self._no_way(error) from error
+            raise self._connect_error(error) from error
         self._check(answer.executor_key)
         connection = Connection(on_event, on_lost, MAX_UNANSWERED_BYTES)
-        channel = RelayChannel(connection, answer, own, self.url)
+        channel = RelayClientChannel(connection, answer, own, self.url)
         try:
             await dial(answer.url, channel, ssl_context=self._context)
             await channel.established(CONNECT_SECONDS)
@@ -155,10 +153,10 @@ class RelayTarget:
             else:
                 try:
                     async with asyncio.timeout(CONNECT_SECONDS):
-                        self._own = await aside(load_key_pair, self._key_file, create=False)
+                        self._own = await run_in_daemon_thread(load_key_pair, self._key_file, create=False)
                 except TimeoutError:
                     raise ConnectionFailed(
-                        f"cannot read the key file {self._key_file}: it did not come within "
+                        f"cannot read the key file {self._key_file}: the disk did not answer within "
                         f"{CONNECT_SECONDS:g} s"
                     ) from None
                 except KeyFileError as error:
@@ -169,8 +167,8 @@ class RelayTarget:
         found = key.fingerprint
         if self._pinned is not None and found != self._pinned:
             raise WrongExecutor(
-                f"the executor of {self.url} has the key {found}, and not the one that was asked for, "
-                f"{self._pinned}: another executor runs there, or somebody is in between"
+                f"the executor of {self.url} has the key {found}, and not the pinned one, {self._pinned}: "
+                "another executor runs there, or the connection is intercepted"
             )
         if self._met is not None and found != self._met:
             raise WrongExecutor(
@@ -178,7 +176,7 @@ class RelayTarget:
                 f"{self._met}), which knows nothing of this session"
             )
 
-    def _no_way(self, error: RegistryError) -> ConnectionFailed:
+    def _connect_error(self, error: RegistryError) -> ConnectionFailed:
         if isinstance(error, RegistryRefused):
             if error.code == ENVIRONMENT_OFFLINE:
                 return EnvironmentOffline(
@@ -197,17 +195,16 @@ class RelayTarget:
                 )
         if isinstance(error, RegistryUnreachable) and error.untrusted:
             return UntrustedServer(
-                f"{error}. If it is right and only unknown here, pass "
-                "ssl=ssl.create_default_context(cafile=…)"
+                f"{error}. To trust its authority, pass ssl=ssl.create_default_context(cafile=…)"
             )
         return ConnectionFailed(f"cannot connect to {self.url}: {error}")
 
 
 def relay_address(url: str) -> RelayAddress:
-    """Take a URL apart.
+    """Parse the URL of a relay.
 
     Raises:
-        UnsupportedUrl: it is none of a relay.
+        UnsupportedUrl: the URL is invalid.
     """
     try:
         parts: SplitResult = urlsplit(url)
@@ -220,7 +217,7 @@ def relay_address(url: str) -> RelayAddress:
             f"cannot connect to {url!r}: it is no relay+https://HOST[:PORT][/BASE]?environment=ID"
         )
     if parts.username is not None or parts.fragment:
-        # Not shown: what stands before the @ may be a secret.
+        # Not shown, because the part before the @ may be a secret.
         raise UnsupportedUrl("a relay's URL has no user and no fragment; a token goes into token=")
     if [name for name, _ in queries] != ["environment"]:
         raise UnsupportedUrl(
@@ -242,6 +239,6 @@ def _fingerprint(text: str) -> str:
         raise UnsupportedUrl(
             f"executor_key_sha256= (EXECSERVER_EXECUTOR_KEY_SHA256) is {FINGERPRINT_DIGITS} hexadecimal "
             "digits, as `execserver relay key FILE` and `execserver relay environments` show them; leave it "
-            "out to believe whichever key is there"
+            "out to trust the key of the first connection"
         )
     return digits

@@ -192,7 +192,7 @@ async def open_websocket(
     """
     shown = url.geturl()
     try:
-        channel = await websocket_client.open_websocket(
+        channel = await websocket_client.connect_websocket(
             lambda: WebSocketChannel(receiver),
             url,
             seconds=CONNECT_SECONDS,

@@ -1,6 +1,6 @@
-"""The registry's requests and answers: what each must have, for whoever makes or reads it.
+"""The bodies of the registry's requests and answers. No I/O.
 
-Requests have exactly their members; of answers, members that we do not know are ignored. No I/O.
+Requests must have exactly their members; unknown members of answers are ignored.
 `docs/protocol.md`, "Relay".
 """
 
@@ -12,44 +12,44 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from execprotocol.relay.keys import KeyFault, PublicKeys
+from execprotocol.relay.keys import InvalidKeyError, PublicKeys
 from execprotocol.relay.noise import MAX_AUTHORIZATION_BYTES
 
 SECURITY_PROFILE = "noise_hybrid_ik_v1"
 
 REGISTRATION_CONFLICT = "registration_conflict"
-"""With 503, the answer that makes a stock executor try again: another one holds the environment."""
+"""With 503: another executor holds the environment. A stock executor retries after this error."""
 
 AUTHENTICATION_UNAVAILABLE = "authentication_service_unavailable"
-"""With 502, the other one."""
+"""With 502: the other error after which a stock executor retries."""
 
 ENVIRONMENT_OFFLINE = "environment_offline"
-"""With 409: no executor now. A stock harness goes on trying."""
+"""With 409: no executor is connected. A stock harness retries."""
 
 MAX_BODY_BYTES = 16 << 10
-"""Of a request. The largest that is right has about 6 KiB."""
+"""Limit of a request. The largest valid one has about 6 KiB."""
 
 MAX_ID_BYTES = 256
-"""Of a registration id. Ours are shorter; it goes into the prologue of each handshake."""
+"""Limit of a registration id, which is part of the prologue of each handshake."""
 
 STREAM_ID_HEADER = "x-codex-noise-stream-id"
-"""Of a validate: which stream asks, when its id is a UUID."""
+"""Header of a validate: the stream id, if it is a UUID."""
 
 REJECTION_REASON_HEADER = "x-codex-rendezvous-rejection-reason"
-"""Of a refused upgrade: a word for logs."""
+"""Header of a refused upgrade: one word, for logs."""
 
 _ENVIRONMENT_ID = re.compile(r"[A-Za-z0-9_-]{1,256}\Z")
 
 
 class ContractError(Exception):
-    """A body or an id is not as agreed; the message names the field, and has no secret in it."""
+    """A body or an id is invalid. The message names the field, and contains no secret."""
 
 
 def check_environment_id(text: str) -> str:
-    """The id, if it is one: letters, digits, `-` and `_`, at most 256.
+    """Return the id if it is valid: 1 to 256 letters, digits, `-` and `_`.
 
     Raises:
-        ContractError: it is none.
+        ContractError: it is not.
     """
     if not _ENVIRONMENT_ID.match(text):
         raise ContractError(f"`environment_id` must be 1 to 256 letters, digits, - or _, not {text[:40]!r}")
@@ -57,23 +57,23 @@ def check_environment_id(text: str) -> str:
 
 
 def path(environment_id: str, action: str) -> str:
-    """Where a request goes, below the base URL; `action` is register, connect or validate."""
+    """The path of a request below the base URL; `action` is register, connect or validate."""
     return f"/cloud/environment/{environment_id}/{action}"
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """An executor wants to be found."""
+    """The body of `register`: an executor's key."""
 
     key: PublicKeys
 
     def to_json(self) -> dict[str, object]:
-        """The body."""
+        """The JSON body."""
         return {"security_profile": SECURITY_PROFILE, "executor_public_key": self.key.to_json()}
 
     @classmethod
     def parse(cls, body: bytes) -> RegisterRequest:
-        """Read the body. Raises ContractError."""
+        """Parse a body. Raises ContractError."""
         members = _request(body, ("security_profile", "executor_public_key"))
         _same(members, "security_profile", SECURITY_PROFILE)
         return cls(_key(members, "executor_public_key"))
@@ -81,14 +81,14 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True)
 class RegisterAnswer:
-    """Where it is to dial, as often as it likes."""
+    """The answer to `register`: the URL that the executor may dial repeatedly."""
 
     environment_id: str
     url: str
     registration_id: str
 
     def to_json(self) -> dict[str, object]:
-        """The body."""
+        """The JSON body."""
         return {
             "environment_id": self.environment_id,
             "url": self.url,
@@ -98,7 +98,7 @@ class RegisterAnswer:
 
     @classmethod
     def parse(cls, body: bytes) -> RegisterAnswer:
-        """Read the body. Raises ContractError."""
+        """Parse a body. Raises ContractError."""
         members = _object(body)
         _same(members, "security_profile", SECURITY_PROFILE)
         return cls(_text(members, "environment_id"), _web_socket_url(members), _registration_id(members))
@@ -106,23 +106,23 @@ class RegisterAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
-    """A harness wants to reach the environment's executor."""
+    """The body of `connect`: a harness's key."""
 
     key: PublicKeys
 
     def to_json(self) -> dict[str, object]:
-        """The body."""
+        """The JSON body."""
         return {"harness_public_key": self.key.to_json()}
 
     @classmethod
     def parse(cls, body: bytes) -> ConnectRequest:
-        """Read the body. Raises ContractError."""
+        """Parse a body. Raises ContractError."""
         return cls(_key(_request(body, ("harness_public_key",)), "harness_public_key"))
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectAnswer:
-    """Where it is to dial, once, and what the executor will want to see."""
+    """The answer to `connect`: a URL to dial once, the executor's key, and an authorization for it."""
 
     environment_id: str
     url: str
@@ -131,7 +131,7 @@ class ConnectAnswer:
     authorization: str
 
     def to_json(self) -> dict[str, object]:
-        """The body."""
+        """The JSON body."""
         return {
             "environment_id": self.environment_id,
             "url": self.url,
@@ -143,7 +143,7 @@ class ConnectAnswer:
 
     @classmethod
     def parse(cls, body: bytes) -> ConnectAnswer:
-        """Read the body. Raises ContractError."""
+        """Parse a body. Raises ContractError."""
         members = _object(body)
         _same(members, "security_profile", SECURITY_PROFILE)
         return cls(
@@ -157,14 +157,14 @@ class ConnectAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ValidateRequest:
-    """An executor asks whether the harness that knocked was sent by the registry."""
+    """The body of `validate`: the harness's key and authorization from a handshake with the executor."""
 
     registration_id: str
     harness_key: PublicKeys
     authorization: str
 
     def to_json(self) -> dict[str, object]:
-        """The body."""
+        """The JSON body."""
         return {
             "executor_registration_id": self.registration_id,
             "harness_public_key": self.harness_key.to_json(),
@@ -173,14 +173,14 @@ class ValidateRequest:
 
     @classmethod
     def parse(cls, body: bytes) -> ValidateRequest:
-        """Read the body. Raises ContractError."""
+        """Parse a body. Raises ContractError."""
         names = ("executor_registration_id", "harness_public_key", "harness_key_authorization")
         members = _request(body, names)
         return cls(_registration_id(members), _key(members, "harness_public_key"), _authorization(members))
 
 
 def parse_validity(body: bytes) -> bool:
-    """The answer to a validate. Raises ContractError."""
+    """Parse the answer to `validate`. Raises ContractError."""
     valid = _object(body).get("valid")
     if not isinstance(valid, bool):
         raise ContractError("`valid` must be true or false")
@@ -188,12 +188,12 @@ def parse_validity(body: bytes) -> bool:
 
 
 def error_body(code: str, message: str) -> dict[str, object]:
-    """The body of a refusal."""
+    """The body of an error response."""
     return {"error": {"code": code, "message": message}}
 
 
 def error_of(body: bytes) -> tuple[str, str]:
-    """Code and message of a refusal; empty ones when it says nothing that is understood."""
+    """Code and message of an error response; empty strings if its body is not understood."""
     try:
         error = _object(body).get("error")
     except ContractError:
@@ -231,7 +231,7 @@ def _text(members: dict[str, object], name: str) -> str:
         raise ContractError(f"`{name}` must be a text that is not empty")
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON may hold halves of surrogate pairs, which no UTF-8 has
+    except UnicodeEncodeError:  # JSON may have halves of surrogate pairs
         raise ContractError(f"`{name}` holds what is no character") from None
     return value
 
@@ -270,5 +270,5 @@ def _same(members: dict[str, object], name: str, wanted: str) -> None:
 def _key(members: dict[str, object], name: str) -> PublicKeys:
     try:
         return PublicKeys.from_json(members.get(name), name)
-    except KeyFault as error:
+    except InvalidKeyError as error:
         raise ContractError(str(error)) from None

@@ -1,9 +1,9 @@
-"""A WebSocket to the relay, as both peers dial it: whole binary messages, each one frame of the relay.
+"""Dial a relay, for both peers: a WebSocket of binary messages, each of them one frame of the relay.
 
-1. The URL is the credential: it appears in no message, no log and no exception, only its host does.
-2. Redirects are not followed, and no proxy of the environment is asked.
-3. What is no binary message is dropped, and the socket goes on; a message that is too long ends it.
-4. A socket that was told as opened is told as lost, once, whoever ended it.
+1. The URL is the credential: messages, logs and exceptions show its host only.
+2. Redirects are not followed, and proxies of the environment are not used.
+3. Other messages than binary ones are dropped; a message that is too long ends the socket.
+4. The listener of a socket is called once when it opens and once when it is lost, whichever side ended it.
 
 picows does the framing, as for `ws:` in the client. `docs/protocol.md`, "Relay".
 """
@@ -23,9 +23,8 @@ from urllib.parse import urlsplit
 from picows import WSCloseCode, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport
 
 from execprotocol.relay.contract import REJECTION_REASON_HEADER
-from execprotocol.relay.frames import MAX_FRAME_BYTES
-from execprotocol.relay.printable import printable
-from execprotocol.relay.websocket_client import open_websocket
+from execprotocol.relay.frames import MAX_FRAME_BYTES, printable
+from execprotocol.relay.websocket_client import connect_websocket
 
 DIAL_SECONDS = 10.0
 """For connect, TLS and upgrade together. As the stock peers."""
@@ -34,25 +33,25 @@ PING_SECONDS = 30.0
 """Between pings. As the stock peers."""
 
 UNANSWERED_PINGS = 2
-"""So many intervals after a ping that nothing answered, the socket is given up: 60 s, as the stock peers.
-Counted and not timed, so that a process that stood still hears what came meanwhile first."""
+"""Intervals without any data after a ping until the socket is dropped: 60 s, as the stock peers. Counted and
+not timed, so that a process that was stopped reads the data that came meanwhile first."""
 
 CLOSE_SECONDS = 5.0
-"""For what is unsent and the relay's answer, once we close; then the socket is cut."""
+"""For unsent data and the relay's answer after `close`; then the socket is dropped."""
 
 HIGH_BYTES, LOW_BYTES = 256 << 10, 64 << 10
-"""Unsent bytes above which a socket is full, and at which it has room again: a few records, so that a
-stream that has only a little to say does not stand long behind one that has much."""
+"""Unsent bytes above which a socket is full, and below which it has room again: a few records, so that a
+stream with little to send does not wait long for one with much."""
 
 UNSENT_BYTES = 128 << 10
-"""What the system may hold of ours before it is on its way: two of the largest records. It would take
-megabytes, and a small answer would stand behind them: half a second, on a line of 10 MB/s."""
+"""Limit of unsent bytes in the system's buffer: two of the largest records. By default it takes megabytes,
+and a small answer would wait for them: half a second at 10 MB/s."""
 
 BUFFER_BYTES = 128 << 10
-"""The read buffer at first: two of the largest records."""
+"""Initial size of the read buffer: two of the largest records."""
 
 SHOWN_CHARACTERS = 100
-"""Of a reason that somebody else gave."""
+"""Limit for the relay's reasons in errors."""
 
 BINARY: Final = WSMsgType.BINARY
 TEXT: Final = WSMsgType.TEXT
@@ -64,11 +63,11 @@ _QUIET = logging.Logger(__name__, logging.CRITICAL + 1)
 
 
 class DialRefused(Exception):
-    """The relay answered the upgrade with something else.
+    """The relay refused the upgrade.
 
     Attributes:
         status: of its HTTP response.
-        reason: the word in its header for that; empty when there is none.
+        reason: the word in its rejection header; empty if there is none.
     """
 
     def __init__(self, shown: str, status: int, reason: str) -> None:
@@ -78,10 +77,10 @@ class DialRefused(Exception):
 
 
 class DialFailed(Exception):
-    """No answer came about.
+    """The relay did not answer.
 
     Attributes:
-        untrusted: whether it is the relay's certificate that does not hold.
+        untrusted: whether the relay's certificate is not trusted.
     """
 
     def __init__(self, message: str, *, untrusted: bool = False) -> None:
@@ -90,23 +89,23 @@ class DialFailed(Exception):
 
 
 class FrameListener(Protocol):
-    """Who is told what happens on a socket, in this order."""
+    """Receives the events of a socket, in this order."""
 
     def socket_opened(self, socket: FrameSocket) -> None:
-        """Once, and first; frames may be sent."""
+        """Called once, first. Frames may be sent from now on."""
 
     def frame_received(self, message: bytes) -> None:
-        """A binary message came, of at most 256 KiB."""
+        """Called with each binary message, of at most 256 KiB."""
 
     def room(self) -> None:
-        """The socket was full, and is no longer."""
+        """Called when the socket was full and has room again."""
 
     def socket_lost(self, reason: str) -> None:
-        """Once, and last: nothing goes out or comes in any more. `reason` is for people, never empty."""
+        """Called once, last. `reason` is for people, and never empty."""
 
 
 class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
-    """A socket to the relay, from its upgrade until it is lost. `dial` makes one."""
+    """A socket to the relay, from its upgrade until it is lost. `dial` creates it."""
 
     def __init__(self, listener: FrameListener) -> None:
         super().__init__()
@@ -127,14 +126,14 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
         self._end: asyncio.Task[None] | None = None
 
     @property
-    def carrier(self) -> asyncio.BaseTransport:
-        """What it goes over, once it is open."""
-        carrier: asyncio.BaseTransport = self._transport.underlying_transport
-        return carrier
+    def transport(self) -> asyncio.BaseTransport:
+        """The transport below the WebSocket, once it is open."""
+        transport: asyncio.BaseTransport = self._transport.underlying_transport
+        return transport
 
     @property
     def is_full(self) -> bool:
-        """Whether more than 256 KiB are unsent; `room` is told once it is below 64 KiB again."""
+        """Whether more than 256 KiB are unsent. `room` is called once fewer than 64 KiB are."""
         return self._full
 
     @property
@@ -146,14 +145,14 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
         return size
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, or keep it until it can be. Dropped after the end."""
+        """Queue a frame. A no-op after the end."""
         if self._stopped:
             return
         self._sent += len(frame)
         self._transport.send(BINARY, frame)
 
     def pause_reading(self) -> None:
-        """Read no more; what was read already, up to some frames, is still told."""
+        """Stop reading. A few frames that were read already are still delivered."""
         if not self._stopped and not self._paused:
             self._paused = True
             self._transport.underlying_transport.pause_reading()
@@ -162,12 +161,12 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
         """Read again."""
         if not self._stopped and self._paused:
             self._paused = False
-            self._heard = True  # not hearing anything was our own doing
+            self._heard = True  # the silence was caused here
             self._transport.underlying_transport.resume_reading()
 
     def close(self, code: int, reason: str) -> None:
-        """Send what is unsent and a close frame, and end once the relay has answered it, 5 s later at most.
-        Tells nothing but the end.
+        """Send unsent data and a close frame, and end once the relay has answered it, at most 5 s later. Of
+        the listener only `socket_lost` is called from now on.
 
         Args:
             code: of RFC 6455.
@@ -179,8 +178,8 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
         self.resume_reading()
         self._stop(f"we closed it: {reason}")
         self._transport.send_close(WSCloseCode(code), reason)
-        # Going on to read until the relay has seen that: a socket that is closed while something unread is in
-        # it is reset by the system, and what is still on the way from us is thrown away.
+        # Reading goes on until the relay has answered: the system resets a socket that is closed with unread
+        # data in it, and sent data could be lost.
         self._timer = self._loop.call_later(CLOSE_SECONDS, self._cut)
 
     def abort(self) -> None:
@@ -198,18 +197,18 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
     # -- what picows calls
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        """The relay has agreed."""
+        """The WebSocket is open."""
         self._transport = transport
         transport.underlying_transport.set_write_buffer_limits(HIGH_BYTES, LOW_BYTES)
         self._timer = self._loop.call_later(PING_SECONDS, self._ping)
         self._listener.socket_opened(self)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        """A WebSocket frame came; picows has answered it already if it was a ping."""
+        """Process a WebSocket frame; picows has answered it already if it was a ping."""
         self._heard = True
         kind = frame.msg_type
         if self._stopped or transport.is_close_frame_sent:
-            # picows, too, closes it, and then goes on reading for a moment.
+            # picows may close the socket, too, and then reads on for a moment.
             if kind == CLOSE:
                 transport.disconnect()
             return
@@ -238,10 +237,10 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
             self._timer = self._loop.call_later(CLOSE_SECONDS, self._cut)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        """The connection is over, from whichever side."""
+        """The connection has ended."""
         ours = transport.close_handshake
         if not self._stopped and ours is not None and ours.sent is not None:
-            # picows closed it for a breach of RFC 6455. Its exception wants to be fetched by somebody.
+            # picows closed it for a violation of RFC 6455. Its exception has to be retrieved.
             broken = ours.sent.reason or "the relay broke the WebSocket protocol"
             self._reason = printable(broken, SHOWN_CHARACTERS).strip()
             self._end = self._loop.create_task(transport.wait_disconnected())
@@ -250,11 +249,11 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
         self._listener.socket_lost(self._reason)
 
     def pause_writing(self) -> None:
-        """The system does not take what we send."""
+        """The system does not take more data."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The system takes data again."""
         self._full = False
         if not self._stopped:
             self._listener.room()
@@ -280,10 +279,10 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
         if not self._transport.is_disconnected:  # asyncio's transports do not take it twice
             self._transport.disconnect(graceful=False)
 
-    # -- is anybody there?
+    # -- pings
 
     def _ping(self) -> None:
-        # Behind much that is being sent a ping has not left yet: while that moves, silence says nothing.
+        # A ping waits behind unsent data: while that moves, silence does not mean that the relay is dead.
         unsent = self.unsent
         progress = self._sent - unsent
         alive = self._heard or self._paused or (unsent > 0 and progress > self._progress)
@@ -306,19 +305,19 @@ async def dial(
     """Connect and upgrade, within 10 s.
 
     Args:
-        url: as the registry handed it out: `ws` or `wss`.
-        listener: told of what comes.
-        ssl_context: for `wss`; by default the system's certificates are believed.
+        url: from the registry, `ws` or `wss`.
+        listener: receives the events of the socket.
+        ssl_context: for `wss`; None: trust the system's certificates.
         headers: of the upgrade.
 
     Raises:
-        DialRefused: the relay answered, and does not let us in.
-        DialFailed: anything else that kept us from connecting.
+        DialRefused: the relay refused the upgrade.
+        DialFailed: any other failure to connect.
     """
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
     try:
-        opened = await open_websocket(
+        opened = await connect_websocket(
             lambda: FrameSocket(listener),
             parts,
             seconds=DIAL_SECONDS,
@@ -358,5 +357,5 @@ def _refused(shown: str, error: WSHandshakeError) -> Exception:
 
 def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)  # asyncio puts its own words in its place
+        return os.strerror(error.errno)  # asyncio replaces the system's text
     return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__

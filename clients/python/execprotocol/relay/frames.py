@@ -1,8 +1,8 @@
-"""What travels in the rendezvous's WebSocket messages: one frame in each, a protobuf message.
+"""Frames of the rendezvous: one protobuf message in each WebSocket message.
 
-The schema is frozen and small, so that it is read and written here, and compared with protobuf's own runtime
-in the tests. Members that we do not know are skipped: a later version has some. A relay forwards what came,
-byte for byte, and never what it would have made of it.
+The schema is small and frozen, so it is encoded and decoded here, and tested against protobuf's own runtime.
+Unknown members are skipped, for later versions. A relay forwards the received bytes and never encodes a
+frame again.
 
     RelayMessageFrame: 1 version = 1, 2 stream_id, 3 ack, 4 ack_bits, and one of
         5 data {1 seq, 2 segment_index, 3 segment_count, 4 payload}, 6 ack_frame, 7 resume {1 next_seq},
@@ -19,14 +19,14 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 MAX_FRAME_BYTES = 256 << 10
-"""Of a WebSocket message. The stock peers drop the socket over one byte more."""
+"""Limit of a WebSocket message. The stock peers drop the socket above it."""
 
 MAX_STREAM_ID_BYTES = 128
 MAX_REASON_CHARACTERS = 200
-"""Of a reset, as far as it is kept: it goes into logs."""
+"""A longer reason of a reset is cut: it goes into logs."""
 
 PROTOCOL_ERROR = "noise_relay_protocol_error"
-"""The reason that executors give for whatever is wrong with a stream."""
+"""The reason of an executor's reset for any fault of a stream."""
 
 Kind = Literal["data", "ack", "resume", "reset", "heartbeat", "handshake"]
 
@@ -43,16 +43,15 @@ _USUAL_DATA = re.compile(
     + _VARINT_BYTES,
     re.DOTALL,
 )
-"""The head of a data frame as everybody writes it. Nearly all frames are such, and this reads them in
-half the time that it takes member by member."""
+"""The head of a data frame as all peers write it: twice as fast as decoding member by member."""
 
 
 class FrameError(Exception):
-    """No frame, or one that is to be dropped. What came before and what comes after it is not concerned."""
+    """The message is not a valid frame, and is to be dropped. Other frames are not affected."""
 
 
 class Frame(NamedTuple):
-    """One frame. `payload` is of data and handshakes, `seq` of data, `reason` of resets."""
+    """One frame. Data has `payload` and `seq`, a handshake `payload`, a reset `reason`."""
 
     stream_id: str
     kind: Kind
@@ -62,15 +61,15 @@ class Frame(NamedTuple):
 
 
 def decode(message: bytes) -> Frame:
-    """Read a frame; its payload is a view of the message, not copied.
+    """Decode a frame. Its payload is a view of the message, not a copy.
 
     Raises:
-        FrameError: undecodable, another version, no stream id, data in several segments, nothing in it.
+        FrameError: it is undecodable or empty, or has another version, no stream id, or data in segments.
     """
     usual = _USUAL_DATA.match(message)
     if usual is not None:
         place, size = usual.end(), len(message)
-        # Lengths that lead to the message's very end; with others it is not the usual frame.
+        # If the lengths do not lead to the end of the message, it is another frame.
         if place < size and usual[4] == _varint(size - place) and usual[2] == _varint(size - usual.end(2)):
             seq = _read_varint(usual[3], 0)[0] & 0xFFFFFFFF if usual[3] is not None else 0
             return Frame(str(usual[1], "ascii"), "data", memoryview(message)[place:], seq)
@@ -78,7 +77,7 @@ def decode(message: bytes) -> Frame:
 
 
 def _decode_any(message: bytes) -> Frame:
-    """Read a frame of whatever members in whatever order."""
+    """Decode a frame with any members in any order."""
     view = memoryview(message)
     version = 0
     stream_id: bytes | memoryview = b""
@@ -90,7 +89,7 @@ def _decode_any(message: bytes) -> Frame:
         elif field == 2 and not isinstance(value, int):
             stream_id = value
         elif field in _KINDS and not isinstance(value, int):
-            # Of the same member twice, protobuf merges both; nobody sends that.
+            # protobuf would merge a repeated member; peers do not send that.
             kind, body = _KINDS[field], value
     if version != 1:
         raise FrameError(f"a frame of version {version}")
@@ -111,7 +110,7 @@ def data(stream_id: str, seq: int, payload: bytes) -> bytes:
     """A frame with one sealed record.
 
     Args:
-        stream_id: whose.
+        stream_id: of the stream.
         seq: 0, 1, 2 … in each direction, below 2**32.
         payload: not empty.
     """
@@ -128,19 +127,24 @@ def handshake(stream_id: str, payload: bytes) -> bytes:
 
 
 def resume(stream_id: str, next_seq: int = 0) -> bytes:
-    """The first frame of a harness: it claims the stream id."""
+    """The first frame of a harness, which claims the stream id."""
     body = b"\x08" + _varint(next_seq) if next_seq else b""
     return _begin(stream_id) + b"\x3a" + _varint(len(body)) + body
 
 
 def reset(stream_id: str, reason: str) -> bytes:
-    """The last frame of a stream; the reason is not empty."""
+    """The last frame of a stream. The reason must not be empty."""
     text = reason.encode()
     body = b"\x0a" + _varint(len(text)) + text
     return _begin(stream_id) + b"\x42" + _varint(len(body)) + body
 
 
-@lru_cache(maxsize=256)  # of the streams that send now
+def printable(text: str, most: int) -> str:
+    """The printable ones of the first `most` characters, for errors and logs: no control codes."""
+    return "".join(character for character in text[:most] if character.isprintable())
+
+
+@lru_cache(maxsize=256)  # for the streams that send now
 def _begin(stream_id: str) -> bytes:
     name = stream_id.encode()
     return _VERSION + b"\x12" + _varint(len(name)) + name
@@ -177,7 +181,7 @@ def _data(name: str, body: memoryview) -> Frame:
 
 
 def _only_member(body: memoryview) -> memoryview | bytes:
-    """Member 1; of several the last, as protobuf has it."""
+    """Member 1; if it is repeated, the last one, as in protobuf."""
     member: memoryview | bytes = b""
     for field, value in _fields(body):
         if field == 1 and not isinstance(value, int):
@@ -186,10 +190,10 @@ def _only_member(body: memoryview) -> memoryview | bytes:
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The members of a message: numbers as such, bytes as views; others are checked and left out.
+    """The members of a message: numbers, and bytes as views. Members of other types are checked and skipped.
 
     Raises:
-        FrameError: it ends too early, or cannot be protobuf.
+        FrameError: the message is cut, or is not protobuf.
     """
     place, end = 0, len(view)
     while place < end:

@@ -1,7 +1,7 @@
-"""Key pairs in files: one line, the seed in base64, for nobody's eyes but the owner's.
+"""Key pairs in files: one line with the seed in base64, readable for the owner only.
 
-A file is made whole, with its mode, under a name of its own, and linked to the right one: nobody ever sees
-half of it, and of two who make the same file at once both use the one that was first.
+A file is written with its mode under a temporary name and then linked: it is never incomplete, and of two
+processes that create the same file at once both use the first one.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from execprotocol.relay.keys import SEED_BYTES, KeyFault, KeyPair
-from execprotocol.trust import UntrustedError, open_file
+from execprotocol.relay.keys import SEED_BYTES, InvalidKeyError, KeyPair
+from execprotocol.trust import UntrustedError, open_trusted
 
 MODE = 0o600
 
 OTHERS = 0o077
-"""What of a mode concerns anybody but the owner."""
+"""The bits of a mode for other users than the owner."""
 
 MAX_FILE_BYTES = 1024
-"""The line has 129. A longer file is something else, and is not read to its end."""
+"""The line has 129 bytes. A longer file is not a key file, and is not read to its end."""
 
 
 class KeyFileError(Exception):
-    """The file cannot be used; the message names it and says the way out, and has nothing of its contents."""
+    """The file cannot be used. The message names the file and the remedy, and contains no secret."""
 
 
 def load_key_pair(path: Path, *, create: bool) -> KeyPair:
-    """The key pair in a file.
+    """Load the key pair in a file.
 
     Args:
         path: the file; symbolic links are followed.
-        create: make it, with a new pair, when it is missing.
+        create: whether a missing file is created, with a new pair.
 
     Raises:
-        KeyFileError: it is missing and not to be made, others may read it, or it holds no key pair.
+        KeyFileError: the file is missing or cannot be created, other users may read it, or it holds no key
+            pair.
     """
     try:
         return _read(path)
@@ -59,7 +60,7 @@ def load_key_pair(path: Path, *, create: bool) -> KeyPair:
 
 def _read(path: Path) -> KeyPair:
     try:
-        descriptor = open_file(str(path), secret=True)
+        descriptor = open_trusted(str(path), secret=True)
     except UntrustedError as error:
         raise KeyFileError(f"the key file {path} cannot be trusted: {error}") from None
     with os.fdopen(descriptor, "rb") as file:
@@ -67,32 +68,32 @@ def _read(path: Path) -> KeyPair:
         if status.st_mode & OTHERS:
             mode = stat.S_IMODE(status.st_mode)
             raise KeyFileError(
-                f"others than its owner have access to the key file {path} (mode {mode:04o}): if nobody has "
-                f"read it yet, `chmod 600 {path}`, else remove it and make a new one"
+                f"others than its owner have access to the key file {path} (mode {mode:04o}): if no other "
+                f"user has read it yet, `chmod 600 {path}`, else remove it and make a new one"
             )
         content = file.read(MAX_FILE_BYTES + 1)
     try:
         seed = base64.b64decode(content.removesuffix(b"\n"), validate=True)
         return KeyPair.from_seed(seed)
-    except (binascii.Error, KeyFault):
+    except (binascii.Error, InvalidKeyError):
         raise KeyFileError(
-            f"{path} holds no key pair, which is one line, {SEED_BYTES} bytes in base64: if it is no file of "
-            "something else, remove it, and make a new one with `execserver relay key FILE`"
+            f"{path} holds no key pair, which is one line, {SEED_BYTES} bytes in base64: unless it is a file "
+            "of another program, remove it, and make a new one with `execserver relay key FILE`"
         ) from None
 
 
 def _make(path: Path, pair: KeyPair) -> None:
-    # A link that points nowhere yet is followed, so that the key goes where its owner wants it.
+    # A dangling link is followed, so that the key is created where its owner wants it.
     place = Path(os.path.realpath(path))
     temporary = place.with_name(f".{place.name[:200]}.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, MODE)  # whatever the umask took
+            os.fchmod(descriptor, MODE)  # despite the umask
             file.write(base64.b64encode(pair.seed) + b"\n")
             file.flush()
             os.fsync(descriptor)
-        with suppress(FileExistsError):  # somebody else was first: theirs it is
+        with suppress(FileExistsError):  # another process was first: use its key
             os.link(temporary, place)
     finally:
         os.unlink(temporary)

@@ -1,7 +1,7 @@
-"""The encrypted channel of a stream: a Noise handshake of two messages, and what it leaves.
+"""The encryption of a stream: a Noise handshake of two messages, and the channel that it opens.
 
 Pattern hybrid IK over X25519 and ML-KEM-768, AES-256-GCM, SHA-256. The initiator is the harness, and knows
-the executor's static keys; the executor learns the harness's in the first message.
+the executor's static keys; the first message has the harness's.
 
     before:  executor's static X25519 key, then its static ML-KEM key
     1 ──>    skem, e, es, s, ss, payload (the registry's authorization)
@@ -15,13 +15,11 @@ the executor's static keys; the executor learns the harness's in the first messa
     skem  encapsulation to the other's static ML-KEM key: ciphertext sealed (in the clear where there is no
           key yet), secret mixed into key and hash
 
-Rules kept in this file:
-
-1. No I/O, and no decision about whom to trust: the responder tells who knocks, its owner decides, and only
-   then the second message is written.
-2. Everything sent is hashed into what seals the next part, and with it `Binding`: a message of another
+1. No I/O, and no decision on trust: the responder returns the initiator's keys, its owner decides, and only
+   then writes the second message.
+2. Everything sent is hashed into the key of the next part, together with `Binding`: a message of another
    environment, registration, stream or order does not open.
-3. A state that failed stays failed: nothing that comes later is read or written.
+3. A failed state stays failed: nothing more is read or written.
 4. A nonce is used once: records are numbered per direction, big-endian behind four zero bytes, and after
    `MAX_RECORDS` none is sealed or opened.
 
@@ -51,7 +49,7 @@ _NAME = b"Noise_hybridIK_25519+MLKEM768_AESGCM_SHA256"
 _PROLOGUE = b"codex-exec-server-relay-noise/v1"
 
 REJECTION = b"codex-registry-authentication-rejected/v1"
-"""The payload of message 2 that tells the initiator that the registry did not vouch for it."""
+"""The payload of message 2 that rejects the initiator: the registry did not vouch for it."""
 
 TAG_BYTES = 16
 MESSAGE_1_BYTES = (
@@ -62,7 +60,7 @@ MESSAGE_2_BYTES = 2 * MLKEM_CIPHERTEXT_BYTES + X25519_BYTES + MLKEM_KEY_BYTES + 
 
 MAX_AUTHORIZATION_BYTES = 4096
 MAX_RECORD_BYTES = 61_440
-"""Of plain text: sealed and in a frame it stays well below what a message of the rendezvous may have."""
+"""Limit of plain text: sealed and in a frame, it stays well below the limit of a WebSocket message."""
 
 MAX_RECORDS = 1 << 32
 """In one direction of one channel."""
@@ -72,11 +70,11 @@ Encapsulate = Callable[[bytes], tuple[bytes, bytes]]
 
 
 class NoiseError(Exception):
-    """What came is not what the other end of this channel would have sent, or the channel is used up."""
+    """Received data is not from the other end of this channel, or the channel is used up."""
 
 
 class Binding(NamedTuple):
-    """What a channel belongs to; both ends must name the same."""
+    """The context of a channel, which must be equal at both ends."""
 
     environment_id: str
     registration_id: str
@@ -84,12 +82,12 @@ class Binding(NamedTuple):
 
 
 class Initiator:
-    """The harness's half.
+    """The harness's half of the handshake.
 
     Args:
-        own: its static keys.
-        executor: those of the executor, as the registry (or a pin) has them.
-        binding: what the channel belongs to.
+        own: the harness's static keys.
+        executor: the executor's static keys, from the registry or a pin.
+        binding: of the channel.
         ephemeral: for recorded cases only.
         encapsulate: for recorded cases only.
     """
@@ -114,10 +112,11 @@ class Initiator:
         """Message 1.
 
         Args:
-            authorization: what the registry gave for the executor, at most `MAX_AUTHORIZATION_BYTES`.
+            authorization: from the registry, for the executor; at most `MAX_AUTHORIZATION_BYTES`.
 
         Raises:
-            NoiseError: the executor's keys are none; too long an authorization; not the first call.
+            NoiseError: the executor's keys are invalid, the authorization is too long, or this is not the
+                first call.
         """
         self._turn(1)
         if len(authorization) > MAX_AUTHORIZATION_BYTES:
@@ -132,16 +131,16 @@ class Initiator:
             parts += [state.seal(own.public.x25519), state.seal(own.public.mlkem768)]
             state.mix_key(own.exchange(self._executor.x25519))
         except ValueError:
-            raise NoiseError("the executor's public keys are none") from None
+            raise NoiseError("the executor's public keys are invalid") from None
         parts.append(state.seal(authorization))
         self._next = 2
         return b"".join(parts)
 
-    def read_second(self, message: Buffer) -> tuple[bytes, Transport]:
-        """Message 2: its payload (`REJECTION` or empty), and the channel.
+    def read_second(self, message: Buffer) -> tuple[bytes, NoiseTransport]:
+        """Read message 2. Returns its payload (`REJECTION` or empty) and the channel.
 
         Raises:
-            NoiseError: it is none, or not the answer to our first.
+            NoiseError: the message is invalid, or not the answer to this message 1.
         """
         self._turn(2)
         if len(message) < MESSAGE_2_BYTES:
@@ -157,10 +156,10 @@ class Initiator:
             state.mix_key(self._ephemeral.exchange(theirs.x25519))
             state.mix_key(self._own.exchange(theirs.x25519))
         except ValueError:
-            raise NoiseError("the second handshake message holds what is no key") from None
+            raise NoiseError("the second handshake message holds an invalid key") from None
         payload = state.open(reader.rest())
         ours, others = state.split()
-        return payload, Transport(ours, others)
+        return payload, NoiseTransport(ours, others)
 
     def _turn(self, number: int) -> None:
         expected, self._next = self._next, 0
@@ -169,11 +168,11 @@ class Initiator:
 
 
 class Responder:
-    """The executor's half.
+    """The executor's half of the handshake.
 
     Args:
-        own: its static keys.
-        binding: what the channel belongs to.
+        own: the executor's static keys.
+        binding: of the channel.
         ephemeral: for recorded cases only.
         encapsulate: for recorded cases only.
     """
@@ -195,11 +194,11 @@ class Responder:
         self._next = 1
 
     def read_first(self, message: Buffer) -> tuple[PublicKeys, bytes]:
-        """Message 1: who knocks, and the authorization that it shows. That it has the X25519 key is proven;
-        the ML-KEM key is when it can open what we seal.
+        """Read message 1. Returns the harness's keys and authorization. It proves that the harness has the
+        private X25519 key; the private ML-KEM key is proven once the harness opens message 2.
 
         Raises:
-            NoiseError: it is none, or not for this channel.
+            NoiseError: the message is invalid, or not for this channel.
         """
         self._turn(1)
         if not MESSAGE_1_BYTES <= len(message) <= MESSAGE_1_BYTES + MAX_AUTHORIZATION_BYTES:
@@ -217,16 +216,16 @@ class Responder:
             )
             state.mix_key(own.exchange(self._harness.x25519))
         except ValueError:
-            raise NoiseError("the first handshake message holds what is no key") from None
+            raise NoiseError("the first handshake message holds an invalid key") from None
         authorization = state.open(reader.rest())
         self._next = 2
         return self._harness, authorization
 
-    def write_second(self, payload: bytes = b"") -> tuple[bytes, Transport]:
-        """Message 2, and the channel.
+    def write_second(self, payload: bytes = b"") -> tuple[bytes, NoiseTransport]:
+        """Write message 2. Returns it and the channel.
 
         Raises:
-            NoiseError: the harness's keys are none; not behind `read_first`.
+            NoiseError: the harness's keys are invalid, or `read_first` has not succeeded before.
         """
         self._turn(2)
         state, harness, theirs = self._symmetric, self._harness, self._harness_ephemeral
@@ -242,10 +241,10 @@ class Responder:
             state.mix_key(self._ephemeral.exchange(theirs.x25519))
             state.mix_key(self._ephemeral.exchange(harness.x25519))
         except ValueError:
-            raise NoiseError("the harness's public keys are none") from None
+            raise NoiseError("the harness's public keys are invalid") from None
         parts.append(state.seal(payload))
         others, ours = state.split()
-        return b"".join(parts), Transport(ours, others)
+        return b"".join(parts), NoiseTransport(ours, others)
 
     def _turn(self, number: int) -> None:
         expected, self._next = self._next, 0
@@ -253,12 +252,12 @@ class Responder:
             raise NoiseError("the handshake is over, or has failed")
 
 
-class Transport:
-    """A channel after its handshake: records, numbered in each direction.
+class NoiseTransport:
+    """The channel after the handshake: seals and opens records, numbered in each direction.
 
     Args:
-        sending: the key of what we send.
-        receiving: the key of what comes.
+        sending: the key for sent records.
+        receiving: the key for received records.
     """
 
     __slots__ = ("_received", "_receiving", "_sending", "_sent")
@@ -269,7 +268,7 @@ class Transport:
         self._sent = self._received = 0
 
     def seal(self, record: Buffer) -> bytes:
-        """The next record to send, `TAG_BYTES` longer. Each call makes another one: never seal one twice.
+        """Seal the next record, which makes it `TAG_BYTES` longer. Never seal a record twice.
 
         Raises:
             NoiseError: the channel is used up.
@@ -282,10 +281,10 @@ class Transport:
         return self._sending.encrypt(_nonce(number), record, None)
 
     def open(self, ciphertext: Buffer) -> bytes:
-        """The next record of the other end.
+        """Open the next record of the other end.
 
         Raises:
-            NoiseError: it is not that; nothing can be read after it.
+            NoiseError: it is not the next record; nothing can be read after it.
         """
         number = self._received
         if self._receiving is None or number >= MAX_RECORDS:
@@ -302,7 +301,7 @@ class Transport:
 
 
 class _Symmetric:
-    """The running hash, the chaining key, and what seals parts of handshake messages."""
+    """Noise's symmetric state: hash, chaining key, and the cipher for parts of handshake messages."""
 
     def __init__(self, binding: Binding, executor: PublicKeys) -> None:
         self._chain = self._hash = sha256(_NAME).digest()
@@ -328,7 +327,7 @@ class _Symmetric:
         self._cipher, self._count = AESGCM(key), 0
 
     def show(self, keys: PublicKeys) -> list[bytes]:
-        """Public keys that go out in the clear."""
+        """Mix in public keys that are sent in the clear."""
         self.mix_hash(keys.x25519)
         self.mix_hash(keys.mlkem768)
         return [keys.x25519, keys.mlkem768]
@@ -352,12 +351,12 @@ class _Symmetric:
         return part
 
     def split(self) -> list[bytes]:
-        """The key of what the initiator sends, and of what the responder does."""
+        """The keys of the initiator's and of the responder's records."""
         return _derive(self._chain, b"", 2)
 
 
 class _Reader:
-    """Cuts a message whose length was checked."""
+    """Cuts a message whose length was checked into parts."""
 
     def __init__(self, message: Buffer) -> None:
         self._rest = bytes(message)
@@ -367,7 +366,7 @@ class _Reader:
         return part
 
     def public_keys(self, state: _Symmetric) -> PublicKeys:
-        """Keys that came in the clear."""
+        """Read public keys that were sent in the clear."""
         keys = PublicKeys(self.take(X25519_BYTES), self.take(MLKEM_KEY_BYTES))
         state.show(keys)
         return keys
@@ -377,7 +376,7 @@ class _Reader:
 
 
 def _derive(chain: bytes, secret: bytes, count: int) -> list[bytes]:
-    """The framework's HKDF: `count` keys of 32 bytes."""
+    """Noise's HKDF: `count` keys of 32 bytes."""
     temporary = hmac.digest(chain, secret, "sha256")
     keys: list[bytes] = []
     for number in range(1, count + 1):

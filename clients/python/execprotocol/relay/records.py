@@ -1,7 +1,7 @@
-"""Messages of any size over records of a limited one, and the order of records.
+"""Split messages into records, assemble messages from records, and restore the order of records.
 
-In each direction of a channel flows a stream of bytes: before each JSON-RPC message its length, four bytes
-big-endian. Records are pieces of that stream, cut where it suits: they and messages share no boundaries.
+Each direction of a channel is a stream of bytes: each JSON-RPC message follows its length, four bytes
+big-endian. Records are pieces of that stream: their boundaries are independent of those of messages.
 No I/O. `docs/protocol.md`, "Relay".
 """
 
@@ -16,33 +16,33 @@ from execprotocol.relay.noise import MAX_RECORD_BYTES
 HEADER_BYTES = 4
 
 REORDER_AHEAD = 64
-"""How far before its turn a record is kept. One that is further ahead ends the stream."""
+"""How far ahead of the next record one is kept. One that is further ahead ends the stream."""
 
 REORDER_BYTES = 1 << 20
-"""What is kept of them."""
+"""Limit of kept records, in bytes."""
 
 Piece = bytes | memoryview
 
 
 class RecordError(Exception):
-    """What came is no sequence of records or messages; the stream cannot go on."""
+    """Received data is not a valid sequence of records or messages. The stream cannot go on."""
 
 
 class RecordQueue:
-    """What one direction has to say, cut into records when there is room for them."""
+    """The messages of one direction, cut into records on demand."""
 
     __slots__ = ("_pieces", "unsent")
 
     def __init__(self) -> None:
         self._pieces: deque[Piece] = deque()
         self.unsent = 0
-        """Bytes that no record has taken yet."""
+        """Bytes that are not in a record yet."""
 
     def put(self, parts: Sequence[bytes]) -> None:
-        """Queue one message, given in parts that are not copied."""
+        """Queue one message. Its parts are not copied, unless it fits into one record."""
         size = sum(map(len, parts))
         if size + HEADER_BYTES <= MAX_RECORD_BYTES:
-            # One piece, so that a small message costs one join here and none when it is taken.
+            # One piece: a small message costs one join here and none in `take`.
             self.put_raw(b"".join((size.to_bytes(HEADER_BYTES), *parts)))
             return
         self.put_head(size)
@@ -50,21 +50,21 @@ class RecordQueue:
             self.put_raw(part)
 
     def put_head(self, size: int) -> None:
-        """Begin a message whose bytes come by `put_raw`.
+        """Begin a message whose bytes follow by `put_raw`.
 
         Args:
-            size: how many will come: no more and no less.
+            size: the exact number of bytes that follow.
         """
         self.put_raw(size.to_bytes(HEADER_BYTES))
 
     def put_raw(self, piece: bytes) -> None:
-        """Queue a piece of the message that was begun."""
+        """Queue a piece of the begun message."""
         if piece:
             self._pieces.append(piece)
             self.unsent += len(piece)
 
     def take(self) -> bytes | memoryview | None:
-        """The next record, as large as can be; None when there is nothing to say."""
+        """The next record, as large as possible; None if nothing is queued."""
         pieces = self._pieces
         if not pieces:
             return None
@@ -98,11 +98,11 @@ class RecordQueue:
 
 
 class MessageAssembler:
-    """Puts messages together again.
+    """Assembles messages from records.
 
     Args:
-        deliver: takes each message; a large one as the buffer that it was gathered in.
-        limit: bytes that a message may have.
+        deliver: called with each message; a large one is passed as the buffer in which it was assembled.
+        limit: of a message, in bytes.
     """
 
     __slots__ = ("_begun", "_deliver", "_limit", "_missing", "_pending")
@@ -111,16 +111,16 @@ class MessageAssembler:
         self._deliver = deliver
         self._limit = limit
         self._begun: bytearray | None = None
-        self._missing = 0  # of the message that has begun
-        self._pending = b""  # less than a header
+        self._missing = 0  # bytes of the begun message
+        self._pending = b""  # of a header
 
     @property
     def held(self) -> int:
-        """Bytes of a message whose end has not come."""
+        """Bytes of an incomplete message."""
         return len(self._begun) if self._begun is not None else len(self._pending)
 
     def feed(self, record: bytes) -> None:
-        """Take the next record, and deliver what is whole.
+        """Process the next record, and deliver complete messages.
 
         Raises:
             RecordError: a message of more than `limit` bytes is announced.
@@ -155,48 +155,53 @@ class MessageAssembler:
 
 
 class Reorder:
-    """Puts sealed records into their order: those that come again are ignored, those that come early wait."""
+    """Restores the order of sealed records: repeated ones are ignored, early ones wait.
 
-    __slots__ = ("_early", "_early_bytes", "_next")
+    Attributes:
+        expected: the number of the next record.
+        early: the records that wait for it, by number.
+    """
+
+    __slots__ = ("_early_bytes", "early", "expected")
 
     def __init__(self) -> None:
-        self._next = 0
-        self._early: dict[int, bytes] = {}
+        self.expected = 0
+        self.early: dict[int, bytes] = {}
         self._early_bytes = 0
 
     def accept(self, seq: int, payload: bytes | memoryview) -> Sequence[bytes | memoryview]:
-        """A record came.
+        """Accept a record.
 
         Args:
             seq: its number.
             payload: a view is copied if it has to wait.
 
         Returns:
-            Those whose turn it is, in order; often just this one.
+            The records that are next in order; usually just this one.
 
         Raises:
-            RecordError: it is too far ahead of what is missing, or too much waits for that.
+            RecordError: the record is too far ahead of a missing one, or too many bytes wait for that one.
         """
-        expected = self._next
+        expected = self.expected
         if seq == expected:
-            self._next = expected + 1
-            if not self._early:
+            self.expected = expected + 1
+            if not self.early:
                 return (payload,)
             return [payload, *self._follow_up()]
-        if seq < expected or seq in self._early:
+        if seq < expected or seq in self.early:
             return ()
         if seq - expected > REORDER_AHEAD:
             raise RecordError(f"record {seq} came while {expected} is missing")
         self._early_bytes += len(payload)
         if self._early_bytes > REORDER_BYTES:
             raise RecordError(f"more than {REORDER_BYTES} bytes wait for record {expected}")
-        self._early[seq] = bytes(payload)
+        self.early[seq] = bytes(payload)
         return ()
 
     def _follow_up(self) -> list[bytes]:
         found: list[bytes] = []
-        while (payload := self._early.pop(self._next, None)) is not None:
+        while (payload := self.early.pop(self.expected, None)) is not None:
             self._early_bytes -= len(payload)
-            self._next += 1
+            self.expected += 1
             found.append(payload)
         return found

@@ -1,10 +1,10 @@
-"""The registry as both peers ask it: three POSTs, each on a connection of its own.
+"""The client of a registry, for both peers: three POST requests, each on its own connection.
 
-1. Redirects are not followed, and no proxy of the environment is asked: the token is for one host.
-2. What comes is checked here, the answer's environment and URL too, so that callers get it right or not.
-3. Neither tokens nor tickets nor bodies appear in an error; of a refusal, what the registry says to people.
+1. Redirects are not followed, and proxies of the environment are not used: the token is for one host.
+2. Answers are checked here, their environment and URL included.
+3. Tokens, tickets and bodies do not appear in errors; of a refusal, the registry's message for people does.
 
-The one file of this package that knows httpcore, which takes 50 ms to import: import it lazily.
+Only this module of the package imports httpcore, which takes 50 ms: import the module lazily.
 `docs/protocol.md`, "Relay".
 """
 
@@ -24,8 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 import h11
 import httpcore
 
-from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses, aside
-from execprotocol.error_causes import causes_of
+from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses, causes_of, run_in_daemon_thread
 from execprotocol.relay import contract
 from execprotocol.relay.contract import (
     ConnectAnswer,
@@ -35,27 +34,27 @@ from execprotocol.relay.contract import (
     RegisterRequest,
     ValidateRequest,
 )
+from execprotocol.relay.frames import printable
 from execprotocol.relay.keys import PublicKeys
-from execprotocol.relay.printable import printable
 
 REQUEST_SECONDS = 10.0
 """For one request, from the connect to the last byte. As the stock peers."""
 
 MAX_ANSWER_BYTES = 64 << 10
-"""The largest right answer has some 8 KiB."""
+"""The largest valid answer has about 8 KiB."""
 
 MAX_TEXT = 200
-"""Characters of somebody else's text that are passed on."""
+"""Limit for the registry's texts in errors, in characters."""
 
 SECRET_CHARACTERS = 8
-"""What is shorter is no secret, and may stand in any text."""
+"""A shorter token is no secret, and may be part of any text."""
 
 HTTP_OK = 200
 PASSING_STATUSES = (408, 429)
 """With any 5xx: the same request may succeed later."""
 
 CONFLICT = 409
-"""With `environment_offline`: the environment is known, and there is no executor now."""
+"""With `environment_offline`: the environment is known, and no executor is connected."""
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
 
@@ -63,15 +62,15 @@ Answer = TypeVar("Answer")
 
 
 class RegistryError(Exception):
-    """The registry gave no answer that can be used; the message says why, and has no secret in it."""
+    """The registry gave no usable answer. The message says why, and contains no secret."""
 
 
 class RegistryUnreachable(RegistryError):
-    """No answer came.
+    """The registry did not answer.
 
     Attributes:
-        untrusted: whether it is the registry's certificate that does not hold.
-        refused: whether nobody listens there.
+        untrusted: whether the registry's certificate is not trusted.
+        refused: whether the connection was refused: no server listens there.
     """
 
     def __init__(self, message: str, *, untrusted: bool = False, refused: bool = False) -> None:
@@ -81,17 +80,17 @@ class RegistryUnreachable(RegistryError):
 
 
 class RegistryRefused(RegistryError):
-    """The registry answered with something else than 200.
+    """The registry answered with an error status.
 
     Attributes:
         status: of its HTTP response.
-        code: its word for why, for programs; empty when it gave none.
-        message: its sentence, for people; empty when it gave none.
+        code: its error code, for programs; empty if there is none.
+        message: its error message, for people; empty if there is none.
     """
 
     def __init__(self, shown: str, status: int, code: str, message: str) -> None:
-        said = ", ".join(part for part in (code, message) if part)
-        super().__init__(f"{shown} refused it with {status}" + (f" ({said})" if said else ""))
+        texts = ", ".join(part for part in (code, message) if part)
+        super().__init__(f"{shown} refused it with {status}" + (f" ({texts})" if texts else ""))
         self.status = status
         self.code = code
         self.message = message
@@ -104,16 +103,16 @@ class RegistryRefused(RegistryError):
 
 
 class RegistryClient:
-    """A registry, as often as it takes.
+    """Sends requests to a registry.
 
     Args:
-        base_url: `http` or `https`, with a path prefix if it has one; slashes at its end do not count.
-        token: gives the bearer token of each request. What it raises goes to the caller.
-        ssl_context: for `https`; by default the system's certificates are believed (`SSL_CERT_FILE`).
+        base_url: `http` or `https`, with an optional path prefix; slashes at its end are ignored.
+        token: returns the bearer token of each request. Its exceptions are raised to the caller.
+        ssl_context: for `https`; None: trust the system's certificates (`SSL_CERT_FILE`).
         seconds: for one request.
 
     Raises:
-        ValueError: the URL is none of those.
+        ValueError: the URL is invalid.
     """
 
     def __init__(
@@ -129,22 +128,22 @@ class RegistryClient:
         self._context = ssl_context
         self._seconds = seconds
         self._networks: set[_Network] = set()
-        """Those of the requests under way."""
+        """The connections of the requests under way."""
 
     @property
     def shown(self) -> str:
-        """The registry, for people."""
+        """The registry's URL, for people."""
         return f"{self._base.scheme}://{self._base.netloc}{self._base.path}"
 
     async def register(self, environment_id: str, key: PublicKeys) -> RegisterAnswer:
-        """Offer an executor.
+        """Register an executor.
 
         Args:
-            environment_id: as `contract.check_environment_id` has it.
+            environment_id: valid for `contract.check_environment_id`.
             key: the executor's.
 
         Raises:
-            RegistryUnreachable, RegistryRefused, RegistryError: it did not come about.
+            RegistryUnreachable, RegistryRefused, RegistryError: the executor is not registered.
         """
         body = await self._post(environment_id, "register", RegisterRequest(key).to_json())
         answer = self._parsed(RegisterAnswer.parse, body)
@@ -152,7 +151,7 @@ class RegistryClient:
         return answer
 
     async def connect(self, environment_id: str, key: PublicKeys) -> ConnectAnswer:
-        """Ask for the way to an executor. All as for `register`; the key is the harness's."""
+        """Request access to an executor. As `register`, with the harness's key."""
         body = await self._post(environment_id, "connect", ConnectRequest(key).to_json())
         answer = self._parsed(ConnectAnswer.parse, body)
         self._check(environment_id, answer.environment_id, answer.url)
@@ -163,19 +162,19 @@ class RegistryClient:
 
         Args:
             environment_id: the executor's.
-            request: who knocked, and what it showed.
-            stream_id: where; told to the registry when it is a UUID.
+            request: the harness's key and authorization.
+            stream_id: of the handshake; sent to the registry if it is a UUID.
 
         Returns:
-            What the registry says; a refusal with 401 is a `RegistryRefused` as any other.
+            The registry's answer. A refusal with 401 is a `RegistryRefused` like any other.
         """
-        # Any text may be a stream id, but not any text a header.
+        # A stream id may be any text, which a header must not be.
         headers = [(contract.STREAM_ID_HEADER, stream_id)] if _UUID.match(stream_id) else []
         body = await self._post(environment_id, "validate", request.to_json(), headers)
         return self._parsed(contract.parse_validity, body)
 
     async def aclose(self) -> None:
-        """Let go of what is open. Requests under way end with an error."""
+        """Close all connections. Requests under way end with an error."""
         for network in tuple(self._networks):
             await network.hang_up()
 
@@ -228,15 +227,15 @@ class RegistryClient:
         self, path: str, headers: list[tuple[str, str]], content: bytes
     ) -> tuple[int, bytes]:
         if self._context is None and self._base.scheme == "https":
-            # It reads the system's certificates, which takes some 20 ms.
-            self._context = await aside(ssl.create_default_context)
+            # Reads the system's certificates, which takes about 20 ms.
+            self._context = await run_in_daemon_thread(ssl.create_default_context)
         url = httpcore.URL(
             scheme=self._base.scheme, host=self._base.hostname or "", port=self._base.port, target=path
         )
         headers = [*headers, ("content-length", str(len(content)))]
         network = _Network()
-        # An idle connection may be closed just as it gets a request, which then may have been carried out or
-        # not: so each has its own.
+        # One connection per request: an idle one may be closed just as a request is sent on it, and then it
+        # is unknown whether the request was carried out.
         pool = httpcore.AsyncConnectionPool(
             ssl_context=self._context, max_keepalive_connections=0, network_backend=network
         )
@@ -271,7 +270,7 @@ class RegistryClient:
             )
 
     def _unreachable(self, error: Exception) -> RegistryUnreachable:
-        """What the system said, which httpcore and anyio keep inside their own errors."""
+        """An error with the system's reason, which httpcore and anyio keep inside their own errors."""
         for inner in causes_of(error):
             if isinstance(inner, ssl.SSLCertVerificationError):
                 return RegistryUnreachable(
@@ -291,8 +290,8 @@ class RegistryClient:
 
 
 class _Network(httpcore.AnyIOBackend):
-    """The connections of one request. httpcore forgets the one whose request is cancelled at certain moments,
-    while TLS is negotiated for one, so that each silent server would cost a descriptor.
+    """The connections of one request. httpcore loses a connection whose request is cancelled at certain
+    moments, such as during the TLS handshake: each silent server would leak a descriptor.
     """
 
     def __init__(self) -> None:
@@ -307,7 +306,7 @@ class _Network(httpcore.AnyIOBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that answers, in the resolver's order, and remember it."""
+        """Connect to the first address that answers, in the resolver's order, and record the connection."""
         found = await addresses(host, port)
         for number, (*_, address) in enumerate(found, 1):
             try:
@@ -324,7 +323,7 @@ class _Network(httpcore.AnyIOBackend):
         return stream
 
     async def hang_up(self) -> None:
-        """Close all of them (idempotent)."""
+        """Close all connections (idempotent)."""
         for stream in self._opened:
             await stream.aclose()
 
@@ -338,11 +337,11 @@ def _base(url: str) -> SplitResult:
     if not right or not url.isascii() or any(character <= " " for character in url):
         raise ValueError("a registry's URL is http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]")
     if parts.username is not None or parts.query or parts.fragment:
-        # Not shown: what stands there may be a secret.
+        # Not shown, because it may contain a secret.
         raise ValueError("a registry's URL has no user, no query and no fragment")
     return parts._replace(path=parts.path.rstrip("/"))
 
 
 def _without(token: str, text: str) -> str:
-    """There are servers that repeat the credentials that they do not like."""
+    """Remove the token from a text: some servers repeat refused credentials."""
     return text.replace(token, "…") if len(token) >= SECRET_CHARACTERS else text

@@ -1,7 +1,7 @@
-"""Opening a WebSocket as the one who dials: to a relay, and the client's to a daemon.
+"""Open a WebSocket as a client: to a relay, and from the client library to a daemon.
 
-Addresses of a host are tried one after the other, redirects are not followed (what is in the URL or the
-headers is for the one whom it was given for), and an attempt that fails or is given up leaves no socket.
+The addresses of a host are tried one after the other. Redirects are not followed: the URL and the headers
+hold credentials for one host. An attempt that fails or is cancelled leaves no socket.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from picows import WSListener, ws_connect
 from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses
 
 
-async def open_websocket(
+async def connect_websocket(
     make_listener: Callable[[], WSListener],
     url: SplitResult,
     *,
@@ -33,56 +33,49 @@ async def open_websocket(
     """Connect and upgrade.
 
     Args:
-        make_listener: makes what picows calls.
+        make_listener: makes the object whose methods picows calls.
         url: `ws` or `wss`, with a host.
         seconds: for connect, TLS and upgrade together.
         headers: of the upgrade.
-        context: for `wss`; by default the system's certificates are believed.
+        context: for `wss`; None: trust the system's certificates.
         max_frame_bytes: a longer frame ends the socket.
-        buffer_bytes: the read buffer at first.
-        logger: picows's; by default its own, which tells the request at debug.
-        connected: told of the socket before anything is sent on it.
+        buffer_bytes: initial size of the read buffer.
+        logger: for picows; None: its own, which logs the request at debug level.
+        connected: called with the socket before anything is sent on it.
 
     Returns:
-        The listener; None when the other end hung up instead of answering.
+        The listener; None if the server hung up instead of answering.
 
     Raises:
-        picows.WSHandshakeError: the answer was something else than an upgrade.
-        ssl.SSLCertVerificationError, TimeoutError, OSError, ValueError: no connection came about.
+        picows.WSHandshakeError: the answer was not an upgrade.
+        ssl.SSLCertVerificationError, TimeoutError, OSError, ValueError: there is no connection.
     """
-    opened: list[socket.socket] = []
-
-    async def connect(_: object) -> socket.socket:
-        opened.append(await _connected_socket(url))
-        connected(opened[0])
-        return opened[0]
-
-    try:
-        async with asyncio.timeout(seconds):
+    async with asyncio.timeout(seconds):
+        opened = await _connected_socket(url)
+        try:
+            connected(opened)
             _, listener = await ws_connect(
                 make_listener,
                 url.geturl(),
                 ssl_context=context,
-                # Ours ends first: of its own picows leaves an exception that nobody fetches.
+                # The timeout above ends first: picows's own leaves an exception that is never retrieved.
                 websocket_handshake_timeout=2 * seconds,
                 logger_name=logger,
                 max_frame_size=max_frame_bytes,
                 read_buffer_init_size=buffer_bytes,
                 extra_headers=headers,
                 max_redirects=0,
-                socket_factory=connect,
+                socket_factory=lambda _: opened,
                 use_aiofastnet=False,
             )
-    except BaseException:
-        # picows does not end what it was not allowed to finish.
-        for each in opened:
-            _hang_up(each)
-        raise
+        except BaseException:
+            _hang_up(opened)  # picows does not end a socket whose upgrade was cancelled
+            raise
     return listener
 
 
 async def _connected_socket(url: SplitResult) -> socket.socket:
-    """A connected socket to the first address that answers, in the resolver's order."""
+    """A socket to the first address that answers, in the resolver's order."""
     if url.scheme not in ("ws", "wss") or not url.hostname:
         raise ValueError("no ws or wss URL with a host")
     loop = asyncio.get_running_loop()
@@ -105,7 +98,7 @@ async def _connected_socket(url: SplitResult) -> socket.socket:
 
 
 def _hang_up(connected: socket.socket) -> None:
-    # Not closed: its descriptor may be with an event loop by now, which closes it at this end of file.
+    # Not closed: an event loop may own the descriptor by now, and closes it at this end of file.
     if connected.fileno() >= 0:
         try:
             connected.shutdown(socket.SHUT_RDWR)

@@ -29,8 +29,8 @@ from execprotocol.relay.noise import (
     Binding,
     Initiator,
     NoiseError,
+    NoiseTransport,
     Responder,
-    Transport,
 )
 
 HARNESS, EXECUTOR, STRANGER = (KeyPair.from_seed(bytes([number]) * 96) for number in (1, 2, 3))
@@ -46,7 +46,9 @@ def responder(binding: Binding = BINDING, own: KeyPair = EXECUTOR) -> Responder:
     return Responder(own, binding)
 
 
-def shaken(authorization: bytes = AUTHORIZATION, payload: bytes = b"") -> tuple[Transport, Transport]:
+def shaken(
+    authorization: bytes = AUTHORIZATION, payload: bytes = b""
+) -> tuple[NoiseTransport, NoiseTransport]:
     """The channel's two ends, the initiator's first."""
     ours, theirs = initiator(), responder()
     theirs.read_first(ours.write_first(authorization))
@@ -501,7 +503,7 @@ def test_an_initiator_takes_no_record_for_a_second_message() -> None:
 # -- records
 
 
-def dead(end: Transport, right: bytes) -> bool:
+def dead(end: NoiseTransport, right: bytes) -> bool:
     """Whether an end opens nothing any more, not even what would have been right."""
     with pytest.raises(NoiseError):
         end.open(right)
@@ -578,7 +580,7 @@ def test_an_end_that_reads_no_more_still_writes_in_order() -> None:
 
 def test_the_nonce_of_a_record_is_its_number_big_endian_behind_four_zero_bytes() -> None:
     key = bytes(range(32))
-    end = Transport(key, key)
+    end = NoiseTransport(key, key)
     sealed = [end.seal(str(number).encode()) for number in range(300)]
     for number in (0, 1, 255, 256, 299):
         nonce = bytes(4) + number.to_bytes(8, "big")
@@ -588,7 +590,7 @@ def test_the_nonce_of_a_record_is_its_number_big_endian_behind_four_zero_bytes()
 def test_the_last_record_of_a_channel_goes_and_none_after_it() -> None:
     assert MAX_RECORDS == 2**32
     key = bytes(range(32))
-    up, down = Transport(key, key), Transport(key, key)
+    up, down = NoiseTransport(key, key), NoiseTransport(key, key)
     up._sent = down._received = MAX_RECORDS - 1
     assert down.open(up.seal(b"last")) == b"last"
     with pytest.raises(NoiseError, match="as many records"):

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from execprotocol.relay.keys import KeyPair
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
-from execserver.relay.service.registry import Registry
+from execserver.relay.service.pages import MetricsReader, metrics_page
+from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
-from execserver.relay.service.relay_metrics import Watcher, page
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
 from execserver.relay.service.tokens import TokenStore
@@ -47,7 +47,10 @@ def test_each_number_has_one_metric_with_a_label_where_there_are_several() -> No
 def test_the_page_shows_what_was_counted() -> None:
     numbers = RelayNumbers(streams=7, frames={"executor": 3, "client": 4}, refusals={"401": 2})
 
-    plain, other = page(numbers, ""), page(numbers, "application/openmetrics-text; version=1.0.0")
+    plain, other = (
+        metrics_page(numbers, ""),
+        metrics_page(numbers, "application/openmetrics-text; version=1.0.0"),
+    )
 
     found = {
         (sample.name, *sample.labels.values()): sample.value
@@ -64,14 +67,14 @@ def test_the_page_shows_what_was_counted() -> None:
 
 def test_the_watcher_reads_every_number_where_it_is_counted() -> None:
     draining = False
-    registry = Registry(lambda: 0.0)
+    registry = RelayRegistry(lambda: 0.0)
     rendezvous = Rendezvous(MemoryBus(), lambda: 0.0, lambda _seconds, _call: NoTimer())
     guard = Guard()
     registry_http = RegistryHttp(
         registry, TokenStore.__new__(TokenStore), PublicUrls("", "http", ""), lambda: draining
     )
     sockets = RendezvousHttp(registry, rendezvous, lambda: draining)
-    watcher = Watcher(registry, registry_http, rendezvous, sockets, guard, lambda: draining)
+    watcher = MetricsReader(registry, registry_http, rendezvous, sockets, guard, lambda: draining)
     registered = registry.register("box", KeyPair.generate().public, "token")
     registry.register("other", KeyPair.generate().public, "token")
     registry.socket_opened(registered.registration)

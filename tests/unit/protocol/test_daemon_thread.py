@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from execprotocol.daemon_thread import addresses, aside
+from execprotocol.daemon_thread import addresses, run_in_daemon_thread
 
 
 async def test_what_is_called_runs_in_another_thread_and_its_result_comes() -> None:
-    assert await aside(threading.get_ident) != threading.get_ident()
-    assert await aside("{}{end}".format, "a", end="b") == "ab"
+    assert await run_in_daemon_thread(threading.get_ident) != threading.get_ident()
+    assert await run_in_daemon_thread("{}{end}".format, "a", end="b") == "ab"
 
 
 async def test_what_it_raises_is_raised() -> None:
     with pytest.raises(FileNotFoundError):
-        await aside(os.stat, "/nowhere")
+        await run_in_daemon_thread(os.stat, "/nowhere")
 
 
 async def test_who_is_cancelled_goes_at_once_and_a_late_result_is_dropped() -> None:
@@ -34,7 +34,7 @@ async def test_who_is_cancelled_goes_at_once_and_a_late_result_is_dropped() -> N
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await aside(work)
+            await run_in_daemon_thread(work)
     gate.set()
     assert await asyncio.to_thread(left.wait, 10)
     await asyncio.sleep(0.01)  # a callback of the loop that failed would be told as a warning
@@ -44,9 +44,10 @@ def test_neither_the_loop_nor_the_interpreter_waits_for_what_hangs(tmp_path: Pat
     os.mkfifo(tmp_path / "fifo")  # nobody ever writes: opening it waits for ever
     program = (
         "import asyncio, sys\n"
-        "from execprotocol.daemon_thread import aside\n"
+        "from execprotocol.daemon_thread import run_in_daemon_thread\n"
         "async def main():\n"
-        "    await asyncio.wait([asyncio.ensure_future(aside(open, sys.argv[1]))], timeout=0.1)\n"
+        "    opening = asyncio.ensure_future(run_in_daemon_thread(open, sys.argv[1]))\n"
+        "    await asyncio.wait([opening], timeout=0.1)\n"
         "asyncio.run(main())\n"
         "print('ended')\n"
     )
@@ -69,5 +70,5 @@ async def test_a_name_is_looked_up() -> None:
 
 @pytest.mark.parametrize("text", ["a..test", "a" * 64 + ".test"])
 async def test_what_can_be_no_name_is_an_error(text: str) -> None:
-    with pytest.raises(socket.gaierror, match="empty, or too long for a name"):
+    with pytest.raises(socket.gaierror, match="empty or too long"):
         await addresses(text, 80)

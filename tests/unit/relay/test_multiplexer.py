@@ -13,15 +13,15 @@ from execprotocol.relay.contract import ValidateRequest
 from execprotocol.relay.dial import FrameSocket
 from execprotocol.relay.frames import PROTOCOL_ERROR, Frame
 from execprotocol.relay.keys import KeyPair
-from execprotocol.relay.noise import MAX_RECORD_BYTES, REJECTION, Binding, Initiator, Transport
+from execprotocol.relay.noise import MAX_RECORD_BYTES, REJECTION, Binding, Initiator, NoiseTransport
 from execprotocol.relay.records import RecordQueue
 from execprotocol.relay.registry_client import RegistryRefused, RegistryUnreachable
 from execserver.relay.executor import admission as admission_module
 from execserver.relay.executor import multiplexer as link_module
-from execserver.relay.executor.admission import FAILURES, Admission
+from execserver.relay.executor.admission import FAILURES, ClientAdmission
 from execserver.relay.executor.channel import CLOSED
 from execserver.relay.executor.identity import Identity, TokenSource
-from execserver.relay.executor.multiplexer import MAX_HANDSHAKES, MAX_STREAMS, Link
+from execserver.relay.executor.multiplexer import MAX_HANDSHAKES, MAX_STREAMS, Multiplexer
 from execserver.rpc.channel import Channel
 from tests.support.echo import Echo
 
@@ -78,10 +78,10 @@ class World:
         self.handlers: list[Echo] = []
         self.open = True
         token = TokenSource("t", None)
-        self.admission = Admission(
+        self.admission = ClientAdmission(
             Identity("http://r", "box", EXECUTOR, token, None), "registration", self.registry
         )
-        self.link = Link(self.admission, self._make, lambda: self.open)
+        self.link = Multiplexer(self.admission, self._make, lambda: self.open)
         self.link.socket_opened(cast("FrameSocket", self.socket))
 
     def _make(self, channel: Channel) -> Echo:
@@ -109,7 +109,7 @@ class World:
             while not self.of(stream_id):
                 await asyncio.sleep(0)
 
-    async def enter(self, stream_id: str, key: KeyPair = CLIENT) -> Transport:
+    async def enter(self, stream_id: str, key: KeyPair = CLIENT) -> NoiseTransport:
         """The whole handshake."""
         initiator = self.knock(stream_id, key=key)
         await self.settle(stream_id)
@@ -127,7 +127,7 @@ async def world() -> AsyncIterator[World]:
     await asyncio.sleep(0)
 
 
-def say(transport: Transport, stream_id: str, seq: int, message: bytes) -> bytes:
+def say(transport: NoiseTransport, stream_id: str, seq: int, message: bytes) -> bytes:
     """A data frame with a message."""
     queue = RecordQueue()
     queue.put((message,))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from execprotocol.relay.keys import SUITE, KeyFault, KeyPair, PublicKeys, encapsulate
+from execprotocol.relay.keys import SUITE, InvalidKeyError, KeyPair, PublicKeys, encapsulate
 
 SEED = bytes(range(96))
 PAIR = KeyPair.from_seed(SEED)
@@ -45,18 +45,18 @@ def test_public_keys_come_back_from_json_as_they_were() -> None:
 
 @pytest.mark.parametrize("value", [None, "text", 1, [], [JSON], True])
 def test_what_is_no_object_is_no_key(value: object) -> None:
-    with pytest.raises(KeyFault, match=FIELD):
+    with pytest.raises(InvalidKeyError, match=FIELD):
         PublicKeys.from_json(value, FIELD)
 
 
 @pytest.mark.parametrize("name", JSON)
 def test_a_missing_member_is_named(name: str) -> None:
-    with pytest.raises(KeyFault, match=f"{FIELD}.*{name}"):
+    with pytest.raises(InvalidKeyError, match=f"{FIELD}.*{name}"):
         PublicKeys.from_json({key: value for key, value in JSON.items() if key != name}, FIELD)
 
 
 def test_a_member_too_many_is_named() -> None:
-    with pytest.raises(KeyFault, match=f"{FIELD}.*comment"):
+    with pytest.raises(InvalidKeyError, match=f"{FIELD}.*comment"):
         PublicKeys.from_json(changed(comment=""), FIELD)
 
 
@@ -65,7 +65,7 @@ def test_a_member_too_many_is_named() -> None:
     ["", "Noise_hybridIK_25519+MLKEM768_AESGCM_SHA256", SUITE.lower(), SUITE + " ", None, 1, [SUITE]],
 )
 def test_another_suite_is_refused(suite: object) -> None:
-    with pytest.raises(KeyFault, match=f"{FIELD}.suite"):
+    with pytest.raises(InvalidKeyError, match=f"{FIELD}.suite"):
         PublicKeys.from_json(changed(suite=suite), FIELD)
 
 
@@ -94,7 +94,7 @@ def not_base64(right: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["x25519_public_key", "mlkem768_public_key"])
 @pytest.mark.parametrize("case", not_base64(JSON["x25519_public_key"]))
 def test_a_key_that_is_not_its_bytes_in_base64_is_named(name: str, case: str) -> None:
-    with pytest.raises(KeyFault, match=f"{FIELD}.{name}"):
+    with pytest.raises(InvalidKeyError, match=f"{FIELD}.{name}"):
         PublicKeys.from_json(changed(**{name: not_base64(JSON[name])[case]}), FIELD)
 
 
@@ -103,24 +103,24 @@ def test_a_text_whose_padding_hides_bits_is_refused() -> None:
     right, digits = JSON["x25519_public_key"], f"{ascii_uppercase}{ascii_lowercase}0123456789+/"
     other = f"{right[:-2]}{digits[digits.index(right[-2]) ^ 1]}="
     assert base64.b64decode(other) == PUBLIC.x25519
-    with pytest.raises(KeyFault, match="x25519_public_key"):
+    with pytest.raises(InvalidKeyError, match="x25519_public_key"):
         PublicKeys.from_json(changed(x25519_public_key=other), FIELD)
 
 
 def test_bytes_that_are_no_ml_kem_key_are_refused() -> None:
     """A coefficient above the modulus: right in length, but nothing can be encapsulated to it."""
-    with pytest.raises(KeyFault, match=f"{FIELD}.mlkem768_public_key"):
+    with pytest.raises(InvalidKeyError, match=f"{FIELD}.mlkem768_public_key"):
         PublicKeys.from_json(changed(mlkem768_public_key=text_of(b"\xff" * 1184)), FIELD)
 
 
 def test_a_refusal_does_not_repeat_what_was_sent() -> None:
-    with pytest.raises(KeyFault) as error:
+    with pytest.raises(InvalidKeyError) as error:
         PublicKeys.from_json(changed(x25519_public_key="bearer-token-in-a-wrong-place"), FIELD)
     assert "bearer" not in str(error.value)
 
 
 def test_a_refusal_stays_short_whatever_was_sent() -> None:
-    with pytest.raises(KeyFault) as error:
+    with pytest.raises(InvalidKeyError) as error:
         PublicKeys.from_json({"x" * 10_000: 1}, FIELD)
     assert len(str(error.value)) < 400
 
@@ -128,7 +128,7 @@ def test_a_refusal_stays_short_whatever_was_sent() -> None:
 def test_members_that_are_no_text_are_refused() -> None:
     members: dict[Any, Any] = dict(JSON)
     members[1] = 2
-    with pytest.raises(KeyFault, match=FIELD):
+    with pytest.raises(InvalidKeyError, match=FIELD):
         PublicKeys.from_json(members, FIELD)
 
 
@@ -172,7 +172,7 @@ def test_new_pairs_are_all_different() -> None:
 
 @pytest.mark.parametrize("size", [0, 32, 64, 95, 97])
 def test_a_seed_of_another_length_is_refused_without_being_told(size: int) -> None:
-    with pytest.raises(KeyFault, match=f"96 bytes, not {size}"):
+    with pytest.raises(InvalidKeyError, match=f"96 bytes, not {size}"):
         KeyPair.from_seed(b"s" * size)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from execserver.relay.service.settings import Address, RelaySettings, SettingsError, is_host
+from execserver.relay.service.settings import ListenAddress, RelaySettings, RelaySettingsError, is_host
 
 LOOPBACK = "http://127.0.0.1:0"
 
@@ -26,16 +26,16 @@ def test_paths_are_those_of_the_folder_that_it_was_started_in() -> None:
 @pytest.mark.parametrize(
     ("text", "address", "url"),
     [
-        ("http://127.0.0.1:0", Address("http", "127.0.0.1", 0), "http://127.0.0.1:7"),
-        ("http://[::1]:80/", Address("http", "::1", 80), "http://[::1]:7"),
+        ("http://127.0.0.1:0", ListenAddress("http", "127.0.0.1", 0), "http://127.0.0.1:7"),
+        ("http://[::1]:80/", ListenAddress("http", "::1", 80), "http://[::1]:7"),
         (
             "http://127.1.2.3:80/a/b-c/",
-            Address("http", "127.1.2.3", 80, "/a/b-c"),
+            ListenAddress("http", "127.1.2.3", 80, "/a/b-c"),
             "http://127.1.2.3:7/a/b-c",
         ),
     ],
 )
-def test_addresses_that_are_accepted(text: str, address: Address, url: str) -> None:
+def test_addresses_that_are_accepted(text: str, address: ListenAddress, url: str) -> None:
     assert parse(text).listen == address
     assert parse(text).listen.url(7) == url
 
@@ -66,7 +66,7 @@ def test_addresses_that_are_accepted(text: str, address: Address, url: str) -> N
     ],
 )
 def test_a_listen_address_that_cannot_be_used(listen: str, named: str) -> None:
-    with pytest.raises(SettingsError, match="--listen") as caught:
+    with pytest.raises(RelaySettingsError, match="--listen") as caught:
         parse(listen)
 
     assert named in str(caught.value)
@@ -91,7 +91,7 @@ def test_a_listen_address_that_cannot_be_used(listen: str, named: str) -> None:
     ],
 )
 def test_other_values_that_cannot_be_used(values: dict[str, Any], named: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RelaySettingsError) as caught:
         parse(**values)
 
     assert named in str(caught.value)

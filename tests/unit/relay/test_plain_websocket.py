@@ -17,23 +17,23 @@ from execprotocol.relay.noise import (
     REJECTION,
     Binding,
     Initiator,
+    NoiseTransport,
     Responder,
-    Transport,
 )
 from execprotocol.relay.records import MessageAssembler, RecordError, RecordQueue
-from execserver.relay.service.door_stream import (
+from execserver.relay.service.plain_websocket import (
     PROTOCOL_BROKEN,
     REJECTED,
     STREAM_OVER,
-    DoorStream,
-    FrameCutter,
+    FragmentCutter,
+    PlainStream,
     StreamRefused,
 )
 
 DOOR, EXECUTOR = KeyPair.generate(), KeyPair.generate()
 STREAM = "0e8a2f9c-5f0b-4b43-9a39-0b6a4b6f9a11"
 BINDING = Binding("box", "registration", STREAM)
-AUTHORIZATION = b"a word of the registry"
+AUTHORIZATION = "a word of the registry"
 
 
 class FakeExecutor:
@@ -44,13 +44,13 @@ class FakeExecutor:
         self.shown: tuple[PublicKeys, bytes] | None = None
         self.messages: list[bytes] = []
         self.records = 0
-        self.transport: Transport | None = None
+        self.transport: NoiseTransport | None = None
         self.stop_after = 0
         """Says "no more" to the stream after so many records."""
         self._responder = Responder(EXECUTOR, BINDING)
         self._assembler = MessageAssembler(lambda message: self.messages.append(bytes(message)))
         self._sent = 0
-        self.stream: DoorStream
+        self.stream: PlainStream
 
     def forward(self, frame: bytes) -> None:
         decoded = frames.decode(frame)
@@ -143,14 +143,14 @@ def messages_of(parts: list[tuple[int, bool, bytes]]) -> list[bytes]:
     return messages
 
 
-def make() -> tuple[DoorStream, FakeExecutor]:
+def make() -> tuple[PlainStream, FakeExecutor]:
     executor = FakeExecutor()
-    stream = DoorStream(STREAM, Initiator(DOOR, EXECUTOR.public, BINDING), executor.forward)
+    stream = PlainStream(STREAM, Initiator(DOOR, EXECUTOR.public, BINDING), executor.forward)
     executor.stream = stream
     return stream, executor
 
 
-async def opened() -> tuple[DoorStream, FakeExecutor, FakeClient]:
+async def opened() -> tuple[PlainStream, FakeExecutor, FakeClient]:
     stream, executor = make()
     opening = asyncio.ensure_future(stream.open(AUTHORIZATION))
     await asyncio.sleep(0)
@@ -173,7 +173,7 @@ async def test_it_claims_the_stream_and_shows_its_key_and_the_authorization() ->
     _, executor, _ = await opened()
 
     assert executor.kinds == ["resume", "handshake"]
-    assert executor.shown == (DOOR.public, AUTHORIZATION)
+    assert executor.shown == (DOOR.public, AUTHORIZATION.encode())
 
 
 async def test_a_reset_instead_of_an_answer_refuses_the_stream() -> None:
@@ -233,7 +233,7 @@ async def test_data_before_the_answer_refuses_the_stream() -> None:
 
     stream.send(frames.data(STREAM, 0, b"sealed"))
 
-    with pytest.raises(StreamRefused, match="before it had answered"):
+    with pytest.raises(StreamRefused, match="before its answer"):
         await opening
     await a_turn()
     assert executor.kinds[-1] == "reset"
@@ -246,7 +246,7 @@ async def test_a_rendezvous_that_refuses_at_the_first_frame_is_heard() -> None:
         executor.kinds.append(frames.decode(frame).kind)
         stream.send(frames.reset(STREAM, "too_many_streams"))
 
-    stream = DoorStream(STREAM, Initiator(DOOR, EXECUTOR.public, BINDING), refuse)
+    stream = PlainStream(STREAM, Initiator(DOOR, EXECUTOR.public, BINDING), refuse)
 
     with pytest.raises(StreamRefused, match="too_many_streams"):
         await stream.open(AUTHORIZATION)
@@ -307,8 +307,8 @@ async def test_what_a_client_sent_into_an_ended_stream_goes_nowhere() -> None:
 
 async def test_a_channel_that_is_used_up_ends_the_stream() -> None:
     stream, executor, client = await opened()
-    assert stream._transport is not None
-    stream._transport._sent = MAX_RECORDS
+    assert stream._stream._transport is not None
+    stream._stream._transport._sent = MAX_RECORDS
 
     stream.message(b"one more")
 
@@ -432,13 +432,13 @@ def test_frames_do_not_depend_on_where_records_were_cut() -> None:
     whole = b"".join(len(message).to_bytes(4) + message for message in messages)
 
     for size in (1, 2, 3, 5, 7, 604, 4096, MAX_RECORD_BYTES):
-        cutter = FrameCutter()
+        cutter = FragmentCutter()
         cut = [cutter.cut(whole[place : place + size]) for place in range(0, len(whole), size)]
         assert messages_of([part for data in cut for part in taken_apart(data)]) == messages, size
 
 
 def test_a_message_of_just_the_limit_passes_and_a_longer_one_does_not() -> None:
-    cutter = FrameCutter(limit=10)
+    cutter = FragmentCutter(limit=10)
 
     assert taken_apart(cutter.cut((10).to_bytes(4) + b"x" * 10)) == [(1, True, b"x" * 10)]
     with pytest.raises(RecordError, match="11 bytes"):

@@ -21,13 +21,13 @@ import execclient
 from execprotocol.relay import frames
 from execprotocol.relay.contract import ValidateRequest
 from execprotocol.relay.keys import KeyPair
-from execprotocol.relay.noise import REJECTION, Binding, Responder, Transport
+from execprotocol.relay.noise import REJECTION, Binding, NoiseTransport, Responder
 from execprotocol.relay.records import MessageAssembler, RecordQueue
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
-from execserver.relay.service.plain_websocket import Door
-from execserver.relay.service.queues import Limits, Peer
-from execserver.relay.service.registry import Harness, Registry
+from execserver.relay.service.plain_websocket import PlainWebSocket
+from execserver.relay.service.queues import Limits, RelayPeer
+from execserver.relay.service.registry import Harness, RelayRegistry
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.tokens import TokenStore
 from tests.support.relay_service import RelayService, environment
@@ -59,7 +59,7 @@ class Executor:
         self._silent = silent
         self._unanswered: list[frames.Frame] = []
         self._keys = KeyPair.generate()
-        self._streams: dict[str, tuple[Transport, MessageAssembler]] = {}
+        self._streams: dict[str, tuple[NoiseTransport, MessageAssembler]] = {}
         self._sent: dict[str, int] = {}
         registered = relay.registry.register("box", self._keys.public, "token-of-executor")
         self.registration = registered.registration
@@ -133,12 +133,12 @@ class Relay:
 
     def __init__(self, folder: Path, limits: Limits | None) -> None:
         loop = asyncio.get_running_loop()
-        self.registry = Registry(time.monotonic)
+        self.registry = RelayRegistry(time.monotonic)
         self.tokens = TokenStore(folder, create=True)
         self.rendezvous = Rendezvous(MemoryBus(), time.monotonic, loop.call_later, limits)
-        self.admitted: dict[Harness, Peer] = {}
+        self.admitted: dict[Harness, RelayPeer] = {}
         self.draining = False
-        self.door = Door(
+        self.door = PlainWebSocket(
             frozenset({"box"}),
             DOOR,
             self.registry,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay.executor.allowed_clients import MAX_BYTES, ClientList, ClientListError
+from execserver.relay.executor.allowed_clients import MAX_BYTES, AllowedClients, AllowedClientsError
 
 ONE, OTHER = "1" * 64, "ab" * 32
 
@@ -22,25 +22,25 @@ def path(tmp_path: Path) -> Path:
 
 
 def fault(path: Path) -> str:
-    with pytest.raises(ClientListError) as caught:
-        ClientList(path).read()
+    with pytest.raises(AllowedClientsError) as caught:
+        AllowedClients(path).read()
     return str(caught.value)
 
 
 def test_fingerprints_stand_one_a_line_between_comments(path: Path) -> None:
     path.write_text(f"# our clients\n\n  {ONE}  # the laptop\n{OTHER.upper()}\n")
-    clients = ClientList(path)
+    clients = AllowedClients(path)
     assert clients.read() == {ONE, OTHER}
     assert clients.admits(OTHER)
     assert not clients.admits("2" * 64)
 
 
 def test_an_empty_file_lets_nobody_in(path: Path) -> None:
-    assert not ClientList(path).admits(ONE)
+    assert not AllowedClients(path).admits(ONE)
 
 
 def test_a_change_is_seen_without_being_told(path: Path) -> None:
-    clients = ClientList(path)
+    clients = AllowedClients(path)
     assert not clients.admits(ONE)
     path.write_text(f"{ONE}\n")
     assert clients.admits(ONE)
@@ -58,11 +58,11 @@ def test_a_line_that_is_no_fingerprint_is_named(path: Path, line: str) -> None:
 
 def test_a_list_that_has_become_unusable_lets_nobody_in_until_it_is_mended(path: Path) -> None:
     path.write_text(f"{ONE}\n")
-    clients = ClientList(path)
+    clients = AllowedClients(path)
     assert clients.admits(ONE)
     path.write_text("what?\n")
     for _ in range(2):
-        with pytest.raises(ClientListError):
+        with pytest.raises(AllowedClientsError):
             clients.admits(ONE)
     path.write_text(f"{ONE}\n# mended\n")
     assert clients.admits(ONE)
@@ -70,7 +70,7 @@ def test_a_list_that_has_become_unusable_lets_nobody_in_until_it_is_mended(path:
 
 def test_a_change_that_looks_the_same_is_seen_while_the_file_is_young(path: Path) -> None:
     path.write_text(f"{ONE}\n")
-    clients = ClientList(path)
+    clients = AllowedClients(path)
     before = path.stat()
     assert clients.admits(ONE)
     same = os.stat_result(
@@ -88,7 +88,7 @@ def test_a_thread_that_is_late_with_an_old_file_does_not_bring_it_back(
     path.write_text(f"{ONE}\n")
     later = time.time_ns() + 10_000_000_000
     monkeypatch.setattr(time, "time_ns", lambda: later)  # the file is settled
-    clients = ClientList(path)
+    clients = AllowedClients(path)
     read = os.read
     nested: list[bool] = []
 

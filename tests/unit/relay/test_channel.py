@@ -9,7 +9,7 @@ import pytest
 
 from execprotocol.limits import MAX_MESSAGE_BYTES
 from execprotocol.relay import frames
-from execprotocol.relay.noise import Transport
+from execprotocol.relay.noise import NoiseTransport
 from execprotocol.relay.records import MessageAssembler, RecordQueue
 from execserver.relay.executor import channel
 from execserver.relay.executor.channel import CLOSED, LOW_WATER_BYTES, RelayChannel
@@ -90,9 +90,9 @@ class Ends:
     def __init__(self) -> None:
         self.link = FakeLink()
         one, other = b"1" * 32, b"2" * 32
-        self.channel = RelayChannel(self.link, "stream-of-a-client", Transport(one, other), FINGERPRINT)
+        self.channel = RelayChannel(self.link, "stream-of-a-client", NoiseTransport(one, other), FINGERPRINT)
         self.channel.start(self._make)
-        self.client = Transport(other, one)
+        self.client = NoiseTransport(other, one)
         self.said: list[bytes] = []
         self._assembler = MessageAssembler(lambda message: self.said.append(bytes(message)))
         self._seq = 0

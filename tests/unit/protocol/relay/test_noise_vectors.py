@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from execprotocol.relay import frames
 from execprotocol.relay.keys import KeyPair, PublicKeys
-from execprotocol.relay.noise import REJECTION, Binding, Initiator, Responder, Transport
+from execprotocol.relay.noise import REJECTION, Binding, Initiator, NoiseTransport, Responder
+from execprotocol.relay.sealed_stream import InitiatorStream
 
-FOLDER = Path(__file__).parents[2] / "data" / "relay"
+FOLDER = Path(__file__).parents[3] / "data" / "relay"
 VECTORS: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 WITH_OUR_INITIATOR = [name for name, vector in VECTORS.items() if "seed" in vector["initiator"]]
 WITH_OUR_RESPONDER = [name for name, vector in VECTORS.items() if "seed" in vector["responder"]]
@@ -61,7 +63,7 @@ def responder(vector: Any) -> Responder:
     )
 
 
-def assert_records_replay(transport: Transport, sent: Any, received: Any) -> None:
+def assert_records_replay(transport: NoiseTransport, sent: Any, received: Any) -> None:
     for one in sent:
         assert transport.seal(raw(one["record"])) == raw(one["ciphertext"])
     for one in received:
@@ -82,6 +84,23 @@ def test_our_initiator_writes_and_reads_what_was_recorded(name: str) -> None:
     payload, transport = ours.read_second(raw(vector["message_2"]))
     assert payload == raw(vector["payload_2"])
     assert_records_replay(transport, vector["up"], vector["down"])
+
+
+def test_our_stream_makes_and_opens_the_frames_of_what_was_recorded() -> None:
+    vector = VECTORS["stock_executor"]
+    stream_id = vector["binding"]["stream_id"]
+    opened: list[bytes] = []
+    stream = InitiatorStream(stream_id, opened.append, initiator(vector))
+    assert stream.opening_frames(vector["authorization"])[1] == frames.handshake(
+        stream_id, raw(vector["message_1"])
+    )
+    assert stream.frame_received(frames.handshake(stream_id, raw(vector["message_2"])))
+    for number, one in enumerate(vector["up"]):
+        stream.outgoing.put_raw(raw(one["record"]))
+        assert stream.next_frame() == frames.data(stream_id, number, raw(one["ciphertext"]))
+    for number, one in enumerate(vector["down"]):
+        stream.frame_received(frames.data(stream_id, number, raw(one["ciphertext"])))
+    assert opened == [raw(one["record"]) for one in vector["down"]]
 
 
 @pytest.mark.parametrize("name", WITH_OUR_RESPONDER)
