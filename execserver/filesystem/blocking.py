@@ -38,7 +38,7 @@ class BlockingCalls:
 
     def __init__(self) -> None:
         self.stop = threading.Event()
-        """Set when the connection has ended; long work looks at it and gives up (`give_up_if`)."""
+        """Set when the connection has ended; long work looks at it and gives up (`raise_if_cancelled`)."""
         self._running = 0
         self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from execserver.filesystem.blocking import run_in_background
-from execserver.filesystem.cancel import Abandoned
+from execserver.filesystem.cancel import RequestCancelled
 
 
 class Descriptor:
@@ -85,7 +85,7 @@ class Descriptors:
                 self._open.add(descriptor)
                 return descriptor
         descriptor.close()
-        raise Abandoned
+        raise RequestCancelled
 
     def release(self, descriptor: Descriptor) -> None:
         """Close one of them, from any thread; more than once is no error."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 
-from execserver.filesystem.cancel import give_up_if
+from execserver.filesystem.cancel import raise_if_cancelled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from execserver.filesystem.cancel import Stop
+    from execserver.filesystem.cancel import StopFlag
 
 
 _USUAL_MODE = 0o777
@@ -55,7 +55,7 @@ def _made_or_there(path: str, mode: int) -> bool:
     return True
 
 
-def entries(path: str, stop: Stop) -> Iterator[tuple[str, int]]:
+def entries(path: str, stop: StopFlag) -> Iterator[tuple[str, int]]:
     """The names in a directory, in no order, each with the type bits of what it leads to.
 
     Links to nothing are left out.
@@ -65,7 +65,7 @@ def entries(path: str, stop: Stop) -> Iterator[tuple[str, int]]:
     """
     with os.scandir(path) as scan:
         for entry in scan:
-            give_up_if(stop)
+            raise_if_cancelled(stop)
             kind = entry_kind(entry)
             if kind is not None:
                 yield entry.name, kind

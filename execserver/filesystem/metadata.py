@@ -28,7 +28,7 @@ def metadata(path: str, *, extended: bool = False) -> Metadata:
     """
     status = os.lstat(path)
     is_link = is_symlink(status)
-    return described(os.stat(path) if is_link else status, is_link=is_link, extended=extended)
+    return metadata_of(os.stat(path) if is_link else status, is_link=is_link, extended=extended)
 
 
 def is_symlink(status: os.stat_result) -> bool:
@@ -36,7 +36,7 @@ def is_symlink(status: os.stat_result) -> bool:
     return status.st_mode & _TYPE == _LINK
 
 
-def described(status: os.stat_result, *, is_link: bool, extended: bool) -> Metadata:
+def metadata_of(status: os.stat_result, *, is_link: bool, extended: bool) -> Metadata:
     """What the wire says of a status.
 
     Args:

@@ -30,23 +30,23 @@ from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.opening import open_to_read
 from execserver.filesystem.writing import Content, write_file, write_opened
 
-MOST_BYTES = 64 << 10
+MAX_BYTES = 64 << 10
 """Bytes of a file that is read or written here. Even in the page cache more takes too long."""
 
-MOST_CHARACTERS = (MOST_BYTES + 2) // 3 * 4
+MAX_CHARACTERS = (MAX_BYTES + 2) // 3 * 4
 """The same as base64."""
 
-MOST_ENTRIES = 500
+MAX_ENTRIES = 500
 """Names of a directory that is listed here."""
 
 SLOW_SECONDS = 0.002
 REST_SECONDS = 1.0
 
-OUTSIDE = "/proc/"
+PROC_PREFIX = "/proc/"
 """Below it are the roots of other processes, with mounts that are not in our table."""
 
 # EAGAIN: not in the page cache. EOPNOTSUPP: this file system cannot tell.
-_ASK_A_THREAD = frozenset({errno.EAGAIN, errno.EOPNOTSUPP})
+_NEEDS_THREAD = frozenset({errno.EAGAIN, errno.EOPNOTSUPP})
 
 
 class SmallFiles:
@@ -116,7 +116,7 @@ class SmallFiles:
             with os.scandir(path) as scan:
                 for number, entry in enumerate(scan):
                     # The target of a link may take the kernel milliseconds: forty links of a thousand names.
-                    if number >= MOST_ENTRIES or perf_counter() - self._began > SLOW_SECONDS:
+                    if number >= MAX_ENTRIES or perf_counter() - self._began > SLOW_SECONDS:
                         return None
                     kind = entry_kind(entry)
                     if kind is not None:
@@ -134,7 +134,7 @@ class SmallFiles:
             InvalidRequest: the text is no base64; nothing was made or changed.
             RpcError: it cannot be opened or written.
         """
-        if len(text) > MOST_CHARACTERS or not self._begin("write", path):
+        if len(text) > MAX_CHARACTERS or not self._begin("write", path):
             return False
         try:
             try:
@@ -159,7 +159,7 @@ class SmallFiles:
         Raises:
             RpcError: it cannot be written, or was closed.
         """
-        if content.size > MOST_BYTES or not self._begin("write"):
+        if content.size > MAX_BYTES or not self._begin("write"):
             return False
         try:
             with descriptor.borrow() as number:
@@ -174,7 +174,7 @@ class SmallFiles:
 
     def _begin(self, kind: str, path: str = "") -> bool:
         """Whether this thread may do it."""
-        if self._mounts.can_hang or path.startswith(OUTSIDE):
+        if self._mounts.can_hang or path.startswith(PROC_PREFIX):
             return False
         self._began = perf_counter()
         if self._began < self._slow_until[kind]:
@@ -190,14 +190,14 @@ class SmallFiles:
     def _cached(self, number: int, status: os.stat_result) -> bytes | None:
         """The whole content in base64, if it is small and the page cache has it."""
         size = status.st_size
-        if not 0 < size <= MOST_BYTES:  # the files of /sys do not report their size
+        if not 0 < size <= MAX_BYTES:  # the files of /sys do not report their size
             return None
         buffer = bytearray(size)
         flags = 0 if status.st_dev in self._mounts.in_memory else os.RWF_NOWAIT
         try:
             read = os.preadv(number, [buffer], 0, flags)
         except OSError as error:
-            if error.errno in _ASK_A_THREAD:
+            if error.errno in _NEEDS_THREAD:
                 return None
             raise
         return pybase64.b64encode(buffer) if read == size else None

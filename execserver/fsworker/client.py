@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from execprotocol.errors import InternalError, InvalidRequest, NotFound, RpcError
-from execserver.filesystem.cancel import Abandoned
+from execserver.filesystem.cancel import RequestCancelled
 from execserver.filesystem.descriptors import Descriptor
 from execserver.fsworker import frames
 
@@ -30,7 +30,7 @@ SILENT_SECONDS = 30.0
 _PIECE_BYTES = 256 << 10
 """Taken from the socket at a time: more would hold the loop for longer than a piece of output does."""
 
-_MOST_ERROR_BYTES = 64 << 10
+_MAX_ERROR_BYTES = 64 << 10
 """Of an error that is told: it may name two paths."""
 
 _ROOM = socket.CMSG_SPACE(struct.calcsize("i"))
@@ -50,13 +50,13 @@ class WorkerProcess(Protocol):
     pidfd: int
     """Becomes readable when the process has ended."""
 
-    brief: bool
+    short_lived: bool
     """Whether it should not be kept long."""
 
     def kill(self) -> None:
         """SIGKILL it and all in its sandbox; never raises."""
 
-    def complaint(self) -> str:
+    def stderr_text(self) -> str:
         """What it wrote to its standard error."""
 
     def release(self) -> None:
@@ -67,7 +67,7 @@ class WorkerLost(InternalError):
     """The worker ended, or was ended, before it answered."""
 
 
-class WorkerLink:
+class WorkerClient:
     """A worker that was started.
 
     Args:
@@ -82,15 +82,15 @@ class WorkerLink:
         self,
         process: WorkerProcess,
         idle: Callable[[], None],
-        lost: Callable[[WorkerLink], None],
-        gone: Callable[[WorkerLink], None],
+        lost: Callable[[WorkerClient], None],
+        exited: Callable[[WorkerClient], None],
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._idle = idle
         self._lost = lost
-        self._gone = gone
+        self._exited = exited
         self._silent_seconds = silent_seconds
         self._descriptor_number = process.socket.fileno()
         self._unsent = b""
@@ -109,9 +109,9 @@ class WorkerLink:
         self._expect(self.ready, None)
 
     @property
-    def brief(self) -> bool:
-        """Whether it should not be kept long (`WorkerProcess.brief`)."""
-        return self._process.brief
+    def short_lived(self) -> bool:
+        """Whether it should not be kept long (`WorkerProcess.short_lived`)."""
+        return self._process.short_lived
 
     @property
     def busy(self) -> bool:
@@ -136,9 +136,9 @@ class WorkerLink:
         """Kill it; a request in work fails. Nothing is reported to `lost`."""
         self._fail("was ended", report=False)
 
-    def complaint(self) -> str:
+    def stderr_text(self) -> str:
         """What the process said on its standard error."""
-        return self._process.complaint()
+        return self._process.stderr_text()
 
     # -- out
 
@@ -237,7 +237,7 @@ class WorkerLink:
             else:
                 try:
                     answer.set_result((body, None if adopt is None else adopt(opened)))
-                except Abandoned as error:
+                except RequestCancelled as error:
                     answer.set_exception(error)
         self._idle()
 
@@ -274,7 +274,7 @@ class WorkerLink:
         if opened >= 0:
             os.close(opened)
         if future is not None and not future.done():
-            said = self._process.complaint()
+            said = self._process.stderr_text()
             future.set_exception(
                 WorkerLost(f"the sandbox's fs worker {what}" + (f": {said}" if said else ""))
             )
@@ -291,7 +291,7 @@ class WorkerLink:
         self._fail("ended")
         with suppress(OSError):
             self._process.release()
-        self._gone(self)
+        self._exited(self)
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -305,7 +305,7 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 def _error(status: int, body: bytes) -> Exception:
     """The exception that a reply stands for."""
-    text = body[:_MOST_ERROR_BYTES].decode("utf-8", "replace")
+    text = body[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
     if status == frames.REFUSED:
         code, name, field, message = [*text.split("\0", 3), "", "", ""][:4]
         kind = next((kind for kind in _ERRORS if str(kind.code) == code), InternalError)

@@ -41,7 +41,7 @@ class WorkerLauncher:
         except BaseException:
             run_in_background(lambda: self._sandboxes.release(confinement))
             raise
-        worker.brief = confinement.shows
+        worker.short_lived = confinement.shows
         return worker
 
     def start_failed(self, reason: str) -> None:

@@ -3,7 +3,7 @@
 Requests wait by connection, and the connections take turns.
 
 The kernel uncovers a name when what stood there is removed or replaced from outside the sandbox. So the view
-of a worker is good only as long as everything that it covers is still the same (`Basis`).
+of a worker is good only as long as everything that it covers is still the same (`ViewDependencies`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 import msgspec
 
 from execprotocol.errors import InvalidRequest
-from execserver.fsworker.client import Adopt, Answer, WorkerLink
+from execserver.fsworker.client import Adopt, Answer, WorkerClient
 from execserver.sandbox.disk import locate
 from execserver.sandbox.mount_points.held import is_empty
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, Policy
@@ -45,19 +45,19 @@ class Request(msgspec.Struct, eq=False):
     made_at: float
 
 
-class Crew:
+class PolicyQueue:
     """One policy. Only the pool changes the attributes."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.waiting: OrderedDict[object, deque[Request]] = OrderedDict()
-        self.worker: WorkerLink | None = None
+        self.worker: WorkerClient | None = None
         self.preparing: asyncio.Task[None] | None = None
         """Starts a worker, or looks in a thread whether it may be used; nothing else happens then."""
-        self.has_place = False
-        self.basis: Basis | None = None
+        self.has_slot = False
+        self.dependencies: ViewDependencies | None = None
         """Of its worker's view; there is one as long as there is a worker."""
-        self.vain_starts = 0
+        self.unsuccessful_starts = 0
         """How many workers in a row were too late for what changed while they started."""
         self.started_at = 0.0
         """When the making of its worker's sandbox began."""
@@ -70,17 +70,17 @@ class Crew:
         """Whether it has a worker that does nothing."""
         return self.worker is not None and not self.worker.busy and self.preparing is None
 
-    def drop_basis(self) -> None:
+    def drop_dependencies(self) -> None:
         """Its worker is of no more use (idempotent)."""
-        if self.basis is not None:
-            self.basis.close()
-            self.basis = None
+        if self.dependencies is not None:
+            self.dependencies.close()
+            self.dependencies = None
 
     def add(self, owner: object, request: Request) -> None:
         """Put a request behind the others of its connection."""
         self.waiting.setdefault(owner, deque()).append(request)
 
-    def first(self) -> Request | None:
+    def next_request(self) -> Request | None:
         """The request whose turn it is; those that nobody wants any more are forgotten."""
         while self.waiting:
             owner, requests = next(iter(self.waiting.items()))
@@ -91,7 +91,7 @@ class Crew:
             del self.waiting[owner]
         return None
 
-    def take(self) -> Request:
+    def pop_request(self) -> Request:
         """Remove the first request; its connection goes behind the others."""
         owner, requests = next(iter(self.waiting.items()))
         request = requests.popleft()
@@ -110,7 +110,7 @@ class Crew:
                     request.answer.exception()
 
 
-class Watched(msgspec.Struct, frozen=True):
+class WatchedPath(msgspec.Struct, frozen=True):
     """A path that a view depends on."""
 
     path: str
@@ -124,7 +124,7 @@ class Watched(msgspec.Struct, frozen=True):
     """Whether the view covers an empty folder that appears here while it is made: a mount point."""
 
 
-class Basis:
+class ViewDependencies:
     """What was found at the paths that a view depends on: rules' paths, protected names, and what is covered
     because of either.
 
@@ -132,14 +132,14 @@ class Basis:
     give to the very next folder: a `.git` that is removed and made anew would look like the old one.
     """
 
-    def __init__(self, watched: Iterable[Watched]) -> None:
+    def __init__(self, watched: Iterable[WatchedPath]) -> None:
         """Look. May block.
 
         Raises:
             OSError: there are not enough descriptors, or there is not enough memory.
         """
         self._descriptors: list[int] = []
-        self._found: list[tuple[Watched, os.stat_result | None]] = []
+        self._found: list[tuple[WatchedPath, os.stat_result | None]] = []
         self._empty: set[str] = set()
         """Guarded paths of folders with nothing in them, as mount points are from outside."""
         try:
@@ -155,7 +155,7 @@ class Basis:
             raise
         self._checks = [_check(each, status) for each, status in self._found]
 
-    def _hold(self, watched: Watched) -> os.stat_result | None:
+    def _hold(self, watched: WatchedPath) -> os.stat_result | None:
         flags = os.O_PATH | os.O_CLOEXEC | (0 if watched.follow else os.O_NOFOLLOW)
         try:
             descriptor = os.open(watched.path, flags)
@@ -185,7 +185,7 @@ class Basis:
                 return False
         return True
 
-    def renewed(self) -> Basis | None:
+    def renewed(self) -> ViewDependencies | None:
         """What is there now, when a view is being made for which this was looked at before. May block.
 
         None: something changed, and the view may be right or not. That mount points appeared, or were made
@@ -194,7 +194,7 @@ class Basis:
         Raises:
             OSError: as for the first look.
         """
-        now = Basis(watched for watched, _ in self._found)
+        now = ViewDependencies(watched for watched, _ in self._found)
         changed = [
             (watched, status)
             for (watched, status), old, new in zip(self._found, self._checks, now._checks, strict=True)
@@ -205,7 +205,7 @@ class Basis:
         now.close()
         return None
 
-    def _is_mount_point(self, watched: Watched, before: os.stat_result | None) -> bool:
+    def _is_mount_point(self, watched: WatchedPath, before: os.stat_result | None) -> bool:
         """Whether what changed at a path is right for the view, whichever of the two was seen for it."""
         # A folder with something in it was none; the view may cover what is no longer there.
         if not watched.guarded or (before is not None and watched.path not in self._empty):
@@ -219,16 +219,16 @@ class Basis:
             os.close(self._descriptors.pop())
 
 
-def look(policy: Policy) -> Basis:
+def look(policy: Policy) -> ViewDependencies:
     """Find out what a view for a policy would depend on, and what is there. May block.
 
     Raises:
-        OSError: as for a `Basis`, or something moved just now.
+        OSError: as for a `ViewDependencies`, or something moved just now.
     """
-    return Basis(_watched(policy))
+    return ViewDependencies(_watched_paths(policy))
 
 
-def _watched(policy: Policy) -> Iterable[Watched]:
+def _watched_paths(policy: Policy) -> Iterable[WatchedPath]:
     tree = Tree(Access.DENY)
     guarded: set[str] = set()
     for rule in policy.rules:
@@ -247,10 +247,10 @@ def _watched(policy: Policy) -> Iterable[Watched]:
     covered = (mount.target for mount in tree.mounts(base_visible=False, hold=False))
     rules = {rule.path for rule in policy.rules}
     for path in sorted({*rules, *guarded, *covered}):
-        yield Watched(path, path in rules, path in names, path in guarded)
+        yield WatchedPath(path, path in rules, path in names, path in guarded)
 
 
-def _check(watched: Watched, status: os.stat_result | None) -> _Check:
+def _check(watched: WatchedPath, status: os.stat_result | None) -> _Check:
     stat_of = os.stat if watched.follow else os.lstat
     if status is None:
         return watched.path, stat_of, None, None, None

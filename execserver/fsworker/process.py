@@ -13,7 +13,7 @@ from execserver import descendants
 from execserver.fsworker.bundle import bundle
 from execserver.sandbox.thread_limits import spawn_limited
 
-_MOST_COMPLAINT_BYTES = 4096
+_MAX_STDERR_BYTES = 4096
 
 _DEFAULT_SIGNALS = (
     signal.SIGPIPE,
@@ -39,14 +39,14 @@ class WorkerProcess:
         pid: int,
         pidfd: int,
         connection: socket.socket,
-        complaints: int,
+        stderr: int,
         on_release: Callable[[], None] = lambda: None,
     ) -> None:
         self.pid = pid
         self.pidfd = pidfd
         self.socket = connection
-        self._complaints = complaints
-        self.brief = False
+        self._stderr = stderr
+        self.short_lived = False
         """Whether it should not be kept long: while it lives there are folders in the workspace that its
         sandbox needs and that nobody wants to see."""
         self._on_release = on_release
@@ -69,12 +69,12 @@ class WorkerProcess:
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is
             os.killpg(self.pid, signal.SIGKILL)
 
-    def complaint(self) -> str:
+    def stderr_text(self) -> str:
         """What the process wrote to its standard error, the end of it; empty when nothing."""
         if self._released:
             return ""
-        size = os.fstat(self._complaints).st_size
-        data = os.pread(self._complaints, _MOST_COMPLAINT_BYTES, max(0, size - _MOST_COMPLAINT_BYTES))
+        size = os.fstat(self._stderr).st_size
+        data = os.pread(self._stderr, _MAX_STDERR_BYTES, max(0, size - _MAX_STDERR_BYTES))
         return data.decode("utf-8", "replace").strip()
 
     def release(self) -> None:
@@ -87,7 +87,7 @@ class WorkerProcess:
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         self.socket.close()
         os.close(self.pidfd)
-        os.close(self._complaints)
+        os.close(self._stderr)
         self._on_release()
 
 
@@ -116,12 +116,12 @@ def spawn(
         OSError: the program is missing, or the system is out of something.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    complaints = null = -1
+    stderr = null = -1
     try:
         ours.setblocking(False)
         # Opened here: the limits of a thread may not let it.
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        complaints = os.memfd_create("fsworker")
+        stderr = os.memfd_create("fsworker")
         # The kernel's buffer holds it all: nobody has to wait for the worker to read it.
         _send_whole(ours, bundle())
         if tag is not None:
@@ -137,16 +137,16 @@ def spawn(
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
                 (os.POSIX_SPAWN_DUP2, null, 1),
-                (os.POSIX_SPAWN_DUP2, complaints, 2),
+                (os.POSIX_SPAWN_DUP2, stderr, 2),
                 *((os.POSIX_SPAWN_DUP2, number, number) for number in inherit),
             ],
         )
         pid = start() if limit is None else spawn_limited(limit, start)
-        return WorkerProcess(pid, _open_pidfd(pid), ours, complaints, on_release)
+        return WorkerProcess(pid, _open_pidfd(pid), ours, stderr, on_release)
     except BaseException:
         ours.close()
-        if complaints >= 0:
-            os.close(complaints)
+        if stderr >= 0:
+            os.close(stderr)
         raise
     finally:
         theirs.close()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from execserver.fsworker.program.operations import Outcome
 
-_LOOK_EVERY = 0.01
+_POLL_SECONDS = 0.01
 """Seconds between two looks at whether the request in work is still wanted: a system call each."""
 
 
@@ -32,7 +32,7 @@ def serve() -> None:
     # Told what it is, it does not ask the kernel, which would refuse.
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fileno=0)
     try:
-        table = Operations(_Withdrawn(connection)).table
+        table = Operations(_CancelPoll(connection)).table
         _reply(connection, frames.DONE, b"")
         while True:
             size = int.from_bytes(_receive(connection, frames.REQUEST_HEAD_BYTES), "little")
@@ -91,7 +91,7 @@ def _receive(connection: _socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-class _Withdrawn:
+class _CancelPoll:
     """Whether the request in work is not wanted any more.
 
     While there is one, nothing is sent to the worker but the wish to give it up.
@@ -99,14 +99,14 @@ class _Withdrawn:
 
     def __init__(self, connection: _socket.socket) -> None:
         self._connection = connection
-        self._next_look = 0.0
+        self._next_poll = 0.0
 
     def is_set(self) -> bool:
         """Look at the socket, at times."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_poll:
             return False
-        self._next_look = now + _LOOK_EVERY
+        self._next_poll = now + _POLL_SECONDS
         try:
             # Something to read, or the end: both say it.
             self._connection.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)

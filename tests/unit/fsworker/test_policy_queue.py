@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.fsworker.policy_queue import Basis, Watched
+from execserver.fsworker.policy_queue import ViewDependencies, WatchedPath
 
 
 def fill(folder: Path) -> None:
@@ -42,14 +42,14 @@ def test_only_what_may_be_a_mount_point_may_change_while_a_view_is_made(
 ) -> None:
     name = tmp_path / ".git"
     before(name)
-    first = Basis([Watched(str(name), follow=False, protected=True, guarded=True)])
+    next_request = ViewDependencies([WatchedPath(str(name), follow=False, protected=True, guarded=True)])
     shutil.rmtree(name, ignore_errors=True)
     after(name)
 
-    second = first.renewed()
+    second = next_request.renewed()
 
     assert (second is not None) is still_right
-    first.close()
+    next_request.close()
     if second is not None:
         assert second.holds()
         second.close()
