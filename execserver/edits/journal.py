@@ -8,8 +8,8 @@ Rules kept in this file:
    is ignored. So a kill at any point leaves an entry that is true:
 
        {"state": "staging", "policy": …, "files": [...], "folders": [...]}   there may be temporary files
-       {"state": "forward", "steps": [...], "touched": [...]}                all files are staged: do the
-       steps {"state": "back"}                                                     a step failed: undo them
+       {"state": "forward", "steps": [...], "touched": [...]}                all is staged: do the steps
+       {"state": "back"}                                                     a step failed: undo them
        {"state": "done"}                                                     remove the temporary files
 
 3. The daemon that carries out a transaction holds an exclusive lock (flock) on the entry, which ends with the

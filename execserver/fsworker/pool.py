@@ -1,16 +1,16 @@
-"""At most four fs workers for all connections: who has one, who waits, and when one ends.
+"""The pool of fs workers: at most four, shared by all connections.
 
 Rules kept in this file:
 
-1. A policy has at most one worker. Requests of a policy take turns by connection, so that one with
-   thousands waits no less than one with a single request.
-2. A fifth policy gets the place of the worker that was idle for longest. If none is idle, the first to
-   have done `TURN_SECONDS` of work gives up its place after its request, and waits behind the others.
-3. A worker answers for what was there when its sandbox was made. It is replaced when something that its
-   view covers or that the policy names is another thing now, a protected name among them, or when the policy
-   has patterns and the worker is `PATTERN_SECONDS` old. A request that is under way is not disturbed.
-4. A worker that dies takes its request with it and no other. One that cannot be started fails all that
-   wait for it.
+1. A policy has at most one worker. Its requests take turns by connection: a connection with thousands of
+   requests does not delay one with a single request.
+2. A fifth policy gets the slot of the worker that was idle for longest. If none is idle, the first worker
+   that has worked for `TURN_SECONDS` loses its slot after its request, and its policy waits behind the
+   others.
+3. The view of a worker is that of the start of its sandbox. The worker is replaced when a file that the view
+   covers, or that the policy names, has been replaced, or when the policy has patterns and the worker is
+   `PATTERN_SECONDS` old. A running request is not interrupted.
+4. If a worker dies, only its request fails. If a worker cannot be started, all requests of its policy fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -31,46 +31,45 @@ from execserver.fsworker.client import (
     Answer,
     WorkerClient,
     WorkerLost,
-    WorkerProcess,
 )
-from execserver.fsworker.policy_queue import PolicyQueue, Request, ViewDependencies, look
+from execserver.fsworker.policy_queue import PolicyQueue, Request, ViewDependencies, view_dependencies
 from execserver.sandbox.policy import Policy
 
 MAX_WORKERS = 4
-"""Each is an interpreter of 10 MB; agents use one or two policies at a time."""
+"""Each is an interpreter of 10 MB. Agents use one or two policies at a time."""
 
 IDLE_SECONDS = 60.0
-"""Longer than a model thinks between two edits."""
+"""Longer than the time that a model takes between two edits."""
 
 SHORT_LIVED_SECONDS = 0.5
-"""Of a worker whose sandbox needs folders in the workspace that were not there: a start, of some twenty
-milliseconds, for each burst of edits, and a clean listing between them."""
+"""Idle time of a worker whose sandbox needs additional folders in the workspace. Each burst of edits costs a
+start of some twenty milliseconds, and the folders are gone between bursts."""
 
 TURN_SECONDS = 0.25
-"""Some times what a start costs, so that five busy policies are not just starting workers."""
+"""A multiple of the cost of a start, so that five busy policies do more than start workers."""
 
 PATTERN_SECONDS = 2.0
 
 _MAX_STUCK = 16
-"""Workers that were killed and are not gone: each is stuck on a mount whose server is dead."""
+"""Workers that were killed but have not ended: each hangs on a mount whose server is dead."""
 
 _MAX_UNSUCCESSFUL_STARTS = 8
-"""Each takes some twenty milliseconds: whoever changes a workspace that fast goes on doing so."""
+"""Each takes some twenty milliseconds. A workspace that changes so often will go on changing."""
 
 _SETTLE_SECONDS = 0.02
-"""More for each vain start but the first: until the mount points of a worker that was ended are gone."""
+"""Added for each unsuccessful start but the first, until the mount points of an ended worker are gone."""
 
 T = TypeVar("T")
 
-Launch = Callable[[Policy], Awaitable[WorkerProcess]]
-"""Start a worker in the policy's sandbox.
+if TYPE_CHECKING:
+    from execserver.fsworker.process import WorkerProcess
 
-Raises an `RpcError` that goes to the client as it stands, or an `OSError`.
-"""
+    Launch = Callable[[Policy], Awaitable[WorkerProcess]]
+    """Starts a worker in the policy's sandbox. Raises an `RpcError` for the client, or an `OSError`."""
 
 
 class PoolTimes(msgspec.Struct, frozen=True):
-    """The pool's numbers, in seconds."""
+    """The times of the pool, in seconds."""
 
     silent: float = SILENT_SECONDS
     idle: float = IDLE_SECONDS
@@ -84,10 +83,10 @@ class WorkerPool:
 
     Args:
         launch: starts a worker.
-        can_hang: whether looking at a path may block (`MountTable.can_hang`); it is done in a thread then.
-        start_failed: called with the reason when a worker ended before it was ready: the sandbox may
-            not work any more, and should be tried.
-        times: other than the usual ones, for tests.
+        can_hang: whether a lookup may block (`MountTable.can_hang`); paths are then checked in a thread.
+        start_failed: called with the reason when a worker ended before it was ready. The sandbox may no
+            longer work, and should be probed.
+        times: for tests.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class WorkerPool:
 
     @property
     def workers(self) -> int:
-        """How many workers run or are being started."""
+        """How many workers run or start."""
         return sum(queue.has_slot for queue in self._queues.values())
 
     def ask(
@@ -123,18 +122,16 @@ class WorkerPool:
         *,
         newest: bool = False,
     ) -> asyncio.Future[Answer]:
-        """Have a request answered by the policy's worker, when it is its turn.
-
-        Cancelling the future withdraws the request.
+        """Queue a request for the policy's worker. Cancelling the future cancels the request.
 
         Args:
             policy: one that limits files.
             owner: the connection.
             payload: the marshalled request.
-            adopt: for a request that opens a file: takes over the descriptor.
-            newest: if the policy has patterns, only a worker that was started after this call will do.
+            adopt: for a request that opens a file: takes ownership of the descriptor.
+            newest: if the policy has patterns, do not use a worker that started before this call.
 
-        The future raises an `RpcError`, or a `RuntimeError` for a fault of the worker's own.
+        The future raises an `RpcError`, or a `RuntimeError` for a fault of the worker.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
@@ -149,7 +146,7 @@ class WorkerPool:
         return answer
 
     async def close(self, seconds: float = 2.0) -> None:
-        """End all workers; what waits fails. At most `seconds` are given to their ends."""
+        """End all workers, and wait up to `seconds` for them. Queued requests fail."""
         self._closed = True
         self._calls.close()
         self._without_slot.clear()
@@ -165,13 +162,13 @@ class WorkerPool:
             try:
                 await asyncio.wait_for(self._all_gone.wait(), seconds)
             except TimeoutError:
-                # Stuck in the kernel. They die with their mount, and nobody waits for that.
+                # They hang in the kernel until their mount is gone.
                 return
 
-    # -- one crew
+    # -- one policy
 
     def _advance(self, queue: PolicyQueue) -> None:
-        """Do the next thing for a policy, if it is not doing something."""
+        """Take the next action for a policy, unless one is running."""
         if queue.preparing is not None or (queue.worker is not None and queue.worker.busy) or self._closed:
             return
         request = queue.next_request()
@@ -195,7 +192,7 @@ class WorkerPool:
         queue.worker.ask(request.payload, request.answer, request.adopt)
 
     def _request_done(self, queue: PolicyQueue) -> None:
-        """A worker has dealt with a request."""
+        """A worker has answered a request."""
         if queue.preparing is not None:
             return
         now = asyncio.get_running_loop().time()
@@ -210,7 +207,7 @@ class WorkerPool:
             self._advance(queue)
 
     def _worker_lost(self, queue: PolicyQueue, client: WorkerClient) -> None:
-        """A worker is dead, or will be: its request has its answer already."""
+        """A worker can no longer be used. Its request has failed already."""
         if queue.worker is not client:
             return
         queue.worker = None
@@ -221,7 +218,7 @@ class WorkerPool:
         self._assign_slots()
 
     def _begin_idling(self, queue: PolicyQueue) -> None:
-        """Nothing waits: its worker ends when that stays so."""
+        """No request waits: end the worker after its idle time."""
         if queue.worker is None:
             if not queue.has_slot:
                 self._queues.pop(queue.policy, None)
@@ -239,14 +236,14 @@ class WorkerPool:
         self._begin_idling(queue)
 
     def _idle_until(self, queue: PolicyQueue) -> float:
-        # One that knows patterns is soon too old to be used again.
+        # With patterns, the worker is soon outdated.
         idle = min(self._times.idle, self._times.pattern) if queue.policy.globs else self._times.idle
         if queue.worker is not None and queue.worker.short_lived:
             idle = min(idle, self._times.short_lived)
         return queue.used_at + idle
 
     def _end_worker(self, queue: PolicyQueue) -> None:
-        """End a worker and free its place."""
+        """End a worker and free its slot."""
         client, queue.worker = queue.worker, None
         queue.drop_dependencies()
         queue.has_slot = False
@@ -256,10 +253,10 @@ class WorkerPool:
         if client is not None:
             client.end()
 
-    # -- places
+    # -- slots
 
     def _find_slot(self, queue: PolicyQueue) -> None:
-        """Start a worker for a policy that has none, now or when there is a place for it."""
+        """Start a worker for a policy without one, now or when a slot is free."""
         if self.workers >= MAX_WORKERS:
             idle = [other for other in self._queues.values() if other.idle and other.next_request() is None]
             if idle:
@@ -276,7 +273,7 @@ class WorkerPool:
             self._without_slot.append(queue)
 
     def _assign_slots(self) -> None:
-        """Start workers for those that wait, while there are places."""
+        """Start workers for waiting policies, while slots are free."""
         while self._without_slot and self.workers < MAX_WORKERS and not self._closed:
             queue = self._without_slot.popleft()
             if queue.next_request() is None:
@@ -284,7 +281,7 @@ class WorkerPool:
             else:
                 self._begin_start(queue)
 
-    # -- starting, and looking whether a worker may still be used
+    # -- starting workers, and checking their views
 
     def _begin_start(self, queue: PolicyQueue) -> None:
         queue.has_slot = True
@@ -302,7 +299,7 @@ class WorkerPool:
             self._fail(queue, _keeps_changing())
 
     def _fail(self, queue: PolicyQueue, error: Exception) -> None:
-        """No worker can be had: fail all that wait for one."""
+        """Fail all requests of a policy that can get no worker."""
         queue.unsuccessful_starts = 0
         self._end_worker(queue)
         queue.fail_all(error)
@@ -337,14 +334,14 @@ class WorkerPool:
                 raise _keeps_changing()
 
     async def _try_to_start(self, queue: PolicyQueue) -> bool:
-        """Start a worker; False: something changed meanwhile that its view may have or not have."""
+        """Start a worker; False if a file changed meanwhile, so that its view may be wrong."""
         if queue.unsuccessful_starts > 1:
             await asyncio.sleep(_SETTLE_SECONDS * (queue.unsuccessful_starts - 1))
         if sum(not client.alive for client in self._clients) >= _MAX_STUCK:
             raise InternalError(f"{_MAX_STUCK} fs workers are stuck in the kernel: is a mount's server dead?")
-        # Both from before the launch: what changes while the sandbox is made may be in it or not.
+        # Time and dependencies of before the launch: a later change may be in the view or not.
         queue.started_at = asyncio.get_running_loop().time()
-        with closing(await self._in_thread(look, queue.policy)) as before:
+        with closing(await self._in_thread(view_dependencies, queue.policy)) as before:
             client = WorkerClient(
                 await self._launch(queue.policy),
                 lambda: self._request_done(queue),
@@ -353,8 +350,8 @@ class WorkerPool:
                 self._times.silent,
             )
             self._clients.add(client)
-            # The mount points are there, and nothing is mounted yet. What is still the same when the worker
-            # is asked was mounted over, and nothing has uncovered it.
+            # The mount points exist now, and nothing is mounted yet. A file that is the same when the worker
+            # is used was covered, and nothing has uncovered it.
             try:
                 dependencies = await self._check_disk(before.renewed)
             except BaseException:
@@ -367,7 +364,7 @@ class WorkerPool:
             await client.ready
         except BaseException as error:
             with closing(dependencies):
-                # What was to be mounted over may have been gone.
+                # The worker may have failed because a file to be covered was gone.
                 if isinstance(error, WorkerLost) and not await self._check_disk(dependencies.holds):
                     return False
             raise
@@ -375,10 +372,10 @@ class WorkerPool:
         return True
 
     async def _check_in_thread(self, queue: PolicyQueue) -> None:
-        """Look whether a worker may still be used, and go on."""
+        """Check the view of a worker, and continue."""
         dependencies = queue.dependencies
         try:
-            # None: the worker was lost just now.
+            # None if the worker was lost meanwhile.
             same = dependencies is not None and await self._in_thread(dependencies.holds)
         except RpcError as error:
             queue.preparing = None
@@ -396,11 +393,11 @@ class WorkerPool:
             self._replace_stale(queue)
 
     async def _check_disk(self, function: Callable[[], T]) -> T:
-        """Call a function that looks at a policy's folders, here or, where that may hang, in a thread."""
+        """Call a function that looks up the paths of a policy; in a thread if that may hang."""
         return await self._in_thread(function) if self._can_hang() else function()
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function that looks at a policy's folders, in a thread."""
+        """Call a function that looks up the paths of a policy, in a thread."""
         call = self._calls.run(function, *args)
         try:
             return await asyncio.wait_for(asyncio.shield(call), self._times.silent)
@@ -434,7 +431,7 @@ def _keeps_changing() -> InvalidRequest:
 
 
 def _close_late_result(call: asyncio.Future[T]) -> None:
-    """A call has ended for which nobody waits any more."""
+    """Close the result of a call that has timed out or was cancelled."""
     if (
         not call.cancelled()
         and call.exception() is None
