@@ -268,25 +268,25 @@ def _read(descriptor: int) -> EntryContents | None:
     whole = 0
     for number, line in enumerate(lines):
         try:
-            said = json.loads(line)
+            fields = json.loads(line)
         except ValueError:
             break  # a torn line, which is the last one
         whole += len(line) + 1
         try:
             if number == 0:
-                contents = _first_contents(said)
+                contents = _first_contents(fields)
             elif contents is not None:
-                _advance(contents, said)
+                _advance(contents, fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UnknownEntryError(str(error)) from None
     os.ftruncate(descriptor, whole)
     return contents
 
 
-def _first_contents(said: dict[str, object]) -> EntryContents:
-    if said["version"] != _VERSION:
+def _first_contents(fields: dict[str, object]) -> EntryContents:
+    if fields["version"] != _VERSION:
         raise ValueError("of another version")
-    policy, files, folders = said["policy"], said["files"], said["folders"]
+    policy, files, folders = fields["policy"], fields["files"], fields["folders"]
     if not isinstance(files, list) or not isinstance(folders, list):
         raise TypeError("no lists")
     return EntryContents(
@@ -296,13 +296,13 @@ def _first_contents(said: dict[str, object]) -> EntryContents:
     )
 
 
-def _advance(contents: EntryContents, said: dict[str, object]) -> None:
-    state = said["state"]
+def _advance(contents: EntryContents, fields: dict[str, object]) -> None:
+    state = fields["state"]
     if state not in ("forward", "back", "done"):
         raise ValueError("an unknown state")
     contents.state = state
     if state == "forward":
-        steps, touched = said["steps"], said["touched"]
+        steps, touched = fields["steps"], fields["touched"]
         if not isinstance(steps, list) or not isinstance(touched, list):
             raise TypeError("no lists")
         contents.steps = [Step.from_json(step) for step in steps]
@@ -319,16 +319,16 @@ def _policy_json(policy: Policy) -> dict[str, object]:
     }
 
 
-def _policy(said: object) -> Policy:
-    if not isinstance(said, dict):
+def _policy(fields: object) -> Policy:
+    if not isinstance(fields, dict):
         raise TypeError("no policy")
     return Policy(
         unrestricted=False,
-        network=bool(said["network"]),
+        network=bool(fields["network"]),
         rules=tuple(
-            Rule(path_from_json(path), Access(access), bool(skip)) for path, access, skip in said["rules"]
+            Rule(path_from_json(path), Access(access), bool(skip)) for path, access, skip in fields["rules"]
         ),
-        minimal=bool(said["minimal"]),
-        globs=tuple(Glob(path_from_json(pattern), Access(access)) for pattern, access in said["globs"]),
-        glob_depth=said["glob_depth"],
+        minimal=bool(fields["minimal"]),
+        globs=tuple(Glob(path_from_json(pattern), Access(access)) for pattern, access in fields["globs"]),
+        glob_depth=fields["glob_depth"],
     )

@@ -156,7 +156,7 @@ def _check(index: int, edit: Edit, inspection: Inspection) -> None:
     found = ABSENT if inspection.identity is None else inspection.sha256
     if edit.expected is not None and edit.expected != found:
         wanted = "nothing there" if edit.expected == ABSENT else f"the SHA-256 {edit.expected}"
-        said = (
+        actual = (
             "nothing is there" if found == ABSENT
             else "what is there is no regular file" if found is None
             else f"what is there has the SHA-256 {found}"
@@ -164,7 +164,7 @@ def _check(index: int, edit: Edit, inspection: Inspection) -> None:
         raise edit_error(
             index,
             edit.path,
-            InvalidRequest(f"expected {wanted}, but {said}; nothing is changed", name="edit_conflict"),
+            InvalidRequest(f"expected {wanted}, but {actual}; nothing is changed", name="edit_conflict"),
             "expected",
         )
     if not edit.writes and inspection.identity is None:

@@ -44,18 +44,18 @@ def walk_json(found: Iterable[Seen]) -> bytes:
     failures: list[WalkFailure] = []
     truncated = False
     path_bytes = 0
-    for what, path in found:
-        if what == "file" or what == "directory":
+    for kind, path in found:
+        if kind == "file" or kind == "directory":
             uri = path_to_uri(path)
             path_bytes += len(uri)
             if path_bytes > MAX_PATH_BYTES:
                 truncated = True
                 break
-            listed.append({"path": uri, "kind": what})
-        elif what == TRUNCATED:
+            listed.append({"path": uri, "kind": kind})
+        elif kind == TRUNCATED:
             truncated = True
         else:
-            failures.append({"path": path_to_uri(path), "message": os_error_text(OSError(what, ""))})
+            failures.append({"path": path_to_uri(path), "message": os_error_text(OSError(kind, ""))})
     return b'{"entries":%b,"errors":%b,"truncated":%b}' % (
         encode_array(listed),
         encode_array(failures),

@@ -1,8 +1,8 @@
 """The table of file operations that a thread of the daemon, or an fs worker, carries out as a whole.
 
 Each function below is one operation: its name, its parameters and its result. `DirectFiles` calls it.
-`ConfinedFiles` sends its name and arguments to a worker, which calls it there. Not in the table is what the
-daemon reads and writes through a descriptor (`files.py`).
+`ConfinedFiles` sends its name and arguments to a worker, which calls it there. The files
+that the daemon reads and writes through a descriptor are not in the table (`files.py`).
 
 Workers have this module too. Modules that few workers need are imported by the functions, so that a worker
 starts sooner.

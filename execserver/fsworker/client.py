@@ -100,7 +100,7 @@ class WorkerClient:
         return self._answer is not None
 
     def ask(self, request: bytes, answer: asyncio.Future[Answer], adopt: Adopt | None = None) -> None:
-        """Send a request. If `answer` is cancelled, the worker is told to cancel, and stays busy until then.
+        """Send a request. If `answer` is cancelled, the worker is asked to cancel, and stays busy until then.
 
         Args:
             request: the name of the operation and its arguments, marshalled.
@@ -175,7 +175,7 @@ class WorkerClient:
         elif not data:
             self._fail("ended")
         elif self._answer is None:
-            self._fail("sent what nobody asked for")
+            self._fail("sent data without a request")
         else:
             self._received += data
             self._take_reply()
@@ -199,7 +199,7 @@ class WorkerClient:
         self._received = bytearray()
         self._reply_bytes = None
         if more or (self._opened >= 0 and self._adopt is None):
-            self._fail("sent what nobody asked for")
+            self._fail("sent data without a request")
             return
         self._deliver(status, body)
 

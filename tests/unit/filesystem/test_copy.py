@@ -264,7 +264,7 @@ def test_a_special_file_is_refused(tmp_path: Path) -> None:
         _copy(tmp_path / "fifo", tmp_path / "to")
 
 
-def test_a_copy_that_nobody_waits_for_is_given_up(memory_folder: Path) -> None:
+def test_a_cancelled_copy_ends(memory_folder: Path) -> None:
     stop = threading.Event()
     stop.set()
     (memory_folder / "tree").mkdir()

@@ -228,7 +228,7 @@ async def test_a_file_of_the_kernel_cannot_be_written_by_way_of_the_daemon(
     await look(confined)
     before = Path(f"/proc/{launcher.started[0].pid}/oom_score_adj").read_text()
 
-    # Its own memory above all: whoever can write that commands the worker.
+    # Its own memory above all: writing to it would take over the worker.
     for work in (
         confined.open("/proc/self/mem", "replace"),
         confined.open("/proc/self/mem", "read"),
@@ -302,7 +302,7 @@ async def test_the_daemon_keeps_no_descriptor_of_what_it_opened(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_a_copy_is_given_up_with_its_connection_and_the_worker_goes_on(
+async def test_a_copy_is_cancelled_with_its_connection_and_the_worker_goes_on(
     pool: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
     (tmp_path / "tree").mkdir()
@@ -342,7 +342,7 @@ async def test_the_old_content_stays_when_there_is_no_space_for_the_new(
     assert (folder / "file").read_bytes() == b"ABC"
 
 
-async def test_a_worker_on_a_mount_whose_server_is_dead_holds_up_nobody_else(
+async def test_a_worker_on_a_mount_whose_server_is_dead_holds_up_no_other(
     launcher: BareLauncher, connection: Connection, mount: Mount, tmp_path: Path
 ) -> None:
     if not can_hang():
@@ -361,7 +361,7 @@ async def test_a_worker_on_a_mount_whose_server_is_dead_holds_up_nobody_else(
     await pool.close()
 
 
-async def test_a_long_list_holds_up_nobody_on_the_loop(
+async def test_a_long_list_does_not_block_the_loop(
     pool: WorkerPool, connection: Connection, memory_folder: Path
 ) -> None:
     for number in range(20_000):

@@ -1,4 +1,4 @@
-"""What the view of an fs worker rests on, when it changes while the view is made."""
+"""Changes to the dependencies of a view while the view is made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nothing(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "still_right"),
     [
-        # A mount point of another daemon: covered whenever it is looked at.
+        # A mount point of another daemon: covered in either state.
         (empty, empty, True),
         (nothing, empty, True),
         # The view may cover what is no longer there.
