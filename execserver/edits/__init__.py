@@ -1,1 +1,1 @@
-"""Several files changed as one by `fs/applyEdits`: plan, journal, transaction, recovery."""
+"""`fs/applyEdits`, which changes several files at once: plan, journal, transaction, recovery."""

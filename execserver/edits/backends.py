@@ -1,7 +1,7 @@
-"""Who carries out the parts of `fs/applyEdits`: threads of this process, or the fs worker of a policy.
+"""The backends that carry out the parts of `fs/applyEdits`: threads of this process, or an fs worker.
 
-The two are told the same and do the same (`edit_looking.py`, `edit_operations.py`, `edit_steps.py`). As with
-other requests a worker opens files, and the daemon writes them.
+Both use `filesystem/edit_operations.py`. As with other requests, the daemon writes the files that a worker
+opens.
 """
 
 from __future__ import annotations
@@ -17,13 +17,21 @@ from functools import partial
 from typing import Protocol, TypedDict, TypeVar
 
 from execprotocol.errors import InternalError, RpcError, file_error
-from execserver.edits.plan import Edit, about
+from execserver.edits.plan import Edit, edit_error
 from execserver.fault_points import reach
-from execserver.filesystem import edit_looking, edit_operations, edit_steps
+from execserver.filesystem import edit_operations
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.cancel import Abandoned, give_up_if
+from execserver.filesystem.cancel import RequestCancelled, raise_if_cancelled
 from execserver.filesystem.descriptors import Descriptor
-from execserver.filesystem.edit_model import Json, Look, Staged, Staging, Step, Watched, packed
+from execserver.filesystem.edit_model import (
+    Inspection,
+    Json,
+    Staged,
+    Staging,
+    Step,
+    TargetState,
+    path_to_json,
+)
 from execserver.filesystem.writing import Content, write_new
 from execserver.fsworker.client import WorkerLost
 from execserver.fsworker.pool import WorkerPool
@@ -33,48 +41,48 @@ from execserver.sandbox.policy import Policy
 T = TypeVar("T")
 
 _AT_ONCE = 64
-"""Steps or names in one request to a worker: on any disk well within the time that it may be silent."""
+"""Steps or names in one request to a worker: any disk takes far less time for them than `SILENT_SECONDS`."""
 
 _ATTEMPTS = 3
-"""Workers that may die of the same steps, each of which can be done again."""
+"""How many workers are tried for the same steps if each of them is lost."""
 
 
-class Hands(Protocol):
-    """Called on the loop's thread. All errors are `RpcError`s."""
+class Backend(Protocol):
+    """Carries out the parts of `fs/applyEdits`. Called on the loop's thread; all errors are `RpcError`s."""
 
-    def look(self, edits: Sequence[Edit]) -> Awaitable[list[Look]]:
-        """Look at all paths (`edit_looking.look`)."""
+    def inspect(self, edits: Sequence[Edit]) -> Awaitable[list[Inspection]]:
+        """Inspect the targets of all edits (`edit_operations.inspect`)."""
 
     def stage(
         self, stagings: Sequence[tuple[Edit, int, Staging]], contents: Sequence[Content]
     ) -> Awaitable[list[tuple[Staged, str]]]:
-        """Make new files with their contents, and say their digests (`edit_staging.stage`).
+        """Make the new files with their contents, and return their digests (`edit_operations.stage`).
 
         Args:
-            stagings: each with its edit and the place of that in the request.
-            contents: of each one.
+            stagings: each with its edit and the index of the edit.
+            contents: the content of each new file.
         """
 
-    def require_still(self, watched: Sequence[Watched]) -> Awaitable[None]:
-        """Refuse to go on if a target is not as it was (`edit_looking.require_still`)."""
+    def require_unchanged(self, watched: Sequence[TargetState]) -> Awaitable[None]:
+        """Check that all targets are unchanged (`edit_operations.require_unchanged`)."""
 
     def do(self, steps: Sequence[Step]) -> Awaitable[None]:
-        """Do steps (`edit_steps.do`)."""
+        """Do steps (`edit_operations.do`)."""
 
     def undo(self, steps: Sequence[Step]) -> Awaitable[None]:
-        """Undo steps (`edit_steps.undo`)."""
+        """Undo steps (`edit_operations.undo`)."""
 
     def discard(self, files: Sequence[str], folders: Sequence[str]) -> Awaitable[None]:
-        """Remove names of ours (`edit_staging.discard`)."""
+        """Remove temporary files and folders (`edit_operations.discard`)."""
 
     def sync(self, folders: Sequence[str]) -> Awaitable[None]:
-        """Make names durable (`edit_steps.sync`)."""
+        """Make names durable (`edit_operations.sync`)."""
 
 
-class Requests:
-    """What a connection, or the replaying at a start, has for edits: threads and a reason to go on.
+class EditContext:
+    """What a connection, or the replay at a start, has for edits: its calls in threads and its stop flag.
 
-    Its threads do not end with the connection: what is begun has to be brought to an end.
+    Its calls do not end with the connection: a transaction that has begun is always completed.
     """
 
     def __init__(self) -> None:
@@ -87,48 +95,50 @@ class Requests:
         self.stop.set()
 
 
-class DirectHands:
-    """Threads of this process."""
+class DirectBackend:
+    """Carries out edits in threads of this process."""
 
-    def __init__(self, requests: Requests) -> None:
-        self._calls = requests.calls
-        self._stop = requests.stop
+    def __init__(self, context: EditContext) -> None:
+        self._calls = context.calls
+        self._stop = context.stop
 
-    def look(self, edits: Sequence[Edit]) -> Awaitable[list[Look]]:
-        """See `Hands`."""
-        return self._calls.run(self._look, edits)
+    def inspect(self, edits: Sequence[Edit]) -> Awaitable[list[Inspection]]:
+        """See `Backend`."""
+        return self._calls.run(self._inspect, edits)
 
     def stage(
         self, stagings: Sequence[tuple[Edit, int, Staging]], contents: Sequence[Content]
     ) -> Awaitable[list[tuple[Staged, str]]]:
-        """See `Hands`."""
+        """See `Backend`."""
         return self._calls.run(self._stage, stagings, contents)
 
-    def require_still(self, watched: Sequence[Watched]) -> Awaitable[None]:
-        """See `Hands`."""
-        return self._calls.run(edit_looking.require_still, watched)
+    def require_unchanged(self, watched: Sequence[TargetState]) -> Awaitable[None]:
+        """See `Backend`."""
+        return self._calls.run(edit_operations.require_unchanged, watched)
 
     def do(self, steps: Sequence[Step]) -> Awaitable[None]:
-        """See `Hands`."""
-        return self._calls.run(edit_steps.do, steps, partial(reach, "edits-step"))
+        """See `Backend`."""
+        return self._calls.run(edit_operations.do, steps, partial(reach, "edits-step"))
 
     def undo(self, steps: Sequence[Step]) -> Awaitable[None]:
-        """See `Hands`."""
-        return self._calls.run(edit_steps.undo, steps, partial(reach, "edits-undone-step"))
+        """See `Backend`."""
+        return self._calls.run(edit_operations.undo, steps, partial(reach, "edits-undone-step"))
 
     def discard(self, files: Sequence[str], folders: Sequence[str]) -> Awaitable[None]:
-        """See `Hands`."""
+        """See `Backend`."""
         return self._calls.run(edit_operations.discard, files, folders)
 
     def sync(self, folders: Sequence[str]) -> Awaitable[None]:
-        """See `Hands`."""
-        return self._calls.run(edit_steps.sync, folders)
+        """See `Backend`."""
+        return self._calls.run(edit_operations.sync, folders)
 
     # -- in the thread
 
-    def _look(self, edits: Sequence[Edit]) -> list[Look]:
+    def _inspect(self, edits: Sequence[Edit]) -> list[Inspection]:
         return [
-            _naming(index, edit, edit_looking.look, edit.path, stop=self._stop, **_wishes(edit))
+            _for_edit(
+                index, edit, edit_operations.inspect, edit.path, stop=self._stop, **_inspect_options(edit)
+            )
             for index, edit in enumerate(edits)
         ]
 
@@ -137,59 +147,59 @@ class DirectHands:
     ) -> list[tuple[Staged, str]]:
         made = []
         for (edit, index, staging), content in zip(stagings, contents, strict=True):
-            give_up_if(self._stop)
-            number, staged = _naming(index, edit, edit_operations.stage, staging, self._stop)
+            raise_if_cancelled(self._stop)
+            number, staged = _for_edit(index, edit, edit_operations.stage, staging, self._stop)
             try:
                 reach("edits-staging")
-                made.append((staged, _naming(index, edit, _filled, number, content)))
+                made.append((staged, _for_edit(index, edit, _filled, number, content)))
             finally:
                 os.close(number)
             reach("edits-staged")
         return made
 
 
-class ConfinedHands:
-    """The worker of a policy.
+class ConfinedBackend:
+    """Carries out edits by the worker of a policy.
 
-    Every request to it stands alone: another worker may answer the next one.
+    Each request is independent of the others: another worker may answer the next one.
     """
 
-    def __init__(self, pool: WorkerPool, policy: Policy, requests: Requests) -> None:
+    def __init__(self, pool: WorkerPool, policy: Policy, context: EditContext) -> None:
         self._pool = pool
         self._policy = policy
-        self._requests = requests
+        self._context = context
 
-    async def look(self, edits: Sequence[Edit]) -> list[Look]:
-        """See `Hands`."""
-        return [await self._look(index, edit) for index, edit in enumerate(edits)]
+    async def inspect(self, edits: Sequence[Edit]) -> list[Inspection]:
+        """See `Backend`."""
+        return [await self._inspect(index, edit) for index, edit in enumerate(edits)]
 
     async def stage(
         self, stagings: Sequence[tuple[Edit, int, Staging]], contents: Sequence[Content]
     ) -> list[tuple[Staged, str]]:
-        """See `Hands`."""
+        """See `Backend`."""
         made = []
         for (edit, index, staging), content in zip(stagings, contents, strict=True):
-            give_up_if(self._requests.stop)
+            raise_if_cancelled(self._context.stop)
             try:
                 body, descriptor = await self._ask("stage", staging.to_json(), adopt=Descriptor)
                 assert descriptor is not None
-                digest = await self._requests.calls.run(_fill, descriptor, content)
+                digest = await self._context.calls.run(_fill, descriptor, content)
             except RpcError as error:
-                raise _named(index, edit, error) from None
-            made.append((_understood(Staged.from_json, body), digest))
+                raise _edit_error(index, edit, error) from None
+            made.append((_parsed(Staged.from_json, body), digest))
             reach("edits-staged")
         return made
 
-    async def require_still(self, watched: Sequence[Watched]) -> None:
-        """See `Hands`."""
-        await self._in_batches("require_still", [each.to_json() for each in watched])
+    async def require_unchanged(self, watched: Sequence[TargetState]) -> None:
+        """See `Backend`."""
+        await self._in_batches("require_unchanged", [each.to_json() for each in watched])
 
     async def do(self, steps: Sequence[Step]) -> None:
-        """See `Hands`."""
+        """See `Backend`."""
         await self._in_batches("do", [step.to_json() for step in steps])
 
     async def undo(self, steps: Sequence[Step]) -> None:
-        """See `Hands`."""
+        """See `Backend`."""
         first: RpcError | None = None
         for batch in reversed(list(_batches([step.to_json() for step in steps]))):
             try:
@@ -200,10 +210,10 @@ class ConfinedHands:
             raise first
 
     async def discard(self, files: Sequence[str], folders: Sequence[str]) -> None:
-        """See `Hands`."""
+        """See `Backend`."""
         first: RpcError | None = None
         for part, paths in (("discard_files", files), ("discard_folders", folders)):
-            for batch in _batches([packed(path) for path in paths]):
+            for batch in _batches([path_to_json(path) for path in paths]):
                 try:
                     await self._persist(part, batch)
                 except RpcError as error:
@@ -212,34 +222,33 @@ class ConfinedHands:
             raise first
 
     async def sync(self, folders: Sequence[str]) -> None:
-        """See `Hands`."""
-        await self._in_batches("sync", [packed(folder) for folder in folders])
+        """See `Backend`."""
+        await self._in_batches("sync", [path_to_json(folder) for folder in folders])
 
     # -- asking
 
-    async def _look(self, index: int, edit: Edit) -> Look:
-        give_up_if(self._requests.stop)
-        wishes = _wishes(edit)
-        mode_from = wishes["mode_from"]
-        given: Json = [
-            packed(edit.path), wishes["writes"], wishes["digest"], mode_from and packed(mode_from)
-        ]  # fmt: skip
+    async def _inspect(self, index: int, edit: Edit) -> Inspection:
+        raise_if_cancelled(self._context.stop)
+        options = _inspect_options(edit)
+        mode_from = options["mode_from"]
+        packed_mode_from = mode_from and path_to_json(mode_from)
+        given: Json = [path_to_json(edit.path), options["writes"], options["digest"], packed_mode_from]
         try:
             self._refuse_denied(edit.path)
-            body, _ = await self._ask("look", given, newest=True)
-            look = _understood(Look.from_json, body)
-            for path in (look.target, look.read):
+            body, _ = await self._ask("inspect", given, newest=True)
+            inspect = _parsed(Inspection.from_json, body)
+            for path in (inspect.target, inspect.read):
                 self._refuse_denied(path)
         except RpcError as error:
-            raise _named(index, edit, error) from None
-        return look
+            raise _edit_error(index, edit, error) from None
+        return inspect
 
     async def _in_batches(self, part: str, items: Sequence[object]) -> None:
         for batch in _batches(items):
             await self._persist(part, batch)
 
     async def _persist(self, part: str, given: Json) -> None:
-        """Ask for what can be done again, of another worker if one is lost."""
+        """Send a request that can be repeated, and repeat it if its worker is lost."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 await self._ask(part, given)
@@ -257,20 +266,20 @@ class ConfinedHands:
         newest: bool = False,
     ) -> asyncio.Future[tuple[bytes, Descriptor | None]]:
         payload = marshal.dumps(("edit", part, json.dumps(given).encode()))
-        return self._pool.ask(self._policy, self._requests, payload, adopt, newest=newest)
+        return self._pool.ask(self._policy, self._context, payload, adopt, newest=newest)
 
     def _refuse_denied(self, path: str) -> None:
-        # Its digest would say what is in it, and what is new would not be hidden.
+        # The digest would disclose the content, and a new file would not be hidden.
         refuse_denied(self._policy.deny_globs, path)
 
 
-class _Wishes(TypedDict):
+class _InspectOptions(TypedDict):
     writes: bool
     digest: bool
     mode_from: str | None
 
 
-def _wishes(edit: Edit) -> _Wishes:
+def _inspect_options(edit: Edit) -> _InspectOptions:
     return {"writes": edit.writes, "digest": edit.expected is not None, "mode_from": edit.mode_from}
 
 
@@ -283,7 +292,7 @@ def _filled(number: int, content: Content) -> str:
 def _fill(descriptor: Descriptor, content: Content) -> str:
     try:
         with descriptor.borrow() as number:
-            # A worker that was taken over could hand out what would be waited for.
+            # A compromised worker could pass a descriptor that blocks.
             os.set_blocking(number, False)
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 raise InternalError("the sandbox's fs worker made something that is no file")
@@ -292,18 +301,18 @@ def _fill(descriptor: Descriptor, content: Content) -> str:
         descriptor.close()
 
 
-def _naming(index: int, edit: Edit, work: Callable[..., T], *arguments: object, **named: object) -> T:
-    """Do something for an edit; its errors say for which."""
+def _for_edit(index: int, edit: Edit, work: Callable[..., T], *arguments: object, **named: object) -> T:
+    """Do some work for an edit; its errors name the edit."""
     try:
         return work(*arguments, **named)
     except OSError as error:
-        raise about(index, edit.path, file_error(error)) from None
+        raise edit_error(index, edit.path, file_error(error)) from None
     except RpcError as error:
-        raise _named(index, edit, error) from None
+        raise _edit_error(index, edit, error) from None
 
 
-def _named(index: int, edit: Edit, error: RpcError) -> RpcError:
-    return error if isinstance(error, Abandoned | WorkerLost) else about(index, edit.path, error)
+def _edit_error(index: int, edit: Edit, error: RpcError) -> RpcError:
+    return error if isinstance(error, RequestCancelled | WorkerLost) else edit_error(index, edit.path, error)
 
 
 def _batches(items: Sequence[object]) -> Iterable[Json]:
@@ -311,7 +320,7 @@ def _batches(items: Sequence[object]) -> Iterable[Json]:
         yield list(items[start : start + _AT_ONCE])
 
 
-def _understood(read: Callable[[Json], T], body: bytes) -> T:
+def _parsed(read: Callable[[Json], T], body: bytes) -> T:
     try:
         return read(json.loads(body))
     except (ValueError, TypeError) as error:

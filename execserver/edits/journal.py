@@ -1,20 +1,20 @@
-"""What `fs/applyEdits` is about to do, on disk, so that whoever comes after a dead daemon can end it.
+"""The journal of `fs/applyEdits`: intentions on disk, so that a later daemon can complete a transaction.
 
 Rules kept in this file:
 
-1. There is a file for each request that has begun, in a folder that all daemons of the state folder share. It
-   is there before anything of the request is, and goes when nothing of it is left.
-2. It is only appended to, a line of JSON for each state, and each line is durable before what it speaks of is
-   begun. A torn line counts as none. So a kill at any point leaves what was true before or after the state:
+1. Each transaction has an entry: a file in a folder that all daemons of the state folder share. The entry is
+   made before any other file of the transaction, and removed after all of them.
+2. An entry is only appended to: one line of JSON for each state, durable before the state begins. A torn line
+   is ignored. So a kill at any point leaves an entry that is true:
 
-       {"state": "staging", "policy": …, "files": [...], "folders": [...]}   new files may lie about
-       {"state": "forward", "steps": [...], "touched": [...]}                all is there: do the steps
-       {"state": "back"}                                                     one failed: undo them
-       {"state": "done"}                                                     done; remove what is left of ours
+       {"state": "staging", "policy": …, "files": [...], "folders": [...]}   there may be temporary files
+       {"state": "forward", "steps": [...], "touched": [...]}                all is staged: do the steps
+       {"state": "back"}                                                     a step failed: undo them
+       {"state": "done"}                                                     remove the temporary files
 
-3. The daemon that works at a request holds an exclusive lock (flock) on its file, which the kernel drops at
-   its death. A file that nobody has locked belongs to whoever locks it next. Files are made, and looked
-   for, only under the lock of the folder.
+3. The daemon that carries out a transaction holds an exclusive lock (flock) on the entry, which ends with the
+   process. An unlocked entry belongs to the next daemon that locks it. Entries are made, and looked for, only
+   under the lock of the folder.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from execprotocol.errors import InternalError, file_error
-from execserver.filesystem.edit_model import Step, packed, unpacked
+from execserver.filesystem.edit_model import Step, path_from_json, path_to_json
 from execserver.private_folder import FolderError, lock, lock_folder, open_private
 from execserver.sandbox.policy import Access, Glob, Policy, Rule
 
 FOLDER = "edits"
-"""Of the state folder. The server looks into it before it imports this module."""
+"""In the state folder. The server lists it before it imports this module."""
 _LOCK = "lock"
 
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _VERSION = 1
-"""Of the lines. A daemon leaves what it does not know to one that does."""
+"""Of the format. A daemon leaves entries of another version alone."""
 
 State = Literal["staging", "forward", "back", "done"]
 
 
-class UnknownRecordError(Exception):
-    """A record that this version cannot read; it stays."""
+class UnknownEntryError(Exception):
+    """An entry that this version cannot read. It stays on disk."""
 
 
 @dataclass(slots=True)
-class Contents:
-    """What a record says."""
+class EntryContents:
+    """The contents of an entry."""
 
     policy: Policy | None
-    """Under which all is to be done; None for no limits."""
+    """The policy of the request; None for no limits."""
 
     files: list[str]
-    """Names of ours, which must not be there in the end."""
+    """Our temporary files, which must be gone in the end."""
 
     folders: list[str]
-    """The same for folders, innermost first."""
+    """Our temporary folders, innermost first."""
 
     state: State = "staging"
     steps: list[Step] = field(default_factory=list)
@@ -67,26 +67,26 @@ class Contents:
     """Folders in which names change."""
 
 
-class Record:
-    """A record that is ours. Its methods block."""
+class JournalEntry:
+    """An entry that this process has locked. Its methods block."""
 
-    def __init__(self, folder: int, name: str, descriptor: int, contents: Contents) -> None:
+    def __init__(self, folder: int, name: str, descriptor: int, contents: EntryContents) -> None:
         self.contents = contents
         self.name = name
         self._folder = folder
         self._descriptor = descriptor
 
     def forward(self, steps: Sequence[Step], touched: Sequence[str]) -> None:
-        """All is there that the steps need: from now on they will be done.
+        """All files are staged: from now on the steps will be done.
 
         Raises:
-            OSError: that could not be made durable. They will not.
+            OSError: the line is not durable, and the steps will not be done.
         """
         self._append(
             {
                 "state": "forward",
                 "steps": [step.to_json() for step in steps],
-                "touched": [packed(folder) for folder in touched],
+                "touched": [path_to_json(folder) for folder in touched],
             }
         )
         self.contents.state, self.contents.steps = "forward", list(steps)
@@ -96,25 +96,25 @@ class Record:
         """The steps will be undone.
 
         Raises:
-            OSError: that could not be made durable.
+            OSError: the line is not durable.
         """
         self._append({"state": "back"})
         self.contents.state = "back"
 
     def done(self) -> None:
-        """The steps are done, durably.
+        """The steps are done, and durable.
 
         Raises:
-            OSError: that could not be made durable.
+            OSError: the line is not durable.
         """
         self._append({"state": "done"})
         self.contents.state = "done"
 
     def remove(self) -> None:
-        """Nothing is left of the request.
+        """Remove the entry: no temporary file is left.
 
         Raises:
-            OSError: it could not be removed, and will be found again.
+            OSError: it was not removed, and will be found again.
         """
         try:
             os.unlink(self.name, dir_fd=self._folder)
@@ -123,7 +123,7 @@ class Record:
             self.leave()
 
     def leave(self) -> None:
-        """Leave it to the next start of a daemon (idempotent)."""
+        """Close the entry, and leave it to the next daemon (idempotent)."""
         for number in (self._descriptor, self._folder):
             if number >= 0:
                 os.close(number)
@@ -137,58 +137,58 @@ class Record:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
         except OSError:
-            # What follows must not be joined to a torn line.
+            # The next line must not be appended to a torn one.
             with suppress(OSError):
                 os.ftruncate(self._descriptor, size)
             raise
 
 
-class Records:
-    """The records in a state folder. Methods block.
+class Journal:
+    """All entries in a state folder. Methods block.
 
     Args:
-        folder: the state folder. Nothing is opened yet.
+        folder: the state folder. It is not opened yet.
     """
 
     def __init__(self, folder: str) -> None:
         self._path = f"{folder}/{FOLDER}"
 
-    def begin(self, contents: Contents) -> Record:
-        """Make a record of a request that is about to make its first file.
+    def begin(self, contents: EntryContents) -> JournalEntry:
+        """Make the entry of a new transaction.
 
         Raises:
-            RpcError: it cannot be made; there is none then.
+            RpcError: it cannot be made. No entry is left then.
         """
         try:
             with self._locked() as folder:
                 name = secrets.token_hex(8)
                 descriptor = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
                 lock(descriptor)
-                record = Record(os.dup(folder), name, descriptor, contents)
+                entry = JournalEntry(os.dup(folder), name, descriptor, contents)
             try:
-                record._append(_first_line(contents))  # noqa: SLF001  one thing in two classes
-                os.fsync(record._folder)  # noqa: SLF001
+                entry._append(_first_line(contents))  # noqa: SLF001  two classes of one format
+                os.fsync(entry._folder)  # noqa: SLF001
             except OSError:
-                record.remove()
+                entry.remove()
                 raise
         except OSError as error:
             raise file_error(error) from None
-        return record
+        return entry
 
-    def left(self, own: Collection[str]) -> tuple[list[Record], list[str], bool]:
-        """What dead daemons left, and is ours from now on.
+    def take_unfinished(self, own: Collection[str]) -> tuple[list[JournalEntry], list[str], bool]:
+        """Lock and return the entries that dead daemons have left.
 
         Args:
-            own: names of records that this daemon works at.
+            own: names of the entries that this daemon has.
 
         Returns:
-            The records; the names of those that were not understood; whether there are some that a daemon
-            that lives, or dies just now, has locked.
+            The entries; the names of those that this version cannot read; whether another daemon, which may
+            be about to end, has locked some.
 
         Raises:
             RpcError: the folder cannot be used.
         """
-        found: list[Record] = []
+        found: list[JournalEntry] = []
         unknown: list[str] = []
         locked = False
         if not os.path.isdir(self._path):
@@ -198,13 +198,13 @@ class Records:
                 if name == _LOCK or name in own:
                     continue
                 try:
-                    record = _taken(folder, name)
+                    entry = _take(folder, name)
                 except BlockingIOError:
                     locked = True
-                except (OSError, UnknownRecordError):
+                except (OSError, UnknownEntryError):
                     unknown.append(name)
                 else:
-                    found += [record] if record is not None else []
+                    found += [entry] if entry is not None else []
         return found, unknown, locked
 
     @contextmanager
@@ -226,13 +226,13 @@ class Records:
             os.close(folder)
 
 
-def _taken(folder: int, name: str) -> Record | None:
-    """A record that is ours from now on; None when nothing had begun yet, and then it is removed.
+def _take(folder: int, name: str) -> JournalEntry | None:
+    """Lock and read an entry; None if its transaction had not begun, and then the entry is removed.
 
     Raises:
-        BlockingIOError: somebody else has it.
-        UnknownRecordError: it is not understood.
-        OSError: it is no record.
+        BlockingIOError: another process has locked it.
+        UnknownEntryError: this version cannot read it.
+        OSError: it is no entry.
     """
     descriptor = os.open(name, _FLAGS, dir_fd=folder)
     try:
@@ -240,7 +240,7 @@ def _taken(folder: int, name: str) -> Record | None:
             raise BlockingIOError
         contents = _read(descriptor)
         if contents is not None:
-            return Record(os.dup(folder), name, descriptor, contents)
+            return JournalEntry(os.dup(folder), name, descriptor, contents)
         os.unlink(name, dir_fd=folder)
     except BaseException:
         os.close(descriptor)
@@ -249,84 +249,86 @@ def _taken(folder: int, name: str) -> Record | None:
     return None
 
 
-def _first_line(contents: Contents) -> dict[str, object]:
+def _first_line(contents: EntryContents) -> dict[str, object]:
     return {
         "version": _VERSION,
         "state": "staging",
         "policy": None if contents.policy is None else _policy_json(contents.policy),
-        "files": [packed(path) for path in contents.files],
-        "folders": [packed(path) for path in contents.folders],
+        "files": [path_to_json(path) for path in contents.files],
+        "folders": [path_to_json(path) for path in contents.folders],
     }
 
 
-def _read(descriptor: int) -> Contents | None:
-    """What a record's file says; None when its first line was never whole. A torn line is cut off."""
+def _read(descriptor: int) -> EntryContents | None:
+    """Read an entry, and remove a torn line; None if the first line is torn."""
     with open(os.dup(descriptor), "rb") as file:
         file.seek(0)
         lines = file.read().split(b"\n")[:-1]
-    contents: Contents | None = None
+    contents: EntryContents | None = None
     whole = 0
     for number, line in enumerate(lines):
         try:
-            said = json.loads(line)
+            fields = json.loads(line)
         except ValueError:
-            break  # torn, and so the last one
+            break  # a torn line, which is the last one
         whole += len(line) + 1
         try:
             if number == 0:
-                contents = _begun(said)
+                contents = _first_contents(fields)
             elif contents is not None:
-                _advance(contents, said)
+                _advance(contents, fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UnknownRecordError(str(error)) from None
+            raise UnknownEntryError(str(error)) from None
     os.ftruncate(descriptor, whole)
     return contents
 
 
-def _begun(said: dict[str, object]) -> Contents:
-    if said["version"] != _VERSION:
+def _first_contents(fields: dict[str, object]) -> EntryContents:
+    if fields["version"] != _VERSION:
         raise ValueError("of another version")
-    policy, files, folders = said["policy"], said["files"], said["folders"]
+    policy, files, folders = fields["policy"], fields["files"], fields["folders"]
     if not isinstance(files, list) or not isinstance(folders, list):
         raise TypeError("no lists")
-    return Contents(
+    return EntryContents(
         None if policy is None else _policy(policy),
-        [unpacked(path) for path in files],
-        [unpacked(path) for path in folders],
+        [path_from_json(path) for path in files],
+        [path_from_json(path) for path in folders],
     )
 
 
-def _advance(contents: Contents, said: dict[str, object]) -> None:
-    state = said["state"]
+def _advance(contents: EntryContents, fields: dict[str, object]) -> None:
+    state = fields["state"]
     if state not in ("forward", "back", "done"):
         raise ValueError("an unknown state")
     contents.state = state
     if state == "forward":
-        steps, touched = said["steps"], said["touched"]
+        steps, touched = fields["steps"], fields["touched"]
         if not isinstance(steps, list) or not isinstance(touched, list):
             raise TypeError("no lists")
         contents.steps = [Step.from_json(step) for step in steps]
-        contents.touched = [unpacked(path) for path in touched]
+        contents.touched = [path_from_json(path) for path in touched]
 
 
 def _policy_json(policy: Policy) -> dict[str, object]:
     return {
         "network": policy.network,
-        "rules": [[packed(rule.path), int(rule.access), rule.skip_missing] for rule in policy.rules],
+        "rules": [[path_to_json(rule.path), int(rule.access), rule.skip_missing] for rule in policy.rules],
         "minimal": policy.minimal,
-        "globs": [[packed(glob.pattern), int(glob.access)] for glob in policy.globs],
+        "globs": [[path_to_json(glob.pattern), int(glob.access)] for glob in policy.globs],
         "glob_depth": policy.glob_depth,
     }
 
 
-def _policy(said: object) -> Policy:
-    if not isinstance(said, dict):
+def _policy(fields: object) -> Policy:
+    if not isinstance(fields, dict):
         raise TypeError("no policy")
     return Policy(
         unrestricted=False,
-        network=bool(said["network"]),
-        rules=tuple(Rule(unpacked(path), Access(access), bool(skip)) for path, access, skip in said["rules"]),
-        minimal=bool(said["minimal"]),
-        globs=tuple(Glob(unpacked(pattern), Access(access)) for pattern, access in said["globs"]),
-        glob_depth=said["glob_depth"],
+        network=bool(fields["network"]),
+        rules=tuple(
+            Rule(path_from_json(path), Access(access), bool(skip)) for path, access, skip in fields["rules"]
+        ),
+        minimal=bool(fields["minimal"]),
+        globs=tuple(Glob(path_from_json(pattern), Access(access)) for pattern, access in fields["globs"]),
+        glob_depth=fields["glob_depth"],
     )

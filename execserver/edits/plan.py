@@ -1,6 +1,6 @@
-"""`fs/applyEdits`: from edits, and what was seen of their paths, to the files and steps that they take. Pure.
+"""The plan of `fs/applyEdits`: edits and the inspections of their paths give the files and steps. Pure.
 
-Whatever is wrong with any of the edits is found here, before anything is made.
+All faults of a request are found here, before any file is made.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from execprotocol.errors import InvalidParams, InvalidRequest, NotFound, RpcError
 from execprotocol.path_text import printable_path
-from execserver.filesystem.edit_model import Look, Staged, Staging, Step, Watched
-from execserver.filesystem.edit_operations import MARK
+from execserver.filesystem.edit_model import Inspection, Staged, Staging, Step, TargetState
+from execserver.filesystem.edit_operations import EDIT_PREFIX
 
 ABSENT = "absent"
-"""What is expected of a path at which there is to be nothing."""
+"""The expectation that there is no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,51 +24,51 @@ class Edit:
 
     path: str
     text: str | memoryview | None
-    """The base64 of what is to be written; None to remove the path."""
+    """The new content in base64; None removes the path."""
 
     expected: str | None = None
-    """A SHA-256, `ABSENT`, or None for whatever there is."""
+    """The SHA-256 of the old content, `ABSENT`, or None for no expectation."""
 
     create_parents: bool = False
     mode_from: str | None = None
 
     @property
     def writes(self) -> bool:
-        """Whether it writes, and does not remove."""
+        """Whether the edit writes its path; otherwise it removes it."""
         return self.text is not None
 
 
 @dataclass(slots=True)
 class Plan:
-    """What carrying out some edits takes."""
+    """The files and steps of a request."""
 
     stagings: list[tuple[int, Staging]] = field(default_factory=list)
-    """The new files, each with the place of its edit."""
+    """The new files, each with the index of its edit."""
 
     removals: list[Step] = field(default_factory=list)
-    watched: list[Watched] = field(default_factory=list)
-    """What is to be removed: no staging watches it."""
+    watched: list[TargetState] = field(default_factory=list)
+    """The states of the files to be removed, which have no staging."""
 
     files: list[str] = field(default_factory=list)
-    """Names of ours that may be there, and must not be in the end."""
+    """Our temporary files, which must be gone in the end."""
 
     folders: list[str] = field(default_factory=list)
-    """The same for folders, innermost first."""
+    """Our temporary folders, innermost first."""
 
     touched: list[str] = field(default_factory=list)
-    """Folders of the user's in which names change."""
+    """Folders of the user in which names change."""
 
     def steps(self, staged: Sequence[Staged]) -> list[Step]:
-        """The steps, when all new files are there.
+        """The steps.
 
         Args:
-            staged: for each of the stagings, in their order.
+            staged: the new files, in the order of the stagings.
         """
         found: dict[str, Step] = {}
         for (_, staging), made in zip(self.stagings, staged, strict=True):
             target, name = staging.before.target, staging.staged
             if staging.folders:
-                # The outermost folder takes all that is in it along.
+                # The outermost folder is renamed with all that is in it.
                 below = len(staging.folders)
                 for _ in range(below):
                     target = os.path.dirname(target)
@@ -80,8 +80,8 @@ class Plan:
                 found[name] = Step("make", target, name, "", made.identity, None)
         return [*found.values(), *self.removals]
 
-    def still(self, staged: Sequence[Staged]) -> list[Watched]:
-        """What has to be true of all targets right before the steps."""
+    def expected_states(self, staged: Sequence[Staged]) -> list[TargetState]:
+        """The state that each target must have right before the steps."""
         files = [
             staging.before._replace(identity=made.old)
             for (_, staging), made in zip(self.stagings, staged, strict=True)
@@ -89,55 +89,55 @@ class Plan:
         return [*files, *self.watched]
 
 
-def make_plan(edits: Sequence[Edit], looks: Sequence[Look], word: str) -> Plan:
-    """Find the files and steps that edits take.
+def make_plan(edits: Sequence[Edit], inspections: Sequence[Inspection], word: str) -> Plan:
+    """Check edits, and plan their files and steps.
 
     Args:
-        edits: all of them.
-        looks: what was seen at each of their paths.
-        word: what no other names of ours have in them.
+        edits: all edits of the request.
+        inspections: one for each edit.
+        word: a random word for temporary names.
 
     Raises:
-        InvalidParams: two edits are of one place.
-        InvalidRequest: something is not as an edit expects it.
-        NotFound: there is nothing to remove, or no folder to write to.
+        InvalidParams: two edits have the same target.
+        InvalidRequest: a file is not as an edit expects it.
+        NotFound: a file to be removed, or a folder to write to, is missing.
     """
-    _refuse_doubles(edits, looks)
-    for index, (edit, look) in enumerate(zip(edits, looks, strict=True)):
-        _check(index, edit, look)
-    _check_folders(edits, looks)
-    return _Maker(word).plan(edits, looks)
+    _refuse_doubles(edits, inspections)
+    for index, (edit, inspection) in enumerate(zip(edits, inspections, strict=True)):
+        _check(index, edit, inspection)
+    _check_folders(edits, inspections)
+    return _Maker(word).plan(edits, inspections)
 
 
-def about(index: int, path: str, error: RpcError, member: str = "path") -> RpcError:
-    """An error that says which of the edits it is about."""
+def edit_error(index: int, path: str, error: RpcError, member: str = "path") -> RpcError:
+    """The same error, naming the edit."""
     message = f"edits[{index}] ({printable_path(path)}): {error.message}"
     return type(error)(message, name=error.name, field=f"edits.{index}.{member}")
 
 
-def _refuse_doubles(edits: Sequence[Edit], looks: Sequence[Look]) -> None:
+def _refuse_doubles(edits: Sequence[Edit], inspections: Sequence[Inspection]) -> None:
     places: dict[object, int] = {}
-    for index, (edit, look) in enumerate(zip(edits, looks, strict=True)):
-        for place in _places(edit, look):
+    for index, (edit, inspection) in enumerate(zip(edits, inspections, strict=True)):
+        for place in _places(edit, inspection):
             other = places.setdefault(place, index)
             if other != index:
                 raise _conflict(edits, other, index, "are of one place: join them")
-    for index, look in enumerate(looks):
-        for folder in _above(look.names[-1]) if look.missing else ():
+    for index, inspection in enumerate(inspections):
+        for folder in _above(inspection.names[-1]) if inspection.missing else ():
             if folder in places:
                 raise _conflict(
                     edits, places[folder], index, "exclude each other: one is in the way of a folder"
                 )
 
 
-def _places(edit: Edit, look: Look) -> Iterator[object]:
-    """What nobody else may be about. To take away two names of one file is none of that."""
+def _places(edit: Edit, inspection: Inspection) -> Iterator[object]:
+    """The names and the file that no other edit may have. Two edits may remove two names of one file."""
     if edit.writes:
-        yield from look.names
-        if look.identity is not None:
-            yield look.identity
+        yield from inspection.names
+        if inspection.identity is not None:
+            yield inspection.identity
     else:
-        yield look.names[-1]
+        yield inspection.names[-1]
 
 
 def _above(name: str) -> Iterator[str]:
@@ -152,75 +152,75 @@ def _conflict(edits: Sequence[Edit], one: int, other: int, why: str) -> InvalidP
     return InvalidParams(text, field=f"edits.{other}.path")
 
 
-def _check(index: int, edit: Edit, look: Look) -> None:
-    found = ABSENT if look.identity is None else look.sha256
+def _check(index: int, edit: Edit, inspection: Inspection) -> None:
+    found = ABSENT if inspection.identity is None else inspection.sha256
     if edit.expected is not None and edit.expected != found:
         wanted = "nothing there" if edit.expected == ABSENT else f"the SHA-256 {edit.expected}"
-        said = (
+        actual = (
             "nothing is there" if found == ABSENT
             else "what is there is no regular file" if found is None
             else f"what is there has the SHA-256 {found}"
         )  # fmt: skip
-        raise about(
+        raise edit_error(
             index,
             edit.path,
-            InvalidRequest(f"expected {wanted}, but {said}; nothing is changed", name="edit_conflict"),
+            InvalidRequest(f"expected {wanted}, but {actual}; nothing is changed", name="edit_conflict"),
             "expected",
         )
-    if not edit.writes and look.identity is None:
-        raise about(index, edit.path, NotFound("No such file or directory (os error 2)"))
+    if not edit.writes and inspection.identity is None:
+        raise edit_error(index, edit.path, NotFound("No such file or directory (os error 2)"))
 
 
-def _check_folders(edits: Sequence[Edit], looks: Sequence[Look]) -> None:
-    """A missing folder is made by the edit itself or by one before it."""
+def _check_folders(edits: Sequence[Edit], inspections: Sequence[Inspection]) -> None:
+    """Check that each missing folder is made by the edit itself or by one before it."""
     made: set[str] = set()
-    for index, (edit, look) in enumerate(zip(edits, looks, strict=True)):
-        if not look.missing:
+    for index, (edit, inspection) in enumerate(zip(edits, inspections, strict=True)):
+        if not inspection.missing:
             continue
-        folder = os.path.dirname(look.target)
+        folder = os.path.dirname(inspection.target)
         if edit.create_parents:
-            for _ in range(look.missing):
+            for _ in range(inspection.missing):
                 made.add(folder)
                 folder = os.path.dirname(folder)
         elif folder not in made:
-            raise about(index, edit.path, NotFound("No such file or directory (os error 2)"))
+            raise edit_error(index, edit.path, NotFound("No such file or directory (os error 2)"))
 
 
 class _Maker:
-    """Gives names to what has to be made."""
+    """Names the temporary files and folders of a plan."""
 
     def __init__(self, word: str) -> None:
         self._word = word
         self._count = 0
         self._roots: dict[str, str] = {}
-        """Of the outermost missing folder, what it is called until it gets its name."""
+        """Outermost missing folder → its temporary name."""
         self._plan = Plan()
         self._folders: dict[str, None] = {}
         self._touched: dict[str, None] = {}
 
-    def plan(self, edits: Sequence[Edit], looks: Sequence[Look]) -> Plan:
-        for index, (edit, look) in enumerate(zip(edits, looks, strict=True)):
+    def plan(self, edits: Sequence[Edit], inspections: Sequence[Inspection]) -> Plan:
+        for index, (edit, inspection) in enumerate(zip(edits, inspections, strict=True)):
             if edit.writes:
-                self._write(index, look)
+                self._write(index, inspection)
             else:
-                self._remove(look)
-        # What lies in a folder comes after it; so the other way round it comes before it.
+                self._remove(inspection)
+        # `_folders` has each folder before those in it.
         self._plan.folders = list(reversed(self._folders))
         self._plan.touched = list(self._touched)
         return self._plan
 
-    def _write(self, index: int, look: Look) -> None:
-        folder, name = os.path.split(look.target)
-        before = Watched(look.target, look.identity, look.size, look.changed)
+    def _write(self, index: int, inspection: Inspection) -> None:
+        folder, name = os.path.split(inspection.target)
+        before = TargetState(inspection.target, inspection.identity, inspection.size, inspection.changed)
         folders: tuple[str, ...] = ()
-        if look.missing:
-            folders = self._missing_folders(folder, look.missing)
+        if inspection.missing:
+            folders = self._missing_folders(folder, inspection.missing)
             staged = os.path.join(folders[-1], name)
         else:
             staged = self._name(folder, "new")
             self._touched[folder] = None
-        backup = "" if look.identity is None else self._name(folder, "old")
-        self._plan.stagings.append((index, Staging(before, staged, backup, folders, look.mode)))
+        backup = "" if inspection.identity is None else self._name(folder, "old")
+        self._plan.stagings.append((index, Staging(before, staged, backup, folders, inspection.mode)))
         self._plan.files += [staged, backup] if backup else [staged]
 
     def _missing_folders(self, folder: str, missing: int) -> tuple[str, ...]:
@@ -239,14 +239,18 @@ class _Maker:
             self._folders.setdefault(path)
         return tuple(found)
 
-    def _remove(self, look: Look) -> None:
-        folder = os.path.dirname(look.target)
+    def _remove(self, inspection: Inspection) -> None:
+        folder = os.path.dirname(inspection.target)
         backup = self._name(folder, "old")
         self._touched[folder] = None
-        self._plan.watched.append(Watched(look.target, look.identity, look.size, look.changed))
-        self._plan.removals.append(Step("remove", look.target, "", backup, None, look.identity, look.changed))
+        self._plan.watched.append(
+            TargetState(inspection.target, inspection.identity, inspection.size, inspection.changed)
+        )
+        self._plan.removals.append(
+            Step("remove", inspection.target, "", backup, None, inspection.identity, inspection.changed)
+        )
         self._plan.files.append(backup)
 
     def _name(self, folder: str, kind: str) -> str:
         self._count += 1
-        return os.path.join(folder, f"{MARK}{self._word}-{self._count}.{kind}")
+        return os.path.join(folder, f"{EDIT_PREFIX}{self._word}-{self._count}.{kind}")

@@ -1,4 +1,4 @@
-"""Work that nobody waits for any more ends early, in the daemon's threads and in the fs worker."""
+"""Cancellation of long work whose connection has ended, in the daemon's threads and in fs workers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Stop(Protocol):
-        """Says whether the reason for some work is gone; a `threading.Event` is one."""
+    class StopFlag(Protocol):
+        """Tells whether some work is cancelled; a `threading.Event` is one."""
 
         def is_set(self) -> bool:
-            """Whether to give up."""
+            """Whether the work is cancelled."""
 
 
-class Abandoned(InternalError):
-    """The connection has ended, and with it the reason for some work. Nobody sees this error."""
+class RequestCancelled(InternalError):
+    """The connection that requested some work has ended. No client receives this error."""
 
     def __init__(self) -> None:
         super().__init__("the connection has ended")
 
 
-def give_up_if(stop: Stop) -> None:
-    """Abandon work that nobody waits for any more.
+def raise_if_cancelled(stop: StopFlag) -> None:
+    """Stop work that was cancelled.
 
     Raises:
         Abandoned: `stop` is set.
     """
     if stop.is_set():
-        raise Abandoned
+        raise RequestCancelled

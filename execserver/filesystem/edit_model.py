@@ -1,7 +1,6 @@
-"""What the parts of `fs/applyEdits` tell each other: in this process, to and from an fs worker, in records.
+"""The data of `fs/applyEdits`: in this process, in requests to an fs worker, and in the journal.
 
-As JSON a path is text with a character for each of its bytes: a record may be read under another locale, and
-an fs worker may have another one.
+In JSON a path is text with one character for each byte: the reader may have another locale.
 """
 
 from __future__ import annotations
@@ -15,51 +14,51 @@ Identity = tuple[int, int]
 Json = list[object]
 
 
-class Look(NamedTuple):
-    """What an edit's path is at present."""
+class Inspection(NamedTuple):
+    """The state of an edit's path."""
 
     target: str
-    """The absolute path that would be written or removed, without links."""
+    """The absolute path that the edit writes or removes, without links."""
 
     read: str
-    """The path, without any links, of what the digest is of; empty when it was not asked for."""
+    """The path, without links, of the file whose digest was computed; empty for none."""
 
     names: tuple[str, ...]
-    """All that the path went by, links and then the target: device and inode of the deepest folder that
-    exists, and the rest of the path. Equal ones are one place, however it is spelled."""
+    """The links that the path leads through, and the target. Each as device and inode of the deepest existing
+    folder, and the rest of the path: two spellings of one path give equal names."""
 
     missing: int
-    """How many folders above the target do not exist."""
+    """How many folders above the target are missing."""
 
     identity: Identity | None
-    """Of what stands there; None for nothing."""
+    """Of the target; None if there is none."""
 
     size: int
     changed: int
-    """When its content last changed, in nanoseconds."""
+    """The time of the last change of the content, in nanoseconds."""
 
     sha256: str | None
-    """Of its content, if that was asked for and there is a regular file."""
+    """The digest of the content, if it was requested and the target is a regular file."""
 
     mode: int | None
-    """The permission bits of `modeFrom`, if there was one."""
+    """The permission bits of `modeFrom`, if it was given."""
 
     def to_json(self) -> Json:
-        """For the way from an fs worker."""
-        names = [packed(name) for name in self.names]
-        return [packed(self.target), packed(self.read), names, *self[3:]]
+        """As an fs worker sends it."""
+        names = [path_to_json(name) for name in self.names]
+        return [path_to_json(self.target), path_to_json(self.read), names, *self[3:]]
 
     @classmethod
-    def from_json(cls, found: Json) -> Look:
+    def from_json(cls, found: Json) -> Inspection:
         """Raises:
-        ValueError: it is none.
-        TypeError: it is none.
+        ValueError: the JSON has another form.
+        TypeError: the JSON has another form.
         """
         target, read, names, missing, identity, size, changed, sha256, mode = found
         return cls(
-            unpacked(target),
-            unpacked(read),
-            tuple(unpacked(name) for name in _list(names)),
+            path_from_json(target),
+            path_from_json(read),
+            tuple(path_from_json(name) for name in _list(names)),
             _int(missing),
             None if identity is None else _identity(identity),
             _int(size),
@@ -69,67 +68,73 @@ class Look(NamedTuple):
         )
 
 
-class Watched(NamedTuple):
-    """How a target was when it was looked at, and has to be still when the edits are carried out."""
+class TargetState(NamedTuple):
+    """The state of a target when it was inspected, which it must still have when the steps are done."""
 
     target: str
     identity: Identity | None
-    """Of what stands there; None for nothing."""
+    """Of the target; None if there is none."""
 
     size: int
     changed: int
-    """When its content last changed, in nanoseconds."""
+    """The time of the last change of the content, in nanoseconds."""
 
     def to_json(self) -> Json:
-        """For the way to an fs worker."""
-        return [packed(self.target), *self[1:]]
+        """As it is sent to an fs worker."""
+        return [path_to_json(self.target), *self[1:]]
 
     @classmethod
-    def from_json(cls, found: Json) -> Watched:
-        """See `Look.from_json`."""
+    def from_json(cls, found: Json) -> TargetState:
+        """See `Inspection.from_json`."""
         target, identity, size, changed = found
         known = None if identity is None else _identity(identity)
-        return cls(unpacked(target), known, _int(size), _int(changed))
+        return cls(path_from_json(target), known, _int(size), _int(changed))
 
 
 class Staging(NamedTuple):
-    """A new file that is to be made beside its target."""
+    """A new file that is to be made next to its target."""
 
-    before: Watched
-    """The target, as it was looked at."""
+    before: TargetState
+    """The target."""
 
     staged: str
     """The path of the new file."""
 
     backup: str
-    """Where the old file gets a second name, or a copy; empty when there is no old file."""
+    """The path of the second name, or the copy, of the old file; empty if there is no old file."""
 
     folders: tuple[str, ...]
-    """Folders of ours that the new file lies in, outermost first, to be made unless they are there."""
+    """Temporary folders above the new file, outermost first; made if missing."""
 
     mode: int | None
-    """The permission bits of a file that has no old one; None for the usual ones."""
+    """The permission bits, if there is no old file; None for the default."""
 
     def to_json(self) -> Json:
-        """For the way to an fs worker."""
-        folders = [packed(folder) for folder in self.folders]
-        return [self.before.to_json(), packed(self.staged), packed(self.backup), folders, self.mode]
+        """As it is sent to an fs worker."""
+        folders = [path_to_json(folder) for folder in self.folders]
+        return [
+            self.before.to_json(),
+            path_to_json(self.staged),
+            path_to_json(self.backup),
+            folders,
+            self.mode,
+        ]
 
     @classmethod
     def from_json(cls, found: Json) -> Staging:
-        """See `Look.from_json`."""
+        """See `Inspection.from_json`."""
         before, staged, backup, folders, mode = found
         return cls(
-            Watched.from_json(_list(before)),
-            unpacked(staged),
-            unpacked(backup),
-            tuple(unpacked(folder) for folder in _list(folders)),
+            TargetState.from_json(_list(before)),
+            path_from_json(staged),
+            path_from_json(backup),
+            tuple(path_from_json(folder) for folder in _list(folders)),
             None if mode is None else _int(mode),
         )
 
 
 class Staged(NamedTuple):
-    """What was made for a `Staging`."""
+    """The files that were made for a `Staging`."""
 
     identity: Identity
     """The new file."""
@@ -141,12 +146,12 @@ class Staged(NamedTuple):
     """The outermost of the folders."""
 
     def to_json(self) -> Json:
-        """For the way from an fs worker."""
+        """As an fs worker sends it."""
         return list(self)
 
     @classmethod
     def from_json(cls, found: Json) -> Staged:
-        """See `Look.from_json`."""
+        """See `Inspection.from_json`."""
         identity, old, folder = found
         return cls(
             _identity(identity),
@@ -156,60 +161,60 @@ class Staged(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One of the changes by which all edits happen; it can be done and undone any number of times."""
+    """One change to the user's tree, which can be done and undone any number of times."""
 
     kind: Literal["replace", "make", "remove"]
-    """Put a new file over an old one, put a new file or folder where nothing is, take a name away."""
+    """Rename a new file over an old one, rename a new file or folder to a free path, remove a name."""
 
     target: str
     staged: str
-    """What is renamed to the target; empty for `remove`."""
+    """The path that is renamed to the target; empty for `remove`."""
 
     backup: str
-    """Where the old file is found as long as this may be undone; empty for `make`."""
+    """The path of the old file while the step can be undone; empty for `make`."""
 
     identity: Identity | None
-    """Of what is renamed to the target; None for `remove`."""
+    """Of the file that is renamed to the target; None for `remove`."""
 
     old: Identity | None
-    """Of what the target was; None for `make`."""
+    """Of the old file; None for `make`."""
 
     changed: int = 0
-    """For `remove`: when the target last changed, in nanoseconds. Nothing holds its inode, which may be given
-    to what somebody else puts there."""
+    """For `remove`: the time of the last change of the target, in nanoseconds. Its inode is not held open,
+    and may be reused for another program's file."""
 
     def to_json(self) -> Json:
-        """For the way to an fs worker, and for records."""
-        paths = [packed(path) for path in (self.target, self.staged, self.backup)]
+        """As it is sent to an fs worker, and stored in the journal."""
+        paths = [path_to_json(path) for path in (self.target, self.staged, self.backup)]
         return [self.kind, *paths, *self[4:]]
 
     @classmethod
     def from_json(cls, found: Json) -> Step:
-        """See `Look.from_json`."""
+        """See `Inspection.from_json`."""
         kind, target, staged, backup, identity, old, changed = found
         if kind not in ("replace", "make", "remove"):
             raise ValueError(f"no kind of step: {kind!r}")
         return cls(
             kind,
-            unpacked(target),
-            unpacked(staged),
-            unpacked(backup),
+            path_from_json(target),
+            path_from_json(staged),
+            path_from_json(backup),
             None if identity is None else _identity(identity),
             None if old is None else _identity(old),
             _int(changed),
         )
 
 
-def packed(path: str) -> str:
-    """A path as it stands in JSON."""
+def path_to_json(path: str) -> str:
+    """A path as text in JSON."""
     return os.fsencode(path).decode("latin-1")
 
 
-def unpacked(text: object) -> str:
-    """The path that stands in JSON.
+def path_from_json(text: object) -> str:
+    """The path of a text in JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is no path.
     """
     if not isinstance(text, str):
         raise ValueError(f"no path: {text!r}")

@@ -1,141 +1,173 @@
-"""`fs/copy`: files, links and trees, whole or not at all. Also done by fs workers."""
+"""`fs/copy`, `fs/remove` and `fs/rename`: of a file, a link or a whole tree. Also used by fs workers.
+
+Rules kept in this file:
+
+1. A tree is copied to a temporary name, which is renamed at the end: the copy is complete or not there. The
+   temporary tree is locked; one that a killed process has left is removed by the next copy into its folder.
+2. A tree is removed through descriptors of its directories, never by path: replacing a directory by a link
+   cannot redirect the removal, and a path may be longer than the kernel accepts. Only one directory is open
+   at a time; the way up is `..`, and is checked against the directory that the way down came from.
+3. A rename is one system call: at no time do both names exist, or neither.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import time
 from contextlib import suppress
-from typing import NamedTuple
 
-from execprotocol.errors import InvalidRequest
-from execserver.filesystem.cancel import give_up_if
+from execprotocol.errors import InternalError, InvalidRequest, RpcError
+from execserver.filesystem.cancel import raise_if_cancelled
 from execserver.filesystem.content import copy_content, copy_whole
 from execserver.filesystem.directories import create_directory
-from execserver.filesystem.opening import open_to_write
-from execserver.filesystem.rename import rename_to_free_place
+from execserver.filesystem.opening import ALWAYS, open_to_write
 from execserver.filesystem.replacing import (
+    TEMPORARY_PREFIX,
     Attributes,
     CannotNameError,
     Replacement,
     can_be_written_only,
     find,
+    inherit_attributes,
     lock_temporary,
     overwrite,
-    sweep,
-    take_after,
     temporary_name,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from execserver.filesystem.cancel import Stop
+    from execserver.filesystem.cancel import StopFlag
 
 _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _INTO_ITSELF = "fs/copy cannot copy a directory to itself or one of its descendants"
 
+_LOCK_DELAY_SECONDS = 60.0
+"""No process takes longer between making a temporary file and locking it."""
 
-class Wish(NamedTuple):
-    """What a copy gets of its source beside the content."""
+_RENAME_NOREPLACE = 1  # linux/fs.h
+_AT_FDCWD = -100  # linux/fcntl.h: relative paths start at the working directory
 
-    keep_mode: bool = False
-    """A file that is there keeps its permission bits, and a new one gets no set-id bits; as cp(1) does it."""
-
-    preserve_times: bool = False
-
-
-PLAIN = Wish()
+_NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
+"""Errors of a file system without RENAME_NOREPLACE."""
 
 
-def copy(source: str, destination: str, *, recursive: bool, stop: Stop, wish: Wish = PLAIN) -> bool:
+# -- copy
+
+
+class CopyOptions:
+    """What a copy keeps of its source besides the content.
+
+    Args:
+        keep_mode: as with cp(1): an existing file keeps its permission bits; a new one gets no set-id bits.
+        preserve_times: the copy gets the times of the source.
+    """
+
+    # No named tuple: the module `typing` would delay the first request to a worker.
+    __slots__ = ("keep_mode", "preserve_times")
+
+    def __init__(self, keep_mode: bool = False, preserve_times: bool = False) -> None:
+        self.keep_mode = keep_mode
+        self.preserve_times = preserve_times
+
+
+DEFAULT_OPTIONS = CopyOptions()
+
+
+def copy(
+    source: str, destination: str, *, recursive: bool, stop: StopFlag, options: CopyOptions = DEFAULT_OPTIONS
+) -> bool:
     """Copy a file with its permission bits, a link as a link, or a tree: whole or not at all.
 
     Args:
         source: what to copy; a link is not followed.
-        destination: for a file, a place that is free or a file that is replaced, also through links; for
-            anything else, a place that is free.
+        destination: a free path; for a file also an existing file, which is replaced, through links too.
         recursive: whether `source` may be a directory.
-        stop: ends the copying half-way; everything is as it was then.
-        wish: what else is kept.
+        stop: cancels the copy; nothing is changed then.
+        options: what else is kept.
 
     Returns:
         Whether a file had to be written in place (`replacing.overwrite`).
 
     Raises:
-        InvalidRequest: a directory without `recursive` or into itself, a file onto itself, or
-            something that is no file, directory or link.
+        InvalidRequest: the source is a directory without `recursive`, a special file, or the destination
+            itself; or the destination is inside the source.
         OSError: among others EEXIST, and EISDIR for a file onto a directory.
     """
     status = os.lstat(source)
     kind = status.st_mode
     if stat.S_ISREG(kind):
-        return _copy_file(source, destination, stop, wish)
+        return _copy_file(source, destination, stop, options)
     if stat.S_ISLNK(kind):
         os.symlink(os.readlink(source), destination)
-        if wish.preserve_times:
+        if options.preserve_times:
             _set_times(destination, status)
     elif not stat.S_ISDIR(kind):
         raise InvalidRequest("fs/copy only supports regular files, directories, and symlinks")
     elif not recursive:
         raise InvalidRequest("fs/copy requires recursive: true when sourcePath is a directory")
     else:
-        _copy_tree(source, destination, stop, wish)
+        _copy_tree(source, destination, stop, options)
     return False
 
 
-def _copy_tree(source: str, destination: str, stop: Stop, wish: Wish) -> None:
+def _copy_tree(source: str, destination: str, stop: StopFlag, options: CopyOptions) -> None:
     """Copy a tree under a temporary name, and rename that."""
     _require_outside(source, destination)
     if os.path.lexists(destination):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     folder = os.path.dirname(destination)
     create_directory(folder, recursive=True)
-    sweep(folder)
+    _sweep(folder)
     temporary = temporary_name(folder)
     os.mkdir(temporary, 0o700)
     made: list[tuple[str, os.stat_result]] = []
     number = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         lock_temporary(number)
-        _fill_tree(source, temporary, made, stop, wish)
+        _fill_tree(source, temporary, made, stop, options)
         rename_to_free_place(temporary, destination)
     except BaseException:
-        _remove_tree(temporary, made)
+        _discard_tree(temporary, made)
         raise
     finally:
         os.close(number)
 
 
 def _fill_tree(
-    source: str, destination: str, made: list[tuple[str, os.stat_result]], stop: Stop, wish: Wish
+    source: str,
+    destination: str,
+    made: list[tuple[str, os.stat_result]],
+    stop: StopFlag,
+    options: CopyOptions,
 ) -> None:
     top = os.stat(destination)
     pending = [(source, destination)]
     while pending:
-        give_up_if(stop)
+        raise_if_cancelled(stop)
         original, copied = pending.pop()
         status = os.lstat(original)
         if os.path.samestat(status, top):
-            # Below the source after all, by a way that no path shows, such as a bind mount.
+            # The destination is below the source by a bind mount, which no path shows.
             raise InvalidRequest(_INTO_ITSELF)
         made.append((copied, status))
-        pending += _copy_entries(original, copied, stop, wish)
-    # A directory may forbid writing, and its time is that of the last new name: so each gets its mode and
-    # its times when everything is in place.
+        pending += _copy_entries(original, copied, stop, options)
+    # Modes and times are set last: a mode may forbid writing, and each new name changes the time.
     for directory, status in reversed(made):
         inherited = os.stat(directory).st_mode & stat.S_ISGID
         mode = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID
-        if wish.keep_mode:
+        if options.keep_mode:
             mode &= 0o777
         os.chmod(directory, mode | inherited)
-        if wish.preserve_times:
+        if options.preserve_times:
             _set_times(directory, status)
 
 
-def _remove_tree(temporary: str, made: list[tuple[str, os.stat_result]]) -> None:
-    from execserver.filesystem.remove import remove
-
+def _discard_tree(temporary: str, made: list[tuple[str, os.stat_result]]) -> None:
     for directory, _ in made:
         with suppress(OSError):
             os.chmod(directory, 0o700)
@@ -143,11 +175,13 @@ def _remove_tree(temporary: str, made: list[tuple[str, os.stat_result]]) -> None
         remove(temporary, recursive=True, force=True)
 
 
-def _copy_entries(source: str, destination: str, stop: Stop, wish: Wish) -> list[tuple[str, str]]:
-    """Copy what is in a directory, but for special files; its directories are made and left empty.
+def _copy_entries(
+    source: str, destination: str, stop: StopFlag, options: CopyOptions
+) -> list[tuple[str, str]]:
+    """Copy the entries of a directory, except special files. Its directories are made, and left empty.
 
     Returns:
-        Source and destination of each of them.
+        Source and destination of each directory.
     """
     directories = []
     with os.scandir(source) as scan:
@@ -155,10 +189,10 @@ def _copy_entries(source: str, destination: str, stop: Stop, wish: Wish) -> list
             target = f"{destination}/{entry.name}"
             if entry.is_symlink():
                 os.symlink(os.readlink(entry.path), target)
-                if wish.preserve_times:
+                if options.preserve_times:
                     _set_times(target, entry.stat(follow_symlinks=False))
             elif entry.is_file(follow_symlinks=False):
-                _copy_inside(entry.path, target, stop, wish)
+                _copy_inside(entry.path, target, stop, options)
             elif entry.is_dir(follow_symlinks=False):
                 os.mkdir(target, 0o700)
                 directories.append((entry.path, target))
@@ -166,12 +200,12 @@ def _copy_entries(source: str, destination: str, stop: Stop, wish: Wish) -> list
 
 
 def _require_outside(source: str, destination: str) -> None:
-    """Refuse a destination that is the source or lies below it, by whatever path."""
+    """Refuse a destination that is the source or lies below it, by any path."""
     identity = os.stat(source)
     directory = destination
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
-    # Up by `..`, which leads to the real parent where the path may lead through a link.
+    # Go up by `..`, which leads to the real parent; the path may contain links.
     number = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         status = os.fstat(number)
@@ -188,7 +222,7 @@ def _require_outside(source: str, destination: str) -> None:
         os.close(number)
 
 
-def _copy_file(source: str, destination: str, stop: Stop, wish: Wish) -> bool:
+def _copy_file(source: str, destination: str, stop: StopFlag, options: CopyOptions) -> bool:
     original = os.open(source, _SOURCE)
     try:
         status = os.fstat(original)
@@ -199,16 +233,16 @@ def _copy_file(source: str, destination: str, stop: Stop, wish: Wish) -> bool:
             _write_to_special(original, target, stop)
             return False
         try:
-            _replace(original, status, target, standing, stop, wish)
+            _replace(original, status, target, standing, stop, options)
         except InvalidRequest:
-            pass  # the owner of the file that is there cannot be kept
+            pass  # the owner of the existing file cannot be kept
         except OSError as error:
             if standing is None or not can_be_written_only(error):
                 raise
         else:
             return False
         assert standing is not None
-        overwrite(original, target, _attributes(status, standing, standing, wish), stop)
+        overwrite(original, target, _attributes(status, standing, standing, options), stop)
         return True
     finally:
         os.close(original)
@@ -219,19 +253,19 @@ def _replace(
     status: os.stat_result,
     target: str,
     standing: os.stat_result | None,
-    stop: Stop,
-    wish: Wish,
+    stop: StopFlag,
+    options: CopyOptions,
 ) -> None:
     for named in (False, True):
         replacement = Replacement(target, standing, named=named)
         try:
             number = replacement.number
             if standing is not None:
-                take_after(target, number)
+                inherit_attributes(target, number)
                 os.fchmod(number, 0o600)
             copy_whole(original, number, status, stop)
-            # Last: writing clears the set-id bits, and changes the time.
-            _attributes(status, os.fstat(number), standing, wish).set(number)
+            # Set last: writing clears the set-id bits, and changes the time.
+            _attributes(status, os.fstat(number), standing, options).set(number)
             replacement.put()
         except CannotNameError:
             if named:
@@ -243,23 +277,23 @@ def _replace(
             replacement.close()
 
 
-def _copy_inside(source: str, target: str, stop: Stop, wish: Wish) -> None:
-    """Copy a file of a tree, which has a temporary name itself."""
+def _copy_inside(source: str, target: str, stop: StopFlag, options: CopyOptions) -> None:
+    """Copy a file of a tree. The tree has a temporary name, so the file needs none."""
     original = os.open(source, _SOURCE)
     try:
         status = os.fstat(original)
         number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             copy_whole(original, number, status, stop)
-            _attributes(status, os.fstat(number), None, wish).set(number)
+            _attributes(status, os.fstat(number), None, options).set(number)
         finally:
             os.close(number)
     finally:
         os.close(original)
 
 
-def _write_to_special(original: int, target: str, stop: Stop) -> None:
-    """Write into a fifo or a device; for a directory the kernel gives the error."""
+def _write_to_special(original: int, target: str, stop: StopFlag) -> None:
+    """Write into a fifo or a device. A directory gives the kernel's error."""
     copied = open_to_write(target)
     try:
         copy_content(original, copied, stop)
@@ -268,22 +302,201 @@ def _write_to_special(original: int, target: str, stop: Stop) -> None:
 
 
 def _attributes(
-    original: os.stat_result, copied: os.stat_result, standing: os.stat_result | None, wish: Wish
+    original: os.stat_result, copied: os.stat_result, standing: os.stat_result | None, options: CopyOptions
 ) -> Attributes:
-    """What a copy gets. Set-id bits only where they give the same rights again: a program of another user
-    must not become a set-user-id one of the server's user.
+    """The attributes of a copy. It gets a set-id bit only if the owner (or group) is the same: a program of
+    another user must not become a set-user-id program of the server's user.
     """
     mode = stat.S_IMODE(original.st_mode)
-    if wish.keep_mode:
+    if options.keep_mode:
         mode = stat.S_IMODE(original.st_mode if standing is None else standing.st_mode) & 0o777
     if original.st_uid != copied.st_uid:
         mode &= ~stat.S_ISUID
     if original.st_gid != copied.st_gid:
         mode &= ~stat.S_ISGID
-    if not wish.preserve_times:
+    if not options.preserve_times:
         return Attributes(mode)
     return Attributes(mode, original.st_mtime_ns, original.st_atime_ns)
 
 
 def _set_times(path: str, status: os.stat_result) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+
+
+def _sweep(folder: str) -> None:
+    """Remove temporary files and folders that a killed process has left in a folder. Never raises."""
+    with suppress(OSError), os.scandir(folder) as scan:
+        left = [entry.path for entry in scan if entry.name.startswith(TEMPORARY_PREFIX)]
+        for path in left:
+            with suppress(OSError, RpcError):
+                _remove_if_unused(path)
+
+
+def _remove_if_unused(path: str) -> None:
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
+    try:
+        status = os.fstat(number)
+        # A new one may not be locked yet.
+        if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _LOCK_DELAY_SECONDS:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(path, recursive=True, force=True)
+    finally:
+        os.close(number)
+
+
+# -- remove
+
+
+class _Level:
+    """A directory between the root of the removal and the open directory.
+
+    `names` are its subdirectories that are still to be removed.
+    """
+
+    __slots__ = ("device", "inode", "names")
+
+    def __init__(self, device: int, inode: int, names: list[str]) -> None:
+        self.device = device
+        self.inode = inode
+        self.names = names
+
+
+def remove(path: str, *, recursive: bool, force: bool) -> None:
+    """Remove a path; a link goes, not its target.
+
+    Args:
+        path: what to remove.
+        recursive: remove a directory with its content.
+        force: a missing path is no error.
+
+    Raises:
+        OSError: among others ENOENT without `force`, and ENOTEMPTY without `recursive`.
+    """
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+        elif recursive:
+            _remove_tree(path)
+        else:
+            os.rmdir(path)
+    except FileNotFoundError:
+        if not force:
+            raise
+
+
+def _remove_tree(path: str) -> None:
+    if path == "/":
+        # The root itself cannot be removed, so its content stays too.
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+    number = os.open(path, _DIRECTORY)
+    try:
+        levels = [_empty(number)]
+        while True:
+            level = levels[-1]
+            if level.names:
+                child = _open_directory(level.names[-1], number)
+                if child is None:
+                    level.names.pop()
+                    continue
+                os.close(number)
+                number = child
+                levels.append(_empty(number))
+                continue
+            levels.pop()
+            if not levels:
+                break
+            parent = os.open("..", _DIRECTORY, dir_fd=number)
+            os.close(number)
+            number = parent
+            _require_same(number, levels[-1])
+            with suppress(FileNotFoundError):
+                os.rmdir(levels[-1].names.pop(), dir_fd=number)
+    finally:
+        os.close(number)
+    os.rmdir(path)
+
+
+def _empty(number: int) -> _Level:
+    """Remove everything but the subdirectories from an open directory."""
+    directories = []
+    with os.scandir(number) as scan:
+        for entry in scan:
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.name)
+            else:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.name, dir_fd=number)
+    status = os.fstat(number)
+    return _Level(status.st_dev, status.st_ino, directories)
+
+
+def _open_directory(name: str, parent: int) -> int | None:
+    """Open a subdirectory; None if it was removed, or replaced by something else, which is removed here."""
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=parent)
+    return None
+
+
+def _require_same(number: int, level: _Level) -> None:
+    status = os.fstat(number)
+    if (status.st_dev, status.st_ino) != (level.device, level.inode):
+        raise InternalError("a directory was moved while it was being removed")
+
+
+# -- rename
+
+
+def rename(source: str, destination: str, *, overwrite: bool) -> None:
+    """Rename a file, a link (never its target) or a directory.
+
+    Args:
+        source: what to rename.
+        destination: its new path.
+        overwrite: whether an existing file may be replaced, or an empty directory by a directory.
+
+    Raises:
+        OSError: among others EXDEV, the paths are on two file systems. Without `overwrite` also EEXIST, and
+            EINVAL if the file system has no RENAME_NOREPLACE.
+    """
+    if overwrite:
+        os.rename(source, destination)
+    else:
+        _rename_noreplace(source, destination)
+
+
+def rename_to_free_place(source: str, destination: str) -> None:
+    """Rename to a free path; check for it first where the file system cannot do both in one step.
+
+    Raises:
+        OSError: among others EEXIST.
+    """
+    try:
+        rename(source, destination, overwrite=False)
+    except OSError as error:
+        if error.errno not in _NO_NOREPLACE:
+            raise
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        os.rename(source, destination)
+
+
+def _rename_noreplace(source: str, destination: str) -> None:
+    # The standard library has no renameat2. `ctypes` is slow to import, and few workers need it.
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    try:
+        renameat2 = library.renameat2
+    except AttributeError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(destination), _RENAME_NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

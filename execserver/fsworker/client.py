@@ -1,12 +1,12 @@
-"""The daemon's side of one fs worker: requests out, replies in, on the loop and without waiting.
+"""The daemon's client of one fs worker: sends requests and receives replies on the loop, without blocking.
 
 Rules kept in this file:
 
-1. A worker has one request at a time. Whoever asks sees to that.
-2. When `SILENT_SECONDS` pass in which a request is not answered the worker is killed. An answer that has
-   begun has as long again, however it comes: a worker that was taken over could else keep its place for
-   ever, byte by byte. It may be stuck in the kernel and never die: the pool does not wait for it.
-3. A reply's descriptor has an owner from the moment it is here, or is closed.
+1. A worker has one request at a time. The caller ensures that.
+2. A worker is killed if it does not begin a reply within `SILENT_SECONDS`, or does not complete it within as
+   many more: a compromised worker must not keep its slot by sending byte after byte. A killed worker may hang
+   in the kernel; the pool does not wait for it.
+3. The descriptor of a reply is passed to an owner at once, or closed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from execprotocol.errors import InternalError, InvalidRequest, NotFound, RpcError
-from execserver.filesystem.cancel import Abandoned
+from execserver.filesystem.cancel import RequestCancelled
 from execserver.filesystem.descriptors import Descriptor
 from execserver.fsworker import frames
 
+if TYPE_CHECKING:
+    from execserver.fsworker.process import WorkerProcess
+
 SILENT_SECONDS = 30.0
-"""After a healthy disk's longest pause, and before a client gives up."""
+"""Longer than any pause of a healthy disk, and shorter than the timeouts of clients."""
 
 _PIECE_BYTES = 256 << 10
-"""Taken from the socket at a time: more would hold the loop for longer than a piece of output does."""
+"""Read from the socket at a time. More would block the loop for longer than a piece of output does."""
 
-_MOST_ERROR_BYTES = 64 << 10
-"""Of an error that is told: it may name two paths."""
+_MAX_ERROR_BYTES = 64 << 10
+"""Of an error message, which may name two paths."""
 
 _ROOM = socket.CMSG_SPACE(struct.calcsize("i"))
 
@@ -41,56 +44,34 @@ Adopt = Callable[[int], Descriptor]
 Answer = tuple[bytes, Descriptor | None]
 
 
-class WorkerProcess(Protocol):
-    """A started worker (`execserver.fsworker.process`), perhaps with what its sandbox needs."""
-
-    socket: socket.socket
-    """Our end, non-blocking; closed by `release`."""
-
-    pidfd: int
-    """Becomes readable when the process has ended."""
-
-    brief: bool
-    """Whether it should not be kept long."""
-
-    def kill(self) -> None:
-        """SIGKILL it and all in its sandbox; never raises."""
-
-    def complaint(self) -> str:
-        """What it wrote to its standard error."""
-
-    def release(self) -> None:
-        """It has ended: reap it, and let go of all that it needed; never raises."""
-
-
 class WorkerLost(InternalError):
-    """The worker ended, or was ended, before it answered."""
+    """The worker ended, or was killed, before it answered."""
 
 
-class WorkerLink:
-    """A worker that was started.
+class WorkerClient:
+    """The connection to a worker.
 
     Args:
-        process: the worker; from now on this object's.
-        idle: called when it has dealt with a request and takes the next.
-        lost: called once when it is of no more use, whatever the reason; not after `end`.
-        gone: called once when its process has really ended.
-        silent_seconds: how long a request may go unanswered.
+        process: the worker; owned by this object from now on.
+        idle: called after each reply, when the worker can take the next request.
+        lost: called once when the worker can no longer be used; not after `end`.
+        exited: called once when its process has ended.
+        silent_seconds: the timeout of a request.
     """
 
     def __init__(
         self,
         process: WorkerProcess,
         idle: Callable[[], None],
-        lost: Callable[[WorkerLink], None],
-        gone: Callable[[WorkerLink], None],
+        lost: Callable[[WorkerClient], None],
+        exited: Callable[[WorkerClient], None],
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._idle = idle
         self._lost = lost
-        self._gone = gone
+        self._exited = exited
         self._silent_seconds = silent_seconds
         self._descriptor_number = process.socket.fileno()
         self._unsent = b""
@@ -101,46 +82,45 @@ class WorkerLink:
         self._timer: asyncio.TimerHandle | None = None
         self._answer: asyncio.Future[Answer] | None = None
         self.alive = True
-        """Whether it takes requests."""
+        """Whether the worker can be used."""
         self.ready: asyncio.Future[Answer] = self._loop.create_future()
-        """Done when it takes requests; fails when it ends before that."""
+        """Done when the worker has started; fails if it ends before that."""
         self._loop.add_reader(self._descriptor_number, self._readable)
         self._loop.add_reader(process.pidfd, self._ended)
         self._expect(self.ready, None)
 
     @property
-    def brief(self) -> bool:
-        """Whether it should not be kept long (`WorkerProcess.brief`)."""
-        return self._process.brief
+    def short_lived(self) -> bool:
+        """Whether to end it soon (`WorkerProcess.short_lived`)."""
+        return self._process.short_lived
 
     @property
     def busy(self) -> bool:
-        """Whether there is a request that is not answered."""
+        """Whether a request is not answered yet."""
         return self._answer is not None
 
     def ask(self, request: bytes, answer: asyncio.Future[Answer], adopt: Adopt | None = None) -> None:
-        """Send a request. If `answer` is cancelled the worker is told to give up, and stays busy until it
-        has.
+        """Send a request. If `answer` is cancelled, the worker is asked to cancel, and stays busy until then.
 
         Args:
-            request: the operation and its arguments, marshalled.
-            answer: gets the body of the reply; `WorkerLost`, or the error that the worker reports.
-            adopt: called with the descriptor of the file that the worker opens. Without it there
-                must be none.
+            request: the name of the operation and its arguments, marshalled.
+            answer: receives the body of the reply, `WorkerLost`, or the error that the worker reports.
+            adopt: takes ownership of the descriptor of the file that the worker opens. If None, the worker
+                must not open any.
         """
         assert self.alive
         self._expect(answer, adopt)
         self._send(frames.request_frame(request))
 
     def end(self) -> None:
-        """Kill it; a request in work fails. Nothing is reported to `lost`."""
+        """Kill the worker; a running request fails. `lost` is not called."""
         self._fail("was ended", report=False)
 
-    def complaint(self) -> str:
-        """What the process said on its standard error."""
-        return self._process.complaint()
+    def stderr_text(self) -> str:
+        """The end of the worker's standard error."""
+        return self._process.stderr_text()
 
-    # -- out
+    # -- requests
 
     def _expect(self, answer: asyncio.Future[Answer], adopt: Adopt | None) -> None:
         assert self._answer is None
@@ -161,7 +141,7 @@ class WorkerLink:
         except BlockingIOError:
             sent = 0
         except OSError:
-            # The end of its side; that is noticed, and told, where replies are read.
+            # The worker has closed the socket. The reader of replies reports that.
             return
         if sent < len(data):
             self._unsent = data[sent:]
@@ -172,10 +152,10 @@ class WorkerLink:
         self._loop.remove_writer(self._descriptor_number)
         self._send(data)
 
-    # -- in
+    # -- replies
 
     def _readable(self) -> bool:
-        """Take what is there, a piece of it; whether there may be more."""
+        """Read a piece of a reply. Returns whether there may be more."""
         try:
             data, ancillary, flags, _ = self._process.socket.recvmsg(
                 _PIECE_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC
@@ -183,7 +163,7 @@ class WorkerLink:
         except BlockingIOError:
             return False
         except OSError:
-            # Reset: it ended without having read what we sent.
+            # Reset: the worker ended without having read the request.
             data, ancillary, flags = b"", [], 0
         received = _descriptors(ancillary)
         if self._opened < 0 and received:
@@ -195,7 +175,7 @@ class WorkerLink:
         elif not data:
             self._fail("ended")
         elif self._answer is None:
-            self._fail("sent what nobody asked for")
+            self._fail("sent data without a request")
         else:
             self._received += data
             self._take_reply()
@@ -219,7 +199,7 @@ class WorkerLink:
         self._received = bytearray()
         self._reply_bytes = None
         if more or (self._opened >= 0 and self._adopt is None):
-            self._fail("sent what nobody asked for")
+            self._fail("sent data without a request")
             return
         self._deliver(status, body)
 
@@ -237,19 +217,19 @@ class WorkerLink:
             else:
                 try:
                     answer.set_result((body, None if adopt is None else adopt(opened)))
-                except Abandoned as error:
+                except RequestCancelled as error:
                     answer.set_exception(error)
         self._idle()
 
     def _settle(self) -> None:
-        """Nothing is asked any more."""
+        """Forget the request."""
         if self._timer is not None:
             self._timer.cancel()
         self._answer = self._adopt = self._timer = None
         self._opened = -1
 
     def _restart_timer(self) -> None:
-        """It answers. All of an answer is there before any of it is sent."""
+        """A reply has begun. The worker has all of it before it sends any of it."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(self._silent_seconds, self._silent)
@@ -261,7 +241,7 @@ class WorkerLink:
         self._fail(f"did not answer for {self._silent_seconds:g} s and was ended")
 
     def _fail(self, what: str, *, report: bool = True) -> None:
-        """The worker is of no use any more."""
+        """Kill the worker, and fail its request."""
         if not self.alive:
             return
         self.alive = False
@@ -274,24 +254,24 @@ class WorkerLink:
         if opened >= 0:
             os.close(opened)
         if future is not None and not future.done():
-            said = self._process.complaint()
+            stderr = self._process.stderr_text()
             future.set_exception(
-                WorkerLost(f"the sandbox's fs worker {what}" + (f": {said}" if said else ""))
+                WorkerLost(f"the sandbox's fs worker {what}" + (f": {stderr}" if stderr else ""))
             )
-            # Who asked may be gone, and what nobody fetched is no news.
+            # The caller may be gone; the error must not count as unhandled.
             future.exception()
         if report:
             self._lost(self)
 
     def _ended(self) -> None:
-        """The process is gone. What it said last is still in the socket."""
+        """The process has ended. Its last reply may still be in the socket."""
         self._loop.remove_reader(self._process.pidfd)
         while self.alive and self._readable():
             pass
         self._fail("ended")
         with suppress(OSError):
             self._process.release()
-        self._gone(self)
+        self._exited(self)
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -304,8 +284,8 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _error(status: int, body: bytes) -> Exception:
-    """The exception that a reply stands for."""
-    text = body[:_MOST_ERROR_BYTES].decode("utf-8", "replace")
+    """The exception of an unsuccessful reply."""
+    text = body[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
     if status == frames.REFUSED:
         code, name, field, message = [*text.split("\0", 3), "", "", ""][:4]
         kind = next((kind for kind in _ERRORS if str(kind.code) == code), InternalError)

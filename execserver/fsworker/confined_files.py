@@ -1,8 +1,8 @@
-"""`fs/*` in a sandbox: the operations of `Files`, done by the fs worker of a policy.
+"""`fs/*` in a sandbox: `Files`, carried out by the fs worker of a policy.
 
-The worker opens files and the daemon reads and writes them, as it does with files of its own; everything
-else is the worker's. What the daemon adds is the patterns of what must not be read: they hold for files
-that were made after the worker's sandbox too.
+The worker opens files, and the daemon reads and writes them through descriptors. The worker carries out all
+other operations itself. The daemon checks the patterns of the policy, which also apply to files that are
+newer than the worker's sandbox.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import asyncio
 import errno
 import marshal
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from execprotocol.errors import RpcError, file_error
+from execserver.filesystem import operations
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.digest import digest_opened
 from execserver.filesystem.files import HandleMode
-from execserver.filesystem.listing import entries_json, entries_of, seen_of, walk_json
 from execserver.filesystem.opening import require_regular
-from execserver.filesystem.reading import LargeFile, begin_reading_opened, check_reply_size
-from execserver.filesystem.replacing import Attributes
+from execserver.filesystem.operations import Operation
+from execserver.filesystem.reading import LargeFile, begin_reading_opened, check_reply_size, digest_opened
 from execserver.filesystem.small import SmallFiles
-from execserver.filesystem.tree_operations import PLAIN, Wish
-from execserver.filesystem.walk import WalkLimits
 from execserver.filesystem.writing import Content, check_content, write_opened
 from execserver.fsworker.client import Adopt, Answer
 from execserver.fsworker.pool import WorkerPool
@@ -33,29 +30,29 @@ from execserver.sandbox.glob_patterns import refuse_denied
 from execserver.sandbox.policy import Policy, normal
 
 if TYPE_CHECKING:
-    from execprotocol.filesystem import DigestResult, Metadata
-
+    from execprotocol.filesystem import DigestResult
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _CHECKED_AT_ONCE = 64 << 10
-"""Characters of base64 that are looked through on the loop's thread: some microseconds."""
+"""Characters of base64 that are checked on the loop's thread: some microseconds."""
 
 _LISTED_AT_ONCE = 4 << 10
-"""Bytes of a list that are made JSON on the loop's thread: some fifty names."""
+"""Bytes of a list that is encoded on the loop's thread: some fifty names."""
 
-_MOST_PATH_BYTES = 64 << 10
-"""Far more than the kernel takes; the worker need not see it to say so."""
+_MAX_PATH_BYTES = 64 << 10
+"""Far more than the kernel accepts: the daemon refuses such a path without asking the worker."""
 
 
 class ConfinedRequests:
-    """The requests of one connection that workers have; they are withdrawn when it ends."""
+    """The requests of one connection to workers; they are cancelled when it ends."""
 
     def __init__(self) -> None:
         self._answers: set[asyncio.Future[Answer]] = set()
 
     def add(self, answer: asyncio.Future[Answer]) -> asyncio.Future[Answer]:
-        """Remember a request until it is answered."""
+        """Keep a request until it is answered."""
         self._answers.add(answer)
         answer.add_done_callback(self._answers.discard)
         return answer
@@ -84,6 +81,22 @@ class ConfinedFiles:
         self._requests = requests
         self._calls = calls
         self._descriptors = descriptors
+
+    async def run(self, operation: Operation[*Ts, T], *arguments: *Ts) -> T:
+        """See `Files`."""
+        return operation.result.decode(await self._run(operation, arguments))
+
+    async def list(
+        self,
+        operation: Operation[*Ts, Iterable[T]],
+        to_json: Callable[[Iterable[T]], bytes],
+        *arguments: *Ts,
+    ) -> bytes:
+        """See `Files`."""
+        body = await self._run(operation, arguments)
+        if len(body) <= _LISTED_AT_ONCE:
+            return to_json(operation.result.decode(body))
+        return await self._calls.run(lambda: to_json(operation.result.decode(body)))
 
     async def begin_reading(self, path: str, max_reply_bytes: int | None) -> bytes | LargeFile:
         """See `Files`."""
@@ -125,100 +138,35 @@ class ConfinedFiles:
         )
         return await self._calls.run(_require_regular, await opened, path, self._descriptors)
 
-    async def create_directory(self, path: str, *, recursive: bool, permissions: int | None = None) -> None:
-        """See `Files`."""
-        await self._ask("create_directory", _encoded(path), recursive, permissions)
-
-    async def metadata(self, path: str, *, extended: bool = False) -> Metadata:
-        """See `Files`."""
-        numbers = [int(number) for number in (await self._ask("metadata", _encoded(path))).split()]
-        directory, file, link, size, modified, permissions, modified_ns, accessed_ns = numbers
-        found: Metadata = {
-            "isDirectory": bool(directory),
-            "isFile": bool(file),
-            "isSymlink": bool(link),
-            "size": size,
-            "createdAtMs": 0,
-            "modifiedAtMs": modified,
-        }
-        if extended:
-            found["permissions"] = permissions
-            found["modifiedAtNs"], found["accessedAtNs"] = modified_ns, accessed_ns
-        return found
-
-    async def set_metadata(self, path: str, wanted: Attributes) -> None:
-        """See `Files`."""
-        await self._ask("set_metadata", _encoded(path), *wanted.numbers())
-
-    async def canonicalize(self, path: str) -> str:
-        """See `Files`."""
-        return os.fsdecode(await self._ask("canonicalize", _encoded(path)))
-
-    async def read_directory(self, path: str) -> bytes:
-        """See `Files`."""
-        newest = await self._require_readable(path)
-        body = await self._ask("read_directory", _encoded(path), newest=newest)
-        return await self._made(body, lambda: entries_json(entries_of(body)))
-
-    async def walk(self, path: str, limits: WalkLimits) -> bytes:
-        """See `Files`."""
-        limits.check()
-        await self._require_readable(path)
-        numbers = (
-            limits.max_depth,
-            limits.max_directories,
-            limits.max_entries,
-            limits.follow_links,
-            limits.prune_hidden,
-        )
-        body = await self._ask("walk", _encoded(path), *map(int, numbers), newest=True)
-        return await self._made(body, lambda: walk_json(seen_of(body)))
-
-    async def remove(self, path: str, *, recursive: bool, force: bool) -> None:
-        """See `Files`."""
-        await self._ask("remove", _encoded(path), recursive, force)
-
-    async def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish = PLAIN) -> bool:
-        """See `Files`."""
-        # A link is copied as one, and not read.
-        await self._require_readable(source, follow=False)
-        paths = _encoded(source), _encoded(destination)
-        return bool(await self._ask("copy", *paths, recursive, *map(int, wish), newest=True))
-
-    async def install(self, source: str, destination: str, wanted: Attributes) -> bool:
-        """See `Files`."""
-        # As with a rename. The destination is read when it has to be written in place.
-        await self._require_readable(source, follow=False)
-        await self._require_readable(destination)
-        paths = _encoded(source), _encoded(destination)
-        return bool(await self._ask("install", *paths, *wanted.numbers(), newest=True))
-
-    async def rename(self, source: str, destination: str, *, overwrite: bool) -> None:
-        """See `Files`."""
-        # What must not be read would be readable under a name that no pattern has.
-        await self._require_readable(source, follow=False)
-        await self._ask("rename", _encoded(source), _encoded(destination), overwrite, newest=True)
-
     async def digest(self, path: str, size: int | None = None) -> DigestResult:
         """See `Files`."""
         descriptor = await self._open_to_read(path)
         descriptor = await self._calls.run(_require_regular, descriptor, path, self._descriptors)
         return await self._calls.run(digest_opened, descriptor, self._descriptors, self._calls.stop, size)
 
-    # -- asking
+    # -- requests
 
-    async def _ask(self, operation: str, *arguments: bytes | int | None, newest: bool = False) -> bytes:
-        return (await self._request(None, operation, *arguments, newest=newest))[0]
+    async def _run(self, operation: Operation[*Ts, T], arguments: tuple[*Ts]) -> bytes:
+        """Have the worker carry out an operation of the table; the body of its reply."""
+        values: tuple[object, ...] = arguments
+        newest = operation.newest
+        if self._policy.deny_globs:
+            for position, follow in operation.reads:
+                path = values[position]
+                assert isinstance(path, str)
+                newest |= await self._require_readable(path, follow=follow)
+        return (await self._request(None, operation.name, *values, newest=newest))[0]
 
     def _request(
-        self, adopt: Adopt | None, operation: str, *arguments: bytes | int | None, newest: bool = False
+        self, adopt: Adopt | None, name: str, *arguments: object, newest: bool = False
     ) -> asyncio.Future[Answer]:
-        payload = marshal.dumps((operation, *arguments))
+        values = [_encoded(value) if isinstance(value, str) else value for value in arguments]
+        payload = marshal.dumps([name, *values])
         answer = self._pool.ask(self._policy, self._requests, payload, adopt, newest=newest)
         return self._requests.add(answer)
 
     async def _open(self, operation: str, path: str, *numbers: int | None) -> Descriptor:
-        _, descriptor = await self._request(self._descriptors.adopt, operation, _encoded(path), *numbers)
+        _, descriptor = await self._request(self._descriptors.adopt, operation, path, *numbers)
         assert descriptor is not None
         return descriptor
 
@@ -226,7 +174,7 @@ class ConfinedFiles:
         self._refuse_denied(path)
         resolved, descriptor = await self._open_resolved(path)
         if self._policy.deny_globs and not resolved.endswith(normal(path)):
-            # Through a link, which may be newer than the worker's sandbox, and so may a denial by its name.
+            # Opened through a link. The link, or a denied file of that name, may be newer than the sandbox.
             self._descriptors.release(descriptor)
             resolved, descriptor = await self._open_resolved(path, newest=True)
         try:
@@ -237,28 +185,25 @@ class ConfinedFiles:
         return descriptor
 
     async def _open_resolved(self, path: str, *, newest: bool = False) -> tuple[str, Descriptor]:
-        answer = self._request(self._descriptors.adopt, "open_to_read", _encoded(path), newest=newest)
+        answer = self._request(self._descriptors.adopt, "open_to_read", path, newest=newest)
         resolved, descriptor = await answer
         assert descriptor is not None
         return os.fsdecode(resolved), descriptor
 
-    async def _made(self, body: bytes, make: Callable[[], bytes]) -> bytes:
-        return make() if len(body) <= _LISTED_AT_ONCE else await self._calls.run(make)
-
     # -- patterns
 
     async def _require_readable(self, path: str, *, follow: bool = True) -> bool:
-        """Refuse a path that a pattern denies, by its text or by where it leads; whether links lead there, so
-        that it takes a worker that knows them.
+        """Refuse a path that a pattern denies, as it is written or as it is resolved.
+
+        Returns:
+            Whether links were followed, so that the request needs a worker that is newer than they are.
         """
-        if not self._policy.deny_globs:
-            return False
         self._refuse_denied(path)
         folder, name = ("", path) if follow else os.path.split(path)
         try:
-            resolved = await self.canonicalize(path if follow else folder)
+            resolved = await self.run(operations.canonicalize, path if follow else folder)
         except RpcError:
-            # The operation itself will say what is wrong with it.
+            # The operation reports the same error.
             return False
         self._refuse_denied(resolved if follow else os.path.join(resolved, name))
         return follow and not resolved.endswith(normal(path))
@@ -268,13 +213,13 @@ class ConfinedFiles:
 
 
 def _encoded(path: str) -> bytes:
-    """A path as the kernel takes it.
+    """The bytes of a path.
 
     Raises:
-        InternalError: the kernel would not.
+        InternalError: it is too long.
     """
     encoded = os.fsencode(path)
-    if len(encoded) > _MOST_PATH_BYTES:
+    if len(encoded) > _MAX_PATH_BYTES:
         raise file_error(OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
     return encoded
 
@@ -282,7 +227,7 @@ def _encoded(path: str) -> bytes:
 def _write(descriptor: Descriptor, content: Content, descriptors: Descriptors) -> None:
     try:
         with descriptor.borrow() as number:
-            # As `opening` does it. What is no regular file would otherwise be waited for.
+            # As `opening` does it: a fifo or a device would block.
             os.set_blocking(number, False)
             write_opened(number, content)
     finally:
@@ -290,10 +235,10 @@ def _write(descriptor: Descriptor, content: Content, descriptors: Descriptors) -
 
 
 def _require_regular(descriptor: Descriptor, path: str, descriptors: Descriptors) -> Descriptor:
-    """The descriptor, if it is what the worker was asked to open; else it is released."""
+    """Check that the worker has opened a regular file; otherwise release the descriptor."""
     try:
         with descriptor.borrow() as number:
-            # Closes what it refuses, so it gets a number of its own.
+            # `require_regular` closes a descriptor that it refuses.
             copied = os.dup(number)
         require_regular(copied, path)
         os.close(copied)

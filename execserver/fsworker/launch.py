@@ -1,4 +1,4 @@
-"""Starting the workers of `fs/*` in their sandboxes: where the pool, the sandboxes and membership meet."""
+"""Starts the workers of `fs/*` in their sandboxes, with the ownership tag of the service."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from execserver.sandbox.sandboxes import Sandboxes
 
 
 class WorkerLauncher:
-    """Starts workers.
+    """The `Launch` of the pool.
 
     Args:
-        sandboxes: confine them.
-        tag: marks them as the service's own.
+        sandboxes: confine the workers.
+        tag: the ownership tag of the service.
     """
 
     def __init__(self, sandboxes: Sandboxes, tag: int | None) -> None:
@@ -29,11 +29,11 @@ class WorkerLauncher:
         self._tag = tag
 
     async def __call__(self, policy: Policy) -> WorkerProcess:
-        """Start a worker under a policy. It never has a network, whatever the policy says.
+        """Start a worker under a policy. It has no network, even if the policy allows it.
 
         Raises:
             InvalidRequest: the policy cannot be enforced here.
-            OSError: the system is out of something.
+            OSError: the system is out of resources.
         """
         confinement = await asyncio.to_thread(self._confine, replace(policy, network=False))
         try:
@@ -41,11 +41,11 @@ class WorkerLauncher:
         except BaseException:
             run_in_background(lambda: self._sandboxes.release(confinement))
             raise
-        worker.brief = confinement.shows
+        worker.short_lived = confinement.shows
         return worker
 
     def start_failed(self, reason: str) -> None:
-        """A worker ended before it was ready: the sandbox may not work any more."""
+        """A worker ended before it was ready: the sandbox may no longer work."""
         run_in_background(self._sandboxes.launch_failed)
 
     def _confine(self, policy: Policy) -> Confinement:
@@ -70,7 +70,7 @@ class WorkerLauncher:
                 os.close(fd)
 
     def _released(self, confinement: Confinement, status: int | None) -> None:
-        # Open until now: the launcher would die of writing to a pipe that nobody has.
+        # Kept open until now: writing to a pipe without a reader would kill the launcher.
         _close(status)
         run_in_background(lambda: self._sandboxes.release(confinement))
 

@@ -1,9 +1,10 @@
-"""One policy in the pool of fs workers: its worker, what the view of that rests on, and who waits for it.
+"""The queue of one policy in the pool of fs workers: its requests, its worker, and what its view depends on.
 
 Requests wait by connection, and the connections take turns.
 
-The kernel uncovers a name when what stood there is removed or replaced from outside the sandbox. So the view
-of a worker is good only as long as everything that it covers is still the same (`Basis`).
+A view covers names by mounts. The kernel uncovers a name when the file there is removed or replaced from
+outside the sandbox. So a worker's view is valid only while all covered files are the same
+(`ViewDependencies`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import suppress
 import msgspec
 
 from execprotocol.errors import InvalidRequest
-from execserver.fsworker.client import Adopt, Answer, WorkerLink
+from execserver.fsworker.client import Adopt, Answer, WorkerClient
 from execserver.sandbox.disk import resolve_path
 from execserver.sandbox.mount_points.held import is_empty
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, Policy
@@ -27,61 +28,61 @@ from execserver.sandbox.protected import protect
 from execserver.sandbox.tree import Tree
 
 _Check = tuple[str, Callable[[str], os.stat_result], int | None, int | None, int | None]
-"""A path, what looks at it, device and inode that it had, and when it was written last where that matters."""
+"""A path, the function that looks it up, its device and inode, and its last write time where that matters."""
 
-_OUT_OF_SOMETHING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing about the path."""
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that do not depend on the path."""
 
 
 class Request(msgspec.Struct, eq=False):
-    """What a worker is to be asked."""
+    """A request for a worker."""
 
     payload: bytes
     adopt: Adopt | None
     answer: asyncio.Future[Answer]
     newest: bool
-    """Whether it takes a worker that was started after the request was made, if there are patterns."""
+    """If the policy has patterns, a worker that started before the request is not used."""
 
     made_at: float
 
 
-class Crew:
-    """One policy. Only the pool changes the attributes."""
+class PolicyQueue:
+    """The queue of one policy. Only the pool changes the attributes."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.waiting: OrderedDict[object, deque[Request]] = OrderedDict()
-        self.worker: WorkerLink | None = None
+        self.worker: WorkerClient | None = None
         self.preparing: asyncio.Task[None] | None = None
-        """Starts a worker, or looks in a thread whether it may be used; nothing else happens then."""
-        self.has_place = False
-        self.basis: Basis | None = None
-        """Of its worker's view; there is one as long as there is a worker."""
-        self.vain_starts = 0
-        """How many workers in a row were too late for what changed while they started."""
+        """Starts a worker, or checks in a thread whether it may be used. Nothing else runs meanwhile."""
+        self.has_slot = False
+        self.dependencies: ViewDependencies | None = None
+        """Of its worker's view; set as long as there is a worker."""
+        self.unsuccessful_starts = 0
+        """How many starts in a row were outdated by a change meanwhile."""
         self.started_at = 0.0
-        """When the making of its worker's sandbox began."""
+        """When the start of its worker's sandbox began."""
         self.turn_began = 0.0
         self.used_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether it has a worker that does nothing."""
+        """Whether its worker is idle."""
         return self.worker is not None and not self.worker.busy and self.preparing is None
 
-    def drop_basis(self) -> None:
-        """Its worker is of no more use (idempotent)."""
-        if self.basis is not None:
-            self.basis.close()
-            self.basis = None
+    def drop_dependencies(self) -> None:
+        """Close the dependencies of a worker that is no longer used (idempotent)."""
+        if self.dependencies is not None:
+            self.dependencies.close()
+            self.dependencies = None
 
     def add(self, owner: object, request: Request) -> None:
-        """Put a request behind the others of its connection."""
+        """Append a request to those of its connection."""
         self.waiting.setdefault(owner, deque()).append(request)
 
-    def first(self) -> Request | None:
-        """The request whose turn it is; those that nobody wants any more are forgotten."""
+    def next_request(self) -> Request | None:
+        """The request whose turn it is. Cancelled ones are dropped."""
         while self.waiting:
             owner, requests = next(iter(self.waiting.items()))
             while requests and requests[0].answer.done():
@@ -91,8 +92,8 @@ class Crew:
             del self.waiting[owner]
         return None
 
-    def take(self) -> Request:
-        """Remove the first request; its connection goes behind the others."""
+    def pop_request(self) -> Request:
+        """Remove the next request; its connection moves to the end."""
         owner, requests = next(iter(self.waiting.items()))
         request = requests.popleft()
         self.waiting.move_to_end(owner)
@@ -101,7 +102,7 @@ class Crew:
         return request
 
     def fail_all(self, error: Exception) -> None:
-        """Answer everything that waits with an error."""
+        """Answer all requests with an error."""
         waiting, self.waiting = self.waiting, OrderedDict()
         for requests in waiting.values():
             for request in requests:
@@ -110,41 +111,41 @@ class Crew:
                     request.answer.exception()
 
 
-class Watched(msgspec.Struct, frozen=True):
+class WatchedPath(msgspec.Struct, frozen=True):
     """A path that a view depends on."""
 
     path: str
     follow: bool
-    """Whether it is about what a link leads to, as with the path of a rule."""
+    """Whether a link is followed, as in the path of a rule."""
 
     protected: bool
-    """Whether it is one of the protected names."""
+    """Whether it is a protected name."""
 
     guarded: bool
-    """Whether the view covers an empty folder that appears here while it is made: a mount point."""
+    """Whether an empty folder that appears here while the view is made is a mount point, and covered."""
 
 
-class Basis:
-    """What was found at the paths that a view depends on: rules' paths, protected names, and what is covered
-    because of either.
+class ViewDependencies:
+    """The files at the paths that a view depends on: paths of rules, protected names, and all that is covered
+    for them.
 
-    All of it is held open until `close`. As long as it is, nothing else can get its inode, which ext4 would
-    give to the very next folder: a `.git` that is removed and made anew would look like the old one.
+    They are held open until `close`, so that their inodes are not reused. ext4 gives the inode of a removed
+    folder to the next new one: a `.git` that is removed and made anew would look like the old one.
     """
 
-    def __init__(self, watched: Iterable[Watched]) -> None:
-        """Look. May block.
+    def __init__(self, watched: Iterable[WatchedPath]) -> None:
+        """Open and look up all paths. May block.
 
         Raises:
-            OSError: there are not enough descriptors, or there is not enough memory.
+            OSError: the process is out of descriptors or memory.
         """
         self._descriptors: list[int] = []
-        self._found: list[tuple[Watched, os.stat_result | None]] = []
+        self._found: list[tuple[WatchedPath, os.stat_result | None]] = []
         self._empty: set[str] = set()
-        """Guarded paths of folders with nothing in them, as mount points are from outside."""
+        """Guarded paths of empty folders. From outside, a mount point is empty."""
         try:
             for each in watched:
-                # Before it is held and through the descriptor: a mount point may be removed in between.
+                # Checked before it is opened and through the descriptor: it may be removed in between.
                 empty = each.guarded and is_empty(each.path)
                 status = self._hold(each)
                 self._found.append((each, status))
@@ -155,21 +156,21 @@ class Basis:
             raise
         self._checks = [_check(each, status) for each, status in self._found]
 
-    def _hold(self, watched: Watched) -> os.stat_result | None:
+    def _hold(self, watched: WatchedPath) -> os.stat_result | None:
         flags = os.O_PATH | os.O_CLOEXEC | (0 if watched.follow else os.O_NOFOLLOW)
         try:
             descriptor = os.open(watched.path, flags)
         except OSError as error:
-            if error.errno in _OUT_OF_SOMETHING:
+            if error.errno in _OUT_OF_RESOURCES:
                 raise
             return None
         self._descriptors.append(descriptor)
         return os.fstat(descriptor)
 
     def holds(self) -> bool:
-        """Whether everything is still the same. May block.
+        """Whether all files are the same. May block.
 
-        Before each request: one system call and some 1.3 µs for each path.
+        Called before each request: one system call and some 1.3 µs for each path.
         """
         for path, stat_of, device, inode, written in self._checks:
             try:
@@ -178,23 +179,25 @@ class Basis:
                 if inode is not None:
                     return False
                 continue
-            # What is held open keeps its type.
+            # An open file keeps its type.
             if status.st_ino != inode or status.st_dev != device:
                 return False
             if written is not None and status.st_mtime_ns != written:
                 return False
         return True
 
-    def renewed(self) -> Basis | None:
-        """What is there now, when a view is being made for which this was looked at before. May block.
+    def renewed(self) -> ViewDependencies | None:
+        """Look up all paths again after a view was made. May block.
 
-        None: something changed, and the view may be right or not. That mount points appeared, or were made
-        anew because those of somebody else went away, is no such change: they are there for the view.
+        Returns:
+            The new dependencies; None if a file has changed, so that the view may be wrong. New mount points,
+            and those made anew because another daemon removed its own, are no such change: they belong to the
+            view.
 
         Raises:
-            OSError: as for the first look.
+            OSError: as for the constructor.
         """
-        now = Basis(watched for watched, _ in self._found)
+        now = ViewDependencies(watched for watched, _ in self._found)
         changed = [
             (watched, status)
             for (watched, status), old, new in zip(self._found, self._checks, now._checks, strict=True)
@@ -205,30 +208,30 @@ class Basis:
         now.close()
         return None
 
-    def _is_mount_point(self, watched: Watched, before: os.stat_result | None) -> bool:
-        """Whether what changed at a path is right for the view, whichever of the two was seen for it."""
-        # A folder with something in it was none; the view may cover what is no longer there.
+    def _is_mount_point(self, watched: WatchedPath, before: os.stat_result | None) -> bool:
+        """Whether the view is right with either state of a path that has changed."""
+        # A folder with content was no mount point; the view may cover the old folder.
         if not watched.guarded or (before is not None and watched.path not in self._empty):
             return False
-        # Nothing or an empty folder, and then an empty folder: it is covered, with what is there now.
+        # Missing or empty before, and empty now: the view covers it.
         return is_empty(watched.path)
 
     def close(self) -> None:
-        """Let go of what is held (idempotent)."""
+        """Close all files (idempotent)."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
-def look(policy: Policy) -> Basis:
-    """Find out what a view for a policy would depend on, and what is there. May block.
+def view_dependencies(policy: Policy) -> ViewDependencies:
+    """The dependencies of a view for a policy. May block.
 
     Raises:
-        OSError: as for a `Basis`, or something moved just now.
+        OSError: as for `ViewDependencies`, or a file was moved meanwhile.
     """
-    return Basis(_watched(policy))
+    return ViewDependencies(_watched_paths(policy))
 
 
-def _watched(policy: Policy) -> Iterable[Watched]:
+def _watched_paths(policy: Policy) -> Iterable[WatchedPath]:
     tree = Tree(Access.DENY)
     guarded: set[str] = set()
     for rule in policy.rules:
@@ -240,20 +243,21 @@ def _watched(policy: Policy) -> Iterable[Watched]:
             if place is not None and not place.exists:
                 guarded.add(place.missing or place.path)
     names = {f"{root.rstrip('/')}/{name}" for root in tree.writable_folders() for name in PROTECTED_NAMES}
-    # What cannot be protected is told by whoever makes the sandbox.
+    # A name that cannot be protected is reported by the code that makes the sandbox.
     with suppress(InvalidRequest):
         protect(tree)
     guarded.update(names, tree.guards)
     covered = (mount.target for mount in tree.mounts(base_visible=False, hold=False))
     rules = {rule.path for rule in policy.rules}
     for path in sorted({*rules, *guarded, *covered}):
-        yield Watched(path, path in rules, path in names, path in guarded)
+        yield WatchedPath(path, path in rules, path in names, path in guarded)
 
 
-def _check(watched: Watched, status: os.stat_result | None) -> _Check:
+def _check(watched: WatchedPath, status: os.stat_result | None) -> _Check:
     stat_of = os.stat if watched.follow else os.lstat
     if status is None:
         return watched.path, stat_of, None, None, None
-    # A file `.git` says what else is covered (`protected.py`); only others than the worker write to it.
+    # The content of a file `.git` names further covered paths (`protected.py`). The worker cannot write to
+    # it.
     matters = watched.protected and stat.S_ISREG(status.st_mode)
     return watched.path, stat_of, status.st_dev, status.st_ino, status.st_mtime_ns if matters else None

@@ -1,16 +1,16 @@
-"""At most four fs workers for all connections: who has one, who waits, and when one ends.
+"""The pool of fs workers: at most four, shared by all connections.
 
 Rules kept in this file:
 
-1. A policy has at most one worker. Requests of a policy take turns by connection, so that one with
-   thousands waits no less than one with a single request.
-2. A fifth policy gets the place of the worker that was idle for longest. If none is idle, the first to
-   have done `TURN_SECONDS` of work gives up its place after its request, and waits behind the others.
-3. A worker answers for what was there when its sandbox was made. It is replaced when something that its
-   view covers or that the policy names is another thing now, a protected name among them, or when the policy
-   has patterns and the worker is `PATTERN_SECONDS` old. A request that is under way is not disturbed.
-4. A worker that dies takes its request with it and no other. One that cannot be started fails all that
-   wait for it.
+1. A policy has at most one worker. Its requests take turns by connection: a connection with thousands of
+   requests does not delay one with a single request.
+2. A fifth policy gets the slot of the worker that was idle for longest. If none is idle, the first worker
+   that has worked for `TURN_SECONDS` loses its slot after its request, and its policy waits behind the
+   others.
+3. The view of a worker is that of the start of its sandbox. The worker is replaced when a file that the view
+   covers, or that the policy names, has been replaced, or when the policy has patterns and the worker is
+   `PATTERN_SECONDS` old. A running request is not interrupted.
+4. If a worker dies, only its request fails. If a worker cannot be started, all requests of its policy fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -29,52 +29,51 @@ from execserver.fsworker.client import (
     SILENT_SECONDS,
     Adopt,
     Answer,
-    WorkerLink,
+    WorkerClient,
     WorkerLost,
-    WorkerProcess,
 )
-from execserver.fsworker.policy_queue import Basis, Crew, Request, look
+from execserver.fsworker.policy_queue import PolicyQueue, Request, ViewDependencies, view_dependencies
 from execserver.sandbox.policy import Policy
 
 MAX_WORKERS = 4
-"""Each is an interpreter of 10 MB; agents use one or two policies at a time."""
+"""Each is an interpreter of 10 MB. Agents use one or two policies at a time."""
 
 IDLE_SECONDS = 60.0
-"""Longer than a model thinks between two edits."""
+"""Longer than the time that a model takes between two edits."""
 
-BRIEF_SECONDS = 0.5
-"""Of a worker whose sandbox needs folders in the workspace that were not there: a start, of some twenty
-milliseconds, for each burst of edits, and a clean listing between them."""
+SHORT_LIVED_SECONDS = 0.5
+"""Idle time of a worker whose sandbox needs additional folders in the workspace. Each burst of edits costs a
+start of some twenty milliseconds, and the folders are gone between bursts."""
 
 TURN_SECONDS = 0.25
-"""Some times what a start costs, so that five busy policies are not just starting workers."""
+"""A multiple of the cost of a start, so that five busy policies do more than start workers."""
 
 PATTERN_SECONDS = 2.0
 
 _MAX_STUCK = 16
-"""Workers that were killed and are not gone: each is stuck on a mount whose server is dead."""
+"""Workers that were killed but have not ended: each hangs on a mount whose server is dead."""
 
-_MOST_VAIN_STARTS = 8
-"""Each takes some twenty milliseconds: whoever changes a workspace that fast goes on doing so."""
+_MAX_UNSUCCESSFUL_STARTS = 8
+"""Each takes some twenty milliseconds. A workspace that changes so often will go on changing."""
 
 _SETTLE_SECONDS = 0.02
-"""More for each vain start but the first: until the mount points of a worker that was ended are gone."""
+"""Added for each unsuccessful start but the first, until the mount points of an ended worker are gone."""
 
 T = TypeVar("T")
 
-Launch = Callable[[Policy], Awaitable[WorkerProcess]]
-"""Start a worker in the policy's sandbox.
+if TYPE_CHECKING:
+    from execserver.fsworker.process import WorkerProcess
 
-Raises an `RpcError` that goes to the client as it stands, or an `OSError`.
-"""
+    Launch = Callable[[Policy], Awaitable[WorkerProcess]]
+    """Starts a worker in the policy's sandbox. Raises an `RpcError` for the client, or an `OSError`."""
 
 
 class PoolTimes(msgspec.Struct, frozen=True):
-    """The pool's numbers, in seconds."""
+    """The times of the pool, in seconds."""
 
     silent: float = SILENT_SECONDS
     idle: float = IDLE_SECONDS
-    brief: float = BRIEF_SECONDS
+    short_lived: float = SHORT_LIVED_SECONDS
     turn: float = TURN_SECONDS
     pattern: float = PATTERN_SECONDS
 
@@ -84,10 +83,10 @@ class WorkerPool:
 
     Args:
         launch: starts a worker.
-        can_hang: whether looking at a path may block (`MountTable.can_hang`); it is done in a thread then.
-        start_failed: called with the reason when a worker ended before it was ready: the sandbox may
-            not work any more, and should be tried.
-        times: other than the usual ones, for tests.
+        can_hang: whether a lookup may block (`MountTable.can_hang`); paths are then checked in a thread.
+        start_failed: called with the reason when a worker ended before it was ready. The sandbox may no
+            longer work, and should be probed.
+        times: for tests.
     """
 
     def __init__(
@@ -102,17 +101,17 @@ class WorkerPool:
         self._can_hang = can_hang
         self._start_failed = start_failed
         self._times = times or PoolTimes()
-        self._crews: dict[Policy, Crew] = {}
-        self._placeless: deque[Crew] = deque()
-        self._links: set[WorkerLink] = set()
+        self._queues: dict[Policy, PolicyQueue] = {}
+        self._without_slot: deque[PolicyQueue] = deque()
+        self._clients: set[WorkerClient] = set()
         self._all_gone = asyncio.Event()
         self._calls = BlockingCalls()
         self._closed = False
 
     @property
     def workers(self) -> int:
-        """How many workers run or are being started."""
-        return sum(crew.has_place for crew in self._crews.values())
+        """How many workers run or start."""
+        return sum(queue.has_slot for queue in self._queues.values())
 
     def ask(
         self,
@@ -123,315 +122,319 @@ class WorkerPool:
         *,
         newest: bool = False,
     ) -> asyncio.Future[Answer]:
-        """Have a request answered by the policy's worker, when it is its turn.
-
-        Cancelling the future withdraws the request.
+        """Queue a request for the policy's worker. Cancelling the future cancels the request.
 
         Args:
             policy: one that limits files.
             owner: the connection.
             payload: the marshalled request.
-            adopt: for a request that opens a file: takes over the descriptor.
-            newest: if the policy has patterns, only a worker that was started after this call will do.
+            adopt: for a request that opens a file: takes ownership of the descriptor.
+            newest: if the policy has patterns, do not use a worker that started before this call.
 
-        The future raises an `RpcError`, or a `RuntimeError` for a fault of the worker's own.
+        The future raises an `RpcError`, or a `RuntimeError` for a fault of the worker.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
         if self._closed:
             answer.set_exception(InternalError("the service is stopping"))
             return answer
-        crew = self._crews.get(policy)
-        if crew is None:
-            crew = self._crews[policy] = Crew(policy)
-        crew.add(owner, Request(payload, adopt, answer, newest, loop.time()))
-        self._advance(crew)
+        queue = self._queues.get(policy)
+        if queue is None:
+            queue = self._queues[policy] = PolicyQueue(policy)
+        queue.add(owner, Request(payload, adopt, answer, newest, loop.time()))
+        self._advance(queue)
         return answer
 
     async def close(self, seconds: float = 2.0) -> None:
-        """End all workers; what waits fails. At most `seconds` are given to their ends."""
+        """End all workers, and wait up to `seconds` for them. Queued requests fail."""
         self._closed = True
         self._calls.close()
-        self._placeless.clear()
-        for crew in list(self._crews.values()):
-            crew.fail_all(InternalError("the service is stopping"))
-            if crew.preparing is not None:
-                crew.preparing.cancel()
-            self._end_worker(crew)
-        for link in list(self._links):
-            link.end()
+        self._without_slot.clear()
+        for queue in list(self._queues.values()):
+            queue.fail_all(InternalError("the service is stopping"))
+            if queue.preparing is not None:
+                queue.preparing.cancel()
+            self._end_worker(queue)
+        for client in list(self._clients):
+            client.end()
         self._all_gone.clear()
-        if self._links:
+        if self._clients:
             try:
                 await asyncio.wait_for(self._all_gone.wait(), seconds)
             except TimeoutError:
-                # Stuck in the kernel. They die with their mount, and nobody waits for that.
+                # They hang in the kernel until their mount is gone.
                 return
 
-    # -- one crew
+    # -- one policy
 
-    def _advance(self, crew: Crew) -> None:
-        """Do the next thing for a policy, if it is not doing something."""
-        if crew.preparing is not None or (crew.worker is not None and crew.worker.busy) or self._closed:
+    def _advance(self, queue: PolicyQueue) -> None:
+        """Take the next action for a policy, unless one is running."""
+        if queue.preparing is not None or (queue.worker is not None and queue.worker.busy) or self._closed:
             return
-        request = crew.first()
+        request = queue.next_request()
         if request is None:
-            self._rest(crew)
-        elif crew.worker is None:
-            self._find_place(crew)
-        elif self._is_too_old(crew, request):
-            self._replace(crew)
+            self._begin_idling(queue)
+        elif queue.worker is None:
+            self._find_slot(queue)
+        elif self._is_outdated(queue, request):
+            self._replace(queue)
         elif self._can_hang():
-            crew.preparing = asyncio.get_running_loop().create_task(self._check_in_thread(crew))
-        elif crew.basis is None or not crew.basis.holds():
-            self._replace_stale(crew)
+            queue.preparing = asyncio.get_running_loop().create_task(self._check_in_thread(queue))
+        elif queue.dependencies is None or not queue.dependencies.holds():
+            self._replace_stale(queue)
         else:
-            self._send(crew)
+            self._send(queue)
 
-    def _send(self, crew: Crew) -> None:
-        assert crew.worker is not None
-        crew.vain_starts = 0
-        request = crew.take()
-        crew.worker.ask(request.payload, request.answer, request.adopt)
+    def _send(self, queue: PolicyQueue) -> None:
+        assert queue.worker is not None
+        queue.unsuccessful_starts = 0
+        request = queue.pop_request()
+        queue.worker.ask(request.payload, request.answer, request.adopt)
 
-    def _worked(self, crew: Crew) -> None:
-        """A worker has dealt with a request."""
-        if crew.preparing is not None:
+    def _request_done(self, queue: PolicyQueue) -> None:
+        """A worker has answered a request."""
+        if queue.preparing is not None:
             return
         now = asyncio.get_running_loop().time()
-        crew.used_at = now
-        if self._placeless and (crew.first() is None or now - crew.turn_began >= self._times.turn):
-            self._end_worker(crew)
-            self._queue_for_place(crew)
-            self._give_places()
+        queue.used_at = now
+        if self._without_slot and (
+            queue.next_request() is None or now - queue.turn_began >= self._times.turn
+        ):
+            self._end_worker(queue)
+            self._wait_for_slot(queue)
+            self._assign_slots()
         else:
-            self._advance(crew)
+            self._advance(queue)
 
-    def _worker_lost(self, crew: Crew, link: WorkerLink) -> None:
-        """A worker is dead, or will be: its request has its answer already."""
-        if crew.worker is not link:
+    def _worker_lost(self, queue: PolicyQueue, client: WorkerClient) -> None:
+        """A worker can no longer be used. Its request has failed already."""
+        if queue.worker is not client:
             return
-        crew.worker = None
-        crew.drop_basis()
-        crew.has_place = False
-        if crew.preparing is None:
-            self._queue_for_place(crew)
-        self._give_places()
+        queue.worker = None
+        queue.drop_dependencies()
+        queue.has_slot = False
+        if queue.preparing is None:
+            self._wait_for_slot(queue)
+        self._assign_slots()
 
-    def _rest(self, crew: Crew) -> None:
-        """Nothing waits: its worker ends when that stays so."""
-        if crew.worker is None:
-            if not crew.has_place:
-                self._crews.pop(crew.policy, None)
-        elif crew.timer is None:
+    def _begin_idling(self, queue: PolicyQueue) -> None:
+        """No request waits: end the worker after its idle time."""
+        if queue.worker is None:
+            if not queue.has_slot:
+                self._queues.pop(queue.policy, None)
+        elif queue.timer is None:
             loop = asyncio.get_running_loop()
-            left = self._idle_until(crew) - loop.time()
-            crew.timer = loop.call_later(max(0.0, left), self._idle_long_enough, crew)
+            left = self._idle_until(queue) - loop.time()
+            queue.timer = loop.call_later(max(0.0, left), self._idle_timeout, queue)
 
-    def _idle_long_enough(self, crew: Crew) -> None:
-        crew.timer = None
-        if not crew.idle or crew.first() is not None:
+    def _idle_timeout(self, queue: PolicyQueue) -> None:
+        queue.timer = None
+        if not queue.idle or queue.next_request() is not None:
             return
-        if asyncio.get_running_loop().time() >= self._idle_until(crew):
-            self._end_worker(crew)
-        self._rest(crew)
+        if asyncio.get_running_loop().time() >= self._idle_until(queue):
+            self._end_worker(queue)
+        self._begin_idling(queue)
 
-    def _idle_until(self, crew: Crew) -> float:
-        # One that knows patterns is soon too old to be used again.
-        idle = min(self._times.idle, self._times.pattern) if crew.policy.globs else self._times.idle
-        if crew.worker is not None and crew.worker.brief:
-            idle = min(idle, self._times.brief)
-        return crew.used_at + idle
+    def _idle_until(self, queue: PolicyQueue) -> float:
+        # With patterns, the worker is soon outdated.
+        idle = min(self._times.idle, self._times.pattern) if queue.policy.globs else self._times.idle
+        if queue.worker is not None and queue.worker.short_lived:
+            idle = min(idle, self._times.short_lived)
+        return queue.used_at + idle
 
-    def _end_worker(self, crew: Crew) -> None:
-        """End a worker and free its place."""
-        link, crew.worker = crew.worker, None
-        crew.drop_basis()
-        crew.has_place = False
-        if crew.timer is not None:
-            crew.timer.cancel()
-            crew.timer = None
-        if link is not None:
-            link.end()
+    def _end_worker(self, queue: PolicyQueue) -> None:
+        """End a worker and free its slot."""
+        client, queue.worker = queue.worker, None
+        queue.drop_dependencies()
+        queue.has_slot = False
+        if queue.timer is not None:
+            queue.timer.cancel()
+            queue.timer = None
+        if client is not None:
+            client.end()
 
-    # -- places
+    # -- slots
 
-    def _find_place(self, crew: Crew) -> None:
-        """Start a worker for a policy that has none, now or when there is a place for it."""
+    def _find_slot(self, queue: PolicyQueue) -> None:
+        """Start a worker for a policy without one, now or when a slot is free."""
         if self.workers >= MAX_WORKERS:
-            idle = [other for other in self._crews.values() if other.idle and other.first() is None]
+            idle = [other for other in self._queues.values() if other.idle and other.next_request() is None]
             if idle:
                 longest = min(idle, key=lambda other: other.used_at)
                 self._end_worker(longest)
-                self._rest(longest)
-        self._queue_for_place(crew)
-        self._give_places()
+                self._begin_idling(longest)
+        self._wait_for_slot(queue)
+        self._assign_slots()
 
-    def _queue_for_place(self, crew: Crew) -> None:
-        if crew.first() is None:
-            self._rest(crew)
-        elif crew not in self._placeless:
-            self._placeless.append(crew)
+    def _wait_for_slot(self, queue: PolicyQueue) -> None:
+        if queue.next_request() is None:
+            self._begin_idling(queue)
+        elif queue not in self._without_slot:
+            self._without_slot.append(queue)
 
-    def _give_places(self) -> None:
-        """Start workers for those that wait, while there are places."""
-        while self._placeless and self.workers < MAX_WORKERS and not self._closed:
-            crew = self._placeless.popleft()
-            if crew.first() is None:
-                self._rest(crew)
+    def _assign_slots(self) -> None:
+        """Start workers for waiting policies, while slots are free."""
+        while self._without_slot and self.workers < MAX_WORKERS and not self._closed:
+            queue = self._without_slot.popleft()
+            if queue.next_request() is None:
+                self._begin_idling(queue)
             else:
-                self._begin_start(crew)
+                self._begin_start(queue)
 
-    # -- starting, and looking whether a worker may still be used
+    # -- starting workers, and checking their views
 
-    def _begin_start(self, crew: Crew) -> None:
-        crew.has_place = True
-        crew.preparing = asyncio.get_running_loop().create_task(self._start(crew))
+    def _begin_start(self, queue: PolicyQueue) -> None:
+        queue.has_slot = True
+        queue.preparing = asyncio.get_running_loop().create_task(self._start(queue))
 
-    def _replace(self, crew: Crew) -> None:
-        self._end_worker(crew)
-        self._begin_start(crew)
+    def _replace(self, queue: PolicyQueue) -> None:
+        self._end_worker(queue)
+        self._begin_start(queue)
 
-    def _replace_stale(self, crew: Crew) -> None:
-        crew.vain_starts += 1
-        if crew.vain_starts < _MOST_VAIN_STARTS:
-            self._replace(crew)
+    def _replace_stale(self, queue: PolicyQueue) -> None:
+        queue.unsuccessful_starts += 1
+        if queue.unsuccessful_starts < _MAX_UNSUCCESSFUL_STARTS:
+            self._replace(queue)
         else:
-            self._give_up(crew, _changing())
+            self._fail(queue, _keeps_changing())
 
-    def _give_up(self, crew: Crew, error: Exception) -> None:
-        """No worker can be had: fail all that wait for one."""
-        crew.vain_starts = 0
-        self._end_worker(crew)
-        crew.fail_all(error)
-        self._rest(crew)
-        self._give_places()
+    def _fail(self, queue: PolicyQueue, error: Exception) -> None:
+        """Fail all requests of a policy that can get no worker."""
+        queue.unsuccessful_starts = 0
+        self._end_worker(queue)
+        queue.fail_all(error)
+        self._begin_idling(queue)
+        self._assign_slots()
 
-    async def _start(self, crew: Crew) -> None:
+    async def _start(self, queue: PolicyQueue) -> None:
         error: Exception | None = None
         try:
-            await self._start_worker(crew)
+            await self._start_worker(queue)
         except WorkerLost as lost:
             self._start_failed(lost.message)
-            error = _unprepared(lost.message)
+            error = _sandbox_unavailable(lost.message)
         except OSError as refused:
-            error = _unprepared(os_error_text(refused))
+            error = _sandbox_unavailable(os_error_text(refused))
         except Exception as failure:
             error = failure
-        crew.preparing = None
+        queue.preparing = None
         if error is not None:
-            self._give_up(crew, error)
+            self._fail(queue, error)
         else:
-            crew.turn_began = crew.used_at = asyncio.get_running_loop().time()
-            if crew.first() is not None:
-                self._advance(crew)
+            queue.turn_began = queue.used_at = asyncio.get_running_loop().time()
+            if queue.next_request() is not None:
+                self._advance(queue)
             else:
-                self._worked(crew)
+                self._request_done(queue)
 
-    async def _start_worker(self, crew: Crew) -> None:
-        while not await self._try_to_start(crew):
-            crew.vain_starts += 1
-            if crew.vain_starts >= _MOST_VAIN_STARTS:
-                raise _changing()
+    async def _start_worker(self, queue: PolicyQueue) -> None:
+        while not await self._try_to_start(queue):
+            queue.unsuccessful_starts += 1
+            if queue.unsuccessful_starts >= _MAX_UNSUCCESSFUL_STARTS:
+                raise _keeps_changing()
 
-    async def _try_to_start(self, crew: Crew) -> bool:
-        """Start a worker; False: something changed meanwhile that its view may have or not have."""
-        if crew.vain_starts > 1:
-            await asyncio.sleep(_SETTLE_SECONDS * (crew.vain_starts - 1))
-        if sum(not link.alive for link in self._links) >= _MAX_STUCK:
+    async def _try_to_start(self, queue: PolicyQueue) -> bool:
+        """Start a worker; False if a file changed meanwhile, so that its view may be wrong."""
+        if queue.unsuccessful_starts > 1:
+            await asyncio.sleep(_SETTLE_SECONDS * (queue.unsuccessful_starts - 1))
+        if sum(not client.alive for client in self._clients) >= _MAX_STUCK:
             raise InternalError(f"{_MAX_STUCK} fs workers are stuck in the kernel: is a mount's server dead?")
-        # Both from before the launch: what changes while the sandbox is made may be in it or not.
-        crew.started_at = asyncio.get_running_loop().time()
-        with closing(await self._in_thread(look, crew.policy)) as before:
-            link = WorkerLink(
-                await self._launch(crew.policy),
-                lambda: self._worked(crew),
-                lambda link: self._worker_lost(crew, link),
-                self._worker_gone,
+        # Time and dependencies of before the launch: a later change may be in the view or not.
+        queue.started_at = asyncio.get_running_loop().time()
+        with closing(await self._in_thread(view_dependencies, queue.policy)) as before:
+            client = WorkerClient(
+                await self._launch(queue.policy),
+                lambda: self._request_done(queue),
+                lambda client: self._worker_lost(queue, client),
+                self._worker_exited,
                 self._times.silent,
             )
-            self._links.add(link)
-            # The mount points are there, and nothing is mounted yet. What is still the same when the worker
-            # is asked was mounted over, and nothing has uncovered it.
+            self._clients.add(client)
+            # The mount points exist now, and nothing is mounted yet. A file that is the same when the worker
+            # is used was covered, and nothing has uncovered it.
             try:
-                basis = await self._ask_disk(before.renewed)
+                dependencies = await self._check_disk(before.renewed)
             except BaseException:
-                link.end()
+                client.end()
                 raise
-        if basis is None:
-            link.end()
+        if dependencies is None:
+            client.end()
             return False
         try:
-            await link.ready
+            await client.ready
         except BaseException as error:
-            with closing(basis):
-                # What was to be mounted over may have been gone.
-                if isinstance(error, WorkerLost) and not await self._ask_disk(basis.holds):
+            with closing(dependencies):
+                # The worker may have failed because a file to be covered was gone.
+                if isinstance(error, WorkerLost) and not await self._check_disk(dependencies.holds):
                     return False
             raise
-        crew.worker, crew.basis = link, basis
+        queue.worker, queue.dependencies = client, dependencies
         return True
 
-    async def _check_in_thread(self, crew: Crew) -> None:
-        """Look whether a worker may still be used, and go on."""
-        basis = crew.basis
+    async def _check_in_thread(self, queue: PolicyQueue) -> None:
+        """Check the view of a worker, and continue."""
+        dependencies = queue.dependencies
         try:
-            # None: the worker was lost just now.
-            same = basis is not None and await self._in_thread(basis.holds)
+            # None if the worker was lost meanwhile.
+            same = dependencies is not None and await self._in_thread(dependencies.holds)
         except RpcError as error:
-            crew.preparing = None
-            if crew.first() is not None:
-                answer = crew.take().answer
+            queue.preparing = None
+            if queue.next_request() is not None:
+                answer = queue.pop_request().answer
                 answer.set_exception(error)
-            self._advance(crew)
+            self._advance(queue)
             return
-        crew.preparing = None
-        if crew.worker is None or crew.first() is None:
-            self._advance(crew)
+        queue.preparing = None
+        if queue.worker is None or queue.next_request() is None:
+            self._advance(queue)
         elif same:
-            self._send(crew)
+            self._send(queue)
         else:
-            self._replace_stale(crew)
+            self._replace_stale(queue)
 
-    async def _ask_disk(self, function: Callable[[], T]) -> T:
-        """Call a function that looks at a policy's folders, here or, where that may hang, in a thread."""
+    async def _check_disk(self, function: Callable[[], T]) -> T:
+        """Call a function that looks up the paths of a policy; in a thread if that may hang."""
         return await self._in_thread(function) if self._can_hang() else function()
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function that looks at a policy's folders, in a thread."""
+        """Call a function that looks up the paths of a policy, in a thread."""
         call = self._calls.run(function, *args)
         try:
             return await asyncio.wait_for(asyncio.shield(call), self._times.silent)
         except TimeoutError:
-            call.add_done_callback(_close_unwanted)
+            call.add_done_callback(_close_late_result)
             raise InternalError(
                 f"a folder of the sandbox's policy could not be looked at for {self._times.silent:g} s"
             ) from None
         except asyncio.CancelledError:
-            call.add_done_callback(_close_unwanted)
+            call.add_done_callback(_close_late_result)
             raise
 
-    def _is_too_old(self, crew: Crew, request: Request) -> bool:
-        if not crew.policy.globs:
+    def _is_outdated(self, queue: PolicyQueue, request: Request) -> bool:
+        if not queue.policy.globs:
             return False
-        age = asyncio.get_running_loop().time() - crew.started_at
-        return age > self._times.pattern or (request.newest and crew.started_at < request.made_at)
+        age = asyncio.get_running_loop().time() - queue.started_at
+        return age > self._times.pattern or (request.newest and queue.started_at < request.made_at)
 
-    def _worker_gone(self, link: WorkerLink) -> None:
-        self._links.discard(link)
-        if not self._links:
+    def _worker_exited(self, client: WorkerClient) -> None:
+        self._clients.discard(client)
+        if not self._clients:
             self._all_gone.set()
 
 
-def _unprepared(reason: str) -> InvalidRequest:
+def _sandbox_unavailable(reason: str) -> InvalidRequest:
     return InvalidRequest(f"failed to prepare process sandbox: {reason}", name="sandbox_unavailable")
 
 
-def _changing() -> InvalidRequest:
-    return _unprepared("what the policy names, or a protected name in it, changes all the time")
+def _keeps_changing() -> InvalidRequest:
+    return _sandbox_unavailable("what the policy names, or a protected name in it, changes all the time")
 
 
-def _close_unwanted(call: asyncio.Future[T]) -> None:
-    """A call has ended for which nobody waits any more."""
-    if not call.cancelled() and call.exception() is None and isinstance(basis := call.result(), Basis):
-        basis.close()
+def _close_late_result(call: asyncio.Future[T]) -> None:
+    """Close the result of a call that has timed out or was cancelled."""
+    if (
+        not call.cancelled()
+        and call.exception() is None
+        and isinstance(dependencies := call.result(), ViewDependencies)
+    ):
+        dependencies.close()

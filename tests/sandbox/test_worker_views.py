@@ -16,6 +16,7 @@ import pytest
 
 from execprotocol.errors import InvalidRequest, RpcError
 from execserver.descendants import children_of
+from execserver.filesystem import operations
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.mounts import MountTable
@@ -190,7 +191,7 @@ class Scene:
         self.sandboxes = Sandboxes(options, DaemonPaths(), {"PATH": os.environ["PATH"]})
         self.launcher = Launcher(self.sandboxes)
         # A worker with mount points should not end by itself.
-        self.pool = WorkerPool(self.launcher, can_hang=lambda: can_hang, times=PoolTimes(brief=60.0))
+        self.pool = WorkerPool(self.launcher, can_hang=lambda: can_hang, times=PoolTimes(short_lived=60.0))
         self._calls, self._descriptors = BlockingCalls(), Descriptors()
         self._requests = ConfinedRequests()
         self._mounts = MountTable()
@@ -202,11 +203,11 @@ class Scene:
 
     async def make(self, path: Path, policy: Policy | None = None) -> None:
         """Make a folder, by a worker."""
-        await self._confined(policy or self.policy).create_directory(str(path), recursive=False)
+        await self._confined(policy or self.policy).run(operations.create_directory, str(path), False, None)
 
     async def remove(self, path: Path) -> None:
         """Remove a file, by a worker."""
-        await self._confined(self.policy).remove(str(path), recursive=False, force=False)
+        await self._confined(self.policy).run(operations.remove, str(path), False, False)
 
     def _confined(self, policy: Policy) -> ConfinedFiles:
         small = SmallFiles(self._mounts)

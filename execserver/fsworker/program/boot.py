@@ -1,6 +1,6 @@
-"""The first code of ours in a worker: it makes our modules importable where no file of ours can be read.
+"""The first module that runs in a worker: makes the others importable without their files.
 
-It is sent as compiled code with that of all other modules, and run by `bundle.COMMAND_TEXT`.
+It is sent as compiled code with the other modules, and run by `bundle.COMMAND_TEXT`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Modules:
-    """Imports modules whose compiled code is at hand, when they are first asked for."""
+    """An importer of modules from their compiled code."""
 
     def __init__(self, codes: dict[str, CodeType], packages: frozenset[str]) -> None:
         self._codes = codes
         self._packages = packages
-        # The type itself: `importlib.machinery` costs more to import than all of our modules.
+        # Not imported: `importlib.machinery` takes longer than all of our modules.
         self._spec = type(sys.__spec__)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
@@ -28,7 +28,7 @@ class Modules:
         return self._spec(name, self, is_package=name in self._packages)  # type: ignore[arg-type]
 
     def create_module(self, spec: object) -> None:
-        """Called by `import`; a plain module will do."""
+        """Called by `import`: makes a plain module."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Called by `import`."""

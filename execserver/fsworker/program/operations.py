@@ -1,28 +1,28 @@
-"""What a worker can be asked to do: each operation gives a body, and perhaps an opened file.
+"""The requests that a worker answers: each gives a body, and some an open file.
 
-The work itself is that of `execserver.filesystem`, which the daemon calls too when there is no sandbox.
-Modules that are seldom needed are imported when they are: the worker starts the sooner.
+Most are operations of the table (`execserver.filesystem.operations`). The others open a file for the daemon,
+or are parts of `fs/applyEdits`, whose arguments and results are JSON.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
+from functools import partial
 
-from execserver.filesystem import directories, opening
-from execserver.filesystem import metadata as looking
+from execserver.filesystem import opening
+from execserver.filesystem.operations import OPERATIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from execserver.filesystem.cancel import Stop
-    from execserver.filesystem.walk import Seen
+    from execserver.filesystem.cancel import StopFlag
+    from execserver.filesystem.operations import Operation
 
     Outcome = tuple[bytes, int | None]
 
-# File systems whose files are commands to the kernel. It asks who *writes*, and that would be the daemon.
+# File systems whose files are commands to the kernel. It checks the writer, which would be the daemon.
 _KERNEL_FILES = frozenset(
     b"binfmt_misc bpf cgroup cgroup2 configfs debugfs efivarfs fusectl nfsd proc pstore resctrl rpc_pipefs "
     b"securityfs selinuxfs smackfs sysfs tracefs".split()
@@ -30,38 +30,34 @@ _KERNEL_FILES = frozenset(
 
 
 class Operations:
-    """The operations by name; every argument that is a path is bytes."""
+    """The requests by name. Paths are passed as bytes."""
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self, stop: StopFlag) -> None:
         """Raises:
         OSError: there is no /proc.
         """
         self._stop = stop
         self._kernel_devices = _kernel_devices()
         self.table: dict[str, Callable[..., Outcome]] = {
+            **{name: partial(self._carry_out, operation) for name, operation in OPERATIONS.items()},
             "open_to_read": self.open_to_read,
             "open_to_write": self.open_to_write,
             "open_to_replace": self.open_to_replace,
-            "metadata": self.metadata,
-            "set_metadata": self.set_metadata,
-            "canonicalize": self.canonicalize,
-            "create_directory": self.create_directory,
-            "read_directory": self.read_directory,
-            "walk": self.walk,
-            "remove": self.remove,
-            "copy": self.copy,
-            "install": self.install,
-            "rename": self.rename,
             "edit": self.edit,
         }
 
+    def _carry_out(self, operation: Operation[*tuple[object, ...], object], *arguments: object) -> Outcome:
+        """Carry out an operation of the table. Body: its result."""
+        values = [os.fsdecode(value) if isinstance(value, bytes) else value for value in arguments]
+        return operation.result.encode(operation.function(self._stop, *values)), None
+
     def open_to_read(self, path: bytes) -> Outcome:
-        """Body: the path of what was opened, without links."""
+        """Body: the path of the open file, without links."""
         number, _ = opening.open_to_read(os.fsdecode(path))
         try:
             resolved = os.fsencode(os.readlink(f"/proc/self/fd/{number}"))
-            if resolved.endswith(b"/mem") and self._is_the_kernels(number):
-                # Our own memory: it has what other connections asked for.
+            if resolved.endswith(b"/mem") and self._is_kernel_file(number):
+                # The memory of this process contains the requests of other connections.
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except BaseException:
             os.close(number)
@@ -80,109 +76,61 @@ class Operations:
         self._refuse_kernel_files(number)
         return b"", number
 
-    def metadata(self, path: bytes) -> Outcome:
-        """Body: is a directory, is a file, is a link, size, time of the last change; as numbers. Then the
-        extension members.
-        """
-        found = looking.metadata(os.fsdecode(path), extended=True)
-        numbers = (
-            found["isDirectory"], found["isFile"], found["isSymlink"], found["size"], found["modifiedAtMs"],
-            found["permissions"], found["modifiedAtNs"], found["accessedAtNs"],
-        )  # fmt: skip
-        return b"%d %d %d %d %d %d %d %d" % numbers, None
-
-    def set_metadata(self, path: bytes, *numbers: int | None) -> Outcome:
-        """No body. The numbers are those of `Attributes`, in its order."""
-        from execserver.filesystem.replacing import Attributes
-
-        Attributes(*numbers).set(os.fsdecode(path))
-        return b"", None
-
-    def canonicalize(self, path: bytes) -> Outcome:
-        """Body: the path without links."""
-        return os.fsencode(looking.canonicalize(os.fsdecode(path))), None
-
-    def create_directory(self, path: bytes, recursive: bool, permissions: int | None) -> Outcome:
-        """No body."""
-        directories.create_directory(os.fsdecode(path), recursive=recursive, permissions=permissions)
-        return b"", None
-
-    def read_directory(self, path: bytes) -> Outcome:
-        """Body: `listing.entries_of`."""
-        body = bytearray()
-        for name, kind in directories.entries(os.fsdecode(path), self._stop):
-            body += b"d" if kind == stat.S_IFDIR else b"f" if kind == stat.S_IFREG else b"o"
-            body += os.fsencode(name)
-            body += b"\0"
-        return bytes(body), None
-
-    def walk(self, path: bytes, *limits: int) -> Outcome:
-        """Body: `listing.seen_of`. The limits are those of `WalkLimits`, in its order."""
-        from execserver.filesystem.walk import WalkLimits, visit
-
-        max_depth, max_directories, max_entries, follow_links, prune_hidden = limits
-        how_far = WalkLimits(max_depth, max_directories, max_entries, bool(follow_links), bool(prune_hidden))
-        return _written(visit(os.fsdecode(path), how_far, self._stop)), None
-
-    def remove(self, path: bytes, recursive: bool, force: bool) -> Outcome:
-        """No body."""
-        from execserver.filesystem.remove import remove
-
-        remove(os.fsdecode(path), recursive=recursive, force=force)
-        return b"", None
-
-    def copy(self, source: bytes, destination: bytes, recursive: bool, *wish: int) -> Outcome:
-        """Body: something if a file was written in place. The wish is that of `Wish`, in its order."""
-        from execserver.filesystem.tree_operations import Wish, copy
-
-        what = Wish(*map(bool, wish))
-        paths = os.fsdecode(source), os.fsdecode(destination)
-        return b"1" if copy(*paths, recursive=recursive, stop=self._stop, wish=what) else b"", None
-
-    def install(self, source: bytes, destination: bytes, *numbers: int | None) -> Outcome:
-        """Body: something if the file was written in place. The numbers are those of `Attributes`."""
-        from execserver.filesystem.replacing import Attributes, install
-
-        paths = os.fsdecode(source), os.fsdecode(destination)
-        return b"1" if install(*paths, Attributes(*numbers), self._stop) else b"", None
-
-    def rename(self, source: bytes, destination: bytes, overwrite: bool) -> Outcome:
-        """No body."""
-        from execserver.filesystem.rename import rename
-
-        rename(os.fsdecode(source), os.fsdecode(destination), overwrite=overwrite)
-        return b"", None
-
     def edit(self, part: str, given: bytes) -> Outcome:
-        """A part of `fs/applyEdits`, by the name that it has in `fsworker.edits`."""
-        from execserver.fsworker import edits
+        """A part of `fs/applyEdits` (`edit_operations.py`). Body: its result, if it has one."""
+        import json
 
-        return edits.PARTS[part](given, self._stop, self._refuse_kernel_device)
+        from execserver.filesystem import edit_operations as edits
+        from execserver.filesystem.edit_model import Staging, Step, TargetState, path_from_json
+
+        arguments = json.loads(given)
+        match part:
+            case "inspect":
+                path, writes, digest, mode_from = arguments
+                found = edits.inspect(
+                    path_from_json(path),
+                    writes=writes,
+                    digest=digest,
+                    mode_from=None if mode_from is None else path_from_json(mode_from),
+                    stop=self._stop,
+                    refuse=self._refuse_kernel_device,
+                )
+                return json.dumps(found.to_json()).encode(), None
+            case "stage":
+                number, staged = edits.stage(Staging.from_json(arguments), self._stop)
+                self._refuse_kernel_files(number)
+                return json.dumps(staged.to_json()).encode(), number
+            case "require_unchanged":
+                edits.require_unchanged([TargetState.from_json(each) for each in arguments])
+            case "do":
+                edits.do([Step.from_json(each) for each in arguments])
+            case "undo":
+                edits.undo([Step.from_json(each) for each in arguments])
+            case "discard_files":
+                edits.discard([path_from_json(path) for path in arguments], [])
+            case "discard_folders":
+                edits.discard([], [path_from_json(path) for path in arguments])
+            case "sync":
+                edits.sync([path_from_json(path) for path in arguments])
+            case _:
+                raise ValueError(f"no part of fs/applyEdits: {part}")
+        return b"", None
 
     def _refuse_kernel_device(self, device: int) -> None:
         if device in self._kernel_devices:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def _refuse_kernel_files(self, number: int) -> None:
-        if self._is_the_kernels(number):
+        if self._is_kernel_file(number):
             os.close(number)
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    def _is_the_kernels(self, number: int) -> bool:
+    def _is_kernel_file(self, number: int) -> bool:
         return os.fstat(number).st_dev in self._kernel_devices
 
 
-def _written(found: Iterable[Seen]) -> bytes:
-    body = bytearray()
-    for what, path in found:
-        body += what[0].encode() if isinstance(what, str) else b"%d" % what
-        body += os.fsencode(path)
-        body += b"\0"
-    return bytes(body)
-
-
 def _kernel_devices() -> frozenset[int]:
-    """The device numbers of the mounts whose files are the kernel's."""
+    """The device numbers of mounts of a kernel file system."""
     with open("/proc/self/mountinfo", "rb", 0) as table:
         lines = table.readall().splitlines()
     devices = set()

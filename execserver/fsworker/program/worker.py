@@ -1,7 +1,7 @@
-"""The worker: takes requests from file descriptor 0, one after the other, until the daemon closes it.
+"""The worker's loop: takes requests from descriptor 0, one after the other, until the daemon closes it.
 
-Only `sendmsg`, `recvmsg` and `recvfrom` are used on the socket: the system-call filter of a sandbox
-without network forbids most others. `docs/explanation/security.md`.
+Only `sendmsg`, `recvmsg` and `recvfrom` are used on the socket: the system-call filter of a sandbox without
+network forbids most others. `docs/explanation/security.md`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
     from execserver.fsworker.program.operations import Outcome
 
-_LOOK_EVERY = 0.01
-"""Seconds between two looks at whether the request in work is still wanted: a system call each."""
+_POLL_SECONDS = 0.01
+"""Seconds between two checks for cancellation, each of which is a system call."""
 
 
 def serve() -> None:
     """Answer requests until the daemon is gone."""
-    # Told what it is, it does not ask the kernel, which would refuse.
+    # The arguments save a system call that the filter forbids.
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fileno=0)
     try:
-        table = Operations(_Withdrawn(connection)).table
+        table = Operations(_CancelPoll(connection)).table
         _reply(connection, frames.DONE, b"")
         while True:
             size = int.from_bytes(_receive(connection, frames.REQUEST_HEAD_BYTES), "little")
-            # A cancellation that came too late to matter has no content.
+            # A size of 0 is a cancellation that came after the reply.
             if size:
                 _answer(connection, table, marshal.loads(_receive(connection, size)))  # noqa: S302
     except (EOFError, ConnectionError):
@@ -91,24 +91,24 @@ def _receive(connection: _socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-class _Withdrawn:
-    """Whether the request in work is not wanted any more.
+class _CancelPoll:
+    """The stop flag of the running request: set by a cancellation, or by the end of the daemon.
 
-    While there is one, nothing is sent to the worker but the wish to give it up.
+    The daemon sends nothing else while a request runs.
     """
 
     def __init__(self, connection: _socket.socket) -> None:
         self._connection = connection
-        self._next_look = 0.0
+        self._next_poll = 0.0
 
     def is_set(self) -> bool:
-        """Look at the socket, at times."""
+        """Check the socket, at most every `_POLL_SECONDS`."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_poll:
             return False
-        self._next_look = now + _LOOK_EVERY
+        self._next_poll = now + _POLL_SECONDS
         try:
-            # Something to read, or the end: both say it.
+            # Data or the end of the stream: both cancel.
             self._connection.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from execprotocol.errors import InternalError
-from execserver.filesystem.remove import remove
+from execserver.filesystem.tree_operations import remove
 
 
 def _remove(path: Path, *, recursive: bool = True, force: bool = True) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
+from execprotocol.filesystem import Metadata
+from execserver.filesystem import operations
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptors
-from execserver.filesystem.files import DirectFiles
+from execserver.filesystem.files import DirectFiles, Files
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
 from execserver.fsworker.confined_files import ConfinedFiles, ConfinedRequests
@@ -26,6 +28,11 @@ from tests.support.mounts import Mount, mounting
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], Any]]:
     """The loop that the server runs on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def look(files: Files, path: str = "/") -> Awaitable[Metadata]:
+    """The cheapest request."""
+    return files.run(operations.metadata, path, False)
 
 
 class Connection:

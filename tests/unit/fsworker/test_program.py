@@ -55,7 +55,7 @@ def test_a_worker_starts_with_few_modules_and_none_of_ours_from_a_file() -> None
     process.socket.shutdown(socket.SHUT_WR)
     assert _ended(process)
 
-    loaded = dict(line.split(" ", 1) for line in process.complaint().splitlines())
+    loaded = dict(line.split(" ", 1) for line in process.stderr_text().splitlines())
     process.release()
     ours = {name: file for name, file in loaded.items() if name.startswith(("execserver", "execprotocol"))}
     assert "execserver.fsworker.program.operations" in ours
@@ -94,11 +94,11 @@ def test_what_a_launcher_says_is_kept_for_the_error() -> None:
     process = spawn(["/bin/sh", "-c", "echo no room for a sandbox >&2; exit 7"])
     assert _ended(process)
 
-    assert process.complaint() == "no room for a sandbox"
+    assert process.stderr_text() == "no room for a sandbox"
     process.release()
     process.release()
     process.kill()
-    assert process.complaint() == ""
+    assert process.stderr_text() == ""
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -106,8 +106,8 @@ def test_what_a_launcher_leaves_in_its_group_ends_with_it(killed: bool) -> None:
     """As bubblewrap's inner process, which waits for ever for an outer one that was killed too early."""
     process = spawn(["/bin/sh", "-c", "sleep 600 & echo $! >&2; read line; exit 0"])
     try:
-        assert eventually(lambda: process.complaint() != "", 30)
-        inner = os.pidfd_open(int(process.complaint()))
+        assert eventually(lambda: process.stderr_text() != "", 30)
+        inner = os.pidfd_open(int(process.stderr_text()))
         if killed:
             process.kill()
         else:  # by somebody else

@@ -1,4 +1,4 @@
-"""What the view of an fs worker rests on, when it changes while the view is made."""
+"""Changes to the dependencies of a view while the view is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.fsworker.policy_queue import Basis, Watched
+from execserver.fsworker.policy_queue import ViewDependencies, WatchedPath
 
 
 def fill(folder: Path) -> None:
@@ -26,7 +26,7 @@ def nothing(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "still_right"),
     [
-        # A mount point of another daemon: covered whenever it is looked at.
+        # A mount point of another daemon: covered in either state.
         (empty, empty, True),
         (nothing, empty, True),
         # The view may cover what is no longer there.
@@ -42,14 +42,14 @@ def test_only_what_may_be_a_mount_point_may_change_while_a_view_is_made(
 ) -> None:
     name = tmp_path / ".git"
     before(name)
-    first = Basis([Watched(str(name), follow=False, protected=True, guarded=True)])
+    next_request = ViewDependencies([WatchedPath(str(name), follow=False, protected=True, guarded=True)])
     shutil.rmtree(name, ignore_errors=True)
     after(name)
 
-    second = first.renewed()
+    second = next_request.renewed()
 
     assert (second is not None) is still_right
-    first.close()
+    next_request.close()
     if second is not None:
         assert second.holds()
         second.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from execprotocol.errors import InternalError
-from execserver.edits.journal import Contents, Records
+from execserver.edits.journal import EntryContents, Journal
 from execserver.filesystem.edit_model import Step
 from execserver.sandbox.policy import Access, Glob, Policy, Rule
 
@@ -35,12 +35,12 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
-def _begin(state: Path, policy: Policy | None = None) -> Records:
-    records = Records(str(state))
-    record = records.begin(Contents(policy, ["/.a.new"], ["/.d"]))
-    record.forward(STEPS, ["/"])
-    record.leave()
-    return records
+def _begin(state: Path, policy: Policy | None = None) -> Journal:
+    journal = Journal(str(state))
+    entry = journal.begin(EntryContents(policy, ["/.a.new"], ["/.d"]))
+    entry.forward(STEPS, ["/"])
+    entry.leave()
+    return journal
 
 
 def _file(state: Path) -> Path:
@@ -50,28 +50,28 @@ def _file(state: Path) -> Path:
 
 @pytest.mark.parametrize("policy", [None, POLICY])
 def test_a_record_says_what_was_put_into_it(state: Path, policy: Policy | None) -> None:
-    records = _begin(state, policy)
-    (found,), unknown, locked = records.left(())
+    journal = _begin(state, policy)
+    (found,), unknown, locked = journal.take_unfinished(())
     contents = found.contents
     assert (contents.policy, contents.files, contents.folders) == (policy, ["/.a.new"], ["/.d"])
     assert (contents.state, contents.steps, contents.touched) == ("forward", STEPS, ["/"])
     assert (unknown, locked) == ([], False)
     found.back()
     found.leave()
-    (found,), _, _ = records.left(())
+    (found,), _, _ = journal.take_unfinished(())
     assert found.contents.state == "back"
     found.done()
     found.remove()
-    assert records.left(()) == ([], [], False)
+    assert journal.take_unfinished(()) == ([], [], False)
     assert os.listdir(state / "edits") == ["lock"]
 
 
 def test_a_record_at_which_somebody_works_is_left_alone(state: Path) -> None:
-    records = Records(str(state))
-    record = records.begin(Contents(None, [], []))
-    assert Records(str(state)).left(()) == ([], [], True)
-    assert Records(str(state)).left({record.name}) == ([], [], False)
-    record.remove()
+    journal = Journal(str(state))
+    entry = journal.begin(EntryContents(None, [], []))
+    assert Journal(str(state)).take_unfinished(()) == ([], [], True)
+    assert Journal(str(state)).take_unfinished({entry.name}) == ([], [], False)
+    entry.remove()
 
 
 def test_a_torn_line_counts_as_none(state: Path) -> None:
@@ -80,20 +80,20 @@ def test_a_torn_line_counts_as_none(state: Path) -> None:
     first = whole.index(b"\n") + 1
     for cut in range(first, len(whole), 7):
         _file(state).write_bytes(whole[:cut])
-        (found,), _, _ = Records(str(state)).left(())
+        (found,), _, _ = Journal(str(state)).take_unfinished(())
         assert found.contents.state == "staging"
         found.done()
         found.leave()
-        (found,), _, _ = Records(str(state)).left(())
+        (found,), _, _ = Journal(str(state)).take_unfinished(())
         assert found.contents.state == "done"
         found.leave()
 
 
 def test_a_record_whose_first_line_is_torn_goes(state: Path) -> None:
-    records = _begin(state)
+    journal = _begin(state)
     path = _file(state)
     path.write_bytes(path.read_bytes()[:20])
-    assert records.left(()) == ([], [], False)
+    assert journal.take_unfinished(()) == ([], [], False)
     assert os.listdir(state / "edits") == ["lock"]
 
 
@@ -108,10 +108,10 @@ def test_a_record_whose_first_line_is_torn_goes(state: Path) -> None:
     ],
 )
 def test_a_record_that_is_not_understood_is_left_alone(state: Path, line: object) -> None:
-    records = _begin(state)
+    journal = _begin(state)
     path = _file(state)
     path.write_text(json.dumps(line) + "\n")
-    assert records.left(()) == ([], [path.name], False)
+    assert journal.take_unfinished(()) == ([], [path.name], False)
     assert path.exists()
 
 
@@ -121,27 +121,27 @@ def test_a_line_that_the_disk_does_not_take_is_not_there(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    records = Records(str(state))
-    record = records.begin(Contents(None, ["/.a.new"], []))
+    journal = Journal(str(state))
+    entry = journal.begin(EntryContents(None, ["/.a.new"], []))
     before = _file(state).read_bytes()
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        record.forward(STEPS, ["/"])
+        entry.forward(STEPS, ["/"])
     with pytest.raises(InternalError, match="No space left"):
-        records.begin(Contents(None, [], []))
+        journal.begin(EntryContents(None, [], []))
     monkeypatch.undo()
     assert _file(state).read_bytes() == before
-    assert record.contents.state == "staging"
-    record.remove()
+    assert entry.contents.state == "staging"
+    entry.remove()
 
 
 def test_a_folder_that_others_may_write_to_holds_no_records(state: Path) -> None:
     (state / "edits").mkdir()
     (state / "edits").chmod(0o777)
     with pytest.raises(InternalError, match="open to others"):
-        Records(str(state)).begin(Contents(None, [], []))
+        Journal(str(state)).begin(EntryContents(None, [], []))
 
 
 def test_without_a_record_nothing_is_made(state: Path) -> None:
-    assert Records(str(state)).left(()) == ([], [], False)
+    assert Journal(str(state)).take_unfinished(()) == ([], [], False)
     assert os.listdir(state) == []

@@ -13,9 +13,16 @@ import pytest
 
 from execprotocol.errors import InvalidRequest, RpcError
 from execserver.edits.plan import Edit, Plan, make_plan
-from execserver.filesystem import edit_operations, edit_steps
-from execserver.filesystem.edit_looking import look
-from execserver.filesystem.edit_model import Look, Staged, Staging, Step, Watched, packed, unpacked
+from execserver.filesystem import edit_operations
+from execserver.filesystem.edit_model import (
+    Inspection,
+    Staged,
+    Staging,
+    Step,
+    TargetState,
+    path_from_json,
+    path_to_json,
+)
 from tests.support.edits import MARK, FiveFiles, picture
 
 
@@ -43,10 +50,11 @@ class Prepared:
             Edit(str(folder / "gone"), None),
         ]
         texts = [b"new first", b"new second", b"new file", b"new third"]
-        looks = [
-            look(each.path, writes=each.writes, digest=False, mode_from=None, stop=Never()) for each in edits
+        inspections = [
+            edit_operations.inspect(each.path, writes=each.writes, digest=False, mode_from=None, stop=Never())
+            for each in edits
         ]
-        self.plan: Plan = make_plan(edits, looks, "word")
+        self.plan: Plan = make_plan(edits, inspections, "word")
         staged = []
         for (_, staging), text in zip(self.plan.stagings, texts, strict=True):
             number, made = edit_operations.stage(staging, Never())
@@ -55,13 +63,13 @@ class Prepared:
             staged.append(made)
         self.steps = self.plan.steps(staged)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         edit_operations.discard(self.plan.files, self.plan.folders)
 
     def done(self, count: int) -> None:
         """Do so many steps."""
         with cut_off_after(count) as between:
-            edit_steps.do(self.steps, between)
+            edit_operations.do(self.steps, between)
 
 
 @contextmanager
@@ -85,16 +93,16 @@ def prepared(tmp_path: Path) -> Prepared:
 def test_nothing_shows_before_the_steps(prepared: Prepared) -> None:
     shown = {name: what for name, what in prepared.files.now().items() if not name.startswith(MARK)}
     assert shown == prepared.files.old
-    prepared.tidy()
+    prepared.clean_up()
     assert prepared.files.now() == prepared.files.old
 
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_steps_that_were_cut_off_are_done_again(prepared: Prepared, count: int) -> None:
     prepared.done(count)
-    edit_steps.do(prepared.steps)
-    edit_steps.do(prepared.steps)
-    prepared.tidy()
+    edit_operations.do(prepared.steps)
+    edit_operations.do(prepared.steps)
+    prepared.clean_up()
     assert prepared.files.now() == prepared.files.new
 
 
@@ -103,18 +111,18 @@ def test_steps_that_were_cut_off_are_done_again(prepared: Prepared, count: int) 
 def test_steps_that_were_cut_off_are_undone(prepared: Prepared, count: int, undone: int) -> None:
     prepared.done(count)
     with cut_off_after(undone) as between:
-        edit_steps.undo(prepared.steps, between)
-    edit_steps.undo(prepared.steps)
-    edit_steps.undo(prepared.steps)
-    prepared.tidy()
+        edit_operations.undo(prepared.steps, between)
+    edit_operations.undo(prepared.steps)
+    edit_operations.undo(prepared.steps)
+    prepared.clean_up()
     assert prepared.files.now() == prepared.files.old
 
 
 def test_tidying_up_can_be_cut_off(prepared: Prepared) -> None:
-    edit_steps.do(prepared.steps)
+    edit_operations.do(prepared.steps)
     edit_operations.discard(prepared.plan.files[:3], [])
-    edit_steps.do(prepared.steps)
-    prepared.tidy()
+    edit_operations.do(prepared.steps)
+    prepared.clean_up()
     assert prepared.files.now() == prepared.files.new
 
 
@@ -125,8 +133,8 @@ def test_what_was_done_and_is_somebody_elses_now_stays_so(prepared: Prepared) ->
         other.write_text("theirs")
         other.rename(prepared.files.folder / name)
     (prepared.files.folder / "gone").unlink(missing_ok=True)
-    edit_steps.do(prepared.steps)
-    prepared.tidy()
+    edit_operations.do(prepared.steps)
+    prepared.clean_up()
     assert (prepared.files.folder / "first").read_text() == "theirs"
     assert (prepared.files.folder / "third").read_text() == "theirs"
 
@@ -137,10 +145,10 @@ def test_a_target_that_somebody_else_replaced_stops_the_steps(prepared: Prepared
     other.write_text("theirs")
     other.rename(prepared.files.folder / name)
     with pytest.raises(InvalidRequest, match="was changed by somebody else") as caught:
-        edit_steps.do(prepared.steps)
+        edit_operations.do(prepared.steps)
     assert caught.value.name == "edit_conflict"
-    edit_steps.undo(prepared.steps)
-    prepared.tidy()
+    edit_operations.undo(prepared.steps)
+    prepared.clean_up()
     expected = {**prepared.files.old}
     expected[name] = ((prepared.files.folder / name).stat().st_mode & 0o777, b"theirs")
     assert prepared.files.now() == expected
@@ -156,8 +164,8 @@ def test_a_file_system_without_hard_links_gets_copies(
     prepared = Prepared(tmp_path / "ws")
     monkeypatch.undo()
     prepared.done(3)
-    edit_steps.undo(prepared.steps)
-    prepared.tidy()
+    edit_operations.undo(prepared.steps)
+    prepared.clean_up()
     assert prepared.files.now() == prepared.files.old
 
 
@@ -167,11 +175,11 @@ def test_a_name_in_a_folder_that_cannot_be_written_to_is_no_reason_to_keep_a_rec
 
 @pytest.mark.parametrize("path", ["/a", "/ü/\udcff", "/a b/\n"])
 def test_what_is_told_survives_json_whatever_the_names(path: str) -> None:
-    watched = Watched(path, (1, 2), 3, 4)
-    assert unpacked(packed(path)) == path
+    watched = TargetState(path, (1, 2), 3, 4)
+    assert path_from_json(path_to_json(path)) == path
     for sent in (
-        Look(path, path, (f"1:2{path}",), 1, (1, 2), 3, 4, "ab", 0o640),
-        Look(path, "", (path,), 0, None, 0, 0, None, None),
+        Inspection(path, path, (f"1:2{path}",), 1, (1, 2), 3, 4, "ab", 0o640),
+        Inspection(path, "", (path,), 0, None, 0, 0, None, None),
         watched,
         Staging(watched, path, path, (path, path), 0o640),
         Staging(watched, path, "", (), None),
@@ -195,7 +203,7 @@ def test_a_path_through_too_many_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="Too many levels"):
-        look(str(tmp_path / "a"), writes=True, digest=False, mode_from=None, stop=Never())
+        edit_operations.inspect(str(tmp_path / "a"), writes=True, digest=False, mode_from=None, stop=Never())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to somebody else")
@@ -207,7 +215,7 @@ def test_an_owner_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: py
     path.write_text("old")
     os.chown(path, 1234, 1234)
     before = picture(tmp_path)
-    seen = look(str(path), writes=True, digest=False, mode_from=None, stop=Never())
+    seen = edit_operations.inspect(str(path), writes=True, digest=False, mode_from=None, stop=Never())
     plan = make_plan([Edit(str(path), "")], [seen], "word")
     monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(RpcError, match=r"the owner of .* cannot be kept"):
