@@ -249,7 +249,7 @@ def test_a_number_that_does_not_fit_is_dropped_said_and_the_others_stay(start: S
     service.call("keep", 2, 1, "half fits")
     service.call("keep", 2, 2, *["much"] * 10)
     service.call("keep", 2, 3, "late")
-    assert "what the server has as number 2 would not survive it" in service.service.error_line()
+    assert "number 2 of the server would not survive the server" in service.service.error_line()
     service.call("keep", 3, 1, "fits too")
     service.kill()
     assert service.call("handed") == {"1": {"1": ["fits"] * 100}, "3": {"1": ["fits too"]}}

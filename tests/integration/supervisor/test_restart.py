@@ -248,7 +248,7 @@ def test_a_server_that_does_not_make_room_for_its_successor_is_killed(start: Sta
     service.call("send", "upgrading")
     eventually(lambda: (service.call("about") or {}).get("take_over"))
     assert service.call("handed") == {"1": {"1": ["text"]}}
-    assert "the server did not make room in time" in end(service)[2]
+    assert "the server did not exit in time for the new one" in end(service)[2]
 
 
 def test_each_reload_is_answered_to_the_service_manager_over_an_upgrade(start: Start, folder: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_failed_reload_is_said_and_the_service_goes_on(start: Start, folder: P
         service.process.send_signal(signal.SIGHUP)
         answer = manager.until("READY")
         assert (answer["READY"], answer["STATUS"]) == ("1", "Reload failed: --ws-token-file: no READY=0")
-        assert "reload failed, everything is as before: --ws-token-file: no" in service.error_line()
+        assert "reload failed, nothing has changed: --ws-token-file: no" in service.error_line()
         assert service.process.poll() is None
 
 

@@ -1,4 +1,4 @@
-"""State in `/tmp/execserver-UID` is taken along once, and none of it is lost or there twice."""
+"""State in `/tmp/execserver-UID` is migrated once, and no record is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def records(folder: Path) -> dict[str, str]:
 
 def test_records_are_taken_along_once(old: Path, new: Path, environment: dict[str, str]) -> None:
     said = migrate(environment, str(old))
-    assert said == f"state of an earlier version was taken along from {old} to {new}: records: 3"
+    assert said == f"state of an earlier version was migrated from {old} to {new}: records: 3"
     assert records(new) == RECORDS
     assert not old.exists()
 
@@ -74,9 +74,7 @@ def test_what_a_living_daemon_uses_stays_and_is_taken_when_it_is_dead(
     with open(old / used) as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as mount points have it; edits and instances have LOCK_EX
         said = migrate(environment, str(old))
-        assert (
-            said == f"{old} is in use by a daemon of an earlier version: it is taken along at a later start"
-        )
+        assert said == f"{old} is in use by a daemon of an earlier version: it is migrated at a later start"
         assert records(old) == RECORDS
         assert records(new) == {}
     assert "records: 3" in str(migrate(environment, str(old)))
@@ -101,7 +99,11 @@ def test_a_folder_that_took_the_place_of_the_used_one_is_left_alone(
 def test_what_is_not_ours_alone_is_left_alone_and_said_once(
     case: str, old: Path, new: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reason = {"open": "has mode 0755, open to others", "link": "is a symbolic link", "file": "is no folder"}
+    reason = {
+        "open": "has mode 0755, open to others",
+        "link": "is a symbolic link",
+        "file": "is not a folder",
+    }
     place = Path(f"{old}-{case}")
     match case:
         case "open":

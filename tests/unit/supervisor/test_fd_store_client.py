@@ -106,7 +106,7 @@ def test_a_supervisor_that_is_gone_is_no_error(rig: Rig, null: int) -> None:
     rig.client.keep(1, 1, [null], urgent=True)
     rig.client.release(1, urgent=True)
     assert rig.client.receive() is None
-    with pytest.raises(ChannelError, match="the supervisor ended during the take-over"):
+    with pytest.raises(ChannelError, match="the supervisor ended during the takeover"):
         rig.client.take_over()
     rig.nudge = os.open("/dev/null", os.O_RDONLY)
 
