@@ -1,4 +1,4 @@
-"""What bubblewrap is given: the arguments for a view, files in memory, and a sealed copy of its own program.
+"""Input for bubblewrap: the arguments for a view, files in memory, and a sealed copy of its own program.
 
 Bubblewrap makes the namespaces and mounts, loads the seccomp program and execs the command; no helper of
 ours runs inside. All arguments are passed by a descriptor (`--args`), because every user can read a process's

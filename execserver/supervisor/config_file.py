@@ -18,7 +18,7 @@ from execprotocol.trust import UntrustedError, read_file
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 FLAG = "--config"
 CONFIG_VARIABLE = "EXECSERVER_CONFIG"
@@ -112,19 +112,25 @@ def listen_values(arguments: Sequence[str], environment: Mapping[str, str]) -> l
     return values
 
 
-def _flag_value(arguments: Sequence[str]) -> str | None:
-    """The last `--config`, as the server's parser takes it."""
-    found = None
+def flag_values(flag: str, arguments: Sequence[str]) -> Iterator[str | None]:
+    """The values of a flag on the command line; None for a missing value."""
     remaining = iter(arguments)
     for argument in remaining:
         if argument == "--":
-            break
-        if argument == FLAG:
-            found = next(remaining, "-")
-            if found.startswith("-"):
-                raise ConfigFileError(f"{FLAG} needs a value")
-        elif argument.startswith(f"{FLAG}="):
-            found = argument.removeprefix(f"{FLAG}=")
+            return
+        if argument == flag:
+            value = next(remaining, "-")
+            yield None if value.startswith("-") else value
+        elif argument.startswith(f"{flag}="):
+            yield argument.removeprefix(f"{flag}=")
+
+
+def _flag_value(arguments: Sequence[str]) -> str | None:
+    """The last `--config`, as the server's parser takes it."""
+    found = None
+    for found in flag_values(FLAG, arguments):
+        if found is None:
+            raise ConfigFileError(f"{FLAG} needs a value")
     return found
 
 

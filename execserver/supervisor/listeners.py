@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from execserver.private_folder import FolderError, state_folder
-from execserver.supervisor.config_file import ConfigFileError, listen_values
+from execserver.supervisor.config_file import ConfigFileError, flag_values, listen_values
 from execserver.supervisor.listener import (
     Listener,
     ListenError,
@@ -141,17 +141,10 @@ def bind_all(listeners: Sequence[Listener]) -> None:
 
 def _flag_values(arguments: Sequence[str]) -> list[str]:
     values = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == "--":
-            break
-        if argument == "--listen":
-            value = next(remaining, None)
-            if value is None or value.startswith("-"):
-                raise ListenError(f"--listen needs a value: {_FORMS}", exit_code=2)
-            values.append(value)
-        elif argument.startswith("--listen="):
-            values.append(argument.removeprefix("--listen="))
+    for value in flag_values("--listen", arguments):
+        if value is None:
+            raise ListenError(f"--listen needs a value: {_FORMS}", exit_code=2)
+        values.append(value)
     return values
 
 

@@ -16,7 +16,7 @@ import socket
 import string
 from collections.abc import Mapping, Sequence
 
-from execserver.supervisor.config_file import document
+from execserver.supervisor.config_file import document, flag_values
 from execserver.supervisor.listener import Listener, ListenError
 
 REMOTE, ENVIRONMENT_ID, TOKEN_STDIN = "remote", "environment_id", "remote_token_stdin"
@@ -124,7 +124,7 @@ def check_registry_url(url: str) -> str:
         raise ListenError("must have no user, query or fragment: the token goes elsewhere")
     if parts.scheme == "http" and not _is_loopback(host):
         raise ListenError(
-            "must begin with https:// unless it is on loopback: anybody in between would have the token"
+            "must begin with https:// unless it is on loopback: plain http would reveal the token"
         )
     return url.rstrip("/")
 
@@ -152,23 +152,16 @@ def _is_loopback(host: str) -> bool:
 def _value(
     name: str, arguments: Sequence[str], environment: Mapping[str, str], in_file: Mapping[str, object]
 ) -> str | None:
-    flag = "--" + name.replace("_", "-")
     found = None
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == "--":
-            break
-        if argument == flag:
-            found = next(remaining, "")
-        elif argument.startswith(f"{flag}="):
-            found = argument.removeprefix(f"{flag}=")
+    for value in flag_values("--" + name.replace("_", "-"), arguments):
+        found = value or ""
     if found is None:
         found = environment.get(_variable(name), "").strip() or None
     if found is None:
-        value = in_file.get(name)
-        if value is not None and not isinstance(value, str):
+        in_file_value = in_file.get(name)
+        if in_file_value is not None and not isinstance(in_file_value, str):
             raise ListenError(f"{name} must be text")
-        found = value
+        found = in_file_value
     return found
 
 

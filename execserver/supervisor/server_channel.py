@@ -59,7 +59,7 @@ class PassedListener(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What the supervisor gives the server at its start."""
+    """The first message of the supervisor, with its descriptors."""
 
     instance: int
     supervisor_pid: int
