@@ -4,7 +4,7 @@ A `Host` is one user's daemon with everything around it that a confined command 
 with a secret in its environment, listeners on every kind of socket, a SysV segment. A `Tree` is a fresh
 workspace with folders outside it, one for each test.
 
-All of it is below `/var/tmp`: everybody may write there on every machine, and no policy makes it
+All of it is below `/var/tmp`: all users may write there on every machine, and no policy makes it
 writable, as `/tmp` is by most.
 """
 
@@ -121,7 +121,7 @@ class Tree:
 
 
 class Victim:
-    """A process of the user's that nobody inside may see or touch."""
+    """A process of the user that commands inside may neither see nor signal."""
 
     NAME = "guardvictim"
     SECRET = "GUARDSECRET"
@@ -203,7 +203,7 @@ class Listeners:
                 if endpoint.type == socket.SOCK_STREAM:
                     endpoint.accept()[0].close()
                 elif not endpoint.recv(4096):
-                    return  # shut down; nobody here sends an empty datagram
+                    return  # shut down; no test sends an empty datagram
 
     def end(self) -> None:
         """Close them, and remove the segment if it is ours."""

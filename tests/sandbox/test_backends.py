@@ -174,7 +174,7 @@ def test_a_launcher_that_stops_working_is_told_as_that_and_tried_anew(
     assert tree.listing() == before
 
     (tmp_path / "broken").unlink()
-    assert eventually_runs(host, tree, sandbox) == 3  # somebody may have mended what did not work
+    assert eventually_runs(host, tree, sandbox) == 3  # the backend may have been repaired meanwhile
 
 
 def eventually_refused(host: Host, tree: Tree, sandbox: Json) -> str:

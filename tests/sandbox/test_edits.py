@@ -27,7 +27,7 @@ from tests.support.edits import (
 from tests.support.wire import PATIENCE, Json
 
 GUARDED = (".git", ".agents", ".codex", ".aws")
-"""Empty folders that stand in a workspace for as long as its worker lives."""
+"""Empty folders that exist in a workspace as long as its worker."""
 
 
 class Scene:

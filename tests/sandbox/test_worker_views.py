@@ -1,6 +1,6 @@
 """A worker of `fs/*` lives on, and what it sees is what a sandbox made now would show.
 
-The kernel takes a mount away together with the name below it, when somebody outside removes or replaces that.
+The kernel takes a mount away together with the name below it, when a process outside removes or replaces it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def activate(start: Start, sockets: list[socket.socket], *arguments: str, **opti
     )
 
 
-def test_passed_sockets_stand_in_for_the_default(
+def test_passed_sockets_replace_the_default(
     start: Start, folder: Path, unix: socket.socket, tcp: socket.socket
 ) -> None:
     service = activate(start, [unix, tcp], names="main:web")

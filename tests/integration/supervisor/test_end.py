@@ -134,11 +134,11 @@ def test_what_the_launcher_s_shell_left_to_us_is_not_killed(start: Start, watch:
     launcher = ["sh", "-c", 'sleep 600 & echo $! >"$0"; exec "$@"', str(folder / "pid")]
     service = start("--listen", f"unix://{folder}/a", launcher=launcher, stdout=subprocess.PIPE)
     service.url()
-    stranger = watch(int((folder / "pid").read_text()))
+    unrelated = watch(int((folder / "pid").read_text()))
     service.process.terminate()
     assert service.process.wait(20) == 0
-    assert not stranger.ended()
-    stranger.send(signal.SIGKILL)
+    assert not unrelated.ended()
+    unrelated.send(signal.SIGKILL)
 
 
 def test_both_killed_at_once_the_next_start_sweeps_and_spares_the_living(

@@ -51,7 +51,7 @@ def line(rig: Rig, given: Command, tools: HostPrograms = TOOLS) -> Sequence[str]
 # -- the launcher
 
 
-def test_what_is_spawned_shows_nobody_what_the_command_is_given(rig: Rig) -> None:
+def test_the_command_line_of_the_launcher_shows_nothing_of_the_command(rig: Rig) -> None:
     wrapped = bubblewrapped(rig).wrap(command("sh", "-c", "x", environment={"PATH": PATH, "KEY": "word"}))
     close(wrapped)
     assert wrapped.program == "/usr/bin/bwrap"

@@ -261,7 +261,7 @@ def test_all_patterns_of_a_policy_share_one_budget(base: Path, monkeypatch: pyte
         list(expand(f"{base}/*.key", (), None, budget))
 
 
-# -- folders that somebody wants to hide something in
+# -- folders made to hide files in
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_an_intent_without_an_inode_takes_nothing_of_the_users(
     ],
     ids=lambda content: repr(content[:40]),
 )
-def test_garbage_is_swept_away_and_is_in_nobodys_way(
+def test_garbage_is_swept_and_does_no_harm(
     content: bytes, points: MountPoints, workspace: Path, state: Path
 ) -> None:
     path = workspace / ".git"

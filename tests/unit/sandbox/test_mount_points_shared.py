@@ -176,6 +176,6 @@ def test_rivals_never_take_each_others_folders_away(other: str, workspace: Path,
     )
     *statuses, swept = map(int, result.stdout.split())
     assert statuses == [0, 0], result.stderr
-    assert swept == 0 or not takes_marks(workspace)  # then the last guest may leave it to a sweep
+    assert swept == 0 or not takes_marks(workspace)  # then the last daemon may leave it to a sweep
     assert os.listdir(workspace) == ["a.txt"]
     assert entries(tmp_path / "state") == entries(tmp_path / other) == []

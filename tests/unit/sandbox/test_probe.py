@@ -263,7 +263,7 @@ def test_what_a_killed_probe_left_is_removed_by_one_that_begins_a_minute_later(
     assert list(state.iterdir()) == [left]  # it may be that of another daemon's probe
     hour_ago = time.time() - 3600
     os.utime(left, (hour_ago, hour_ago))
-    # Root without its powers is kept out by mode 000 as anybody is.
+    # Mode 000 keeps out root without capabilities, too.
     powerless = ["setpriv", "--bounding-set", "-all"] if os.geteuid() == 0 else []
     subprocess.run([*powerless, sys.executable, "-c", _PROBING, failing, str(state)], check=True)
     assert os.listdir(state) == []

@@ -176,7 +176,7 @@ def test_what_the_kernel_would_do_fails_with_eperm_inside(run: Runner) -> None:
     inside = probe(run, OFFLINE_ALONE)
     refused = names(*REFUSED, *ALONE)
     assert {name for name in refused if inside[name] != (-1, errno.EPERM)} == set()
-    # Of these the kernel refuses some to ordinary users by itself, and containers some more; sockets nobody.
+    # The kernel refuses some of these to ordinary users, and containers refuse more; sockets are not refused.
     get_further = {name for name in refused if outside[name][1] != errno.EPERM}
     assert get_further >= names(calls_probe.WITHOUT_NETWORK)
     for name in calls_probe.HARMLESS:

@@ -307,7 +307,7 @@ def test_an_empty_folder_with_something_in_it_is_said_and_not_emptied(tmp_path: 
     path.chmod(0o700)
     (path / "x").touch()
     if UID == 0:
-        path.chmod(0)  # root sees it all the same; nobody else could
+        path.chmod(0)  # only root can still read it
     with pytest.raises(StateFolderError, match=f"cannot make {path}: Directory not empty; remove it"):
         empty_folder(str(tmp_path))
     path.chmod(0o700)

@@ -194,7 +194,7 @@ def test_what_is_no_socket_is_never_removed(folder: Path) -> None:
     assert (folder / "link").is_symlink()
 
 
-def test_a_successor_s_socket_is_not_removed(folder: Path) -> None:
+def test_the_socket_of_a_later_daemon_is_not_removed(folder: Path) -> None:
     first, second = UnixListener(f"{folder}/s"), UnixListener(f"{folder}/s")
     first.bind()
     os.unlink(folder / "s")
