@@ -33,9 +33,7 @@ _ELF = b"\x7fELF"
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """Files of the host that are mounted: an empty file and an empty folder of mode 000, as masks, and device
-    nodes.
-    """
+    """Files of the host that are mounted: an empty file and folder of mode 000 as masks, and device nodes."""
 
     empty_file: str
     empty_folder: str

@@ -1,10 +1,10 @@
-"""Migrates the state of earlier versions, which without XDG_STATE_HOME kept it in `/tmp/execserver-UID`,
-once.
+"""Migrates the state that earlier versions kept in `/tmp/execserver-UID`, once.
 
-Any process can create that name, also a command in a sandbox, which runs as our own user; and records of
-edits are executed with all our rights. So the folder is trusted only when a daemon of this version finds it
-at its first start (earlier versions hid the folder from their sandboxes), or later if a daemon of an earlier
-version was using the same folder then. A file in the new folder stores that finding.
+They did so without XDG_STATE_HOME. Any process can create that name, also a command in a sandbox, which runs
+as our own user; and records of edits are executed with all our rights. So the folder is trusted only when a
+daemon of this version finds it at its first start (earlier versions hid the folder from their sandboxes), or
+later if a daemon of an earlier version was using the same folder then. A file in the new folder stores that
+finding.
 
 After a kill at any time no record may be lost or duplicated. So a record is copied under a temporary name,
 renamed to the name of an arrival, the original is removed, and then the copy is renamed to its final name. An
@@ -61,8 +61,7 @@ def is_own_folder(path: str) -> bool:
 
 
 def migrate(environment: Mapping[str, str], old: str | None = None) -> str | None:
-    """Move the records of dead daemons from the old folder to the state folder, if that is in the home
-    folder.
+    """Move the records of dead daemons from the old folder to the state folder in the home folder.
 
     Args:
         environment: the daemon's environment.

@@ -61,8 +61,10 @@ _RIGHTS_ROOM = socket.CMSG_SPACE(253 * 4)
 
 
 class Message:
-    """One packet. `drops` are the (number, slot) of a DROP. `lost`: whether descriptors are missing; then the
-    others are closed.
+    """One packet.
+
+    `drops` are the (number, slot) of a DROP. `lost`: whether descriptors are missing; then the others are
+    closed.
     """
 
     __slots__ = ("descriptors", "drops", "kind", "lost", "number", "slot", "value")

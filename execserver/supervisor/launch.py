@@ -117,9 +117,7 @@ def raise_descriptor_limit() -> int:
 
 
 def release_stdio() -> None:
-    """Close our copies of the client's stdin and stdout, so that the client sees EOF when the server closes
-    them.
-    """
+    """Close our copies of the client's stdin and stdout, so that the client sees the server's EOF."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.close(null)
@@ -127,9 +125,7 @@ def release_stdio() -> None:
 
 
 def report(text: str) -> None:
-    """Write a line to stderr, unless stderr is closed, broken or would block: killing must not wait for a
-    reader.
-    """
+    """Write a line to stderr, unless that is closed, broken or would block: killing must not wait for it."""
     try:
         if not select.select([], [2], [], 0)[1]:
             return

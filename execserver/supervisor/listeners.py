@@ -31,9 +31,9 @@ _FORMS = "unix:///ABSOLUTE/PATH, ws://IP:PORT, ws://[IPv6]:PORT, stdio"
 def requested(
     arguments: Sequence[str], environment: Mapping[str, str], passed: Sequence[Listener] = ()
 ) -> list[Listener]:
-    """The listeners of the command line, else of `EXECSERVER_LISTEN`, else of the configuration file, else
-    the
-    default. They are not bound.
+    """The listeners that arguments, environment and configuration file ask for, not bound.
+
+    The command line comes before `EXECSERVER_LISTEN`, the configuration file and the default.
 
     Listeners that the service manager passed come first, a registry of remote clients (`remote.py`) comes
     last; either replaces the default. The result is empty if the file or the registry settings are invalid:

@@ -47,8 +47,10 @@ class SupervisorGoneError(Exception):
 
 
 class PassedListener(NamedTuple):
-    """Something to serve on: `socket` is listening, or `stdio` is (stdin, stdout) of the client, or `memory`
-    is what servers leave to each other about a registry of remote clients (`remote.py`).
+    """A listener that the supervisor has bound.
+
+    `socket` listens, or `stdio` is (stdin, stdout) of the client, or `memory` is the file in memory of a
+    registry of remote clients (`remote.py`).
     """
 
     kind: Literal["unix", "tcp", "stdio", "remote"]

@@ -1,7 +1,8 @@
-"""Spawns server processes. This module loads in a millisecond, because the first server is spawned before the
-supervisor loads its other modules, so that both load at the same time (`start.py`).
+"""Spawns server processes, in a module that loads in a millisecond.
 
-It uses the built-in modules below `signal` and `socket`, which import `enum` and so take ten milliseconds.
+The first server is spawned before the supervisor loads its other modules, so that both load at the same time
+(`start.py`). So this module uses the built-in modules below `signal` and `socket`: these two import
+`enum`, which takes ten milliseconds.
 """
 
 from __future__ import annotations

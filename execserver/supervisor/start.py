@@ -1,9 +1,8 @@
-"""The start of the service: the first server is spawned at once, and loads its modules while the supervisor
-loads
-its own, binds and claims its record.
+"""The start of the service: spawns the first server before anything else.
 
-The server only loads until it gets its hello. If the supervisor cannot serve, it kills the server, which no
-client has seen yet.
+So the server loads its modules while the supervisor loads its own, binds and claims its record. The server
+only loads until it gets its hello. If the supervisor cannot serve, it kills the server, which no client has
+seen yet.
 """
 
 from __future__ import annotations

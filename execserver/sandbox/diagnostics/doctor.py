@@ -1,8 +1,7 @@
-"""`execserver doctor`: whether requests would be confined here, the cause and fix if not, and where output is
-kept.
+"""`execserver doctor`: checks whether requests would be confined here, and where output is kept.
 
-Checks the machine as a daemon with the same settings, user and environment would. Takes well under a second;
-a mechanism that hangs times out after some seconds.
+It checks the machine as a daemon with the same settings, user and environment would. Takes well under a
+second; a mechanism that hangs times out after some seconds.
 """
 
 from __future__ import annotations

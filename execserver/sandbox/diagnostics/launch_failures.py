@@ -1,5 +1,4 @@
-"""Explains why bubblewrap could not make a sandbox: cause and fix from its error text and the kernel's
-settings.
+"""Explains why bubblewrap could not make a sandbox, by its error text and the kernel's settings.
 
 The error texts are those of bubblewrap 0.8 to 0.11 in the C locale.
 """
