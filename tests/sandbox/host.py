@@ -1,4 +1,4 @@
-"""What is outside the sandbox, and a daemon in the middle of it.
+"""A machine outside the sandbox, with a daemon.
 
 A `Host` is one user's daemon with everything around it that a confined command must not reach: a process
 with a secret in its environment, listeners on every kind of socket, a SysV segment. A `Tree` is a fresh
@@ -50,7 +50,7 @@ FILES = {
     "out/secret.txt": "secret\n",
     "out/sdir/k": "k\n",
 }
-"""What every tree begins with."""
+"""The initial files of every tree."""
 
 FOLDERS = ("home", "tmpdir")
 
@@ -197,7 +197,7 @@ class Listeners:
 
     @staticmethod
     def _serve(endpoint: socket.socket) -> None:
-        """Take whatever comes, so that no backlog ever makes an act fail."""
+        """Accept and read everything, so that a full backlog never makes an operation fail."""
         with contextlib.suppress(OSError):
             while True:
                 if endpoint.type == socket.SOCK_STREAM:
@@ -219,7 +219,7 @@ class Listeners:
 
 
 def _segment() -> int | None:
-    """Make the SysV segment; `None` when another run on this machine has made it."""
+    """Make the SysV segment; `None` if another run on this machine has made it."""
     library = ctypes.CDLL(None, use_errno=True)
     number: int = library.shmget(SEGMENT_KEY, ctypes.c_size_t(4096), _IPC_CREAT | _IPC_EXCL | 0o666)
     if number >= 0:
@@ -230,7 +230,7 @@ def _segment() -> int | None:
 
 @dataclass(repr=False)
 class Done:
-    """What came of a command."""
+    """The result of a command."""
 
     process: Process
     exit_code: int
@@ -304,7 +304,7 @@ class Host:
         self.client.close()
 
     def restart(self) -> None:
-        """Another daemon in the place of one that was killed."""
+        """Start a new daemon after one was killed."""
         self.client.close()
         self.server.stop()
         self.server = self._start()

@@ -1,4 +1,4 @@
-"""What runs in a sandbox with the network cannot become a client of a daemon, and so write outside."""
+"""A sandboxed command with the network cannot become a client of a daemon to write outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pattern denies is closed to commands and to `fs/*` alike, by all names and links that lead to it."""
+"""A denied file is closed to commands and to `fs/*` alike, by all names and links that lead to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
     secret: str
     links: dict[str, str]
     ways: tuple[str, ...]
-    """By which names the secret is tried, beside its own."""
+    """Other names by which the test tries to read the secret."""
     pattern: str = "**/.env"
 
 
@@ -60,7 +60,7 @@ def laid_out(host: Host, case: Case) -> tuple[Tree, Json]:
 
 
 def file_requests(host: Host, path: str, copy: str, sandbox: Json) -> dict[str, str]:
-    """What each request that reads gives of a path: base64 of its text, or the error."""
+    """The result of each reading request for a path: base64 of its text, or the error."""
     where = {"path": path_uri(path), "sandbox": sandbox}
 
     def opened() -> str:

@@ -1,4 +1,5 @@
-"""Edits in a sandbox: nothing outside is changed, also by the server that ends what a dead one has begun."""
+"""Edits in a sandbox: nothing outside is changed, also by a new server that completes the edits of a dead
+one."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Scene:
         return context(restricted(special("root", "read"), at(self.files.folder, "write")))
 
     def now(self) -> Picture:
-        """The workspace without what its worker needs there."""
+        """The workspace without the worker's mount points."""
         return {name: what for name, what in self.files.now().items() if name not in GUARDED}
 
     @property

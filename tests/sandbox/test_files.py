@@ -1,4 +1,4 @@
-"""File requests in a sandbox: what the policy closes is closed to them too."""
+"""File requests in a sandbox are limited by the policy, too."""
 
 from __future__ import annotations
 

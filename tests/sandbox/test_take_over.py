@@ -41,7 +41,7 @@ class Scene:
         self._words = 0
 
     def params(self, script: str) -> Json:
-        """What starts a confined script."""
+        """The parameters to start a confined script."""
         permissions = restricted(special("root", "read"), at(self.ws, "write"))
         return self.session.start_params(
             ["/bin/sh", "-c", script.replace("OUT", str(self.out))],
@@ -60,13 +60,13 @@ class Scene:
         return row
 
     def kill_server(self) -> None:
-        """SIGKILL; return when its successor has our session."""
+        """SIGKILL the server; return when the new server has our session."""
         self.service.signal_server(signal.SIGKILL)
         self.session.reconnect()
         self.service.successor()
 
     def go_on(self, row: EventRow) -> None:
-        """Say the word."""
+        """Let the commands continue."""
         self._words += 1
         line = {"chunk": base64.b64encode(b"go\n").decode(), "writeId": str(self._words)}
         assert self.session.call("process/write", {"processId": row.process_id, **line}) == {
@@ -178,7 +178,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Wait for what happens soon."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + PATIENCE
     while not done():
         assert time.monotonic() < deadline, "nothing came of it"

@@ -1,4 +1,4 @@
-"""A worker of `fs/*` lives on, and what it sees is what a sandbox made now would show.
+"""A worker of `fs/*` serves many requests, and its view is that of a new sandbox.
 
 The kernel takes a mount away together with the name below it, when a process outside removes or replaces it.
 """
@@ -157,7 +157,7 @@ def test_a_worker_is_kept_whatever_else_happens(host: Host, files: Files) -> Non
 
 
 class Launcher(WorkerLauncher):
-    """Starts workers, and lets something happen while their sandboxes are made."""
+    """Starts workers, and runs a function while their sandboxes are made."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         super().__init__(sandboxes, None)
@@ -218,7 +218,7 @@ class Scene:
         return "Read-only file system" in caught.value.message
 
     async def run_another(self) -> None:
-        """Make the sandbox of a command with the same policy, and let it go again."""
+        """Make the sandbox of a command with the same policy, and release it."""
         command = Command("/bin/true", ("/bin/true",), "/", {}, tty=False)
         confinement = await asyncio.to_thread(self.sandboxes.prepare, self.policy, command)
         await asyncio.to_thread(self.sandboxes.release, confinement)

@@ -18,7 +18,7 @@ from tests.support.service_manager import passing
 
 @pytest.fixture
 def unix(folder: Path) -> Iterator[socket.socket]:
-    """What a socket unit with ListenStream=PATH and SocketMode=0600 opens."""
+    """The socket of a unit with ListenStream=PATH and SocketMode=0600."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         os.fchmod(listening.fileno(), 0o600)
         listening.bind(f"{folder}/passed")

@@ -1,4 +1,4 @@
-"""What a server registered is there for the next one, whatever happened in between."""
+"""Descriptors that a server stored are there for the next one, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAZY_S = 0.05
 
 
 def descriptors(pid: int) -> int:
-    """How many a supervisor has, but for what it opens in /proc for a moment."""
+    """The number of a supervisor's descriptors, without those of /proc that it opens for a moment."""
     return sum(not link.startswith("/proc/") for link in open_files(pid))
 
 

@@ -1,4 +1,4 @@
-"""One server follows the other: when, how soon, how often, and what is said about it."""
+"""Restarts of servers: when, how soon, how often, and their log lines."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_the_watchdog_is_fed_while_a_start_waits_and_not_while_a_server_starts(
 
 
 def test_a_service_accepts_within_milliseconds_of_a_bare_interpreter(start: Start, folder: Path) -> None:
-    """In processor time, which does not tell how busy the machine is otherwise."""
+    """In processor time, which does not depend on the load of the machine."""
     environment = {
         "PATH": os.environ["PATH"],
         "XDG_STATE_HOME": str(folder / "state"),

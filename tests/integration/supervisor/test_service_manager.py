@@ -1,4 +1,4 @@
-"""What the service manager hears, and what it may ask for; the server is the fake one."""
+"""Notifications to the service manager, and its requests; the server is the fake one."""
 
 from __future__ import annotations
 

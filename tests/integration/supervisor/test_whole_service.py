@@ -64,7 +64,7 @@ class Service:
         return self.process.wait(PATIENCE)
 
     def end(self) -> None:
-        """However the test went; the server ends when its supervisor does."""
+        """End the service, also after a failed test; the server ends with its supervisor."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

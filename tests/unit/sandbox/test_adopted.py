@@ -1,4 +1,4 @@
-"""A server is killed under its sandboxes; the next one goes on from what was kept, and nothing is left."""
+"""A server with sandboxes is killed; the new one adopts them, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ RecoveryState = tuple[Any, list[int]]
 
 
 class Server:
-    """A server in a process of its own; the test is the supervisor, which keeps what it is given."""
+    """A server in a separate process; the test is the supervisor and keeps the descriptors."""
 
     def __init__(self, state: Path) -> None:
         self._supervisor, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -124,7 +124,7 @@ def start(state: Path) -> Iterator[Callable[[], Server]]:
 
 @pytest.fixture
 def boxes(state: Path) -> Iterator[Sandboxes]:
-    """The next server."""
+    """The new server."""
     boxes = Sandboxes(SandboxOptions(None, False, str(state)), DaemonPaths(), {"PATH": PATH})
     yield boxes
     boxes.close()

@@ -1,4 +1,4 @@
-"""The arguments of bubblewrap: text, and nothing else."""
+"""The arguments of bubblewrap, without running it."""
 
 from __future__ import annotations
 

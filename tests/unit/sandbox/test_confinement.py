@@ -1,4 +1,4 @@
-"""What a confinement makes of a command, and that the command is none the wiser."""
+"""Confinements wrap a command so that the command itself sees no difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a denial: by the reference's words, and by our evidence."""
+"""Denials by the reference's words, and by our evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following paths name by name, and telling what a command could write to."""
+"""Resolving paths name by name, and finding paths that a command could write to."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def ws(base: Path) -> Path:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git as a person would, with settings of no account."""
+    """Run git without the settings of any account."""
     done = subprocess.run(
         ["git", "-c", "protocol.file.allow=always", *arguments],
         cwd=folder,

@@ -74,7 +74,7 @@ def test_a_path_matches_or_not(pattern: str, path: str, answer: bool) -> None:
 
 
 def oracle(pattern: str, path: str) -> bool:
-    """By trying everything: `**` between slashes is any number of names."""
+    """A matcher that tries everything: `**` between slashes is any number of names."""
 
     @cache
     def names(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
@@ -124,7 +124,7 @@ def test_matching_agrees_with_trying_everything(pattern: str, path: str) -> None
 
 
 def backtracking(pattern: str) -> str:
-    """A plain translation, which tries every way and so may take any time: for the answers only."""
+    """A plain translation with backtracking, correct but slow."""
     result = ""
     position = depth = 0
     while position < len(pattern):
@@ -239,7 +239,7 @@ TOO_LARGE_PATTERNS = {
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """The processor time that it takes, the best of three: other programs do not count."""
+    """The processor time of a call, the best of three."""
     taken = []
     for _ in range(3):
         for function in (

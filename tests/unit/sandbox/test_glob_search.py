@@ -55,7 +55,7 @@ def test_links_are_found_and_for_grants_not_followed(base: Path) -> None:
 
 
 def denied(pattern: str, *folders: str, depth: int | None = None) -> list[str]:
-    """Where the matches of a denying pattern lie."""
+    """The matches of a denying pattern, relative to the folder."""
     return sorted({os.path.realpath(path) for path in found(pattern, *folders, depth=depth, denies=True)})
 
 
@@ -266,7 +266,7 @@ def test_all_patterns_of_a_policy_share_one_budget(base: Path, monkeypatch: pyte
 
 @pytest.fixture
 def too_deep(base: Path) -> Iterator[Path]:
-    """Folders in each other, deeper than any path can say."""
+    """Nested folders, deeper than any path can name."""
     home = os.open(".", os.O_PATH)
     levels = 30
     os.chdir(base)
@@ -326,7 +326,7 @@ def test_an_error_with_a_folder_that_is_there_is_not_passed_over(base: Path) -> 
 
 @pytest.fixture
 def ordinary() -> Iterator[Path]:
-    """A folder of a user to whom modes apply, and we are that user."""
+    """A folder of an ordinary user, and the test runs as that user."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     as_root = os.geteuid() == 0
     if as_root:

@@ -1,4 +1,4 @@
-"""What Landlock can enforce, and that it does."""
+"""The views that Landlock can enforce, and their enforcement."""
 
 from __future__ import annotations
 

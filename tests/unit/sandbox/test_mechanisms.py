@@ -1,4 +1,4 @@
-"""Each mechanism's check, with faults that are caused where a test can, and files of other machines."""
+"""The check of each mechanism, with simulated faults and with files of other machines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(folder: Path, **files: str) -> str:
 
 
 def in_namespace(script: str, expression: str) -> str:
-    """What an expression says in a user namespace that a shell prepared."""
+    """The value of an expression in a user namespace that a shell has prepared."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from execserver.sandbox.diagnostics import mechanisms\n"

@@ -1,4 +1,4 @@
-"""Nothing is left behind by those who are killed."""
+"""Killed daemons leave no mount points behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that programs outside trust stay as they are, whatever a command finds in their place."""
+"""Names that programs outside trust cannot be changed by commands."""
 
 from __future__ import annotations
 

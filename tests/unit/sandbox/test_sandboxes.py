@@ -150,7 +150,7 @@ def test_a_link_that_takes_a_protected_place_at_the_last_moment_is_refused(
 
 
 def bind_fd(base: Path) -> bool:
-    """Whether this machine's bubblewrap takes what is to be bound as descriptors."""
+    """Whether this machine's bubblewrap accepts descriptors for mounts."""
     return "bind-fd" in probe(None, str(base), PATH).features
 
 

@@ -23,7 +23,7 @@ def made(policy: Policy) -> Profile:
 
 
 def section(text: str, head: str) -> str:
-    """The rule that begins so, with all of its parentheses."""
+    """The rule with this beginning, up to its closing parenthesis."""
     start = text.index(head)
     level = 0
     for position in range(start, len(text)):

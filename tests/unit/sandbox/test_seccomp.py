@@ -1,4 +1,4 @@
-"""What the filters say of calls, judged by an interpreter, for both machines."""
+"""The filters' answers to calls, by an interpreter, for both machines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SINCE_5_1 = _table("""
 IO_URING = ("io_uring_setup", "io_uring_enter", "io_uring_register")
 KEYS_AND_BPF = ("bpf", "keyctl", "add_key", "request_key")
 TRACING = {"ptrace": 1, "process_vm_readv": 0, "process_vm_writev": 0}
-"""And which argument is the pid."""
+"""With the index of the pid argument."""
 PRIORITIES = {
     "sched_setaffinity": (0,),
     "sched_setattr": (0,),
@@ -61,7 +61,7 @@ PRIORITIES = {
     "setpriority": (0, 0),
     "ioprio_set": (1, 0),
 }
-"""And the arguments by which a thread names itself."""
+"""With the arguments by which a thread names itself."""
 SOCKETS = ("connect", "accept", "accept4", "bind", "listen")
 PAIRS = (
     "getsockname", "getpeername", "shutdown", "sendmsg", "sendmmsg", "recvmsg", "recvmmsg", "recvfrom",

@@ -1,4 +1,4 @@
-"""The private folder, and the empty things in it."""
+"""The private folder, and the empty file and folder in it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_home_folder_that_is_missing_is_not_made_and_the_way_out_is_said(tmp_p
 
 
 def in_namespace(program: str, *before: str) -> str:
-    """What a program prints as root of a user and mount namespace of its own, with an empty /tmp."""
+    """The output of a program that runs as root of a new user and mount namespace, with an empty /tmp."""
     # Empty but for the way to the repository and its interpreter, which may lie there.
     shell = f"""
         mount -t tmpfs tmpfs /mnt

@@ -1,4 +1,4 @@
-"""What a sandbox shows, tried out from the inside, and what a command there cannot turn to its use."""
+"""The view of a sandbox, tested from the inside, and attacks by commands on it."""
 
 from __future__ import annotations
 

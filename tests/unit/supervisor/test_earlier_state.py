@@ -16,7 +16,7 @@ RECORDS = {"instances/7": "", "mount-points/ab": "entry\n", "edits/cd": "staging
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """What an earlier version leaves that was killed."""
+    """The files of an earlier version that was killed."""
     old = tmp_path / "old"
     for folder in ("instances", "mount-points", "edits", "spool", "empty-folder"):
         (old / folder).mkdir(parents=True, mode=0o700)
@@ -40,7 +40,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def records(folder: Path) -> dict[str, str]:
-    """All files below, but for locks and what is no record."""
+    """All records below a folder."""
     found = [path for path in folder.glob("*/*") if path.name != "lock"]
     return {str(path.relative_to(folder)): path.read_text() for path in found}
 
@@ -136,7 +136,7 @@ def test_who_kept_state_elsewhere_before_takes_nothing(
 
 
 class KilledError(BaseException):
-    """As a kill: nothing catches it."""
+    """Like a kill, it is not caught."""
 
 
 @pytest.mark.parametrize("step", range(40))
@@ -144,7 +144,7 @@ def test_a_kill_at_any_step_loses_nothing_and_doubles_nothing(
     step: int, old: Path, new: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class DyingOs:
-        """The module, which is never there again after so many changes of the disk."""
+        """The module, with a simulated kill after a number of changes of the disk."""
 
         left = step
 

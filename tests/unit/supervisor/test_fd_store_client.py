@@ -15,7 +15,7 @@ from execserver.supervisor.packets import ChannelError, channel_pair
 
 
 class Rig:
-    """A client, and the supervisor's ends in the test's hands."""
+    """A client, and the supervisor's ends of its channel."""
 
     def __init__(self) -> None:
         self.ours, theirs = channel_pair()

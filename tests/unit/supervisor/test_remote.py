@@ -1,4 +1,4 @@
-"""The registry among the listeners: which URLs are accepted, from where, and what is kept for the servers."""
+"""The registry as a listener: accepted URLs, their sources, and the file in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reads_stdin(arguments: list[str], environment: dict[str, str] | None = None)
 
 @pytest.fixture
 def stdin() -> Iterator[int]:
-    """The writing end of what is our standard input meanwhile."""
+    """The write end of a pipe that replaces stdin."""
     kept = os.dup(0)
     reading, writing = os.pipe()
     os.dup2(reading, 0)
