@@ -93,7 +93,7 @@ def file_requests(host: Host, path: str, copy: str, sandbox: Json) -> dict[str, 
 
 @pytest.mark.statement("C16", "C52")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_a_link_leads_to_is_denied_by_all_its_names(anyones_host: Host, case: Case) -> None:
+def test_the_target_of_a_link_is_denied_by_all_its_names(anyones_host: Host, case: Case) -> None:
     tree, sandbox = laid_out(anyones_host, case)
     encoded = base64.b64encode(SECRET.encode()).decode()
     for way in (case.secret, *case.ways):

@@ -105,7 +105,7 @@ def test_a_killed_server_leaves_the_old_tree_or_the_new_one(
     assert scene.records == []
 
 
-def test_what_a_dead_server_has_begun_is_ended_within_the_same_sandbox(
+def test_edits_of_a_dead_server_are_completed_in_the_same_sandbox(
     make_scene: Callable[..., Scene],
 ) -> None:
     scene = make_scene("edits-recorded")

@@ -140,7 +140,7 @@ def test_a_terminate_ends_everything_in_a_sandbox_whose_server_is_gone(scene: Sc
     assert os.listdir(scene.ws) == []
 
 
-def test_what_ends_while_there_is_no_server_is_cleaned_up_by_the_next(scene: Scene) -> None:
+def test_a_sandbox_that_ends_without_a_server_is_cleaned_up_by_the_next(scene: Scene) -> None:
     os.mkfifo(scene.ws / "gate")
     row = scene.start("exec 3<>gate; echo ready; read word <&3; exit 4", [])
     scene.service.signal_server(signal.SIGKILL)

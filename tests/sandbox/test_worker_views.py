@@ -328,7 +328,7 @@ async def test_a_name_that_changes_while_a_worker_starts_is_read_only_all_the_sa
     assert len(scene.launcher.started) == 2
 
 
-async def test_what_changes_all_the_time_is_told_and_nothing_is_left_of_the_attempts(scene: Scene) -> None:
+async def test_a_path_that_keeps_changing_is_an_error_and_leaves_nothing_behind(scene: Scene) -> None:
     scene.fill()
     await scene.make(scene.workspace / "a", policy_for(scene.workspace.parent))
     before = len(os.listdir("/proc/self/fd"))

@@ -57,7 +57,7 @@ def test_passed_sockets_replace_the_default(
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
-def test_what_is_asked_for_comes_on_top(start: Start, folder: Path, unix: socket.socket, how: str) -> None:
+def test_requested_listeners_are_added(start: Start, folder: Path, unix: socket.socket, how: str) -> None:
     if how == "flag":
         service = activate(start, [unix], "--listen", f"unix://{folder}/own")
     else:

@@ -130,7 +130,7 @@ def test_orphans_are_reaped_while_the_service_runs(start: Start, watch: Watch, f
     assert service.process.poll() is None
 
 
-def test_what_the_launcher_s_shell_left_to_us_is_not_killed(start: Start, watch: Watch, folder: Path) -> None:
+def test_children_from_before_the_exec_are_not_killed(start: Start, watch: Watch, folder: Path) -> None:
     launcher = ["sh", "-c", 'sleep 600 & echo $! >"$0"; exec "$@"', str(folder / "pid")]
     service = start("--listen", f"unix://{folder}/a", launcher=launcher, stdout=subprocess.PIPE)
     service.url()

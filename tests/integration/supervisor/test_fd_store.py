@@ -38,7 +38,7 @@ def switches(pid: int) -> int:
     raise LookupError(pid)
 
 
-def test_what_was_kept_comes_back_in_order_after_a_kill(start: Start, folder: Path) -> None:
+def test_stored_descriptors_come_back_in_order_after_a_kill(start: Start, folder: Path) -> None:
     service = FdStoreService(start, folder)
     service.call("keep", 0, 1, "ledger")
     service.call("keep", 7, 1, "first", "second", "third")

@@ -131,7 +131,7 @@ TOUCH = START.replace(b'["/bin/echo","hello"]', b'["/usr/bin/touch","%b"]')
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_what_was_sent_to_a_daemon_without_output_is_done(closed: str, tmp_path: Path) -> None:
+def test_requests_to_a_daemon_without_output_are_executed(closed: str, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with subprocess.Popen(
         ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", EXECSERVER, "serve", "--listen", "stdio"],
@@ -212,7 +212,9 @@ def test_every_server_takes_a_strange_environment_alike(tmp_path_factory: Any) -
         service.end()
 
 
-def test_what_was_ignored_when_the_service_began_is_not_in_the_server(serve: Callable[..., Service]) -> None:
+def test_signals_that_the_launcher_ignored_are_not_ignored_in_the_server(
+    serve: Callable[..., Service],
+) -> None:
     ignoring = serve("/bin/sh", "-c", 'trap "" USR1 INT QUIT; exec "$@"', "sh")
     status = Path(f"/proc/{ignoring.server_pid}/status").read_text()
     ignored = int(status.partition("SigIgn:\t")[2].split()[0], 16)

@@ -129,7 +129,7 @@ def test_a_reload_before_ready_is_kept_from_the_service_manager(start: Start, fo
         assert [list(message) for message in manager.rest()] == [["STOPPING", "STATUS"]]
 
 
-def test_who_stops_does_not_reload(start: Start, folder: Path) -> None:
+def test_a_stopping_service_does_not_reload(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
         service = begin(start, folder, manager, "--fake-stuck")
         manager.until("READY")

@@ -308,7 +308,7 @@ def test_a_server_that_is_killed_while_it_lets_go_leaves_the_rest_to_the_next(
 
 
 @pytest.mark.parametrize("change", ["version", "backend", "mount_points", "policy", "nothing", "list"])
-def test_what_cannot_be_understood_is_swept_at_its_end_and_proves_no_denial(
+def test_an_unknown_sandbox_is_swept_at_its_end_and_proves_no_denial(
     start: Callable[[], Server], boxes: Sandboxes, ws: Path, state: Path, change: str
 ) -> None:
     server = start()
@@ -391,7 +391,7 @@ def test_a_description_goes_through_json_whatever_the_paths_are(boxes: Sandboxes
     assert os.listdir(odd) == []
 
 
-def test_what_needs_nothing_on_the_host_is_released_at_once(boxes: Sandboxes) -> None:
+def test_a_sandbox_that_needs_nothing_on_the_host_is_released_at_once(boxes: Sandboxes) -> None:
     limits = policy(("/", READ))
     confinement = boxes.prepare(limits, _command("/"))
     description, fds = confinement.recovery_state()

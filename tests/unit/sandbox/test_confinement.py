@@ -140,7 +140,7 @@ def test_a_command_sees_the_name_that_it_was_given(rig: Rig, name: str) -> None:
     assert ran.output.startswith(f"{name}|-c|")
 
 
-def test_what_gives_a_command_its_name_runs_nothing_else(rig: Rig, base: Path) -> None:
+def test_setting_argv_0_runs_nothing_else(rig: Rig, base: Path) -> None:
     (base / "startup").write_text("echo from the startup file\n")
     ran = rig.run(
         policy(("/", READ)),

@@ -184,7 +184,7 @@ def test_matching_without_trying_again_gives_the_same_answers(pattern: str, path
             assert matches((pattern,), path) is any(map(plain.fullmatch, above)), path
 
 
-def test_what_lies_in_a_folder_that_matches_matches_too() -> None:
+def test_paths_below_a_matching_folder_match_too() -> None:
     assert matches(("/w/*.d",), "/w/a.d/b/c")
     assert matches(("/w/*.d",), "/w/a.d")
     assert not matches(("/w/*.d",), "/w/a/b.d")
@@ -269,7 +269,7 @@ def test_no_pattern_and_path_take_long_together(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", TOO_LARGE_PATTERNS.values(), ids=TOO_LARGE_PATTERNS)
-def test_what_would_take_long_is_refused_at_once(pattern: str) -> None:
+def test_patterns_that_would_take_long_are_refused_at_once(pattern: str) -> None:
     def refused() -> None:
         with pytest.raises(InvalidRequest, match=r"use a shorter one|use fewer braces") as caught:
             require_few((pattern,))

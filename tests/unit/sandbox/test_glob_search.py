@@ -29,7 +29,7 @@ def make(base: Path, *names: str) -> list[str]:
     return [str(base / name) for name in names]
 
 
-def test_what_matches_is_found_hidden_or_not(base: Path) -> None:
+def test_matches_are_found_hidden_or_not(base: Path) -> None:
     expected = make(base, ".env", ".hidden/.env", "a/b/c/.env")
     make(base, "a/env", ".envrc")
     assert found(f"{base}/**/.env") == sorted(expected)
@@ -289,7 +289,7 @@ def too_deep(base: Path) -> Iterator[Path]:
         os.close(home)
 
 
-def test_what_is_too_deep_for_a_path_is_an_error_and_not_passed_over(too_deep: Path) -> None:
+def test_a_path_that_is_too_deep_is_an_error(too_deep: Path) -> None:
     with pytest.raises(InvalidRequest, match="paths are too long; remove these folders"):
         found(f"{too_deep}/**/.env", denies=True)
 

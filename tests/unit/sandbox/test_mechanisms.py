@@ -66,7 +66,7 @@ def test_a_kernel_without_user_namespaces_is_told_with_the_setting() -> None:
     assert "name='seccomp', status='ok'" in seccomp
 
 
-def test_what_only_bubblewrap_may_do_is_no_fault_when_it_works() -> None:
+def test_a_mechanism_that_only_bubblewrap_may_use_is_ok_when_it_works() -> None:
     said = in_namespace("echo 0 >/proc/sys/user/max_user_namespaces", "mechanisms.kernel(True, 'bwrap')")
     assert said.count("status='ok'") == 5
     assert said.count("but for bubblewrap") == 4

@@ -96,7 +96,7 @@ def test_one_folder_by_two_spellings_is_one_folder(points: MountPoints, workspac
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "empty folder", "link", "dangling link"])
-def test_what_the_user_has_there_is_foreign_and_stays(
+def test_files_of_the_user_are_foreign_and_stay(
     kind: str, points: MountPoints, workspace: Path, state: Path
 ) -> None:
     path = workspace / ".git"
@@ -165,7 +165,7 @@ def test_a_folder_removed_in_use_is_made_again_for_the_next_user(
     assert entries(state) == []
 
 
-def test_what_took_the_place_of_a_folder_stays(points: MountPoints, workspace: Path, state: Path) -> None:
+def test_a_folder_that_replaced_ours_stays(points: MountPoints, workspace: Path, state: Path) -> None:
     path = workspace / ".git"
     lease = points.acquire([str(path)])
     path.rename(workspace / "moved")
@@ -277,7 +277,7 @@ def test_threads_share_what_they_use(points: MountPoints, workspace: Path) -> No
     assert os.listdir(workspace) == ["a.txt"]
 
 
-# What cannot be done.
+# Failures.
 
 
 @pytest.mark.parametrize(

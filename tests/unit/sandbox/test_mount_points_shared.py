@@ -100,7 +100,7 @@ def test_the_next_start_removes_what_the_killed_left_and_nothing_else(
     assert entries(state) == []
 
 
-def test_what_the_killed_left_is_taken_over_by_who_needs_it(
+def test_a_folder_of_a_killed_daemon_is_taken_over_by_the_next_user(
     daemons: list[Daemon], points: MountPoints, workspace: Path, state: Path
 ) -> None:
     path = f"{workspace}/.git"

@@ -242,7 +242,7 @@ def is_alive(pid: int) -> bool:
 _PROBING = "import sys; from execserver.sandbox.diagnostics.probe import probe; probe(*sys.argv[1:])"
 
 
-def test_what_a_killed_probe_left_is_removed_by_one_that_begins_a_minute_later(
+def test_files_of_a_killed_probe_are_removed_by_a_probe_a_minute_later(
     fake: Fake, state: Path, tmp_path: Path
 ) -> None:
     pid = tmp_path / "pid"

@@ -144,7 +144,7 @@ def test_an_entry_for_one_that_is_a_link_lifts_its_protection_as_the_refusal_say
     (ws / name).symlink_to(base / "dotfiles")
     with pytest.raises(InvalidRequest, match=f"or add an entry with access `write` for {ws}/{name}"):
         rig.build_view(workspace(ws))
-    # What a link leads to that can be replaced is not granted with it.
+    # The target of a replaceable link is not granted with the link.
     rig.run(workspace(ws, (ws / name, WRITE)), f"echo 1 > {ws}/n; echo 1 > {ws}/{name}/n")
     assert (ws / "n").exists()
     assert not (base / "dotfiles" / "n").exists()

@@ -143,7 +143,7 @@ def test_typing_into_the_terminal_is_always_refused(machine: str, which: Filter,
 
 @pytest.mark.parametrize("which", FILTERS)
 @pytest.mark.parametrize("name", ["read", "write", "sendmsg", "recvmsg", "recvfrom", "execve", "kill"])
-def test_what_programs_live_on_is_always_allowed(machine: str, which: Filter, name: str) -> None:
+def test_calls_that_every_program_needs_are_always_allowed(machine: str, which: Filter, name: str) -> None:
     assert verdict(machine, which, name) == ALLOWED
 
 
@@ -292,7 +292,7 @@ def test_threads_forks_and_own_copies_are_made_as_ever(machine: str) -> None:
 
 @pytest.mark.parametrize("which", FILTERS)
 @pytest.mark.parametrize("name", PAIRS)
-def test_what_the_ends_of_a_pair_need_is_always_allowed(machine: str, which: Filter, name: str) -> None:
+def test_calls_for_the_ends_of_a_pair_are_always_allowed(machine: str, which: Filter, name: str) -> None:
     assert verdict(machine, which, name, 3, 0x1000, 1, 0, 0x1000, 16) == ALLOWED
 
 

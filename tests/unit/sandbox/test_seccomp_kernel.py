@@ -172,7 +172,7 @@ def test_bash_does_not_take_the_filter_for_a_remote_shell(run: Runner, tmp_path:
     assert run(OFFLINE, ["-c", act]).stdout == "script\n"
 
 
-def test_what_the_kernel_would_do_fails_with_eperm_inside(run: Runner) -> None:
+def test_calls_that_the_kernel_allows_fail_with_eperm_inside(run: Runner) -> None:
     outside = probe(run, None)
     inside = probe(run, OFFLINE_ALONE)
     refused = names(*REFUSED, *ALONE)

@@ -120,7 +120,7 @@ def test_a_home_folder_on_a_read_only_file_system_is_named() -> None:
     assert "--spool-dir" in said
 
 
-def test_who_makes_the_old_name_in_tmp_first_changes_nothing() -> None:
+def test_a_folder_with_the_old_name_in_tmp_changes_nothing() -> None:
     program = (
         "import os\n"
         "from execserver.sandbox.state_folder import open_state_folder\n"
@@ -181,7 +181,7 @@ def test_an_existing_folder_keeps_what_is_in_it(tmp_path: Path) -> None:
     assert os.listdir(path) == ["x"]
 
 
-# What is refused.
+# Refused folders.
 
 
 @pytest.mark.parametrize(

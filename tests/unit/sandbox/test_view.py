@@ -176,7 +176,7 @@ def test_a_writable_root_that_is_missing_makes_nothing_writable(rig: Rig, ws: Pa
 
 
 @pytest.mark.parametrize("access", [READ, DENY], ids=["read", "deny"])
-def test_what_must_not_be_written_and_is_missing_cannot_be_made(rig: Rig, ws: Path, access: object) -> None:
+def test_a_missing_read_only_path_cannot_be_created(rig: Rig, ws: Path, access: object) -> None:
     limits = workspace(ws, Rule(str(ws / "x" / "y"), READ if access is READ else DENY))
     ran = rig.run(limits, f"mkdir -p {ws}/x/y || echo closed; rmdir {ws}/x || echo stays")
     assert "closed" in ran.output
@@ -184,7 +184,7 @@ def test_what_must_not_be_written_and_is_missing_cannot_be_made(rig: Rig, ws: Pa
     assert sorted(os.listdir(ws)) == ["a.txt"]
 
 
-def test_what_may_be_missing_is_not_guarded(rig: Rig, ws: Path) -> None:
+def test_a_path_that_may_be_missing_is_not_guarded(rig: Rig, ws: Path) -> None:
     rig.run(workspace(ws, Rule(str(ws / "x"), DENY, skip_missing=True)), f"mkdir {ws}/x")
     assert (ws / "x").is_dir()
 
@@ -251,7 +251,7 @@ def test_a_link_that_one_command_plants_is_no_grant_for_the_next(
     else:
         assert "hidden text" not in ran.output or grant(planted).access("/") is READ
     assert sorted(os.walk(out)) == before
-    # The folder itself may be named, by those who mean it.
+    # An entry may name the folder itself.
     rig.run(workspace(out), f"echo 1 > {out}/n")
     assert (out / "n").exists()
 
@@ -280,7 +280,7 @@ def test_settings_that_the_next_daemon_would_read_are_not_made_in_a_writable_hom
     assert (ws / SETTINGS).read_text() == "forged\n"
 
 
-def test_what_the_daemon_executes_is_read_only_wherever_it_lies(rig: Rig, ws: Path, tmp_path: Path) -> None:
+def test_files_that_the_daemon_executes_are_read_only_everywhere(rig: Rig, ws: Path, tmp_path: Path) -> None:
     venv.create(ws / ".venv", symlinks=True)
     python = ws / ".venv/bin/python"
     paths = f"import sys; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
@@ -452,13 +452,11 @@ def test_a_program_that_cannot_be_read_is_refused(rig: Rig, ws: Path) -> None:
         build_view(limits, rig.own, RequiredPaths(str(ws), None, ("/usr/bin/setsid",)))
 
 
-def test_what_is_missing_is_left_to_the_spawn_to_complain_about(rig: Rig, ws: Path) -> None:
+def test_a_missing_program_is_left_to_the_spawn_to_report(rig: Rig, ws: Path) -> None:
     assert build_view(workspace(ws), rig.own, RequiredPaths(str(ws / "no"), str(ws / "none"))).base == "read"
 
 
-def test_what_a_request_needs_beside_is_readable_whatever_the_policy_says(
-    rig: Rig, ws: Path, out: Path
-) -> None:
+def test_extra_paths_are_readable_under_every_policy(rig: Rig, ws: Path, out: Path) -> None:
     limits = policy((ws, WRITE), (out, DENY), minimal=True)
     view = build_view(
         limits, rig.own, RequiredPaths(str(ws), None, (), (str(out / "secret"), str(out / "none")))
@@ -475,7 +473,7 @@ def test_no_entries_at_all_let_nothing_run(rig: Rig) -> None:
 # -- what is our own
 
 
-def test_what_is_our_own_is_hidden_also_in_a_workspace(rig: Rig, ws: Path) -> None:
+def test_the_daemon_s_own_files_are_hidden_also_in_a_workspace(rig: Rig, ws: Path) -> None:
     (ws / "run").mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(ws / "run" / "s"))

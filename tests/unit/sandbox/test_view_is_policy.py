@@ -131,7 +131,7 @@ def _made(case: Case, top: Path) -> Policy:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
-def test_what_can_be_read_and_written_is_what_the_policy_says(rig: Rig, case: Case) -> None:
+def test_access_in_the_sandbox_equals_the_policy(rig: Rig, case: Case) -> None:
     top = Path(rig.state).parent / "top"
     limits = _made(case, top)
     oracle = Oracle(limits)

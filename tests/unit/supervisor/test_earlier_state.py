@@ -68,7 +68,7 @@ def test_without_an_old_place_nothing_that_comes_later_is_taken(
 
 
 @pytest.mark.parametrize("used", RECORDS)
-def test_what_a_living_daemon_uses_stays_and_is_taken_when_it_is_dead(
+def test_records_of_a_running_daemon_are_migrated_after_its_death(
     used: str, old: Path, new: Path, environment: dict[str, str]
 ) -> None:
     with open(old / used) as file:
@@ -96,7 +96,7 @@ def test_a_folder_that_took_the_place_of_the_used_one_is_left_alone(
 
 
 @pytest.mark.parametrize("case", ["open", "link", "file", "foreign"])
-def test_what_is_not_ours_alone_is_left_alone_and_said_once(
+def test_a_folder_that_is_not_private_is_ignored_and_reported_once(
     case: str, old: Path, new: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = {
@@ -127,7 +127,7 @@ def test_what_is_not_ours_alone_is_left_alone_and_said_once(
 
 
 @pytest.mark.parametrize("variable", ["XDG_STATE_HOME", "RUNTIME_DIRECTORY"])
-def test_who_kept_state_elsewhere_before_takes_nothing(
+def test_a_daemon_with_another_state_folder_migrates_nothing(
     variable: str, old: Path, new: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     assert migrate(environment | {variable: str(tmp_path)}, str(old)) is None

@@ -184,7 +184,7 @@ def test_another_type_of_socket_is_kept(folder: Path) -> None:
             UnixListener(f"{folder}/s").bind()
 
 
-def test_what_is_no_socket_is_never_removed(folder: Path) -> None:
+def test_a_file_that_is_no_socket_is_never_removed(folder: Path) -> None:
     (folder / "file").write_text("precious")
     (folder / "link").symlink_to("nowhere")
     for name in ("file", "link"):

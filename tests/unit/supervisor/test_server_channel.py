@@ -147,7 +147,7 @@ def test_lost_descriptors_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("data", [b"no json", b"[]", b'{"type": 1}'])
-def test_what_is_no_message_is_an_error(data: bytes) -> None:
+def test_an_invalid_message_is_an_error(data: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.send(data)
     with pytest.raises(ChannelError):
