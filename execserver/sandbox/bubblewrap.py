@@ -1,4 +1,4 @@
-"""What bubblewrap is given: the arguments for a view, files in memory, and a sealed copy of its own program.
+"""Input for bubblewrap: the arguments for a view, files in memory, and a sealed copy of its own program.
 
 Bubblewrap makes the namespaces and mounts, loads the seccomp program and execs the command; no helper of
 ours runs inside. All arguments are passed by a descriptor (`--args`), because every user can read a process's
@@ -33,9 +33,7 @@ _ELF = b"\x7fELF"
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """Files of the host that are mounted: an empty file and an empty folder of mode 000, as masks, and device
-    nodes.
-    """
+    """Files of the host that are mounted: an empty file and folder of mode 000 as masks, and device nodes."""
 
     empty_file: str
     empty_folder: str

@@ -103,8 +103,10 @@ def resolve_path(
 
 
 def writable_inside(folder: str) -> bool:
-    """Whether a process of this user *without capabilities*, like every command in a sandbox, may create and
-    remove names in a folder, by its mode and by the mount options of its file system.
+    """Whether a sandboxed process may create and remove names in a folder.
+
+    Such a process runs as this user *without capabilities*. The folder's mode and the mount options of its
+    file system decide.
     """
     try:
         status = os.stat(folder)

@@ -198,7 +198,7 @@ class _Search:
 
 
 def _follow(link: str, budget: Budget) -> tuple[ResolvedPath, list[str]] | None:
-    """Where a link leads, and the last names of the links on the way, each in the text of the one before.
+    """The target of a link, and the last names in the texts of the links on the way.
 
     Returns:
         None when it leads nowhere now, to the kernel's files, or for each process to a different target.

@@ -219,8 +219,10 @@ class Ruleset:
         )
 
     def restrict_self(self, program: bytes) -> None:
-        """Limit the calling thread and its children permanently: no new privileges, no capabilities, these
-        rules, and a seccomp filter (`seccomp.program(…, namespaces_denied=True)`).
+        """Limit the calling thread and its children permanently.
+
+        The limits: no new privileges, no capabilities, these rules, and a seccomp filter
+        (`seccomp.program(…, namespaces_denied=True)`).
 
         Raises:
             OSError: the kernel refused; the thread may have some of the limits.

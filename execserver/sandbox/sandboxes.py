@@ -320,9 +320,7 @@ class Sandboxes:
 
 
 def _hold(seen: view.View) -> dict[str, int]:
-    """Open the view's writable mounts, so that no process can replace one by a link before bubblewrap mounts
-    it.
-    """
+    """Open the view's writable mounts, so that none can be replaced by a link before it is mounted."""
     held: dict[str, int] = {}
     try:
         for mount in seen.mounts:

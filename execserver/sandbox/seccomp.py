@@ -336,8 +336,9 @@ def _examine_vsock(code: Assembler) -> None:
 
 
 def _examine_flags(code: Assembler, *, forbidden: int) -> None:
-    """For `clone` and `unshare`: the flags are the first argument on both machines. The kernel ignores its
-    upper 32 bits (`clone`) or fails if one is set (`unshare`).
+    """For `clone` and `unshare`: refuse flags of namespaces, in the first argument on both machines.
+
+    The kernel ignores its upper 32 bits (`clone`) or fails if one is set (`unshare`).
     """
     _load_argument(code, 0)
     code.if_any_bit(forbidden, then="refuse")

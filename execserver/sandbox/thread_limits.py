@@ -111,8 +111,9 @@ def deny_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities of the calling thread. After `deny_new_privileges` its children have none
-    either, also as uid 0.
+    """Give up all capabilities of the calling thread.
+
+    After `deny_new_privileges` its children have none either, also as uid 0.
 
     Raises:
         OSError: the kernel refused.

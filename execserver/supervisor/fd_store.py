@@ -1,15 +1,16 @@
-"""The descriptor fd_store: what a server wants to outlive it (messages and slots: `fd_store_protocol.py`).
+"""The fd store: descriptors of a server that outlive it (messages and slots: `fd_store_protocol.py`).
 
-1. Nothing is asked about a descriptor but the pid behind the pidfd in slot `PROCESS`, and that only when
-   the server that registered it is dead: from then on the process is a child of ours (`adopt`).
-2. An adopted process that ended is told to every server until one confirms or releases it, and not reaped
-   before (`must_not_reap`).
-3. Reading is lazy: the first message wakes us, the rest of 50 ms is read in one go. A nudge ends the wait.
-   Nothing is lost by it: messages outlive their sender, and are read to the end after its death.
-4. A number whose descriptors did not all arrive is *broken*: it is dropped, said once, and handed to nobody;
-   the next server kills what bears its tag.
-5. Towards the server nothing waits: what does not fit is sent when there is room. What is to be sent is
-   looked up at that moment, so it may be replaced or released meanwhile.
+1. A descriptor is never examined, except the pidfd in slot `PROCESS` for its pid, and that only when the
+   server that stored it is dead: from then on the process is a child of ours (`adopt`).
+2. The end of an adopted process is sent to every server until one confirms or releases it; until then the
+   process is not reaped (`must_not_reap`).
+3. Reading is lazy: the first message starts a wait of 50 ms, after which all messages are read at once. A
+   nudge ends the wait. No message is lost: messages outlive their sender, and are read to the end after its
+   death.
+4. A number whose descriptors did not all arrive is *broken*: it is dropped, reported once, and not handed
+   over; the new server kills the processes with its tag.
+5. Sending never blocks: a message that does not fit is sent later. Its content is looked up when it is sent,
+   so it may be replaced or released before.
 """
 
 from __future__ import annotations
@@ -38,31 +39,32 @@ from execserver.supervisor.loop import Loop
 from execserver.supervisor.packets import ChannelError, channel_pair
 
 LAZY_S = 0.05
-# Our own work needs these even when what is kept fills the descriptor table: channels, pidfds, /proc.
+# Left free for our own work when the stored descriptors fill the table: channels, pidfds, /proc.
 _RESERVED_DESCRIPTORS = 64
-# The user's descriptors in flight are at their limit; no event tells when they are not.
+# Interval of retries while the user's descriptors in flight are at their limit; there is no event for its
+# end.
 _CROWDED_RETRY_S = 0.01
 
 
 class _Entry:
-    """What is kept under one number."""
+    """The slots of one number."""
 
     def __init__(self) -> None:
         self.slots: dict[int, list[int]] = {}
         self.pid: int | None = None
-        """Of an adopted process; None before, and when its end is confirmed."""
+        """Of an adopted process; None before, and after its end is confirmed."""
         self.adopted = False
         self.status: int | None = None
 
 
 class FdStore:
-    """What is kept, and the channel to the server of the moment."""
+    """The stored descriptors, and the channel to the current server."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._entries: dict[int, _Entry] = {}
         self._numbers: dict[int, int] = {}
-        """The numbers of adopted processes whose end nobody confirmed, by pid."""
+        """The numbers of adopted processes whose end is not confirmed, by pid."""
         self._broken: set[int] = set()
         self._channel: socket.socket | None = None
         self._nudge = -1
@@ -71,7 +73,7 @@ class FdStore:
         """(kind, number, slot)"""
 
     def connect(self) -> tuple[socket.socket, int]:
-        """Begin with a new server; returns its ends: the channel and the nudge pipe.
+        """Open the channel for a new server; returns its ends: the channel and the nudge pipe.
 
         Raises:
             OSError: no descriptors or memory.
@@ -89,7 +91,7 @@ class FdStore:
         return theirs, nudge
 
     def disconnect(self) -> None:
-        """Read what a dead server left, and close its channel."""
+        """Read the remaining messages of a dead server, and close its channel."""
         self._unsent.clear()
         if self._channel is None:
             return
@@ -101,7 +103,7 @@ class FdStore:
         self._channel = None
 
     def adopt(self) -> None:
-        """The server is dead: find out which of our children are kept."""
+        """Find the pids of stored processes after the death of their server."""
         for number, entry in self._entries.items():
             if number != SERVICE and not entry.adopted and entry.slots.get(PROCESS):
                 entry.adopted = True
@@ -110,7 +112,7 @@ class FdStore:
                     self._numbers[entry.pid] = number
 
     def hand_over(self) -> None:
-        """Give the new server everything, as fast as it reads."""
+        """Send everything to the new server, as fast as it reads."""
         for number, entry in self._entries.items():
             self._unsent += [(KEPT, number, slot) for slot in entry.slots]
         ended = [number for number in self._numbers.values() if self._entries[number].status is not None]
@@ -119,7 +121,7 @@ class FdStore:
         self._flush()
 
     def must_not_reap(self, pid: int, status: int) -> bool:
-        """Whether the child that ended so is to stay a zombie; the server is told of its end once."""
+        """Whether an ended child has to stay a zombie; its end is sent to the server once."""
         number = self._numbers.get(pid)
         if number is None:
             return False
@@ -132,9 +134,9 @@ class FdStore:
         return True
 
     def look_for_ends(self) -> None:
-        """Look at the adopted processes by their pids.
+        """Check the adopted processes by their pids.
 
-        While a server hangs in the kernel they are its children, not ours, and no signal tells of their end.
+        While a server hangs in the kernel they are its children and not ours, so no signal reports their end.
         """
         for pid in list(self._numbers):
             status = status_of_zombie(pid)
@@ -142,21 +144,21 @@ class FdStore:
                 self.must_not_reap(pid, status)
 
     def read(self) -> None:
-        """Take every message that is there."""
+        """Read all available messages."""
         self._loop.cancel(self.read)
         self._waiting = False
-        # What comes with messages leaves some places in the descriptor table to us.
+        # Descriptors in messages must leave some places in the table free.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft - _RESERVED_DESCRIPTORS, soft // 2), hard))
         try:
-            goes_on = self._read_all()
+            is_open = self._read_all()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if goes_on:
+        if is_open:
             self._watch()
 
     def _read_all(self) -> bool:
-        """False at the end of the channel."""
+        """Read all messages; returns False at the end of the channel."""
         while self._channel is not None:
             try:
                 message = fd_store_protocol.receive(self._channel, socket.MSG_DONTWAIT)
@@ -165,27 +167,27 @@ class FdStore:
             except ChannelError as error:
                 launch.report(str(error))
                 continue
-            except OSError as error:  # no memory; it is still there when we come back
-                launch.report(f"registrations cannot be read: {error}")
+            except OSError as error:  # no memory; the message is read later
+                launch.report(f"messages for the fd store cannot be read: {error}")
                 break
-            if message is None:  # of the server's death its pidfd tells
+            if message is None:  # the server's pidfd reports its death
                 self._loop.forget(self._channel.fileno())
                 return False
             self._take(message)
         return True
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors."""
         self.disconnect()
         for number in list(self._entries):
             self._release(number)
 
     def _watch(self) -> None:
         if self._channel is not None:
-            readable = None if self._waiting else self._first_came
+            readable = None if self._waiting else self._first_message
             self._loop.watch(self._channel.fileno(), readable, self._flush if self._unsent else None)
 
-    def _first_came(self) -> None:
+    def _first_message(self) -> None:
         self._waiting = True
         self._loop.call_in(LAZY_S, self.read)
         self._watch()
@@ -211,7 +213,7 @@ class FdStore:
         number = message.number
         if message.lost and number not in self._broken:
             launch.report(
-                f"descriptor table full: what the server has as number {number} would not survive it"
+                f"descriptor table full: number {number} of the server would not survive the server"
             )
             self._release(number)
             self._broken.add(number)
@@ -244,7 +246,7 @@ class FdStore:
                 _close(descriptors)
 
     def _confirm(self, entry: _Entry) -> None:
-        """From now on it is reaped like everybody else."""
+        """Let the process be reaped like others."""
         if entry.pid is not None:
             del self._numbers[entry.pid]
             entry.pid = None
@@ -258,7 +260,7 @@ class FdStore:
                 break
             except OSError as error:
                 if error.errno in (errno.EPIPE, errno.ECONNRESET):
-                    self._unsent.clear()  # of the server's death its pidfd tells
+                    self._unsent.clear()  # the server's pidfd reports its death
                 else:
                     self._loop.call_in(_CROWDED_RETRY_S, self._flush)
                     return
@@ -281,7 +283,7 @@ class FdStore:
 
 
 def _pid_behind(pidfd: int) -> int | None:
-    """The pid of an unreaped process; None when it is reaped, or when this is no pidfd."""
+    """The pid of an unreaped process; None if it is reaped, or if this is no pidfd."""
     with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
         for line in file:
             if line.startswith(b"Pid:"):
@@ -294,5 +296,5 @@ def _close(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         try:
             os.close(descriptor)
-        except OSError:  # a network file system tells here of what it could not store; it is closed
+        except OSError:  # a network file system may report a failed write here; the descriptor is closed
             continue

@@ -1,7 +1,7 @@
-"""The server's end of the registration channel (messages: `fd_store_protocol.py`).
+"""The client of the fd store, in the server (messages: `fd_store_protocol.py`).
 
-A descriptor that was kept is there for the next server, and a process that was kept is waited for, from the
-moment when the call has returned: messages outlive their sender.
+When a call has returned, the descriptor is safe for the new server, and the process will be waited for, even
+if the server dies at once: messages outlive their sender.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ __all__ = [
     "StoredSlot",
 ]
 
-# In-flight descriptors of one user are limited. The supervisor takes ours within milliseconds; if there is no
-# room after this time, they are somebody else's.
+# In-flight descriptors of one user are limited. The supervisor receives ours within milliseconds; if the
+# limit is still reached after this time, they belong to other programs.
 _CROWDED_S = 2.0
 _CROWDED_RETRY_S = 0.001
 
 
 class StoredSlot(NamedTuple):
-    """What a slot holds. The receiver owns the descriptors (close-on-exec)."""
+    """The content of a slot. The receiver owns the descriptors (close-on-exec)."""
 
     number: int
     slot: int
@@ -69,24 +69,21 @@ class StoredSlot(NamedTuple):
 
 
 class EndedProcess(NamedTuple):
-    """A process that an earlier server started ended; `status` is for `os.waitstatus_to_exitcode`."""
+    """A process of an earlier server that has ended; `status` is for `os.waitstatus_to_exitcode`."""
 
     number: int
     status: int
 
 
 class FdStoreClient:
-    """The server's end: what it sends is kept when it has died, even if it died right after the call.
-
-    Not for several threads at once.
-    """
+    """The client of the fd store. Not for several threads at once."""
 
     def __init__(self, channel: socket.socket, nudge: int) -> None:
-        """A client on these ends.
+        """Use these ends of the channel.
 
         Args:
-            channel: a blocking socket; taken over.
-            nudge: the write end of the pipe that wakes the supervisor; taken over.
+            channel: a blocking socket; belongs to the client from now on.
+            nudge: the write end of the pipe that wakes the supervisor; belongs to the client from now on.
         """
         self._socket = channel
         self._nudge = nudge
@@ -95,50 +92,47 @@ class FdStoreClient:
         self._room.register(channel, select.POLLOUT)
 
     def keep(self, number: int, slot: int, descriptors: Sequence[int], *, urgent: bool = False) -> None:
-        """Have copies kept in the place of what the slot holds.
+        """Store copies of descriptors, which replace the content of the slot.
 
         Args:
             number: 0 for the service, else a process.
             slot: 0 to 255.
             descriptors: at most `MAX_DESCRIPTORS`; none empties the slot.
-            urgent: let go of the replaced ones at once, not within 50 ms: somebody waits for the close.
+            urgent: close the replaced ones at once and not within 50 ms, because a peer waits for the close.
 
         Raises:
-            OSError: ETOOMANYREFS: this user's descriptors in flight are at their limit, and are not ours.
+            OSError: ETOOMANYREFS: other programs of this user hold the limit of descriptors in flight.
         """
         self._send(KEEP, number, slot, descriptors)
         if urgent:
             self._wake()
 
     def release(self, number: int, *, urgent: bool = False) -> None:
-        """Have all slots of a number dropped, and its process reaped, now or when it ends.
+        """Drop all slots of a number, and reap its process, now or when it ends.
 
         Args:
             number: unknown ones are ignored.
-            urgent: at once, not within 50 ms: the other side of a terminal or pipe waits for the close.
+            urgent: at once and not within 50 ms, because the peer of a terminal or pipe waits for the close.
         """
         self._send(RELEASE, number)
         if urgent:
             self._wake()
 
     def drop(self, slots: Sequence[tuple[int, int]]) -> None:
-        """Have (number, slot) emptied, many in one message; `EVERY_SLOT` is a release."""
+        """Empty many (number, slot) with one message; `EVERY_SLOT` releases the number."""
         for first in range(0, len(slots), MAX_DROPS):
             self._when_there_is_room(partial(send_drops, self._socket, slots[first : first + MAX_DROPS]))
 
     def reaped(self, number: int) -> None:
-        """Say that the end of an inherited process is recorded: it is reaped, and told to no later server."""
+        """Confirm that the end of an adopted process is recorded: it is reaped, and not reported again."""
         self._send(REAPED, number)
 
     def fileno(self) -> int:
-        """Readable: `receive` has something to say."""
+        """The descriptor, which is readable when `receive` has a result."""
         return self._socket.fileno()
 
     def receive(self) -> EndedProcess | None:
-        """The next process of an earlier server that ended; None when there is none.
-
-        None also when the supervisor is gone, of which its pidfd tells.
-        """
+        """The next ended process of an earlier server; None if there is none or the supervisor is gone."""
         while True:
             try:
                 message = receive(self._socket, socket.MSG_DONTWAIT)
@@ -150,12 +144,12 @@ class FdStoreClient:
                 return EndedProcess(message.number, message.value)
 
     def take_over(self) -> list[StoredSlot | EndedProcess]:
-        """Wait for everything that the server before us had kept. To be called once, if `Hello.take_over`.
+        """Receive everything that the previous server had stored. Call it once, if `Hello.take_over`.
 
-        A process whose descriptors do not fit in our table is missing, and released.
+        A process whose descriptors do not fit in our descriptor table is missing, and released.
 
         Raises:
-            ChannelError: the supervisor ended, or something of the service itself did not fit.
+            ChannelError: the supervisor ended, or descriptors of the service itself did not fit.
         """
         handed: list[StoredSlot | EndedProcess] = []
         lost: set[int] = set()
@@ -172,7 +166,7 @@ class FdStoreClient:
                 for descriptor in entry.descriptors:
                     os.close(descriptor)
         if failed:
-            raise ChannelError("the supervisor ended during the take-over" if message is None else _FULL)
+            raise ChannelError("the supervisor ended during the takeover" if message is None else _FULL)
         for number in lost:
             self.release(number)
         return [entry for entry in handed if entry.number not in lost]
@@ -197,7 +191,7 @@ class FdStoreClient:
                 self._wake()
                 self._room.poll()
             except (BrokenPipeError, ConnectionResetError):
-                return None  # the supervisor is gone, of which its pidfd tells
+                return None  # the supervisor is gone, and its pidfd reports it
             except OSError as error:
                 now = time.monotonic()
                 crowded_until = crowded_until or now + _CROWDED_S
@@ -210,7 +204,7 @@ class FdStoreClient:
         try:
             os.write(self._nudge, b"\0")
         except (BlockingIOError, BrokenPipeError):
-            return  # it is awake already, or gone
+            return  # it is already awake, or gone
 
 
-_FULL = "the take-over lost descriptors: the descriptor table is full"
+_FULL = "the takeover lost descriptors: the descriptor table is full"

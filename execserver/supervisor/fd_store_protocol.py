@@ -1,24 +1,23 @@
-"""The registration channel: how descriptors of the server come to be kept by the supervisor, and back.
+"""The protocol of the fd store: the server stores descriptors in the supervisor, a new server gets them back.
 
-The messages, for both ends: `fd_store_client.py` is the server's, `fd_store.py` the supervisor's. A message
-is one packet of a SOCK_SEQPACKET pair: `HEADER` and, for KEEP and KEPT, descriptors. Numbers and slots are
-the server's affair; the supervisor knows two things about them:
+`fd_store_client.py` is the server's end, `fd_store.py` the supervisor's. A message is one packet of a
+SOCK_SEQPACKET pair: `HEADER` and, for KEEP and KEPT, descriptors. The server chooses numbers and slots. The
+supervisor has two rules for them:
 
-1. The first descriptor in slot `PROCESS` of a number from 1 on is the pidfd of a process that must be
-   waited for.
-2. What the last server did not release is handed to the next one: each slot as KEPT, each end that nobody
-   confirmed as EXITED, then HANDED.
+1. The first descriptor in slot `PROCESS` of a number from 1 on is the pidfd of a process to wait for.
+2. A new server gets everything that its predecessor did not release: each slot as KEPT, each unconfirmed end
+   as EXITED, then HANDED.
 
     server → supervisor
-      KEEP      number, slot, descriptors: keep these in the place of what the slot holds (none: empty it)
-      RELEASE   number: drop all slots of it, and confirm its end
+      KEEP      number, slot, descriptors: store these instead of the slot's content (none: empty it)
+      RELEASE   number: drop all its slots, and confirm its end
       REAPED    number: its end is recorded, the process may be reaped
       DROP      value, then that many words: empty these slots; each word is a number and, in its last eight
                 bits, a slot, or `EVERY_SLOT` for a RELEASE
     supervisor → server
       KEPT      number, slot, descriptors
-      EXITED    number, value: it ended with this status, as `os.waitpid` gives it
-      HANDED    that was all
+      EXITED    number, value: it ended with this status, as from `os.waitpid`
+      HANDED    the last message
 
 The supervisor reads this channel lazily (`fd_store.py`); a byte in the *nudge* pipe makes it read at once.
 """
@@ -38,12 +37,12 @@ HEADER = struct.Struct("=BBHIQ")
 KEEP, RELEASE, REAPED, KEPT, EXITED, HANDED, DROP = range(1, 8)
 
 SERVICE = 0
-"""The number of what belongs to no process."""
+"""The number of the service itself, which is no process."""
 LEDGER, ARENA, SMALL = 1, 2, 3
 """Slots of the service."""
 PROCESS, DATA, MEMORY, INPUT, STATUS, SANDBOX = 0, 1, 2, 3, 4, 16
-"""Slots of a process: pidfd and our ends, data file, ring in memory, stdin file, the sandbox launcher's
-report, and from `SANDBOX` on the locks of its sandbox."""
+"""Slots of a process: pidfd and our ends of its pipes, data file, ring in memory, stdin file, the sandbox
+launcher's report, and from `SANDBOX` on the locks of its sandbox."""
 
 EVERY_SLOT = 255
 
@@ -51,9 +50,9 @@ MAX_DROPS = 512
 """In one message: 4 KiB."""
 
 MAX_DESCRIPTORS = 200
-"""In one message. The kernel passes 253; the rest is room for whoever adds to a message."""
+"""In one message. The kernel passes 253; the rest is a reserve."""
 
-# A start is told with one message: what it costs there is felt.
+# Computed once, because every process start sends a message.
 _DO_NOT_WAIT, _LEVEL, _KIND = int(socket.MSG_DONTWAIT), int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
 _FEW = [struct.Struct(f"{count}i").pack for count in range(8)]
 
@@ -62,8 +61,10 @@ _RIGHTS_ROOM = socket.CMSG_SPACE(253 * 4)
 
 
 class Message:
-    """One packet. `drops` are the (number, slot) of a DROP. `lost` says that not all its descriptors came;
-    those that did are closed then.
+    """One packet.
+
+    `drops` are the (number, slot) of a DROP. `lost`: whether descriptors are missing; then the others are
+    closed.
     """
 
     __slots__ = ("descriptors", "drops", "kind", "lost", "number", "slot", "value")
@@ -95,7 +96,7 @@ def send(
     value: int = 0,
     descriptors: Sequence[int] = (),
 ) -> None:
-    """Send one message without waiting.
+    """Send one message without blocking.
 
     Raises:
         BlockingIOError: the channel is full.
@@ -111,7 +112,7 @@ def send(
 
 
 def send_drops(channel: socket.socket, drops: Sequence[tuple[int, int]]) -> None:
-    """Send a DROP of at most `MAX_DROPS` (number, slot) without waiting.
+    """Send a DROP of at most `MAX_DROPS` (number, slot) without blocking.
 
     Raises:
         BlockingIOError: the channel is full.
@@ -123,21 +124,21 @@ def send_drops(channel: socket.socket, drops: Sequence[tuple[int, int]]) -> None
 
 
 def receive(channel: socket.socket, flags: int = 0) -> Message | None:
-    """The next message; None when the peer's end is closed.
+    """The next message; None if the peer's end is closed.
 
     Args:
         channel: the socket.
         flags: `socket.MSG_DONTWAIT`, or 0.
 
     Raises:
-        BlockingIOError: nothing is there (with MSG_DONTWAIT).
-        ChannelError: no message of ours.
+        BlockingIOError: no message (with MSG_DONTWAIT).
+        ChannelError: the message is invalid.
     """
     flags |= socket.MSG_CMSG_CLOEXEC
     try:
         data, ancillary, state, _ = channel.recvmsg(_MOST_BYTES, _RIGHTS_ROOM, flags)
     except ConnectionResetError:
-        # The peer ended without reading what we sent. Said once; what it sent comes after.
+        # The peer ended without reading our messages. The error comes once, and its messages follow.
         data, ancillary, state, _ = channel.recvmsg(_MOST_BYTES, _RIGHTS_ROOM, flags)
     descriptors: list[int] = []
     for _, _, content in ancillary:
@@ -152,7 +153,7 @@ def receive(channel: socket.socket, flags: int = 0) -> Message | None:
             os.close(descriptor)
         descriptors = []
     if not fits:
-        raise ChannelError(f"a registration of {len(data)} bytes: supervisor and server differ")
+        raise ChannelError(f"an fd store message of {len(data)} bytes: supervisor and server differ")
     kind, slot, _, value, number = HEADER.unpack_from(data)
     if kind != DROP:
         return Message(kind, slot, value, number, descriptors, lost)

@@ -1,12 +1,12 @@
-"""Records of living instances, so that the next start can sweep after a double kill.
+"""Records of running instances, so that the next start can kill the processes of an instance that was killed.
 
-Supervisor and server watch each other; when both are killed at once nobody is left to kill
-what they ran. So each instance leaves a file `instances/NUMBER`, locked by a descriptor that
-supervisor *and* server hold: a free lock says that both are gone. Whoever finds one kills the
-members of that instance and removes the record.
+Supervisor and server watch each other, but if both are killed at once, their processes survive. So each
+instance has a file `instances/NUMBER`, locked by a descriptor that supervisor *and* server hold: a free lock
+means that both are gone. The next daemon that starts kills the processes of that instance and removes the
+record.
 
-Looking at locks and creating a record happen under the folder's lock: a record is never seen
-between its creation and its locking.
+Records are checked and created under the folder's lock, so no record is seen between its creation and its
+lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from execserver.private_folder import lock, lock_folder, open_private, runtime_f
 
 
 class Record:
-    """One instance's file, open and locked by us."""
+    """The file of an instance, open and locked by us."""
 
     def __init__(self, instance: int, path: str, descriptor: int) -> None:
         self.instance = instance
@@ -27,32 +27,32 @@ class Record:
         self._path = path
 
     def remove(self) -> None:
-        """The instance left nothing behind: remove the file, then give the lock back."""
+        """Remove the file and release the lock, if no process of the instance is left."""
         try:
             os.unlink(self._path)
         except OSError:
-            return  # removed by hand, or its folder was: there is nothing left to remove
+            return  # the file or its folder was removed by hand
         finally:
             self.close()
 
     def close(self) -> None:
-        """Give the lock back; the file stays for the next start."""
+        """Release the lock; the file stays for the next start."""
         os.close(self.descriptor)
 
 
 def claim(environment: Mapping[str, str], instance: int | None = None) -> tuple[Record, list[Record]]:
-    """A record for a new instance, and those of instances that ended without a farewell.
+    """Create a record for a new instance; also returns the records of instances that were killed.
 
     Args:
-        environment: says where records are.
-        instance: the number to take, if there is no record of it.
+        environment: selects the folder of the records.
+        instance: the number to use, unless it has a record.
 
     Raises:
         FolderError: the folder is not private.
         OSError: it cannot be written.
     """
     base = runtime_folder(environment) or state_folder(environment)
-    # systemd creates $RUNTIME_DIRECTORY with 0755: nobody else may *write* it, `instances` is ours alone.
+    # systemd creates $RUNTIME_DIRECTORY with 0755: only we may *write* it, and only we may read `instances`.
     os.close(open_private(base, forbidden=0o022))
     path = f"{base}/instances"
     folder = open_private(path)
@@ -65,7 +65,7 @@ def claim(environment: Mapping[str, str], instance: int | None = None) -> tuple[
 
 
 def sweep(stale: list[Record]) -> list[int]:
-    """Kill what those instances left; returns the pids that did not die, whose records stay."""
+    """Kill the processes of dead instances; returns the pids of survivors, whose records stay."""
     survivors = []
     for record in stale:
         living = kill_members(record.instance)
@@ -78,7 +78,7 @@ def sweep(stale: list[Record]) -> list[int]:
 
 
 def _take(folder: str, name: str) -> Record | None:
-    """The record of that name if its instance is dead."""
+    """The record with this name if its instance is dead."""
     if not (name.isascii() and name.isdigit()):
         return None
     path = f"{folder}/{name}"

@@ -23,7 +23,7 @@ MAX_UNIX_PATH = 107
 
 
 class ListenError(Exception):
-    """What to say on stderr, and the exit code: 1, or 2 for a malformed command line."""
+    """A message for stderr, and the exit code: 1, or 2 for a malformed command line."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class ListenError(Exception):
 
 
 class Listener:
-    """One thing to serve on. `url` and `descriptors` are final after `bind`."""
+    """An address to listen on. `url` and `descriptors` are final after `bind`."""
 
     kind: str
     url: str
@@ -41,15 +41,15 @@ class Listener:
         """Begin to listen.
 
         Raises:
-            ListenError: not possible, and why.
+            ListenError: not possible; the text has the reason.
         """
 
     def close(self) -> None:
-        """Stop listening and remove what `bind` left behind (idempotent)."""
+        """Stop listening and remove the socket file (idempotent)."""
 
 
 class StdioListener(Listener):
-    """The client at our own stdin and stdout."""
+    """The client at stdin and stdout."""
 
     kind = "stdio"
     url = "stdio"
@@ -68,7 +68,7 @@ class TcpListener(Listener):
         self.url = self._url(port)
 
     def bind(self) -> None:
-        """Listen; port 0 becomes the number that the kernel chose."""
+        """Listen; port 0 becomes the port that the kernel chose."""
         listening = socket.socket(self._family, socket.SOCK_STREAM)
         try:
             # A restart must not wait for old connections in TIME_WAIT.
@@ -105,7 +105,7 @@ class UnixListener(Listener):
         self._identity: tuple[int, int] | None = None
 
     def bind(self) -> None:
-        """Listen, in the place of a dead daemon's socket file if there is one."""
+        """Listen; the socket file of a dead daemon is replaced."""
         if len(os.fsencode(self._path)) > MAX_UNIX_PATH:
             raise ListenError(
                 f"cannot listen on {self.url}: the path has {len(os.fsencode(self._path))} bytes, "
@@ -126,16 +126,16 @@ class UnixListener(Listener):
             raise ListenError(f"cannot listen on {self.url}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Remove the file if it is still ours, and stop listening (idempotent)."""
+        """Remove the socket file if it is still ours, and stop listening (idempotent)."""
         if self._socket is None:
             return
         try:
-            # Removed while still listening: until then nobody else takes it for stale.
+            # Removed while still listening, so that no other daemon takes it for stale.
             status = os.lstat(self._path)
             if (status.st_dev, status.st_ino) == self._identity:
                 os.unlink(self._path)
         except OSError:
-            pass  # gone, or out of reach by now: there is nothing left to tidy
+            pass  # gone, or in a folder that cannot be changed any more
         self._socket.close()
         self._socket = None
 
@@ -152,7 +152,7 @@ class UnixListener(Listener):
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(status.st_mode):
-            raise ListenError(f"cannot listen on {self.url}: a file that is no socket is there")
+            raise ListenError(f"cannot listen on {self.url}: the file exists and is no socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             result = probe.connect_ex(self._path)
@@ -170,7 +170,7 @@ class UnixListener(Listener):
     def _bind(self) -> None:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # The file gets the socket's own mode: right from the first moment, without a umask.
+            # The file gets the socket's mode at once, regardless of the umask.
             os.fchmod(listening.fileno(), 0o600)
             listening.bind(self._path)
             status = os.lstat(self._path)

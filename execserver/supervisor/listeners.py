@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from execserver.private_folder import FolderError, state_folder
-from execserver.supervisor.config_file import ConfigFileError, listen_values
+from execserver.supervisor.config_file import ConfigFileError, flag_values, listen_values
 from execserver.supervisor.listener import (
     Listener,
     ListenError,
@@ -22,7 +22,7 @@ from execserver.supervisor.listener import (
 from execserver.supervisor.remote import requested_remote
 
 LISTEN_VARIABLE = "EXECSERVER_LISTEN"
-# All listeners travel in one message of at most 253 descriptors.
+# All listeners are sent in one message of at most 253 descriptors.
 MAX_LISTENERS = 64
 
 _FORMS = "unix:///ABSOLUTE/PATH, ws://IP:PORT, ws://[IPv6]:PORT, stdio"
@@ -31,20 +31,22 @@ _FORMS = "unix:///ABSOLUTE/PATH, ws://IP:PORT, ws://[IPv6]:PORT, stdio"
 def requested(
     arguments: Sequence[str], environment: Mapping[str, str], passed: Sequence[Listener] = ()
 ) -> list[Listener]:
-    """The listeners that the command line asks for, else `EXECSERVER_LISTEN`, else the configuration file,
-    else the default. Not bound. A registry of remote clients (`remote.py`) comes last, and stands in for the
-    default, too. None at all when the file or the registry is no good: the server looks at both and says why.
+    """The listeners that arguments, environment and configuration file ask for, not bound.
 
-    Listeners that the service manager passed come first; they stand in for the default, not for what is
-    asked for.
+    The command line comes before `EXECSERVER_LISTEN`, the configuration file and the default.
+
+    Listeners that the service manager passed come first, a registry of remote clients (`remote.py`) comes
+    last; either replaces the default. The result is empty if the file or the registry settings are invalid:
+    the server checks both and reports the error.
 
     Args:
-        arguments: what follows `serve`. Everything but `--listen` and `--config` is left to the server.
-        environment: for `EXECSERVER_LISTEN` (separated by spaces), `XDG_RUNTIME_DIR` and the file's place.
+        arguments: the command line after `serve`. Only `--listen`, `--config` and the registry are read here.
+        environment: for `EXECSERVER_LISTEN` (separated by spaces), `XDG_RUNTIME_DIR` and the path of the
+        file.
         passed: from socket activation (`activation.py`).
 
     Raises:
-        ListenError: a value is not accepted, or one is missing.
+        ListenError: a value is invalid or missing.
     """
     listeners = _requested_here(arguments, environment, passed)
     if listeners is None:
@@ -62,7 +64,7 @@ def requested(
 def _requested_here(
     arguments: Sequence[str], environment: Mapping[str, str], passed: Sequence[Listener]
 ) -> list[Listener] | None:
-    """What is to be listened on, perhaps nothing; None when the file is no good."""
+    """The requested listeners without the registry, perhaps none; None if the file is invalid."""
     if values := _flag_values(arguments):
         return listeners_from(values, passed)
     if values := environment.get(LISTEN_VARIABLE, "").split():
@@ -77,10 +79,10 @@ def _requested_here(
 
 
 def listeners_from(values: Sequence[str], passed: Sequence[Listener] = ()) -> list[Listener]:
-    """The passed listeners and one for each URL. Not bound.
+    """The passed listeners and one for each URL, not bound.
 
     Raises:
-        ListenError: a value is not accepted, or they do not go together.
+        ListenError: a value is invalid, or the listeners cannot be combined.
     """
     listeners = [*passed, *map(parse, values)]
     if sum(listener.kind == "stdio" for listener in listeners) > 1:
@@ -91,10 +93,10 @@ def listeners_from(values: Sequence[str], passed: Sequence[Listener] = ()) -> li
 
 
 def default_listener(environment: Mapping[str, str]) -> UnixListener:
-    """The socket in a folder that only this user can enter.
+    """The default socket, in a folder that only this user can enter.
 
     Raises:
-        ListenError: neither XDG_RUNTIME_DIR nor a home folder says where.
+        ListenError: neither XDG_RUNTIME_DIR nor a home folder is known.
     """
     base = environment.get("XDG_RUNTIME_DIR", "")
     try:
@@ -106,10 +108,10 @@ def default_listener(environment: Mapping[str, str]) -> UnixListener:
 
 
 def parse(value: str) -> Listener:
-    """One listen URL.
+    """The listener for a listen URL.
 
     Raises:
-        ListenError: not one of the accepted forms.
+        ListenError: the value has none of the accepted forms.
     """
     if value in ("stdio", "stdio://"):
         return StdioListener()
@@ -126,7 +128,7 @@ def bind_all(listeners: Sequence[Listener]) -> None:
     """Bind every listener, or none.
 
     Raises:
-        ListenError: one is not possible; the others are closed again.
+        ListenError: one cannot be bound; the others are closed again.
     """
     for index, listener in enumerate(listeners):
         try:
@@ -139,17 +141,10 @@ def bind_all(listeners: Sequence[Listener]) -> None:
 
 def _flag_values(arguments: Sequence[str]) -> list[str]:
     values = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == "--":
-            break
-        if argument == "--listen":
-            value = next(remaining, None)
-            if value is None or value.startswith("-"):
-                raise ListenError(f"--listen needs a value: {_FORMS}", exit_code=2)
-            values.append(value)
-        elif argument.startswith("--listen="):
-            values.append(argument.removeprefix("--listen="))
+    for value in flag_values("--listen", arguments):
+        if value is None:
+            raise ListenError(f"--listen needs a value: {_FORMS}", exit_code=2)
+        values.append(value)
     return values
 
 

@@ -22,29 +22,29 @@ class Loop:
         self._timers: dict[Callback, float] = {}
 
     def watch(self, descriptor: int, readable: Callback | None, writable: Callback | None = None) -> None:
-        """Call these while the descriptor is ready, in the place of what was watched on it."""
+        """Call these while the descriptor is ready; they replace earlier callbacks for it."""
         self.forget(descriptor)
         events = (selectors.EVENT_READ if readable else 0) | (selectors.EVENT_WRITE if writable else 0)
         if events:
             self._selector.register(descriptor, events, (readable, writable))
 
     def forget(self, descriptor: int) -> None:
-        """Watch it no longer (before it is closed); idempotent."""
+        """Stop watching a descriptor, before it is closed (idempotent)."""
         try:
             self._selector.unregister(descriptor)
         except KeyError:
             return
 
     def call_in(self, seconds: float, callback: Callback) -> None:
-        """Call once, in the place of an earlier time for the same callback."""
+        """Call once after a delay, which replaces an earlier one for the same callback."""
         self._timers[callback] = time.monotonic() + seconds
 
     def cancel(self, callback: Callback) -> None:
-        """Forget its time; idempotent."""
+        """Cancel a delayed call (idempotent)."""
         self._timers.pop(callback, None)
 
     def turn(self) -> None:
-        """Wait until something is due, and do it."""
+        """Wait until a descriptor is ready or a timer is due, and call back."""
         wait = None
         if self._timers:
             wait = max(0.0, min(self._timers.values()) - time.monotonic())

@@ -1,13 +1,13 @@
-"""One server after the other (rules 2, 3, 4, 6 of `program.py`): start, death, successor.
+"""Starts and restarts of servers (rules 2, 3, 4, 6 of `program.py`).
 
-The death is told by the server's pidfd. Then its channels are read to the end, and only then it is decided
-what to do. No child is reaped while a dying server may have left us one that is kept.
+The server's pidfd reports its death. Then its channels are read to the end, and only then is the next step
+decided. No child is reaped while a dying server may have left us one of the fd store.
 
-A server that crashes soon after each `ready` is a loop, which costs a processor and helps nobody: from the
-second crash in a row on there is a wait, and it grows. Such a service is not given up, since it does serve in
-between, and its end would be that of every command. SIGKILL from outside is no crash: it says nothing of the
-next server, which starts at once however often it happens. What the kernel kills for want of memory looks the
-same here; under systemd that ends the service (`OOMPolicy=`).
+A server that crashes soon after each `ready` would use a whole processor with restarts, so from the second
+crash in a row on there is a growing wait. The service does not give up, because it serves requests in
+between, and its end would kill every command. A SIGKILL from outside is no crash: it does not predict the
+fate of the next server, which starts at once each time. A kill by the kernel for lack of memory looks the
+same; under systemd it ends the service (`OOMPolicy=`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from execserver.supervisor.packets import ChannelError
 from execserver.supervisor.server_process import ServerProcess
 
 BACKOFF_S = (0, 0.1, 0.4, 1.6, 5)
-"""The wait before a start, by the number of starts in a row before it that did not reach `ready`, and by the
-number of crashes soon after `ready` but one; beyond the last, the last."""
+"""The wait before a start, by the number of failed starts in a row, or by the number of crashes soon after
+`ready`
+minus one; the last value for higher numbers."""
 STEADY_S = 5.0
-"""A server that lives so long after `ready` did not crash of its start: who had lost the connection is back
-by then, and has asked again. As long as the longest wait, so that a loop takes half of the time at most."""
-# How often we look whether the server hangs in the kernel: there is no event for it. A look costs 50 µs.
+"""A server that lives this long after `ready` did not crash at its start: clients have reconnected by then,
+and have
+sent requests. It equals the longest wait, so that a crash loop takes at most half of the time."""
+# The interval of checks whether the server hangs in the kernel: there is no event for it. A check costs 50
+# µs.
 HANG_LOOK_S = 1.0
-# The end of a large process takes a while: its memory is given back before the last thread is gone.
+# The end of a large process takes a while: the kernel frees its memory before the last thread is gone.
 HANG_GRACE_S = 0.5
 
 Start = Callable[[Sequence[int], bool], ServerProcess]
@@ -40,16 +43,16 @@ OnMessage = Callable[[ServerProcess, Mapping[str, object]], None]
 
 
 class Restarter:
-    """The server of the moment, and what becomes of the service when it dies."""
+    """The current server, and the reaction to its death."""
 
     def __init__(self, loop: Loop, manager: ServiceManager, start: Start, on_message: OnMessage) -> None:
-        """Wire it; `begin` starts the first server.
+        """Set up the restarter; `begin` starts the first server.
 
         Args:
-            loop: runs everything.
-            manager: is told of restarts.
-            start: starts a server, given the ends of the registration channel and whether it takes over.
-            on_message: what to do with a message, `ready` included.
+            loop: the supervisor's loop.
+            manager: gets notifications of restarts.
+            start: starts a server, given the ends of the fd store channel and whether the server takes over.
+            on_message: called with each message, including `ready`.
         """
         self._loop = loop
         self._service_manager = manager
@@ -57,26 +60,26 @@ class Restarter:
         self._on_message = on_message
         self._fd_store = FdStore(loop)
         self._hanging: list[ServerProcess] = []
-        """Killed servers that have not ended."""
+        """Killed servers that have not ended yet."""
         self._failures = 0
-        """Starts in a row that did not reach `ready`."""
+        """Failed starts in a row: those that did not reach `ready`."""
         self._early_crashes = 0
-        """Crashes soon after `ready`, since a server last lived longer."""
+        """Crashes soon after `ready`, since the last server that lived longer."""
         self._alone = False
         self._was_ready = False
         self.count = 0
-        """Restarts so far; upgrades are none."""
+        """Restarts so far, without upgrades."""
         self.server: ServerProcess | None = None
         self.stopping = False
-        """Set when the server was asked to stop: its death is the end, with exit code 0."""
+        """Whether the server was asked to stop: its death ends the service with exit code 0."""
         self.exit_code: int | None = None
-        """Of the service, when it is to end."""
+        """The exit code of the service, once it has to end."""
 
     def begin(self, alone: bool) -> None:
         """Start the first server.
 
         Args:
-            alone: it is to have no successor.
+            alone: whether it is the only server, without restarts.
 
         Raises:
             OSError: the program cannot be started.
@@ -86,19 +89,19 @@ class Restarter:
         self._look_for_hang()
 
     def must_not_reap(self, pid: int, status: int) -> bool:
-        """Whether an ended child is not to be reaped by whoever asks."""
+        """Whether an ended child has to stay a zombie."""
         server = self.server
         if server is not None and server.ended():
             self._server_ended()
             if pid == server.pid:
                 return True
         elif server is not None and server.is_dying():
-            # Its last thread has left its children to us, before anybody could ask which of them are kept.
+            # Its children became ours with its last thread, before we know which of them are in the fd store.
             return True
         return self._fd_store.must_not_reap(pid, status)
 
     def close(self) -> None:
-        """Let go of what is kept."""
+        """Close the fd store."""
         self._fd_store.close()
 
     def _start_server(self) -> None:
@@ -140,7 +143,7 @@ class Restarter:
             self._handle_end(self.server, os.waitpid(self.server.pid, 0)[1])
 
     def _look_for_hang(self) -> None:
-        """A server that was killed must not hold up its successor, however long it hangs in the kernel."""
+        """Check whether a killed server hangs in the kernel, which must not delay the new server."""
         self._loop.call_in(HANG_LOOK_S, self._look_for_hang)
         for server in [server for server in self._hanging if server.ended()]:
             self._hanging.remove(server)
@@ -158,7 +161,7 @@ class Restarter:
             self._handle_end(server, None)
 
     def _handle_end(self, server: ServerProcess, status: int | None) -> None:
-        """The server is dead: hear its last words, then go on with another one or end the service."""
+        """Read the last messages of a dead server, then start a new one or end the service."""
         self._read_channel()
         self._fd_store.disconnect()
         self._loop.forget(server.channel.fileno())
@@ -186,7 +189,7 @@ class Restarter:
         code = None if status is None else os.waitstatus_to_exitcode(status)
         if code in (1, 2) and not server.ready:
             if code == 1 and not launch.importable_in_isolation():
-                launch.report("this package is found by PYTHONPATH or in the current folder only; install it")
+                launch.report("this package is found only by PYTHONPATH or in the current folder; install it")
             return code
         launch.report(f"the server {_describe(status)}")
         return 1
@@ -228,7 +231,7 @@ class Restarter:
             self._start_later(f"the server cannot be started: {error}", self._failures)
 
     def _beat_for_server(self) -> None:
-        """The watchdog must not bite while a start waits for its time."""
+        """Ping the watchdog while the next start has to wait."""
         if self.server is None and self._service_manager.beat_seconds is not None:
             self._service_manager.beat()
             self._loop.call_in(self._service_manager.beat_seconds, self._beat_for_server)

@@ -1,21 +1,20 @@
 """The server's end of the channel to the supervisor.
 
-What the server owes the supervisor (messages: `program.py`):
+The duties of the server (messages: `program.py`):
 
-1. `ServerChannel.from_environment()` once, early; keep `Hello.record` open to the end.
-2. Ignore TERM, INT and HUP: the supervisor says `stop`.
-3. Send `ready` when requests are answered, `stopping` when it begins to end by itself; from `ready` on
-   a `beat` from its loop every `hello.beat_seconds`; `reloaded` for every `reload`, or `upgrading` and, soon
-   after it, exit 0, once it is sure that the new code starts.
-4. Watch `fileno()` and `open_supervisor_pidfd(hello.supervisor_pid)`. On `stop`: end all work,
-   exit 0 within 10 s. When the supervisor is *gone* (pidfd readable, `receive()` is None or
-   `SupervisorGoneError`):
+1. Call `ServerChannel.from_environment()` once, early; keep `Hello.record` open to the end.
+2. Ignore TERM, INT and HUP: the supervisor sends `stop`.
+3. Send `ready` when requests are answered, and `stopping` when it ends by itself; from `ready` on a `beat`
+   from its loop every `hello.beat_seconds`; for every `reload` either `reloaded`, or `upgrading` and soon
+   after it exit 0, once the new code is known to start.
+4. Watch `fileno()` and `open_supervisor_pidfd(hello.supervisor_pid)`. On `stop`: end all work, exit 0 within
+   10 s. When the supervisor is *gone* (pidfd readable, `receive()` is None or `SupervisorGoneError`):
    `kill_members(hello.instance, roots=[os.getpid()])`, then exit 1.
-5. With `hello.take_over`: `hello.fd_store.take_over()` before `ready`, once. Whoever bears a tag of the
-   instance then, and was not handed over, is nobody's: kill it.
-6. What is to outlive the server is registered with `hello.fd_store` before anybody is told of it.
-7. Every process is started under `membership.set_own_tag(tag_value(hello.instance, number))`,
-   with the soft limit NOFILE `hello.nofile_soft`.
+5. With `hello.take_over`: call `hello.fd_store.take_over()` before `ready`, once. Kill all other processes
+   with a tag of the instance.
+6. Store descriptors that have to outlive the server in `hello.fd_store` before any client learns of them.
+7. Start every process under `descendants.set_own_tag(tag_value(hello.instance, number))`, with the soft limit
+   NOFILE `hello.nofile_soft`.
 """
 
 from __future__ import annotations
@@ -48,8 +47,10 @@ class SupervisorGoneError(Exception):
 
 
 class PassedListener(NamedTuple):
-    """Something to serve on: `socket` is listening, or `stdio` is (stdin, stdout) of the client, or `memory`
-    is what servers leave to each other about a registry of remote clients (`remote.py`).
+    """A listener that the supervisor has bound.
+
+    `socket` listens, or `stdio` is (stdin, stdout) of the client, or `memory` is the file in memory of a
+    registry of remote clients (`remote.py`).
     """
 
     kind: Literal["unix", "tcp", "stdio", "remote"]
@@ -60,7 +61,7 @@ class PassedListener(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What the supervisor gives the server at its start."""
+    """The first message of the supervisor, with its descriptors."""
 
     instance: int
     supervisor_pid: int
@@ -68,12 +69,12 @@ class Hello(NamedTuple):
     """The soft limit that the service was started with; -1 is unlimited."""
     listeners: tuple[PassedListener, ...]
     take_over: bool
-    """Whether another server was here before us, and left what `fd_store.take_over()` returns."""
+    """Whether a previous server left descriptors, which `fd_store.take_over()` returns."""
     fd_store: FdStoreClient
     record: int | None
-    """A descriptor whose lock says that this instance lives. To be kept open, not to be used."""
+    """A descriptor with the lock of this instance. Keep it open and do not use it."""
     beat_seconds: float | None
-    """The time between two signs of life; None when nobody wants any."""
+    """The interval of `beat` messages; None for none."""
 
 
 class ServerChannel:
@@ -84,10 +85,10 @@ class ServerChannel:
 
     @classmethod
     def from_environment(cls) -> tuple[ServerChannel, Hello]:
-        """Take the channel that the supervisor left, and its first message.
+        """Open the channel to the supervisor, and receive its first message.
 
         Raises:
-            ChannelError: not started by a supervisor, or by one of another version.
+            ChannelError: no supervisor started this process, or one of another version.
         """
         value = os.environ.pop(CHANNEL_VARIABLE, None)
         if value is None:
@@ -100,7 +101,7 @@ class ServerChannel:
         try:
             first = receive_packet(connection)
             if first is None:
-                raise ChannelError("the supervisor ended before it said hello")
+                raise ChannelError("the supervisor ended before its hello")
             return cls(connection), _hello(*first)
         except OSError as error:
             connection.close()
@@ -110,16 +111,16 @@ class ServerChannel:
             raise
 
     def fileno(self) -> int:
-        """For a loop's reader."""
+        """The descriptor, for an event loop."""
         return self._socket.fileno()
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the supervisor's end is closed."""
+        """The next message; None if the supervisor's end is closed."""
         packet = receive_packet(self._socket)
         return None if packet is None else packet[0]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message; waits for room. A supervisor that is gone is not an error: it is watched."""
+        """Send one message; blocks if the channel is full. It is no error if the supervisor is gone."""
         try:
             send_packet(self._socket, message)
         except (BrokenPipeError, ConnectionResetError):
@@ -134,13 +135,13 @@ def open_supervisor_pidfd(pid: int) -> int:
     """A descriptor that becomes readable when the supervisor ends.
 
     Raises:
-        SupervisorGoneError: it ended already.
+        SupervisorGoneError: it has ended.
     """
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         raise SupervisorGoneError(f"the supervisor {pid} is gone") from None
-    # Only while it is our parent is the number certainly the supervisor's.
+    # The pid is certainly the supervisor's only while it is our parent.
     if os.getppid() != pid:
         os.close(descriptor)
         raise SupervisorGoneError(f"the supervisor {pid} is gone")
@@ -151,7 +152,7 @@ def _hello(message: dict[str, Any], descriptors: list[int]) -> Hello:
     if message.get("type") != "hello" or message.get("version") != VERSION:
         raise ChannelError(
             f"supervisor and server differ: this server speaks version {VERSION}, "
-            f"the supervisor said {message.get('type')} version {message.get('version')}"
+            f"the supervisor sent {message.get('type')} version {message.get('version')}"
         )
     remaining = iter(descriptors)
     listeners = []

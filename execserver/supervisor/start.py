@@ -1,8 +1,8 @@
-"""The start of the service: the first server is there before anything else, and loads what it needs while
-the supervisor loads itself, binds and claims its record.
+"""The start of the service: spawns the first server before anything else.
 
-That server knows nothing until its hello comes, and does nothing but load until then. If the supervisor finds
-that it cannot serve, it kills it: no client has seen anything of it.
+So the server loads its modules while the supervisor loads its own, binds and claims its record. The server
+only loads until it gets its hello. If the supervisor cannot serve, it kills the server, which no client has
+seen yet.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# -I: neither PYTHON* variables nor the cwd (an agent's workspace!) may give the server its modules.
-# Not -m, which takes 2 ms longer. What is loaded now stays: to have the collector look through it again and
-# again takes a fifteenth of a start. The server lets it work again once it is there.
+# -I: the server's modules must not come from PYTHON* variables or the cwd (an agent's workspace!). Not -m,
+# which takes 2 ms longer. No garbage collection while modules load, which would take a fifteenth of the
+# start; the server enables it afterwards.
 _PROGRAM = "import gc, sys; gc.disable(); from execserver.cli import main; sys.exit(main(sys.argv[1:]))"
 SERVER_COMMAND = (sys.executable, "-I", "-X", "utf8", "-c", _PROGRAM)
 
@@ -28,7 +28,7 @@ def run(argv: Sequence[str], server_command: Sequence[str] = SERVER_COMMAND) -> 
     """Run the service to its end.
 
     Args:
-        argv: what follows `serve` on the command line.
+        argv: the command line after `serve`.
         server_command: program and first arguments of a server; `serve` and `argv` are added.
 
     Returns:

@@ -184,7 +184,7 @@ def test_what_would_not_start_is_not_made_room_for(installed: Installation, faul
         installed.replace(module, "VERSION = ", "VERSION = 100 + ")
         reason = "stop the service and start it again"
     installed.reload()
-    installed.wait_for_log("reload failed, everything is as before")
+    installed.wait_for_log("reload failed, nothing has changed")
     assert reason in installed.log
     assert version(client) == execserver.__version__
     assert client.shell("echo still here").wait_closed().output == b"still here\n"

@@ -1,6 +1,6 @@
-"""A worker of `fs/*` lives on, and what it sees is what a sandbox made now would show.
+"""A worker of `fs/*` serves many requests, and its view is that of a new sandbox.
 
-The kernel takes a mount away together with the name below it, when somebody outside removes or replaces that.
+The kernel takes a mount away together with the name below it, when a process outside removes or replaces it.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_a_worker_is_kept_whatever_else_happens(host: Host, files: Files) -> Non
 
 
 class Launcher(WorkerLauncher):
-    """Starts workers, and lets something happen while their sandboxes are made."""
+    """Starts workers, and runs a function while their sandboxes are made."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         super().__init__(sandboxes, None)
@@ -219,7 +219,7 @@ class Scene:
         return "Read-only file system" in caught.value.message
 
     async def run_another(self) -> None:
-        """Make the sandbox of a command with the same policy, and let it go again."""
+        """Make the sandbox of a command with the same policy, and release it."""
         command = Command("/bin/true", ("/bin/true",), "/", {}, tty=False)
         confinement = await asyncio.to_thread(self.sandboxes.prepare, self.policy, command)
         await asyncio.to_thread(self.sandboxes.release, confinement)
@@ -329,7 +329,7 @@ async def test_a_name_that_changes_while_a_worker_starts_is_read_only_all_the_sa
     assert len(scene.launcher.started) == 2
 
 
-async def test_what_changes_all_the_time_is_told_and_nothing_is_left_of_the_attempts(scene: Scene) -> None:
+async def test_a_path_that_keeps_changing_is_an_error_and_leaves_nothing_behind(scene: Scene) -> None:
     scene.fill()
     await scene.make(scene.workspace / "a", policy_for(scene.workspace.parent))
     before = len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""A server for the tests of keeper and restarter: it does what its clients say, and no more.
+"""A server for the tests of fd store and restarts: it does only what its clients ask for.
 
 Run by its path: `fd_store_server.py serve --listen unix://PATH --plan FILE`. Each line from a client is a
 JSON list, a command of `Commands` and its arguments; each is answered with one line. Each start takes the

@@ -1,7 +1,7 @@
-"""`execserver doctor`: checks whether requests can be confined on this machine and where output is kept.
+"""`execserver doctor`: checks whether requests would be confined here, and where output is kept.
 
-Each check looks at the machine as a daemon with the same settings, user and environment would, and names
-cause and fix of a fault. Takes well under a second; a mechanism that hangs is abandoned after some seconds.
+It checks the machine as a daemon with the same settings, user and environment would. Takes well under a
+second; a mechanism that hangs times out after some seconds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A program that the probe runs *inside* a sandbox: it tries allowed and forbidden operations, and prints the
-results as JSON.
+"""A program that tries allowed and forbidden operations *inside* a sandbox, and prints the results as JSON.
 
     python -I -S inside_probe.py OPEN CLOSED MASKED
 

@@ -1,5 +1,4 @@
-"""Explains why bubblewrap could not make a sandbox: cause and fix from its error text and the kernel's
-settings.
+"""Explains why bubblewrap could not make a sandbox, by its error text and the kernel's settings.
 
 The error texts are those of bubblewrap 0.8 to 0.11 in the C locale.
 """
@@ -39,31 +38,31 @@ def explain(text: str, bubblewrap: str, proc: str = "/proc") -> Failure:
         bubblewrap: the path of bubblewrap.
         proc: the path of procfs.
     """
-    said = _last_line(text)
+    error = _last_line(text)
     if "unknown option" in text.lower():
-        return Failure(f"bubblewrap is too old: {said}", INSTALL)
+        return Failure(f"bubblewrap is too old: {error}", INSTALL)
     if "setuid version" in text:
         return Failure(
-            f"{bubblewrap} is set-user-id, and so cannot forbid nested user namespaces: {said}",
+            f"{bubblewrap} is set-user-id, and so cannot forbid nested user namespaces: {error}",
             f"`chmod u-s {bubblewrap}` and allow users to make user namespaces, or name another program with "
             "--bubblewrap",
         )
     if "PR_SET_SECCOMP" in text:
         return Failure(
-            f"the kernel refused the seccomp filter: {said}",
+            f"the kernel refused the seccomp filter: {error}",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         )
     if "mount proc" in text:
         return Failure(
-            f"a new /proc may not be mounted, because parts of the /proc outside are covered: {said}",
+            f"a new /proc may not be mounted, because parts of the /proc outside are covered: {error}",
             _CONTAINER,
         )
     if "max_*_namespaces" in text or "ENOSPC" in text or "No space left on device" in text:
-        return _limits(said, proc)
+        return _limits(error, proc)
     if any(words in text for words in _NAMESPACE_WORDS):
-        return restricted(said, bubblewrap, proc)
+        return restricted(error, bubblewrap, proc)
     return Failure(
-        f"bubblewrap failed: {said}",
+        f"bubblewrap failed: {error}",
         "see docs/how-to/doctor.md, or try it by hand: "
         f"`{bubblewrap} --ro-bind / / --unshare-user --unshare-pid --proc /proc true`",
     )
@@ -83,28 +82,28 @@ _NAMESPACE_WORDS = (
 )
 
 
-def restricted(said: str, bubblewrap: str, proc: str = "/proc") -> Failure:
+def restricted(error: str, bubblewrap: str, proc: str = "/proc") -> Failure:
     """Explain why namespaces may not be made or used.
 
     Args:
-        said: the error text.
+        error: the error text.
         bubblewrap: the path of bubblewrap.
         proc: the path of procfs.
     """
     if setting(proc, "kernel/unprivileged_userns_clone") == "0":
         return Failure(
-            f"kernel.unprivileged_userns_clone is 0: only root may make user namespaces ({said})",
+            f"kernel.unprivileged_userns_clone is 0: only root may make user namespaces ({error})",
             "`sysctl kernel.unprivileged_userns_clone=1`, and the same in /etc/sysctl.d/ to keep it",
         )
     if setting(proc, "user/max_user_namespaces") == "0":
-        return _limits(said, proc)
+        return _limits(error, proc)
     if setting(proc, "kernel/apparmor_restrict_unprivileged_userns") == "1":
         return Failure(
-            f"AppArmor denies capabilities in user namespaces to programs without a profile ({said})",
+            f"AppArmor denies capabilities in user namespaces to programs without a profile ({error})",
             apparmor_fix(bubblewrap),
         )
     return Failure(
-        f"namespaces may not be made or used here ({said}): the filter of a container or service forbids it",
+        f"namespaces may not be made or used here ({error}): the filter of a container or service forbids it",
         f"{_CONTAINER}; under systemd, remove RestrictNamespaces= and ProtectKernelTunables=",
     )
 
@@ -128,16 +127,16 @@ def setting(proc: str, name: str) -> str | None:
         return None
 
 
-def _limits(said: str, proc: str) -> Failure:
+def _limits(error: str, proc: str) -> Failure:
     zero = [kind for kind in ("user", "mnt", "pid", "ipc", "net") if setting(proc, _limit(kind)) == "0"]
     if zero:
         names = " and ".join(f"user.max_{kind}_namespaces" for kind in zero)
         return Failure(
-            f"{names} is 0: such namespaces may not be made ({said})",
+            f"{names} is 0: such namespaces may not be made ({error})",
             " && ".join(f"`sysctl user.max_{kind}_namespaces=10000`" for kind in zero),
         )
     return Failure(
-        f"the limit of namespaces is reached, or they are nested too deep ({said})",
+        f"the limit of namespaces is reached, or they are nested too deep ({error})",
         "raise the settings user.max_*_namespaces; inside a sandbox of bubblewrap, use the profile external",
     )
 

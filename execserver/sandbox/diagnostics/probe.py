@@ -306,10 +306,10 @@ def _judged_by(seen: Mapping[str, Any], folder: Path, path: str, network: bool) 
     shared = sorted(kind for kind, name in seen["namespaces"].items() if name == own[kind])
     shared = [kind for kind in shared if kind not in expected]
     # All but bubblewrap's first process and ours.
-    strangers = len(seen["processes"]) - 2
+    host_processes = len(seen["processes"]) - 2
     for wrong, what in (
         (shared, f"it shares the host's namespaces: {', '.join(shared)}"),
-        (strangers > 0, "processes of the host can be seen"),
+        (host_processes > 0, "processes of the host can be seen"),
         (seen["seccomp"] != "2", "no seccomp filter is on"),
         (not network and not seen["socket"], "a network socket could be made"),
         (seen["no_new_privs"] != "1", "set-user-id programs gain privileges"),

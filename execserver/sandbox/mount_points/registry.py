@@ -14,8 +14,7 @@ never be left behind, even if any process is killed at any time:
 5. Only a folder that we made is removed, and only with rmdir: a folder that is not empty belongs to the user.
 6. The locks belong to open files. The supervisor holds copies of the descriptors, and so keeps the folders
    when a server dies. It passes the copies to the new server, which adopts them (`adopt`). So locks are
-   released
-   explicitly: closing a descriptor is not enough.
+   released explicitly: closing a descriptor is not enough.
 7. A file or folder that is in no entry is foreign (`held.py`). It is used as it is, and removed only if a
    daemon with another registry made and marked it, and has released it.
 

@@ -1,4 +1,4 @@
-"""Real supervisors with the fake server below them, and a pipe that tells what happens."""
+"""Real supervisors with the fake server, and a pipe that reports events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ exec sleep 600
 
 
 class Service:
-    """A supervisor process, its fake server and what they told."""
+    """A supervisor process, its fake server and their events."""
 
     def __init__(self, folder: Path, arguments: Sequence[str], **options: Any) -> None:
         self.journal_path = folder / f"journal-{len(os.listdir(folder))}"
@@ -111,7 +111,7 @@ class Service:
         return self.process.returncode, (out or b"").decode(), (err or b"").decode()
 
     def clean(self) -> None:
-        """Leave no process behind, however the test went."""
+        """Kill all processes, also after a failed test."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
@@ -128,7 +128,7 @@ class Service:
 
 
 class Watched:
-    """A process seen through a pidfd: no pid is looked up later."""
+    """A process behind a pidfd, so that its pid is never used later."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

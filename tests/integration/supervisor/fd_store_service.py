@@ -1,4 +1,4 @@
-"""A service with the server that does what it is told, and the way to tell it."""
+"""A service with a server that follows the test's commands."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FdStoreService:
         self.pid = self.service.pid
 
     def send(self, *command: Any) -> socket.socket:
-        """Say something to the server of the moment, or, when there is none, to the next one."""
+        """Send a command to the current server, or to the next one if there is none."""
         client = socket.socket(socket.AF_UNIX)
         client.settimeout(PATIENCE)
         client.connect(str(self.path))
@@ -67,11 +67,11 @@ class FdStoreService:
         return client
 
     def call(self, *command: Any) -> Any:
-        """Say something, and return the answer."""
+        """Send a command, and return the reply."""
         return self.answer(self.send(*command))
 
     def answer(self, client: socket.socket) -> Any:
-        """What comes to a command; None when the server died of it."""
+        """The reply to a command; None if the server died of it."""
         with client:
             text = b""
             try:
@@ -85,7 +85,7 @@ class FdStoreService:
             return json.loads(text)
 
     def kill(self) -> int:
-        """SIGKILL the server; returns its pid, when it has gone."""
+        """SIGKILL the server; returns its pid when it has ended."""
         pid = int(self.call("pid"))
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: gone(pid))

@@ -1,4 +1,4 @@
-"""What a server registered is there for the next one, whatever happened in between."""
+"""Descriptors that a server stored are there for the next one, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAZY_S = 0.05
 
 
 def descriptors(pid: int) -> int:
-    """How many a supervisor has, but for what it opens in /proc for a moment."""
+    """The number of a supervisor's descriptors, without those of /proc that it opens for a moment."""
     return sum(not link.startswith("/proc/") for link in open_files(pid))
 
 
@@ -38,7 +38,7 @@ def switches(pid: int) -> int:
     raise LookupError(pid)
 
 
-def test_what_was_kept_comes_back_in_order_after_a_kill(start: Start, folder: Path) -> None:
+def test_stored_descriptors_come_back_in_order_after_a_kill(start: Start, folder: Path) -> None:
     service = FdStoreService(start, folder)
     service.call("keep", 0, 1, "ledger")
     service.call("keep", 7, 1, "first", "second", "third")
@@ -249,7 +249,7 @@ def test_a_number_that_does_not_fit_is_dropped_said_and_the_others_stay(start: S
     service.call("keep", 2, 1, "half fits")
     service.call("keep", 2, 2, *["much"] * 10)
     service.call("keep", 2, 3, "late")
-    assert "what the server has as number 2 would not survive it" in service.service.error_line()
+    assert "number 2 of the server would not survive the server" in service.service.error_line()
     service.call("keep", 3, 1, "fits too")
     service.kill()
     assert service.call("handed") == {"1": {"1": ["fits"] * 100}, "3": {"1": ["fits too"]}}

@@ -1,4 +1,4 @@
-"""One server follows the other: when, how soon, how often, and what is said about it."""
+"""Restarts of servers: when, how soon, how often, and their log lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wait_said(service: Service, text: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
-def test_a_killed_server_has_a_successor_and_its_processes_live(
+def test_a_killed_server_is_replaced_and_its_processes_live(
     start: Start, watch: Watch, folder: Path, number: signal.Signals
 ) -> None:
     service = FdStoreService(start, folder)
@@ -82,7 +82,7 @@ def test_clients_that_come_while_no_server_lives_are_served_by_the_next(start: S
     assert all(service.answer(client)["take_over"] for client in clients)
 
 
-def test_the_launch_folder_is_the_successor_s_too(start: Start, folder: Path) -> None:
+def test_the_new_server_has_the_same_launch_folder(start: Start, folder: Path) -> None:
     place = folder / "place"
     place.mkdir()
     service = FdStoreService(start, folder, cwd=place)
@@ -167,7 +167,7 @@ def test_a_stop_between_two_servers_ends_at_once(
     assert not service.path.exists()
 
 
-def test_a_stop_while_the_successor_starts_is_heard_by_it(start: Start, watch: Watch, folder: Path) -> None:
+def test_a_stop_while_the_new_server_starts_reaches_it(start: Start, watch: Watch, folder: Path) -> None:
     service = FdStoreService(start, folder, "serve", "wait")
     process = watch(service.call("run", 1, "exec sleep 600"))
     service.kill()
@@ -190,7 +190,7 @@ def test_a_supervisor_that_is_killed_between_two_servers_is_swept_by_the_next_st
     assert process.ended(2)
 
 
-def test_a_supervisor_that_is_killed_takes_a_successor_and_inherited_processes_along(
+def test_a_killed_supervisor_ends_the_new_server_and_inherited_processes(
     start: Start, watch: Watch, folder: Path
 ) -> None:
     service = FdStoreService(start, folder)
@@ -242,13 +242,13 @@ def test_an_upgrade_that_ends_otherwise_is_a_crash(start: Start, folder: Path) -
     assert "killed by signal 9" in end(service)[2]
 
 
-def test_a_server_that_does_not_make_room_for_its_successor_is_killed(start: Start, folder: Path) -> None:
+def test_a_server_that_does_not_exit_for_the_new_one_is_killed(start: Start, folder: Path) -> None:
     service = FdStoreService(start, folder, grace=0.3)
     service.call("keep", 1, 1, "text")
     service.call("send", "upgrading")
     eventually(lambda: (service.call("about") or {}).get("take_over"))
     assert service.call("handed") == {"1": {"1": ["text"]}}
-    assert "the server did not make room in time" in end(service)[2]
+    assert "the server did not exit in time for the new one" in end(service)[2]
 
 
 def test_each_reload_is_answered_to_the_service_manager_over_an_upgrade(start: Start, folder: Path) -> None:
@@ -283,9 +283,7 @@ def test_a_reload_between_two_servers_is_answered_by_the_next_one_s_ready(start:
         assert [list(message) for message in manager.rest()] == [["STOPPING", "STATUS"]]
 
 
-def test_a_reload_while_the_successor_starts_is_answered_when_it_has_answered(
-    start: Start, folder: Path
-) -> None:
+def test_a_reload_while_the_new_server_starts_is_answered_by_it(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
         service = FdStoreService(start, folder, "serve", "wait", env=manager.environment)
         Path(f"{service.plan}.reloads").touch()
@@ -325,7 +323,7 @@ def test_the_watchdog_is_fed_while_a_start_waits_and_not_while_a_server_starts(
 
 
 def test_a_service_accepts_within_milliseconds_of_a_bare_interpreter(start: Start, folder: Path) -> None:
-    """In processor time, which does not tell how busy the machine is otherwise."""
+    """In processor time, which does not depend on the load of the machine."""
     environment = {
         "PATH": os.environ["PATH"],
         "XDG_STATE_HOME": str(folder / "state"),
@@ -386,7 +384,7 @@ def test_a_server_that_breaks_the_protocol_after_each_ready_is_started_more_and_
     assert said.endswith("; starting it again in 0.05 s")
 
 
-def test_a_server_that_somebody_kills_is_followed_at_once_however_often(start: Start, folder: Path) -> None:
+def test_a_server_killed_from_outside_is_replaced_at_once_each_time(start: Start, folder: Path) -> None:
     service = FdStoreService(start, folder, "serve", "crash 0", backoff=(0, 0.01, 600, 600, 600))
     service.call("exit", 70)
     # It crashes once more, and another crash would be followed after 600 s.

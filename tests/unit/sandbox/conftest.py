@@ -49,7 +49,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """Where everything is: a path without links."""
+    """The folder of all files, a path without links."""
     return tmp_path.resolve()
 
 

@@ -1,4 +1,4 @@
-"""Real sandboxes around short scripts: a policy is looked at, mounted by bubblewrap, and tried out."""
+"""Runs short scripts in real sandboxes for a policy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def policy(
 
 
 def workspace(folder: str | Path, *more: tuple[str | Path, Access] | Rule, network: bool = False) -> Policy:
-    """Everything may be read, one folder written to."""
+    """A policy with everything readable and one folder writable."""
     return policy(("/", READ), (folder, WRITE), *more, network=network)
 
 
@@ -49,7 +49,7 @@ def deny(pattern: str) -> Glob:
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a script."""
+    """The result of a script."""
 
     status: int
     output: str
@@ -130,7 +130,7 @@ class Rig:
 
 
 def same_things(folder: Path) -> dict[str, int]:
-    """The inodes of everything in a folder, by path: what must not have changed."""
+    """The inodes of all files in a folder by path, to check that none has changed."""
     return {
         os.path.join(where, name): os.lstat(os.path.join(where, name)).st_ino
         for where, folders, files in os.walk(folder)

@@ -1,4 +1,4 @@
-"""The arguments of bubblewrap: text, and nothing else."""
+"""The arguments of bubblewrap, without running it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_mount_has_its_option(mount: Mount, text: str) -> None:
     assert made(mount).startswith(f"--ro-bind / / --dev /dev {text} --unshare-user")
 
 
-def test_hollow_folders_are_closed_when_all_is_mounted_and_the_deepest_first() -> None:
+def test_tmpfs_folders_become_read_only_after_all_mounts_the_deepest_first() -> None:
     text = made(Tmpfs("/a", 0o111), Bind("/a/b", "/a/b", True), Tmpfs("/a/b/c", 0o755), base="empty")
     assert "--perms 0111 --tmpfs /a --bind /a/b /a/b --perms 0755 --tmpfs /a/b/c --unshare-user" in text
     assert text.endswith("--cap-drop ALL --remount-ro /a/b/c --remount-ro /a --remount-ro /")

@@ -1,4 +1,4 @@
-"""What a confinement makes of a command, and that the command is none the wiser."""
+"""Confinements wrap a command so that the command itself sees no difference."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def line(rig: Rig, given: Command, tools: HostPrograms = TOOLS) -> Sequence[str]
 # -- the launcher
 
 
-def test_what_is_spawned_shows_nobody_what_the_command_is_given(rig: Rig) -> None:
+def test_the_command_line_of_the_launcher_shows_nothing_of_the_command(rig: Rig) -> None:
     wrapped = bubblewrapped(rig).wrap(command("sh", "-c", "x", environment={"PATH": PATH, "KEY": "word"}))
     close(wrapped)
     assert wrapped.program == "/usr/bin/bwrap"
@@ -140,7 +140,7 @@ def test_a_command_sees_the_name_that_it_was_given(rig: Rig, name: str) -> None:
     assert ran.output.startswith(f"{name}|-c|")
 
 
-def test_what_gives_a_command_its_name_runs_nothing_else(rig: Rig, base: Path) -> None:
+def test_setting_argv_0_runs_nothing_else(rig: Rig, base: Path) -> None:
     (base / "startup").write_text("echo from the startup file\n")
     ran = rig.run(
         policy(("/", READ)),

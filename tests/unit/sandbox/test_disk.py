@@ -1,4 +1,4 @@
-"""Following paths name by name, and telling what a command could write to."""
+"""Resolving paths name by name, and finding paths that a command could write to."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_link_may_lead_to_the_root_and_above_it(base: Path) -> None:
         ("file/x", "file/x", "file/x"),
     ],
 )
-def test_what_is_missing_is_told_with_its_first_missing_part(
+def test_a_missing_path_is_returned_with_its_first_missing_name(
     base: Path, path: str, where: str, missing: str
 ) -> None:
     (base / "real").mkdir()
@@ -134,12 +134,12 @@ def test_the_owner_can_always_write_because_he_can_change_the_mode(base: Path) -
         assert writable_inside(str(base / "d"))
 
 
-def test_what_is_missing_cannot_be_written_to(base: Path) -> None:
+def test_a_missing_folder_cannot_be_written_to(base: Path) -> None:
     assert not writable_inside(str(base / "none"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
-def test_what_is_mounted_read_only_cannot_be_written_to(base: Path) -> None:
+def test_a_read_only_mount_cannot_be_written_to(base: Path) -> None:
     (base / "d").mkdir()
     script = (
         "import sys; from execserver.sandbox.disk import writable_inside; print(writable_inside(sys.argv[1]))"
@@ -198,7 +198,7 @@ def test_an_access_control_list_may_grant_more_than_the_mode_shows(base: Path) -
 # -- what a command can put something else in the place of
 
 
-def test_what_stands_in_a_folder_of_ours_can_be_replaced(base: Path) -> None:
+def test_a_file_in_our_folder_can_be_replaced(base: Path) -> None:
     (base / "d").mkdir()
     (base / "d" / "link").symlink_to("/")
     for mode in (0o755, 0o1777):

@@ -36,7 +36,7 @@ def ws(base: Path) -> Path:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git as a person would, with settings of no account."""
+    """Run git without the settings of any account."""
     done = subprocess.run(
         ["git", "-c", "protocol.file.allow=always", *arguments],
         cwd=folder,
@@ -240,7 +240,7 @@ def test_a_commit_in_a_linked_worktree_needs_an_entry_for_the_repository_and_no_
     assert "second" in git(tree, "log", "--oneline")
 
 
-def test_what_is_in_a_bare_repository_can_be_opened_by_its_name(rig: Rig, ws: Path) -> None:
+def test_a_file_in_a_bare_repository_can_be_opened_by_its_name(rig: Rig, ws: Path) -> None:
     git(ws, "init", "-q", "--bare")
     (ws / "inner").mkdir()
     script = f"echo 1 > {ws}/inner/n; echo 1 > {ws}/n; echo 1 > {ws}/objects/n"
@@ -268,7 +268,7 @@ def test_a_workspace_is_no_repository_even_while_the_command_that_makes_it_one_r
 
 @pytest.mark.parametrize("last", ["HEAD", "objects", "refs"])
 @pytest.mark.parametrize("way", ["made", "moved", "written later"])
-def test_whatever_makes_a_workspace_a_repository_is_undone(rig: Rig, ws: Path, last: str, way: str) -> None:
+def test_a_workspace_that_becomes_a_repository_is_reverted(rig: Rig, ws: Path, last: str, way: str) -> None:
     names = sorted(("HEAD", "objects", "refs"), key=lambda name: name == last)
     make = {"HEAD": "echo ref: refs/heads/x > {0}", "objects": "mkdir {0}", "refs": "mkdir {0}"}
     steps = [make[name].format(name) for name in names]
@@ -282,7 +282,7 @@ def test_whatever_makes_a_workspace_a_repository_is_undone(rig: Rig, ws: Path, l
     assert len(list(ws.glob("HEAD.*"))) == 1
 
 
-def test_what_is_no_repository_keeps_its_head(rig: Rig, ws: Path, base: Path) -> None:
+def test_a_folder_that_is_no_repository_keeps_its_head(rig: Rig, ws: Path, base: Path) -> None:
     rig.run(workspace(ws), f"cd {ws}; mkdir objects; echo of this project > HEAD; mkdir -p sub/refs")
     assert (ws / "HEAD").read_text() == "of this project\n"
     plain = repository(base / "plain")

@@ -1,4 +1,4 @@
-"""What Landlock can enforce, and that it does."""
+"""The views that Landlock can enforce, and their enforcement."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_single_files_can_be_granted(tmp_path: Path) -> None:
 
 
 @enforced
-def test_what_does_not_exist_grants_nothing_later(tmp_path: Path) -> None:
+def test_a_missing_path_grants_nothing_later(tmp_path: Path) -> None:
     late = tmp_path / "late"
     with Ruleset(["/"], [str(late)], network=False) as rules:
         late.mkdir()

@@ -49,10 +49,10 @@ ours = {1, os.getpid()}
 (child,) = (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in ours)
 os.chmod(f"/proc/{child}/exe", 0o777)
 """
-"""Has the first process fork, and changes the mode of the program that the child is seen to run. x86-64."""
+"""Makes the first process fork, and changes the mode of the child's program. x86-64."""
 
 NO_LIMITS = (0x06).to_bytes(2, sys.byteorder) + bytes(2) + seccomp.ALLOW.to_bytes(4, sys.byteorder)
-"""A filter that allows everything: what it was like for `ptrace` with the network."""
+"""A filter that allows everything, like earlier filters for `ptrace` with the network."""
 
 ONLINE = seccomp.program(network=True, files_limited=True)
 

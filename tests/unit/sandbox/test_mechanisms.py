@@ -1,4 +1,4 @@
-"""Each mechanism's check, with faults that are caused where a test can, and files of other machines."""
+"""The check of each mechanism, with simulated faults and with files of other machines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(folder: Path, **files: str) -> str:
 
 
 def in_namespace(script: str, expression: str) -> str:
-    """What an expression says in a user namespace that a shell prepared."""
+    """The value of an expression in a user namespace that a shell has prepared."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from execserver.sandbox.diagnostics import mechanisms\n"
@@ -66,7 +66,7 @@ def test_a_kernel_without_user_namespaces_is_told_with_the_setting() -> None:
     assert "name='seccomp', status='ok'" in seccomp
 
 
-def test_what_only_bubblewrap_may_do_is_no_fault_when_it_works() -> None:
+def test_a_mechanism_that_only_bubblewrap_may_use_is_ok_when_it_works() -> None:
     said = in_namespace("echo 0 >/proc/sys/user/max_user_namespaces", "mechanisms.kernel(True, 'bwrap')")
     assert said.count("status='ok'") == 5
     assert said.count("but for bubblewrap") == 4

@@ -87,7 +87,7 @@ def test_an_intent_without_an_inode_takes_nothing_of_the_users(
     ],
     ids=lambda content: repr(content[:40]),
 )
-def test_garbage_is_swept_away_and_is_in_nobodys_way(
+def test_garbage_is_swept_and_does_no_harm(
     content: bytes, points: MountPoints, workspace: Path, state: Path
 ) -> None:
     path = workspace / ".git"
@@ -119,7 +119,7 @@ def test_an_entry_under_the_name_of_another_one_is_garbage(
     assert entries(state) == []
 
 
-def test_what_is_no_file_in_the_registry_is_left_alone(points: MountPoints, state: Path) -> None:
+def test_folders_links_and_pipes_in_the_registry_are_left_alone(points: MountPoints, state: Path) -> None:
     points.sweep()
     (state / "mount-points" / "folder").mkdir()
     (state / "mount-points" / "link").symlink_to("/etc/passwd")

@@ -1,4 +1,4 @@
-"""Nothing is left behind by those who are killed."""
+"""Killed daemons leave no mount points behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.sandbox.mount_point_daemons import (
     entries,
 )
 
-# Kills itself before its Nth system call of those that matter, for all N; then somebody else sweeps.
+# Kills itself before its Nth system call of those that matter, for all N; then another daemon sweeps.
 _KILLED_EVERYWHERE = """
 import fcntl, os, signal, sys
 from execserver.sandbox.mount_points.registry import MountPoints

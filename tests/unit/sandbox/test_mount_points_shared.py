@@ -100,7 +100,7 @@ def test_the_next_start_removes_what_the_killed_left_and_nothing_else(
     assert entries(state) == []
 
 
-def test_what_the_killed_left_is_taken_over_by_who_needs_it(
+def test_a_folder_of_a_killed_daemon_is_taken_over_by_the_next_user(
     daemons: list[Daemon], points: MountPoints, workspace: Path, state: Path
 ) -> None:
     path = f"{workspace}/.git"
@@ -176,6 +176,6 @@ def test_rivals_never_take_each_others_folders_away(other: str, workspace: Path,
     )
     *statuses, swept = map(int, result.stdout.split())
     assert statuses == [0, 0], result.stderr
-    assert swept == 0 or not takes_marks(workspace)  # then the last guest may leave it to a sweep
+    assert swept == 0 or not takes_marks(workspace)  # then the last daemon may leave it to a sweep
     assert os.listdir(workspace) == ["a.txt"]
     assert entries(tmp_path / "state") == entries(tmp_path / other) == []

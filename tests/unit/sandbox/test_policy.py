@@ -179,7 +179,7 @@ def test_a_grant_without_its_folder_grants_nothing_and_a_denial_is_taken_for_the
         assert rules(special(kind, "deny"), around=NOWHERE) == []
 
 
-def test_what_is_unknown_grants_and_denies_nothing() -> None:
+def test_an_unknown_entry_grants_and_denies_nothing() -> None:
     for access in ("read", "write", "deny"):
         made = resolve(context(special("unknown", access, path=":new", subpath="x")), SOMEWHERE)
         assert made.rules == ()

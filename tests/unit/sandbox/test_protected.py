@@ -1,4 +1,4 @@
-"""Names that programs outside trust stay as they are, whatever a command finds in their place."""
+"""Names that programs outside trust cannot be changed by commands."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ def test_an_entry_for_one_that_is_a_link_lifts_its_protection_as_the_refusal_say
     (ws / name).symlink_to(base / "dotfiles")
     with pytest.raises(InvalidRequest, match=f"or add an entry with access `write` for {ws}/{name}"):
         rig.build_view(workspace(ws))
-    # What a link leads to that can be replaced is not granted with it.
+    # The target of a replaceable link is not granted with the link.
     rig.run(workspace(ws, (ws / name, WRITE)), f"echo 1 > {ws}/n; echo 1 > {ws}/{name}/n")
     assert (ws / "n").exists()
     assert not (base / "dotfiles" / "n").exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
-def test_what_a_link_leads_to_is_read_only_where_nobody_can_replace_the_link(rig: Rig, ws: Path) -> None:
+def test_the_target_of_a_link_that_cannot_be_replaced_is_read_only(rig: Rig, ws: Path) -> None:
     (ws / "real").mkdir(mode=0o777)
     (ws / "real").chmod(0o777)
     (ws / ".git").symlink_to("real")
@@ -161,9 +161,7 @@ def test_what_a_link_leads_to_is_read_only_where_nobody_can_replace_the_link(rig
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
-def test_a_link_of_another_user_in_a_folder_like_tmp_is_in_nobodys_way(
-    rig: Rig, ws: Path, base: Path
-) -> None:
+def test_a_link_of_another_user_in_a_folder_like_tmp_is_ignored(rig: Rig, ws: Path, base: Path) -> None:
     (ws / ".git").symlink_to(base)
     os.chown(ws / ".git", 65534, 65534, follow_symlinks=False)
     os.chown(ws, 65534, 65534)
@@ -175,7 +173,7 @@ def test_a_link_of_another_user_in_a_folder_like_tmp_is_in_nobodys_way(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
-def test_a_name_that_nobody_could_make_is_not_guarded(rig: Rig, ws: Path) -> None:
+def test_a_name_that_commands_cannot_create_is_not_guarded(rig: Rig, ws: Path) -> None:
     os.chown(ws, 65534, 65534)
     ws.chmod(0o755)
     assert rig.build_view(workspace(ws)).mount_points == ()
@@ -226,7 +224,7 @@ def test_a_file_that_names_no_repository_is_read_only_itself(rig: Rig, ws: Path,
     assert (ws / ".git").read_bytes() == content
 
 
-def test_a_fifo_where_a_repository_has_a_file_does_not_hold_anybody_up(rig: Rig, ws: Path) -> None:
+def test_a_fifo_in_the_place_of_a_file_of_git_does_not_block(rig: Rig, ws: Path) -> None:
     (ws / "repo").mkdir()
     os.mkfifo(ws / "repo" / "commondir")
     (ws / ".git").write_text("gitdir: repo\n")

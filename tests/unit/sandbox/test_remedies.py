@@ -1,4 +1,4 @@
-"""Each refusal names its way out: it is read out of the message, followed, and then the workspace works."""
+"""Each refusal names a fix: the test reads it from the message, applies it, and the workspace works."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def with_grants(rig: Rig, limits: Policy) -> Policy:
 
 
 def put_in_place(text: str) -> None:
-    """What a link leads to, in the place of the link that a message names."""
+    """Replace the link that a message names by its target."""
     named = MOVED.search(text)
     assert named is not None, text
     link = Path(named[1] or named[2])

@@ -118,7 +118,7 @@ def test_many_threads_may_ask_at_once(make: Make, ws: Path) -> None:
     assert os.listdir(ws) == []
 
 
-def test_what_is_needed_beside_is_readable_inside(make: Make, base: Path, ws: Path) -> None:
+def test_extra_paths_are_readable_inside(make: Make, base: Path, ws: Path) -> None:
     (base / "beside").write_text("found\n")
     limits = policy((ws, READ), (base, DENY), minimal=True)
     boxes = make()
@@ -150,7 +150,7 @@ def test_a_link_that_takes_a_protected_place_at_the_last_moment_is_refused(
 
 
 def bind_fd(base: Path) -> bool:
-    """Whether this machine's bubblewrap takes what is to be bound as descriptors."""
+    """Whether this machine's bubblewrap accepts descriptors for mounts."""
     return "bind-fd" in probe(None, str(base), PATH).features
 
 
@@ -264,14 +264,14 @@ def test_a_tool_that_is_missing_is_named_with_its_package(
     with pytest.raises(InvalidRequest, match=f"the program {tool} is missing: install {package}") as caught:
         make().prepare(policy(("/", READ)), given)
     assert caught.value.field == field
-    # Who does not need it is not bothered.
+    # A policy that does not need it is not affected.
     assert make().prepare(policy(("/", READ)), command()).backend == "bubblewrap"
 
 
 # -- what was found out
 
 
-def test_what_works_is_found_out_once_and_again_for_another_program_or_after_a_failed_launch(
+def test_a_probe_is_repeated_only_for_another_program_or_after_a_failed_launch(
     make: Make, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -315,7 +315,7 @@ def test_a_sweep_removes_what_a_killed_daemon_left(make: Make, base: Path, ws: P
     assert os.listdir(ws) == []
 
 
-def test_what_is_done_at_the_start_never_fails(make: Make, base: Path) -> None:
+def test_sweep_and_warm_up_never_fail(make: Make, base: Path) -> None:
     (base / "file").write_text("")
     for sandbox in (make(spool=str(base / "file")), make("/no/such/bwrap")):
         sandbox.sweep()

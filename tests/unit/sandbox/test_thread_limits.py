@@ -1,4 +1,4 @@
-"""Spawning from a thread that took limits on."""
+"""Spawning from a limited thread."""
 
 from __future__ import annotations
 

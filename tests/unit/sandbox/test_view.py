@@ -1,4 +1,4 @@
-"""What a sandbox shows, tried out from the inside, and what a command there cannot turn to its use."""
+"""The view of a sandbox, tested from the inside, and attacks by commands on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ws(base: Path) -> Path:
 def out(base: Path) -> Path:
     folder = base / "out"
     folder.mkdir()
-    (folder / "secret").write_text("what nobody may see\n")
+    (folder / "secret").write_text("hidden text\n")
     return folder
 
 
@@ -57,7 +57,7 @@ def test_a_readable_root_with_a_workspace_can_be_written_to_there_and_nowhere_el
     ran = rig.run(workspace(ws), f"echo 1 > {ws}/new; echo 1 > {out}/new; cat {out}/secret")
     assert (ws / "new").read_text() == "1\n"
     assert not (out / "new").exists()
-    assert "what nobody may see" in ran.output
+    assert "hidden text" in ran.output
 
 
 @pytest.mark.parametrize("way", ["read", "deny", "pointer"])
@@ -71,7 +71,7 @@ def test_the_end_of_one_command_does_not_uncover_what_was_made_for_it_and_anothe
     else:
         limits = workspace(ws, (missing, READ if way == "read" else DENY))
     first = rig.mount_points.acquire(rig.build_view(limits).mount_points)
-    assert missing.is_dir()  # the stand-in of the first
+    assert missing.is_dir()  # the mount point of the first
     second = rig.mount_points.acquire(rig.build_view(limits).mount_points)
 
     first.release()
@@ -176,7 +176,7 @@ def test_a_writable_root_that_is_missing_makes_nothing_writable(rig: Rig, ws: Pa
 
 
 @pytest.mark.parametrize("access", [READ, DENY], ids=["read", "deny"])
-def test_what_must_not_be_written_and_is_missing_cannot_be_made(rig: Rig, ws: Path, access: object) -> None:
+def test_a_missing_read_only_path_cannot_be_created(rig: Rig, ws: Path, access: object) -> None:
     limits = workspace(ws, Rule(str(ws / "x" / "y"), READ if access is READ else DENY))
     ran = rig.run(limits, f"mkdir -p {ws}/x/y || echo closed; rmdir {ws}/x || echo stays")
     assert "closed" in ran.output
@@ -184,7 +184,7 @@ def test_what_must_not_be_written_and_is_missing_cannot_be_made(rig: Rig, ws: Pa
     assert sorted(os.listdir(ws)) == ["a.txt"]
 
 
-def test_what_may_be_missing_is_not_guarded(rig: Rig, ws: Path) -> None:
+def test_a_path_that_may_be_missing_is_not_guarded(rig: Rig, ws: Path) -> None:
     rig.run(workspace(ws, Rule(str(ws / "x"), DENY, skip_missing=True)), f"mkdir {ws}/x")
     assert (ws / "x").is_dir()
 
@@ -249,9 +249,9 @@ def test_a_link_that_one_command_plants_is_no_grant_for_the_next(
         assert f"leads through the symbolic link {planted}" in str(error)  # noqa: PT017  or grants nothing
         assert f"name what it leads to, {out}" in str(error)  # noqa: PT017
     else:
-        assert "nobody" not in ran.output or grant(planted).access("/") is READ
+        assert "hidden text" not in ran.output or grant(planted).access("/") is READ
     assert sorted(os.walk(out)) == before
-    # The folder itself may be named, by those who mean it.
+    # An entry may name the folder itself.
     rig.run(workspace(out), f"echo 1 > {out}/n")
     assert (out / "n").exists()
 
@@ -280,7 +280,7 @@ def test_settings_that_the_next_daemon_would_read_are_not_made_in_a_writable_hom
     assert (ws / SETTINGS).read_text() == "forged\n"
 
 
-def test_what_the_daemon_executes_is_read_only_wherever_it_lies(rig: Rig, ws: Path, tmp_path: Path) -> None:
+def test_files_that_the_daemon_executes_are_read_only_everywhere(rig: Rig, ws: Path, tmp_path: Path) -> None:
     venv.create(ws / ".venv", symlinks=True)
     python = ws / ".venv/bin/python"
     paths = f"import sys; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
@@ -392,7 +392,7 @@ def test_a_rule_that_leads_to_the_root_through_a_link_is_one_for_the_root(
     everything = link(links, "all", "/")
     ran = rig.run(policy((everything, READ), (ws, WRITE), (out, DENY)), f"cat {out}/secret; echo 1 > {ws}/n")
     assert (ws / "n").exists()
-    assert "nobody" not in ran.output
+    assert "hidden text" not in ran.output
     with pytest.raises(InvalidRequest, match="cannot be read"):
         rig.build_view(policy(("/", DENY), (everything, READ)))
 
@@ -403,7 +403,7 @@ def test_two_names_of_one_folder_are_one_and_the_denial_wins(
     alias = link(links, "alias", out)
     for rules in ([(alias, DENY), (out, WRITE)], [(alias, WRITE), (out, DENY)]):
         ran = rig.run(workspace(ws, *rules), f"cat {out}/secret; cat {alias}/secret; echo 1 > {out}/n")
-        assert "nobody" not in ran.output
+        assert "hidden text" not in ran.output
         assert not (out / "n").exists()
 
 
@@ -452,13 +452,11 @@ def test_a_program_that_cannot_be_read_is_refused(rig: Rig, ws: Path) -> None:
         build_view(limits, rig.own, RequiredPaths(str(ws), None, ("/usr/bin/setsid",)))
 
 
-def test_what_is_missing_is_left_to_the_spawn_to_complain_about(rig: Rig, ws: Path) -> None:
+def test_a_missing_program_is_left_to_the_spawn_to_report(rig: Rig, ws: Path) -> None:
     assert build_view(workspace(ws), rig.own, RequiredPaths(str(ws / "no"), str(ws / "none"))).base == "read"
 
 
-def test_what_a_request_needs_beside_is_readable_whatever_the_policy_says(
-    rig: Rig, ws: Path, out: Path
-) -> None:
+def test_extra_paths_are_readable_under_every_policy(rig: Rig, ws: Path, out: Path) -> None:
     limits = policy((ws, WRITE), (out, DENY), minimal=True)
     view = build_view(
         limits, rig.own, RequiredPaths(str(ws), None, (), (str(out / "secret"), str(out / "none")))
@@ -475,7 +473,7 @@ def test_no_entries_at_all_let_nothing_run(rig: Rig) -> None:
 # -- what is our own
 
 
-def test_what_is_our_own_is_hidden_also_in_a_workspace(rig: Rig, ws: Path) -> None:
+def test_the_daemon_s_own_files_are_hidden_also_in_a_workspace(rig: Rig, ws: Path) -> None:
     (ws / "run").mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(ws / "run" / "s"))
@@ -631,7 +629,7 @@ def test_files_can_still_be_moved_between_folders_that_are_held_in_place(rig: Ri
     assert (ws / "x" / "y" / "a.txt").read_text() == "content of a\n"
 
 
-def test_what_nobody_inside_could_move_is_not_mounted_for_it() -> None:
+def test_a_folder_that_no_command_could_move_is_not_mounted_over_itself() -> None:
     view = build_view(policy(("/", READ), ("/usr/bin/env", DENY)), DaemonPaths(), RequiredPaths())
     assert [mount.target for mount in view.mounts] == [os.path.realpath("/usr/bin/env")]
 
@@ -671,7 +669,7 @@ def test_folders_with_matches_in_them_cannot_be_moved_to_where_nothing_matches(r
 def test_a_link_that_matches_hides_what_it_leads_to(rig: Rig, ws: Path, out: Path) -> None:
     (ws / ".env").symlink_to(out / "secret")
     limits = policy(("/", READ), (ws, WRITE), globs=[deny(f"{ws}/**/.env")])
-    assert "nobody" not in rig.run(limits, f"cat {ws}/.env {out}/secret").output
+    assert "hidden text" not in rig.run(limits, f"cat {ws}/.env {out}/secret").output
 
 
 def test_a_planted_link_to_the_root_does_not_lift_other_denials(rig: Rig, ws: Path, out: Path) -> None:
@@ -702,7 +700,7 @@ def test_a_pattern_grants_nothing_through_a_planted_link(rig: Rig, ws: Path, out
     (ws / "x.log").symlink_to(out / "secret")
     limits = policy(("/", READ), (ws, WRITE), globs=[Glob(f"{ws}/*.log", WRITE)])
     rig.run(limits, f"echo 1 > {out}/secret")
-    assert (out / "secret").read_text() == "what nobody may see\n"
+    assert (out / "secret").read_text() == "hidden text\n"
 
 
 def test_a_pattern_without_a_folder_is_looked_for_wherever_it_may_be_read(

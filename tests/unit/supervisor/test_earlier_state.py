@@ -1,4 +1,4 @@
-"""State in `/tmp/execserver-UID` is taken along once, and none of it is lost or there twice."""
+"""State in `/tmp/execserver-UID` is migrated once, and no record is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORDS = {"instances/7": "", "mount-points/ab": "entry\n", "edits/cd": "staging
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """What an earlier version leaves that was killed."""
+    """The files of an earlier version that was killed."""
     old = tmp_path / "old"
     for folder in ("instances", "mount-points", "edits", "spool", "empty-folder"):
         (old / folder).mkdir(parents=True, mode=0o700)
@@ -40,14 +40,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def records(folder: Path) -> dict[str, str]:
-    """All files below, but for locks and what is no record."""
+    """All records below a folder."""
     found = [path for path in folder.glob("*/*") if path.name != "lock"]
     return {str(path.relative_to(folder)): path.read_text() for path in found}
 
 
 def test_records_are_taken_along_once(old: Path, new: Path, environment: dict[str, str]) -> None:
     said = migrate(environment, str(old))
-    assert said == f"state of an earlier version was taken along from {old} to {new}: records: 3"
+    assert said == f"state of an earlier version was migrated from {old} to {new}: records: 3"
     assert records(new) == RECORDS
     assert not old.exists()
 
@@ -68,15 +68,13 @@ def test_without_an_old_place_nothing_that_comes_later_is_taken(
 
 
 @pytest.mark.parametrize("used", RECORDS)
-def test_what_a_living_daemon_uses_stays_and_is_taken_when_it_is_dead(
+def test_records_of_a_running_daemon_are_migrated_after_its_death(
     used: str, old: Path, new: Path, environment: dict[str, str]
 ) -> None:
     with open(old / used) as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as mount points have it; edits and instances have LOCK_EX
         said = migrate(environment, str(old))
-        assert (
-            said == f"{old} is in use by a daemon of an earlier version: it is taken along at a later start"
-        )
+        assert said == f"{old} is in use by a daemon of an earlier version: it is migrated at a later start"
         assert records(old) == RECORDS
         assert records(new) == {}
     assert "records: 3" in str(migrate(environment, str(old)))
@@ -98,10 +96,14 @@ def test_a_folder_that_took_the_place_of_the_used_one_is_left_alone(
 
 
 @pytest.mark.parametrize("case", ["open", "link", "file", "foreign"])
-def test_what_is_not_ours_alone_is_left_alone_and_said_once(
+def test_a_folder_that_is_not_private_is_ignored_and_reported_once(
     case: str, old: Path, new: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reason = {"open": "has mode 0755, open to others", "link": "is a symbolic link", "file": "is no folder"}
+    reason = {
+        "open": "has mode 0755, open to others",
+        "link": "is a symbolic link",
+        "file": "is not a folder",
+    }
     place = Path(f"{old}-{case}")
     match case:
         case "open":
@@ -125,7 +127,7 @@ def test_what_is_not_ours_alone_is_left_alone_and_said_once(
 
 
 @pytest.mark.parametrize("variable", ["XDG_STATE_HOME", "RUNTIME_DIRECTORY"])
-def test_who_kept_state_elsewhere_before_takes_nothing(
+def test_a_daemon_with_another_state_folder_migrates_nothing(
     variable: str, old: Path, new: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     assert migrate(environment | {variable: str(tmp_path)}, str(old)) is None
@@ -134,7 +136,7 @@ def test_who_kept_state_elsewhere_before_takes_nothing(
 
 
 class KilledError(BaseException):
-    """As a kill: nothing catches it."""
+    """Like a kill, it is not caught."""
 
 
 @pytest.mark.parametrize("step", range(40))
@@ -142,7 +144,7 @@ def test_a_kill_at_any_step_loses_nothing_and_doubles_nothing(
     step: int, old: Path, new: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class DyingOs:
-        """The module, which is never there again after so many changes of the disk."""
+        """The module, with a simulated kill after a number of changes of the disk."""
 
         left = step
 

@@ -15,7 +15,7 @@ from execserver.supervisor.packets import ChannelError, channel_pair
 
 
 class Rig:
-    """A client, and the supervisor's ends in the test's hands."""
+    """A client, and the supervisor's ends of its channel."""
 
     def __init__(self) -> None:
         self.ours, theirs = channel_pair()
@@ -106,7 +106,7 @@ def test_a_supervisor_that_is_gone_is_no_error(rig: Rig, null: int) -> None:
     rig.client.keep(1, 1, [null], urgent=True)
     rig.client.release(1, urgent=True)
     assert rig.client.receive() is None
-    with pytest.raises(ChannelError, match="the supervisor ended during the take-over"):
+    with pytest.raises(ChannelError, match="the supervisor ended during the takeover"):
         rig.client.take_over()
     rig.nudge = os.open("/dev/null", os.O_RDONLY)
 
@@ -130,7 +130,9 @@ def test_a_take_over_ends_with_handed_and_exits_come_after_it(rig: Rig, null: in
 
 
 @pytest.mark.parametrize("service", [False, True])
-def test_what_does_not_fit_in_the_table_is_given_up_whole(rig: Rig, null: int, service: bool) -> None:
+def test_a_process_that_does_not_fit_in_the_table_is_released_whole(
+    rig: Rig, null: int, service: bool
+) -> None:
     fd_store_protocol.send(rig.ours, KEPT, 1, 1, descriptors=[null])
     fd_store_protocol.send(rig.ours, KEPT, 0 if service else 2, 1, descriptors=[null])
     fd_store_protocol.send(rig.ours, KEPT, 0 if service else 2, 2, descriptors=[null] * 100)
@@ -158,7 +160,7 @@ def test_what_does_not_fit_in_the_table_is_given_up_whole(rig: Rig, null: int, s
     os.close(kept.descriptors[0])
 
 
-def test_what_is_no_registration_is_an_error_and_leaves_no_descriptor(rig: Rig, null: int) -> None:
+def test_an_invalid_message_is_an_error_and_leaves_no_descriptor(rig: Rig, null: int) -> None:
     before = open_descriptors()
     for data in (b"short", bytes(fd_store_protocol.HEADER.size + 1)):
         socket.send_fds(rig.ours, [data], [null])

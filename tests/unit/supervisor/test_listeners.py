@@ -184,7 +184,7 @@ def test_another_type_of_socket_is_kept(folder: Path) -> None:
             UnixListener(f"{folder}/s").bind()
 
 
-def test_what_is_no_socket_is_never_removed(folder: Path) -> None:
+def test_a_file_that_is_no_socket_is_never_removed(folder: Path) -> None:
     (folder / "file").write_text("precious")
     (folder / "link").symlink_to("nowhere")
     for name in ("file", "link"):
@@ -194,7 +194,7 @@ def test_what_is_no_socket_is_never_removed(folder: Path) -> None:
     assert (folder / "link").is_symlink()
 
 
-def test_a_successor_s_socket_is_not_removed(folder: Path) -> None:
+def test_the_socket_of_a_later_daemon_is_not_removed(folder: Path) -> None:
     first, second = UnixListener(f"{folder}/s"), UnixListener(f"{folder}/s")
     first.bind()
     os.unlink(folder / "s")

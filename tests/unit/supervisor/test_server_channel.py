@@ -108,13 +108,13 @@ def test_messages_go_both_ways_and_the_end_is_none(pair: socket.socket) -> None:
 
 def test_another_version_is_said(pair: socket.socket) -> None:
     send_packet(pair, {**HELLO, "version": 2})
-    with pytest.raises(ChannelError, match="speaks version 3, the supervisor said hello version 2"):
+    with pytest.raises(ChannelError, match="speaks version 3, the supervisor sent hello version 2"):
         ServerChannel.from_environment()
 
 
 def test_a_supervisor_that_ended_before_hello_is_said(pair: socket.socket) -> None:
     pair.close()
-    with pytest.raises(ChannelError, match="before it said hello"):
+    with pytest.raises(ChannelError, match="before its hello"):
         ServerChannel.from_environment()
 
 
@@ -147,7 +147,7 @@ def test_lost_descriptors_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("data", [b"no json", b"[]", b'{"type": 1}'])
-def test_what_is_no_message_is_an_error(data: bytes) -> None:
+def test_an_invalid_message_is_an_error(data: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.send(data)
     with pytest.raises(ChannelError):
