@@ -1,9 +1,8 @@
-"""How the daemon is: `server/health` for clients, pages for whoever watches it over HTTP.
+"""Health of the daemon: `server/health` for clients, and pages for monitoring over HTTP.
 
-`server/health` needs no handshake, and answers the same before and after one. A handshake would
-give each probe a session, which would then wait 80 s for a client to come back; and it would keep
-nothing from anybody, because it asks for nothing: who may talk to the daemon is decided before the
-first message, and who may can run commands.
+`server/health` needs no handshake, and answers the same before and after one. A handshake would give each
+probe a session, which is kept for 80 s, and would protect nothing: authentication comes before the first
+message, and every authenticated client may run commands.
 
 `docs/how-to/monitor.md`.
 """
@@ -50,7 +49,7 @@ def handlers(gauges: Gauges) -> Handlers:
 
 
 def pages(gauges: Gauges) -> Pages:
-    """`/readyz` for everybody; `/livez` and `/metrics` for those who may connect."""
+    """The pages: `/readyz` needs no credentials; `/livez` and `/metrics` need those of a client."""
 
     def ready(head: Head) -> Content:
         if gauges.stopping():
@@ -58,7 +57,7 @@ def pages(gauges: Gauges) -> Pages:
         return Content()
 
     def live(head: Head) -> Content:
-        """The loop got here, so it turns."""
+        """Empty: the answer itself shows that the loop turns."""
         return Content()
 
     def show_metrics(head: Head) -> Awaitable[Content]:

@@ -41,7 +41,7 @@ class HttpHandlers:
         return {"http/request": self.request}
 
     def request(self, caller: Caller, params: HttpRequestParams) -> Awaitable[Result]:
-        """Check a request, and carry it out."""
+        """Check a request and make it."""
         exchanges = caller.own(Exchanges, lambda: Exchanges(self._client))
         if params.stream_response:
             exchanges.require_free(params.request_id)
@@ -86,13 +86,13 @@ def _reply(head: bytes, body: WholeBody) -> Encoded | StreamedResult:
 
 
 def _head(status: int, headers: list[tuple[str, str]]) -> bytes:
-    """The result up to the text of the body."""
+    """The result up to the body."""
     fields = encode_json([{"name": name, "value": value} for name, value in headers])
     return b'{"status":%d,"headers":%b,"bodyBase64":"' % (status, fields)
 
 
 def _variable(environment: Mapping[str, str], header: HttpHeader) -> str:
-    """What `valueEnvVar` adds to a header. Errors name the variable, never its value."""
+    """The text that `valueEnvVar` adds to a header. Errors name the variable, never its value."""
     name = header.value_env_var
     if name is None:
         return ""

@@ -54,7 +54,7 @@ async def test_encoded_pieces_are_the_body_and_release_it(size: int) -> None:
     assert held.total == 0
 
 
-async def test_pieces_that_nobody_takes_to_the_end_release_the_body() -> None:
+async def test_pieces_that_are_not_read_to_the_end_release_the_body() -> None:
     held = HeldBytes(4 << 20)
     stream = EncodedPieces(await read(held, 3 << 20))
     await anext(stream)
