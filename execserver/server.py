@@ -51,7 +51,7 @@ from execserver.telemetry import logs, tracing
 from execserver.telemetry.definitions import Gauges
 from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError, Credentials
-from execserver.transports.listener import Listener, serve_socket
+from execserver.transports.listener import SocketListener, serve_socket
 from execserver.transports.stdio import serve_stdio
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Server:
         self._upgrading = False
         self._stop_received = False
         self._connections: set[Connection] = set()
-        self._listeners: list[Listener] = []
+        self._listeners: list[SocketListener] = []
         self._identity = identity
         self._remote: RemoteExecutor | None = None
         self._loading: asyncio.Task[None] | None = None

@@ -20,7 +20,7 @@ from execserver.rpc.handlers import Caller, Handlers
 from execserver.telemetry.definitions import Gauges, take
 from execserver.telemetry.exposition import Readings, render
 from execserver.telemetry.measures import measures
-from execserver.transports.http_upgrade import STOPPING, Content, Head, Page, Pages
+from execserver.transports.http_upgrade import STOPPING, Head, HttpPage, HttpPages, PageContent
 
 if TYPE_CHECKING:
     from execprotocol.environment import NoParams
@@ -48,30 +48,30 @@ def handlers(gauges: Gauges) -> Handlers:
     return {"server/health": health}
 
 
-def pages(gauges: Gauges) -> Pages:
+def pages(gauges: Gauges) -> HttpPages:
     """The pages: `/readyz` needs no credentials; `/livez` and `/metrics` need those of a client."""
 
-    def ready(head: Head) -> Content:
+    def ready(head: Head) -> PageContent:
         if gauges.stopping():
-            return Content(STOPPING.encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
-        return Content()
+            return PageContent(STOPPING.encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return PageContent()
 
-    def live(head: Head) -> Content:
+    def live(head: Head) -> PageContent:
         """Empty: the answer itself shows that the loop turns."""
-        return Content()
+        return PageContent()
 
-    def show_metrics(head: Head) -> Awaitable[Content]:
+    def show_metrics(head: Head) -> Awaitable[PageContent]:
         readings = take(measures, gauges)
         accept = ", ".join(head.all("accept"))
         return asyncio.get_running_loop().run_in_executor(None, _render, readings, accept)
 
     return {
-        "/readyz": Page(ready, public=True),
-        "/livez": Page(live),
-        "/metrics": Page(show_metrics),
+        "/readyz": HttpPage(ready, public=True),
+        "/livez": HttpPage(live),
+        "/metrics": HttpPage(show_metrics),
     }
 
 
-def _render(readings: Sequence[Readings], accept: str) -> Content:
+def _render(readings: Sequence[Readings], accept: str) -> PageContent:
     content_type, body = render(readings, accept)
-    return Content(body, content_type)
+    return PageContent(body, content_type)

@@ -10,7 +10,7 @@ from execserver.relay.service.registry import Registry
 from execserver.relay.service.registry_http import RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.telemetry.exposition import Content, Number, Reading, Readings, render
+from execserver.telemetry.exposition import Number, Reading, Readings, RenderedPage, render
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayDefinition, RelayNumbers
 
 
@@ -75,7 +75,7 @@ class Watcher:
         return {outcome: self._registry_http.outcomes[request, outcome] for outcome in outcomes}
 
 
-def page(numbers: RelayNumbers, accept: str) -> Content:
+def page(numbers: RelayNumbers, accept: str) -> RenderedPage:
     """The metrics page.
 
     Args:

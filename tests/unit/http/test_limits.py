@@ -11,7 +11,7 @@ import pytest
 
 from execprotocol.limits import MAX_HTTP_EXCHANGES
 from execserver.http.client import EncodedPieces, HeldBytes, HttpClient, WholeBody
-from execserver.http.request import Deadline, TransferError
+from execserver.http.request import RequestDeadline, TransferError
 
 
 async def pieces(*sizes: int) -> AsyncGenerator[bytes, None]:
@@ -74,7 +74,7 @@ def test_connections_to_servers_are_counted() -> None:
 
 
 async def test_a_deadline_bounds_several_steps_together() -> None:
-    deadline = Deadline(50)
+    deadline = RequestDeadline(50)
     async with deadline.limit():
         pass
     with pytest.raises(TransferError, match="timed out after 50 ms"):
@@ -87,7 +87,7 @@ async def test_a_deadline_bounds_several_steps_together() -> None:
 
 async def test_a_deadline_does_not_hide_a_cancellation() -> None:
     async def wait() -> None:
-        async with Deadline(60_000).limit():
+        async with RequestDeadline(60_000).limit():
             await asyncio.Event().wait()
 
     task = asyncio.ensure_future(wait())
