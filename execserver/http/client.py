@@ -105,7 +105,7 @@ class HttpClient:
 
 
 def _load(environment: Mapping[str, str]) -> HttpTransport:
-    transport: HttpTransport = importlib.import_module("execserver.http.transport").Transport(environment)
+    transport: HttpTransport = importlib.import_module("execserver.http.transport").HttpTransport(environment)
     return transport
 
 
