@@ -73,7 +73,7 @@ def remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | No
     return identity_from(options, Path(host.cwd), host.environment, passed.memory)
 
 
-def owned_resources(config: Settings, hello: Hello, host: Host, config_file: str | None) -> DaemonPaths:
+def daemon_paths(config: Settings, hello: Hello, host: Host, config_file: str | None) -> DaemonPaths:
     """Folders, files and sockets of the daemon that no sandbox shows.
 
     Args:

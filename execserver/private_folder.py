@@ -1,4 +1,4 @@
-"""Folders that nobody else may touch, and the lock on them."""
+"""Private folders, which no other user may access, and locks on them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Mapping
 
 from execprotocol.trust import owner_name
 
-# A lock is held for milliseconds; somebody who holds one longer is broken or hostile.
+# A lock is held for milliseconds; a program that holds one longer is broken or hostile.
 _LOCK_TIMEOUT_S = 5.0
 
 _NAME_ANOTHER = "set XDG_STATE_HOME to a folder that you can write"
 
 
 class FolderError(Exception):
-    """A folder is not what it has to be, with a text for the user."""
+    """A folder cannot be used; the text is for the user."""
 
 
 def runtime_folder(environment: Mapping[str, str]) -> str | None:
-    """What the service manager made for us, if it did."""
-    # systemd may give several, separated by colons; absolute paths only, as XDG demands.
+    """The runtime folder that the service manager has created, or None."""
+    # systemd may name several, separated by colons; absolute paths only, as XDG requires.
     runtime = environment.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     return runtime if runtime.startswith("/") else None
 
 
 def state_folder(environment: Mapping[str, str]) -> str:
-    """Where our things go that outlive a daemon, when no service manager gave a folder.
+    """The folder for state that outlives a daemon, without a service manager.
 
     Raises:
         FolderError: there is no home folder.
@@ -38,25 +38,25 @@ def state_folder(environment: Mapping[str, str]) -> str:
         return f"{state.rstrip('/')}/execserver"
     home, origin = _home(environment)
     if not os.path.isdir(home):
-        # Never made: a home folder is made with the account, and not under this program's modes.
+        # Never created: a home folder is created with the account, with other modes than this program's.
         raise FolderError(f"the home folder {home} ({origin}) is not there; {_NAME_ANOTHER}")
     return f"{home.rstrip('/')}/.local/state/execserver"
 
 
 def state_reason(environment: Mapping[str, str]) -> str:
-    """Why `state_folder` is where it is."""
+    """The reason for the path of `state_folder`."""
     if environment.get("XDG_STATE_HOME", "").startswith("/"):
         return "from XDG_STATE_HOME"
     return f"below the home folder, {_home(environment)[1]}: XDG_STATE_HOME is no absolute path, or not set"
 
 
 def _home(environment: Mapping[str, str]) -> tuple[str, str]:
-    """The home folder, and where it comes from."""
+    """The home folder and its origin."""
     home = environment.get("HOME", "")
     if home.startswith("/"):
         return home, "from HOME"
     uid = os.geteuid()
-    import pwd  # for those few who have no HOME
+    import pwd  # for the few users without HOME
 
     try:
         return pwd.getpwuid(uid).pw_dir, "of the account"
@@ -65,7 +65,7 @@ def _home(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def create(path: str) -> None:
-    """Create a folder and its missing parents, each with mode 0700 whatever the umask is."""
+    """Create a folder and its missing parents, each with mode 0700 under any umask."""
     missing = []
     while not os.path.lexists(path):
         missing.append(path)
@@ -73,16 +73,16 @@ def create(path: str) -> None:
     for folder in reversed(missing):
         try:
             os.mkdir(folder, 0o700)
-            os.chmod(folder, 0o700)  # an odd umask may have taken our own bits
+            os.chmod(folder, 0o700)  # an odd umask may have removed the owner's bits
         except FileExistsError:  # another daemon that starts right now
             continue
 
 
 def open_folder(path: str) -> int:
-    """Open a folder, which must exist.
+    """Open an existing folder.
 
     Raises:
-        FolderError: it cannot be read or is no folder.
+        FolderError: it cannot be read or is not a folder.
     """
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -91,19 +91,19 @@ def open_folder(path: str) -> int:
 
 
 def open_private(path: str, forbidden: int = 0o077, uid: int | None = None) -> int:
-    """Open a folder of our own, created when missing.
+    """Open a private folder, created if missing.
 
     Args:
         path: absolute.
         forbidden: mode bits that it may not have.
-        uid: whose it must be; None: ours.
+        uid: its owner; None for the daemon's user.
 
     Raises:
-        FolderError: a symbolic link, no folder, of another user, or open to others.
+        FolderError: a symbolic link, not a folder, of another user, or open to others.
     """
     try:
         create(path)
-        # The descriptor is checked, not the name: what was checked is what is used.
+        # The descriptor is checked, not the name, so that the checked folder is the one that is used.
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if os.path.islink(path):
@@ -125,7 +125,7 @@ def open_private(path: str, forbidden: int = 0o077, uid: int | None = None) -> i
 
 
 def _obstacle(path: str) -> str:
-    """What is known of the folder in which one could not be made."""
+    """Owner and mode of the folder in which one could not be created, for an error text."""
     parent = os.path.dirname(path)
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
@@ -140,7 +140,7 @@ def _obstacle(path: str) -> str:
 
 
 def lock(descriptor: int) -> bool:
-    """Take the exclusive lock if it is free; closing the last copy of the descriptor gives it back."""
+    """Take the exclusive lock if it is free; closing the last copy of the descriptor releases it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -152,7 +152,7 @@ def lock_folder(descriptor: int, path: str) -> None:
     """Wait for the exclusive lock on an open folder.
 
     Raises:
-        FolderError: somebody else holds it for more than 5 s.
+        FolderError: another program holds it for more than 5 s.
     """
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while not lock(descriptor):

@@ -1,9 +1,9 @@
-"""The server process: wires the parts, and owns the order of start-up and shut-down.
+"""The server process: wires the parts, and owns the order of start-up, upgrade and shut-down.
 
-Start-up: facts of the launch, chdir to `/`, logs, loop, executor, sessions (and what a dead server left of
-them), handlers, listeners, *ready*. Shut-down: stop accepting, kill by membership, send the last events,
-drop connections, exit. Upgrade: try the new code, stop reading, answer what was read, exit;
-nothing is killed. The supervisor above does the rest (`supervisor/program.py`).
+Start-up: facts of the launch, checks (`preflight.py`), chdir to `/`, logs, loop, executor, sessions (also
+those of a dead server), handlers, listeners, *ready*. Shut-down: stop accepting, kill by ownership tag, send
+the last events, drop connections, exit. Upgrade: try the new code (`upgrade.py`), stop reading, answer what
+was read, exit; no process is killed. The supervisor does the rest (`supervisor/program.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from execserver.host import Host
 from execserver.late_modules import freeze_heap, load_when_quiet
 from execserver.loading import LOADER
 from execserver.memory import reuse_buffers, widen_descriptor_table
-from execserver.preflight import check_exposure, owned_resources, remote_identity
+from execserver.preflight import check_exposure, daemon_paths, remote_identity
 from execserver.processes.executor import Executor
 from execserver.processes.recovery_state import Legacy, Survival
 from execserver.processes.spawn import Spawner
@@ -51,7 +51,7 @@ from execserver.telemetry import logs, tracing
 from execserver.telemetry.definitions import Gauges
 from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError, Credentials
-from execserver.transports.listener import Listener, serve_socket
+from execserver.transports.listener import SocketListener, serve_socket
 from execserver.transports.stdio import serve_stdio
 
 if TYPE_CHECKING:
@@ -61,31 +61,31 @@ if TYPE_CHECKING:
 log = Logger()
 
 LAST_EVENTS_SECONDS = 1.0
-"""How long clients have, at the end of the service, to take the last events."""
+"""How long clients may take for the last events at the end of the service."""
 
 LAST_ANSWERS_SECONDS = 10.0
-"""How long requests may take that were read before an upgrade."""
+"""How long requests that were read before an upgrade may take."""
 
 WARM_UP_AFTER_SECONDS = 2.0
-"""When it is tried whether sandboxes work, unless a request asks earlier: it costs a tenth of a second of a
-processor, which a client that starts a daemon for a single command should not wait for."""
+"""When the mechanisms of sandboxes are tried, unless a request needs them earlier. It takes a tenth of a
+second of a processor, which should not delay a client that starts a daemon for a single command."""
 
 LAST_FRAMES_SECONDS = 1.0
-"""How long a relay may take to take the last bytes for its clients."""
+"""How long a relay may take for the last bytes to its clients."""
 
 LAST_SPANS_SECONDS = 1.0
-"""How long the last spans may take to reach their collector, where there is one."""
+"""How long the last spans may take to reach their collector."""
 
 SWITCH_INTERVAL_SECONDS = 0.0005
-"""How soon a file-system thread gives the loop its turn back; Python's own 5 ms is too long."""
+"""How soon a file-system thread yields to the loop; Python's default of 5 ms is too long."""
 
 
 def run(config: Settings, config_file: str | None = None) -> int:
-    """Serve until the service ends. Returns the exit code, or ends the process itself.
+    """Serve until the service ends. Return an exit code, or end the process.
 
     Args:
         config: the settings.
-        config_file: the file that they were read from, which sandboxes do not show.
+        config_file: the file that the settings were read from, which no sandbox shows.
     """
     reuse_buffers()
     widen_descriptor_table()
@@ -103,19 +103,19 @@ def run(config: Settings, config_file: str | None = None) -> int:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
     fault_points.arm(os.environ)
-    own = owned_resources(config, hello, host, config_file)
+    own = daemon_paths(config, hello, host, config_file)
     os.chdir("/")
     writer = logs.configure(config.log_level, config.log_format)
     tracing.configure()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # The supervisor says when to stop; a command's `kill $PPID` does not.
+        # Only the supervisor stops the server; a command's `kill $PPID` must not.
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         loop = uvloop.new_event_loop()
         asyncio.set_event_loop(loop)
-        # Never closed, as `uvloop.run` would do: that waits for threads, and a name server that does not
-        # answer holds one for half a minute.
+        # Never closed, as `uvloop.run` would do: that waits for threads, and a silent name server blocks one
+        # for half a minute.
         code = loop.run_until_complete(
             Server(config, hello, channel, host, credentials, own, identity).serve()
         )
@@ -123,7 +123,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
         code = 1
     tracing.shut_down(LAST_SPANS_SECONDS)
     writer.flush(1.0)
-    # A thread that hangs in a dead mount must not keep the process.
+    # Without waiting for threads: one may hang in a dead mount.
     os._exit(code)
 
 
@@ -153,15 +153,15 @@ class Server:
         self._executor: Executor | None = None
         self._table: HandlerTable | None = None
         self._upgrading = False
-        self._told_to_stop = False
+        self._stop_received = False
         self._connections: set[Connection] = set()
-        self._listeners: list[Listener] = []
+        self._listeners: list[SocketListener] = []
         self._identity = identity
         self._remote: RemoteExecutor | None = None
         self._loading: asyncio.Task[None] | None = None
 
     async def serve(self) -> int:
-        """The story of a server's life. Returns the exit code."""
+        """Run the server from start-up to its end; return the exit code."""
         self._watch_supervisor()
         survival, legacy = self._take_over()
         executor = self._executor = self._make_executor(survival)
@@ -204,8 +204,8 @@ class Server:
         log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
         await self._stop_requested.wait()
         if self._upgrading:
-            await self._make_room(executor)
-        if not self._upgrading or self._told_to_stop:
+            await self._drain_for_upgrade(executor)
+        if not self._upgrading or self._stop_received:
             await self._shut_down(executor)
         return self._exit_code
 
@@ -215,10 +215,10 @@ class Server:
         loop = asyncio.get_running_loop()
         pidfd = open_supervisor_pidfd(self._hello.supervisor_pid)
         loop.add_reader(pidfd, self._supervisor_gone)
-        loop.add_reader(self._channel.fileno(), self._supervisor_spoke)
+        loop.add_reader(self._channel.fileno(), self._supervisor_readable)
 
     def _take_over(self) -> tuple[Survival, Legacy | None]:
-        """Begin, or go on where a server before this one ended."""
+        """Begin a service, or take over from an earlier server."""
         keeper = self._hello.fd_store
         if not self._hello.take_over:
             return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
@@ -342,7 +342,7 @@ class Server:
             # The end of the input is the end of the service.
             self._stop_requested.set()
 
-    def _supervisor_spoke(self) -> None:
+    def _supervisor_readable(self) -> None:
         try:
             message = self._channel.receive()
         except ChannelError as error:
@@ -351,15 +351,15 @@ class Server:
         if message is None:
             self._supervisor_gone()
         elif message["type"] == "stop":
-            self._told_to_stop = True
+            self._stop_received = True
             self._stop_requested.set()
-        elif message["type"] == "reload" and not self._stopping:  # else the successor's ready answers it
+        elif message["type"] == "reload" and not self._stopping:  # else the new server's ready answers it
             task = asyncio.get_running_loop().create_task(self._reload())
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)
 
     def _beat(self, seconds: float) -> None:
-        """Tell the watchdog that the loop turns."""
+        """Report to the watchdog that the loop turns."""
         self._channel.send({"type": "beat"})
         asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
 
@@ -368,9 +368,9 @@ class Server:
             executor.inherited_end(ended.number, ended.status)
 
     async def _reload(self) -> None:
-        """Make room for a server with new code, settings and credentials, if it would start."""
+        """Begin an upgrade to a server with new code, settings and credentials, if it would start."""
         if any(listener.kind == "stdio" for listener in self._hello.listeners):
-            # Requests that were read half cannot be taken over; the credentials are what can change.
+            # Half-read requests cannot be taken over, so only the credentials change.
             error = await self._credentials.reload()
             log.info("reloaded", reason=error)
             self._channel.send({"type": "reloaded", "error": error})
@@ -385,7 +385,7 @@ class Server:
             self._stop_requested.set()
 
     def _supervisor_gone(self) -> None:
-        """Nobody is left to clean up after us: do it now, and go."""
+        """Kill all processes and exit: the supervisor, which would do it, is gone."""
         try:
             if self._executor is not None:
                 self._executor.kill_all()
@@ -399,8 +399,10 @@ class Server:
 
     # -- the end
 
-    async def _make_room(self, executor: Executor) -> None:
-        """Answer what was read, and end; the processes go on. Returns early when the service is to stop."""
+    async def _drain_for_upgrade(self, executor: Executor) -> None:
+        """Answer the messages that were read and end; the processes run on. Return early if the service is to
+        stop.
+        """
         self._stopping = True
         self._channel.send({"type": "upgrading"})
         for listener in self._listeners:
@@ -412,7 +414,7 @@ class Server:
         executor.hurry()
         deadline = asyncio.get_running_loop().time() + LAST_ANSWERS_SECONDS
         while not all(connection.has_answered for connection in self._connections):
-            if self._told_to_stop:
+            if self._stop_received:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 log.warning("some requests are not answered in time")
@@ -438,7 +440,7 @@ class Server:
         await asyncio.to_thread(self._sandboxes.close)
         await self._send_last_events()
         for listener in self._listeners:
-            # Until here they have shown, to whoever asked, that the service ends.
+            # Until here they have served the pages that report the end of the service.
             listener.close()
         for connection in list(self._connections):
             connection.abort()
@@ -451,7 +453,7 @@ class Server:
             await self._remote.closed(LAST_FRAMES_SECONDS)
 
     async def _send_last_events(self) -> None:
-        """Let the ends of the killed processes reach the clients."""
+        """Send the exits of the killed processes to the clients."""
         deadline = asyncio.get_running_loop().time() + LAST_EVENTS_SECONDS
         while any(connection.has_pending_data() for connection in self._connections):
             if asyncio.get_running_loop().time() > deadline:

@@ -1,4 +1,4 @@
-"""What becomes of a request that asks for a sandbox: confined or refused, never run open."""
+"""Requests with a sandbox: confined or refused, never run without confinement."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 def command_policy(
     sandbox: SandboxContext, cwd: str, environment: Mapping[str, str], *, managed_network: bool
 ) -> Policy | None:
-    """The policy of a command; None when there is nothing to enforce.
+    """The policy of a command; None if it limits nothing.
 
     Raises:
-        InvalidParams: a path that is none on this host, or a network proxy that this executor does not have.
-        InvalidRequest: the older kind of sandbox is asked for.
+        InvalidParams: a path of another host, or a network proxy, which this executor does not have.
+        InvalidRequest: the older kind of sandbox is requested.
     """
     if managed_network:
         raise InvalidParams(
@@ -43,11 +43,11 @@ def command_policy(
 
 
 def file_policy(sandbox: SandboxContext | None, tmpdir: str | None) -> Policy | None:
-    """The policy of a request for files; None when it is carried out by the server itself.
+    """The policy of a file request; None if the server carries it out itself.
 
     Raises:
-        InvalidParams: a path that is none on this host, or entries that depend on a folder that is not given.
-        InvalidRequest: the older kind of sandbox is asked for.
+        InvalidParams: a path of another host, or entries that need a working directory that is not given.
+        InvalidRequest: the older kind of sandbox is requested.
     """
     if sandbox is None:
         return None
@@ -66,7 +66,7 @@ def _refuse_older_kind(sandbox: SandboxContext, policy: Policy) -> None:
 
 
 def may_read(policy: Policy, path: str) -> bool:
-    """Whether a policy lets a file be read, and its path if it is a link. May block."""
+    """Whether a policy allows reading a file, and its path if it is a link. May block."""
     folder, name = os.path.split(path)
     for real in (os.path.realpath(path), os.path.join(os.path.realpath(folder), name)):
         try:
@@ -79,7 +79,7 @@ def may_read(policy: Policy, path: str) -> bool:
 
 
 class Preparation:
-    """A confinement that is being made in a thread for a start that may be given up meanwhile."""
+    """A confinement that a thread prepares for a start, which may be cancelled meanwhile."""
 
     def __init__(self, sandboxes: Sandboxes, policy: Policy, make_plan: Callable[[], LaunchPlan]) -> None:
         self._sandboxes = sandboxes
@@ -90,11 +90,11 @@ class Preparation:
         self._given_up = False
 
     def run(self) -> tuple[LaunchPlan, Confinement]:
-        """In the thread: look at the disk and make everything ready.
+        """Inspect the disk and prepare everything, in the thread.
 
         Raises:
-            InvalidRequest: it cannot be confined.
-            SpawnFailed: it could not be started without a sandbox either.
+            InvalidRequest: the command cannot be confined.
+            SpawnFailed: the command could not be started without a sandbox either.
         """
         try:
             plan = self._make_plan()
@@ -112,11 +112,11 @@ class Preparation:
         return plan, confinement
 
     def taken(self) -> None:
-        """A process has it, and gives it back."""
+        """A process has taken the confinement, and will release it."""
         self._made = None
 
     def give_up(self) -> None:
-        """Release what was made and not taken, now or when it is there. May block for a moment."""
+        """Release a confinement that no process has taken, now or once it is made. May block for a moment."""
         with self._lock:
             self._given_up = True
             made, self._made = self._made, None

@@ -1,4 +1,5 @@
-"""`process/list`, `process/subscribe`, `process/unsubscribe`: what runs, also in other sessions.
+"""`process/list`, `process/subscribe`, `process/unsubscribe`: the processes of all sessions.
+
 `docs/protocol.md`, "Processes of other sessions".
 """
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _ENTRIES_A_TURN = 256
-"""Processes that are described in one turn of the loop, within 2 ms: tens of thousands may be kept."""
+"""Processes that are listed in one turn of the loop, within 2 ms; tens of thousands may be kept."""
 
 
 class ObservingHandlers:
@@ -49,7 +50,7 @@ class ObservingHandlers:
         }
 
     async def list(self, caller: Caller, params: ListParams) -> Encoded:
-        """What there is, oldest first: a `ListResult`."""
+        """List processes, oldest first: a `ListResult`."""
         if params.all_sessions:
             if params.session_id is not None:
                 raise InvalidParams("give `sessionId` or `allSessions`, not both", field="sessionId")
@@ -59,7 +60,7 @@ class ObservingHandlers:
             sessions = [reach(caller, self._sessions, params.session_id)]
         processes = [process for session in sessions for process in session.processes]
         processes.sort(key=lambda process: process.number)
-        # Those that are listed were there before the measurement began.
+        # After the choice of processes, so that each of them is measured.
         usage = await self._meter.usage() if any(not process.closed for process in processes) else {}
         entries = []
         for count, process in enumerate(processes):
@@ -102,11 +103,11 @@ class ObservingHandlers:
         release = caller.attachment.observe(
             process, params.after_seq, caller.session.id, interactive=params.interactive
         )
-        # No event may overtake the reply.
+        # The reply comes first, then events.
         return Encoded(encode_json(result), after=release, begun=True)
 
     def unsubscribe(self, caller: Caller, params: UnsubscribeParams) -> Empty:
-        """Send no further event of a process."""
+        """Send no further events of a process."""
         caller.attachment.unobserve(params.session_id, params.process_id)
         return {}
 

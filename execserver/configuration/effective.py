@@ -20,12 +20,12 @@ _HIDDEN = "(hidden)"
 
 
 class Effective:
-    """The settings that hold, and where each comes from.
+    """The effective settings and the origin of each.
 
     Args:
-        sources: the places, those that win first.
+        sources: in order of priority, highest first.
         file: the configuration file that was read.
-        warnings: what the operator should hear.
+        warnings: sentences for the operator.
     """
 
     def __init__(self, sources: tuple[Source, ...], file: str | None, warnings: list[str]) -> None:
@@ -36,7 +36,7 @@ class Effective:
         self.file = file
         """The configuration file that was read."""
         self.warnings = warnings
-        """What the operator should hear, though it stops nothing."""
+        """Sentences for the operator about mistakes that are no errors."""
         self._sources = sources
 
     def origin(self, name: str) -> str:
@@ -45,15 +45,15 @@ class Effective:
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: str | None = None) -> Effective:
-    """Read, check and merge all places.
+    """Read, check and merge all sources.
 
     Args:
-        flags: the settings given on the command line, by their names (`given_settings`).
+        flags: the settings on the command line, by name (`given_settings`).
         environment: the variables.
-        config: the value of `--config`; None when not given.
+        config: the value of `--config`; None if not given.
 
     Raises:
-        SettingsError: some place holds what cannot be used. All problems of all places are named.
+        SettingsError: values cannot be used. All problems of all sources are named.
     """
     folder = os.getcwd()
     path = config_file.find(config, environment)
@@ -69,7 +69,9 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: str |
 
 
 def as_toml(effective: Effective, environment: Mapping[str, str]) -> str:
-    """A line `key = value` for each setting, its origin as a comment; a comment for unset and secret ones."""
+    """`key = value` for each setting, with its origin as a comment; a comment alone for unset and secret
+    ones.
+    """
     file = effective.file or "none"
     pairs = [(_line(option, value), origin) for option, value, origin in _values(effective, environment)]
     width = max(len(line) for line, _ in pairs if len(line) <= 60)

@@ -22,7 +22,7 @@ from execprotocol.limits import MAX_HTTP_BODY_BYTES, MAX_HTTP_EXCHANGES, MAX_HTT
 from execserver.http.request import Headers, HttpRequest, Target, TransferError, UrlError, parse_url
 
 if TYPE_CHECKING:
-    from execserver.http.transport import Response, Transport
+    from execserver.http.transport import HttpResponse, HttpTransport
 
 PIECE_BYTES = 768 << 10
 """Raw bytes of a piece of a large reply: a multiple of three, so that only the last one has padding, and
@@ -52,7 +52,7 @@ class HttpClient:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._loading: asyncio.Task[Transport] | None = None
+        self._loading: asyncio.Task[HttpTransport] | None = None
         self._exchanges = 0
         self.held = HeldBytes(MAX_HTTP_HELD_BYTES)
 
@@ -71,7 +71,7 @@ class HttpClient:
         finally:
             self._exchanges -= 1
 
-    async def open(self, request: HttpRequest, *, follow: bool) -> Response:
+    async def open(self, request: HttpRequest, *, follow: bool) -> HttpResponse:
         """Send a request, follow its redirects, and return the response with its body unread.
 
         Raises:
@@ -93,7 +93,7 @@ class HttpClient:
             request = subsequent
         raise TransferError("too many redirects")
 
-    async def _transport(self) -> Transport:
+    async def _transport(self) -> HttpTransport:
         if self._loading is None:
             # In a thread: it takes 50 ms, which would delay other connections.
             self._loading = asyncio.ensure_future(asyncio.to_thread(_load, self._environment))
@@ -104,8 +104,8 @@ class HttpClient:
             raise
 
 
-def _load(environment: Mapping[str, str]) -> Transport:
-    transport: Transport = importlib.import_module("execserver.http.transport").Transport(environment)
+def _load(environment: Mapping[str, str]) -> HttpTransport:
+    transport: HttpTransport = importlib.import_module("execserver.http.transport").HttpTransport(environment)
     return transport
 
 

@@ -62,7 +62,7 @@ class TransferError(Exception):
     """
 
 
-class Deadline:
+class RequestDeadline:
     """The time limit of a request, from its admission to the last byte of its body.
 
     Args:

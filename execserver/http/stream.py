@@ -22,11 +22,11 @@ import pybase64
 from execprotocol.errors import InternalError, InvalidParams
 from execprotocol.limits import MAX_CHUNK_BYTES, MAX_HTTP_RUNNING, MAX_HTTP_STREAMS, MAX_HTTP_WAITING
 from execserver.http.client import HttpClient, WholeBody
-from execserver.http.request import Deadline, HttpRequest, TransferError
+from execserver.http.request import HttpRequest, RequestDeadline, TransferError
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
-    from execserver.http.transport import Response
+    from execserver.http.transport import HttpResponse
 
 log = Logger()
 
@@ -41,7 +41,7 @@ class Receiver(Protocol):
         """Send a notification."""
 
 
-class Stream:
+class BodyStream:
     """One response, from the request to the last frame of its body.
 
     The server is read no faster than the receiver takes the body: a frame is made when it may be sent, and
@@ -60,7 +60,7 @@ class Stream:
         client: HttpClient,
         request_id: str,
         receiver: Receiver,
-        slot: Callable[[Deadline], AbstractAsyncContextManager[None]],
+        slot: Callable[[RequestDeadline], AbstractAsyncContextManager[None]],
         ended: Callable[[], object],
     ) -> None:
         self._client = client
@@ -70,11 +70,11 @@ class Stream:
         self._ended = ended
         self._seq = 0
         self._begun = asyncio.Event()
-        self._head: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._head: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
         self._request: HttpRequest | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def open(self, request: HttpRequest, deadline: Deadline, *, follow: bool) -> Response:
+    async def open(self, request: HttpRequest, deadline: RequestDeadline, *, follow: bool) -> HttpResponse:
         """Send the request and wait for the head of the response. The body follows after `begin`.
 
         Raises:
@@ -94,7 +94,7 @@ class Stream:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, deadline: Deadline, *, follow: bool) -> None:
+    async def _run(self, deadline: RequestDeadline, *, follow: bool) -> None:
         error: str | None = None
         try:
             await self._transfer(deadline, follow=follow)
@@ -111,7 +111,7 @@ class Stream:
         else:
             self._head.set_exception(InternalError(f"http/request failed: {error}"))
 
-    async def _transfer(self, deadline: Deadline, *, follow: bool) -> None:
+    async def _transfer(self, deadline: RequestDeadline, *, follow: bool) -> None:
         with self._client.exchange():
             async with self._slot(deadline), deadline.limit():
                 assert self._request is not None
@@ -125,7 +125,7 @@ class Stream:
             finally:
                 await response.close()
 
-    async def _forward(self, response: Response) -> None:
+    async def _forward(self, response: HttpResponse) -> None:
         async with aclosing(response.chunks()) as chunks:
             async for data in chunks:
                 for start in range(0, len(data), MAX_CHUNK_BYTES):
@@ -153,12 +153,12 @@ class Exchanges:
         self._client = client
         self._slots = asyncio.Semaphore(MAX_HTTP_RUNNING)
         self._waiting = 0
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, BodyStream] = {}
         self._bodies: set[WholeBody] = set()
 
     async def fetch(
-        self, request: HttpRequest, deadline: Deadline, *, follow: bool
-    ) -> tuple[Response, WholeBody]:
+        self, request: HttpRequest, deadline: RequestDeadline, *, follow: bool
+    ) -> tuple[HttpResponse, WholeBody]:
         """A response with its whole body, which the caller must `release`.
 
         Raises:
@@ -191,7 +191,7 @@ class Exchanges:
         if request_id in self._streams:
             raise InvalidParams(f"http/request streamResponse requestId `{request_id}` is already active")
 
-    def stream(self, request_id: str, receiver: Receiver) -> Stream:
+    def stream(self, request_id: str, receiver: Receiver) -> BodyStream:
         """A stream that is still to be opened; it holds its name until it ends.
 
         Raises:
@@ -203,7 +203,7 @@ class Exchanges:
             raise InternalError(
                 f"http/request failed: the connection has {MAX_HTTP_STREAMS} streams under way"
             )
-        stream = Stream(
+        stream = BodyStream(
             self._client, request_id, receiver, self._slot, lambda: self._streams.pop(request_id, None)
         )
         self._streams[request_id] = stream
@@ -217,7 +217,7 @@ class Exchanges:
             body.release()
 
     @asynccontextmanager
-    async def _slot(self, deadline: Deadline) -> AsyncIterator[None]:
+    async def _slot(self, deadline: RequestDeadline) -> AsyncIterator[None]:
         if self._waiting >= MAX_HTTP_WAITING:
             raise TransferError(f"{self._waiting} requests of this connection wait already")
         self._waiting += 1

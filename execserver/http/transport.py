@@ -28,7 +28,7 @@ _MAX_TEXT = 200
 """Characters of a library's error text that are passed on."""
 
 
-class Response:
+class HttpResponse:
     """A response whose body is read on demand; the rest stays with the server."""
 
     def __init__(self, response: httpcore.Response) -> None:
@@ -51,7 +51,7 @@ class Response:
         await self._response.aclose()
 
 
-class Transport:
+class HttpTransport:
     """Makes the daemon's connections, one for each request.
 
     Connections are not reused. A server may close an idle one just as a request arrives, which then may not
@@ -67,7 +67,7 @@ class Transport:
         self._tls = ssl.create_default_context()
         self._proxies = Proxies(environment)
 
-    async def send(self, request: HttpRequest) -> Response:
+    async def send(self, request: HttpRequest) -> HttpResponse:
         """Send one request and wait for the head of its response.
 
         Raises:
@@ -81,7 +81,7 @@ class Transport:
         )
         with _transfer_errors(f"{request.target.authority}: "):
             try:
-                return Response(await pool.handle_async_request(_encode(request, proxy)))
+                return HttpResponse(await pool.handle_async_request(_encode(request, proxy)))
             except BaseException:
                 # A request that is cancelled when its connection has just been made leaves it in the pool,
                 # open and unused, until the server closes it.

@@ -82,7 +82,7 @@ class Response(msgspec.Struct):
     id: Any
 
 
-Message = Request | Notification | Response
+DecodedMessage = Request | Notification | Response
 
 
 class _Measured(NamedTuple):
@@ -94,7 +94,7 @@ class _Measured(NamedTuple):
     """Names and string values."""
 
 
-def decode(data: bytes | bytearray) -> Message:
+def decode(data: bytes | bytearray) -> DecodedMessage:
     """Decode one message.
 
     Raises:
@@ -103,7 +103,7 @@ def decode(data: bytes | bytearray) -> Message:
     return classify(_decode_within_limits(data) if len(data) < _CUT_BYTES else decode_object(data))
 
 
-def classify(members: dict[str, Any]) -> Message:
+def classify(members: dict[str, Any]) -> DecodedMessage:
     """The message that an object with these members is.
 
     Raises:

@@ -41,7 +41,7 @@ from execserver.rpc.flow_control import FlowControl
 from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.json_rpc import JsonRpcDialect, load_dispatch
 from execserver.rpc.params import decode_params
-from execserver.rpc.scheduler import AT_ONCE, Pending, Scheduler
+from execserver.rpc.scheduler import AT_ONCE, PendingRequest, Scheduler
 from execserver.sessions.event_stream import EventStream
 from execserver.sessions.session import Attachment, Session
 from execserver.telemetry import tracing
@@ -305,12 +305,12 @@ class Connection:
             if name == "process/terminate" and self._cancels_start(params):
                 result: Any = {"running": True}
             elif method.family is not None and self._schedule.must_wait(name, params):
-                self._schedule.enqueue(Pending(target, method, params, size, began, trace))
+                self._schedule.enqueue(PendingRequest(target, method, params, size, began, trace))
                 return
             else:
                 result = self._handlers[name](self, params)
             if result.__class__ not in AT_ONCE:
-                self._schedule.start(Pending(target, method, params, size, began, trace), result)
+                self._schedule.start(PendingRequest(target, method, params, size, began, trace), result)
                 return
             self._dialect.result(target, result)
             code = 0
@@ -345,11 +345,11 @@ class Connection:
 
     # -- called by the schedule (rpc/scheduler.py: Work)
 
-    def invoke(self, pending: Pending) -> Any:
+    def invoke(self, pending: PendingRequest) -> Any:
         """Call the handler of a request that may run now."""
         return self._handlers[pending.method.name](self, pending.params)
 
-    def succeeded(self, pending: Pending, result: Any) -> None:
+    def succeeded(self, pending: PendingRequest, result: Any) -> None:
         """Answer a request that waited with its result."""
         try:
             self._dialect.result(pending.target, result)
@@ -358,17 +358,17 @@ class Connection:
         else:
             self._answered(pending, 0)
 
-    async def streamed(self, pending: Pending, result: StreamedResult) -> None:
+    async def streamed(self, pending: PendingRequest, result: StreamedResult) -> None:
         """Answer a request that waited with a large result."""
         self._answered(pending, await self._dialect.stream(pending.target, result))
 
-    def failed(self, pending: Pending, error: Exception) -> None:
+    def failed(self, pending: PendingRequest, error: Exception) -> None:
         """Answer a request that waited with an error."""
         self._answered(pending, self._fail(pending.target, pending.method.name, error))
 
     # -- replies
 
-    def _answered(self, pending: Pending, code: int) -> None:
+    def _answered(self, pending: PendingRequest, code: int) -> None:
         measures.request_done(pending.method.name, perf_counter() - pending.began, code)
         if pending.trace is not None:
             pending.trace.end(code)

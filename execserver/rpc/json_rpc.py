@@ -52,10 +52,10 @@ SMALL_REPLY_BYTES = 16 << 10
 """Smaller replies are never refused. Replies of requests with an effect are smaller, and a request that was
 carried out must not be reported as refused."""
 
-Response = dict[str, Any]
+ResponseObject = dict[str, Any]
 """A response object whose `result`, if it has one, is still `Encoded` or `StreamedResult`."""
 
-Outcome = Encoded | StreamedResult | RpcError
+CallOutcome = Encoded | StreamedResult | RpcError
 
 log = Logger()
 
@@ -88,15 +88,15 @@ class Call:
         self,
         message: Mapping[str, Any],
         size: int,
-        finished: Callable[[Call, Response | None], None],
+        finished: Callable[[Call, ResponseObject | None], None],
         batch: Batch | None = None,
     ) -> None:
         self.message = message
         self.size = size
         self.batch = batch
         self._finished = finished
-        self._outcome: Outcome | None = None
-        self._steps: Coroutine[Call, None, Response | None] | None = None
+        self._outcome: CallOutcome | None = None
+        self._steps: Coroutine[Call, None, ResponseObject | None] | None = None
         self._waiting = False
 
     @property
@@ -119,7 +119,7 @@ class Call:
         self._dialect.admit(self, method, params)
         return await self
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: CallOutcome) -> None:
         """Set the result or the error."""
         self._outcome = outcome
         if self._waiting:
@@ -151,7 +151,7 @@ class Call:
             self._steps = None
 
 
-Dispatch = Callable[[Mapping[str, Any], Call], Coroutine[Call, None, Response | None]]
+Dispatch = Callable[[Mapping[str, Any], Call], Coroutine[Call, None, ResponseObject | None]]
 """From a request to its response; yields the call if that has to wait."""
 
 
@@ -161,7 +161,7 @@ class Batch:
     `replies` has one for each element, in order; None if there is none, or none yet.
     """
 
-    def __init__(self, replies: list[Response | InvalidRequest | None]) -> None:
+    def __init__(self, replies: list[ResponseObject | InvalidRequest | None]) -> None:
         self.replies = replies
         self.waiting: deque[tuple[int, Call]] = deque()
         self.places: dict[Call, int] = {}
@@ -271,7 +271,7 @@ class JsonRpcDialect:
             batch.places[call] = place
             self._run(call)
 
-    def _reply_in_batch(self, call: Call, response: Response | None) -> None:
+    def _reply_in_batch(self, call: Call, response: ResponseObject | None) -> None:
         self._calls.discard(call)
         batch = call.batch
         assert batch is not None
@@ -340,7 +340,7 @@ class JsonRpcDialect:
         """Send a notification: that of the Codex dialect with the version member in front."""
         self._channel.send((b'{"jsonrpc":"2.0",' + parts[0][1:], *parts[1:]))
 
-    def _reply(self, call: Call, response: Response | None) -> None:
+    def _reply(self, call: Call, response: ResponseObject | None) -> None:
         self._calls.discard(call)
         if response is not None:
             self._channel.send(_encode_response(response))
@@ -374,7 +374,7 @@ def _is_response(message: Mapping[str, Any]) -> bool:
     return "method" not in message and "id" in message and ("result" in message or "error" in message)
 
 
-def _encode_response(response: Response) -> tuple[bytes, ...]:
+def _encode_response(response: ResponseObject) -> tuple[bytes, ...]:
     """A response object as bytes; a large result is not copied."""
     if "error" in response:
         return (codec.encode_json(response),)
@@ -387,7 +387,7 @@ def _encode_response(response: Response) -> tuple[bytes, ...]:
     )
 
 
-def _run_after(reply: Response | InvalidRequest | None) -> None:
+def _run_after(reply: ResponseObject | InvalidRequest | None) -> None:
     """Begin what may not overtake the reply."""
     if isinstance(reply, dict) and "result" in reply and reply["result"].after is not None:
         reply["result"].after()
@@ -445,11 +445,15 @@ def load_dispatch() -> Dispatch:
 
     methods = _EveryName(method, METHODS)
 
-    async def dispatch(message: Mapping[str, Any], call: Call) -> Response | None:
+    async def dispatch(message: Mapping[str, Any], call: Call) -> ResponseObject | None:
         request = create_request(
             {name: value for name, value in message.items() if value is not None or name == "id"}
         )
         outcome = await dispatch_request(methods, call, request)
-        return cast("Response", to_serializable(to_response(*outcome))) if not_notification(outcome) else None
+        return (
+            cast("ResponseObject", to_serializable(to_response(*outcome)))
+            if not_notification(outcome)
+            else None
+        )
 
     return dispatch

@@ -2,7 +2,7 @@
 I/O.
 
 A request runs when every *earlier, unfinished* request of the connection that it conflicts with is finished.
-Its `Access`es decide what conflicts:
+Its accesses (`ResourceAccess`) decide what conflicts:
 
 - An *exclusive* access to a key conflicts with every access to that key.
 - A *write* of a path conflicts with every access to a path that equals it, contains it or is contained in it
@@ -53,7 +53,7 @@ class Mode(Enum):
     SNAPSHOT = "snapshot"
 
 
-class Access(msgspec.Struct, frozen=True):
+class ResourceAccess(msgspec.Struct, frozen=True):
     """One access to a key (SHARED, EXCLUSIVE) or to a path (READ, WRITE)."""
 
     mode: Mode
@@ -63,7 +63,7 @@ class Access(msgspec.Struct, frozen=True):
 class Ticket(msgspec.Struct, eq=False):
     """An unfinished request's place in the order."""
 
-    accesses: tuple[Access, ...]
+    accesses: tuple[ResourceAccess, ...]
     number: int
     blockers: int = 0
     blocked: list[Ticket] = msgspec.field(default_factory=list)
@@ -96,11 +96,11 @@ class RequestOrder:
         """Whether no request is unfinished, so that nothing can conflict."""
         return not self._unfinished
 
-    def must_wait(self, accesses: Iterable[Access]) -> bool:
+    def must_wait(self, accesses: Iterable[ResourceAccess]) -> bool:
         """Whether a request with these accesses would have to wait for an unfinished one."""
         return bool(self._conflicts(accesses))
 
-    def add(self, accesses: tuple[Access, ...]) -> Ticket:
+    def add(self, accesses: tuple[ResourceAccess, ...]) -> Ticket:
         """Admit a request. It may run when its ticket is `ready`."""
         self._admitted += 1
         ticket = Ticket(accesses, self._admitted)
@@ -143,7 +143,7 @@ class RequestOrder:
                 if blocker.number < waiting.number:
                     _block(waiting, blocker)
 
-    def _conflicts(self, accesses: Iterable[Access], *, chained: bool = True) -> set[Ticket]:
+    def _conflicts(self, accesses: Iterable[ResourceAccess], *, chained: bool = True) -> set[Ticket]:
         """The unfinished requests that conflict with these accesses; if `chained`, without those that they
         wait for themselves.
         """
@@ -171,7 +171,7 @@ class RequestOrder:
                 found |= users.conflicts(write, chained)
         return found
 
-    def _places(self, accesses: Iterable[Access], *, create: bool) -> Iterable[tuple[_Users, bool]]:
+    def _places(self, accesses: Iterable[ResourceAccess], *, create: bool) -> Iterable[tuple[_Users, bool]]:
         for access in accesses:
             exclusive = access.mode in (Mode.EXCLUSIVE, Mode.WRITE)
             for table, key in self._entries(access):
@@ -179,7 +179,7 @@ class RequestOrder:
                 if users is not None:
                     yield users, exclusive
 
-    def _entries(self, access: Access) -> Iterable[tuple[dict[Hashable, _Users], Hashable]]:
+    def _entries(self, access: ResourceAccess) -> Iterable[tuple[dict[Hashable, _Users], Hashable]]:
         if access.mode in (Mode.SHARED, Mode.EXCLUSIVE):
             yield self._by_key, access.target
         elif access.mode in (Mode.READ, Mode.WRITE):
@@ -188,7 +188,7 @@ class RequestOrder:
             for parent in _parents(path):
                 yield self._below, parent  # type: ignore[misc]
 
-    def _forget_unused(self, accesses: Iterable[Access]) -> None:
+    def _forget_unused(self, accesses: Iterable[ResourceAccess]) -> None:
         for access in accesses:
             for table, key in self._entries(access):
                 users = table.get(key)
@@ -257,8 +257,8 @@ def _shortened(path: str) -> str:
 
 # -- what each request accesses
 
-_SNAPSHOT = Access(Mode.SNAPSHOT, None)
-_WATCH = (Access(Mode.EXCLUSIVE, "watch"),)
+_SNAPSHOT = ResourceAccess(Mode.SNAPSHOT, None)
+_WATCH = (ResourceAccess(Mode.EXCLUSIVE, "watch"),)
 
 
 class AccessTable:
@@ -273,88 +273,94 @@ class AccessTable:
         self.session_id: str | None = None
         """The connection's own session, which a request may name or leave out."""
 
-    def of(self, method: str, params: Any) -> tuple[Access, ...]:
+    def of(self, method: str, params: Any) -> tuple[ResourceAccess, ...]:
         """The accesses of one request; empty if it conflicts with no other."""
         if method in READING:
-            return (Access(Mode.READ, params.path),)
+            return (ResourceAccess(Mode.READ, params.path),)
         if method in WRITING:
-            return (Access(Mode.WRITE, params.path),)
+            return (ResourceAccess(Mode.WRITE, params.path),)
         find = _ACCESSES_OF.get(method)
         return () if find is None else find(self, params)
 
-    def of_copy(self, params: fs.CopyParams) -> tuple[Access, ...]:
+    def of_copy(self, params: fs.CopyParams) -> tuple[ResourceAccess, ...]:
         """The accesses of `fs/copy`; the methods below are for the other requests."""
-        return (Access(Mode.READ, params.source_path), Access(Mode.WRITE, params.destination_path))
+        return (
+            ResourceAccess(Mode.READ, params.source_path),
+            ResourceAccess(Mode.WRITE, params.destination_path),
+        )
 
-    def of_rename(self, params: fs.RenameParams | fs.InstallParams) -> tuple[Access, ...]:
+    def of_rename(self, params: fs.RenameParams | fs.InstallParams) -> tuple[ResourceAccess, ...]:
         """Both names, which change."""
-        return (Access(Mode.WRITE, params.source_path), Access(Mode.WRITE, params.destination_path))
+        return (
+            ResourceAccess(Mode.WRITE, params.source_path),
+            ResourceAccess(Mode.WRITE, params.destination_path),
+        )
 
-    def of_edits(self, params: fs.ApplyEditsParams) -> tuple[Access, ...]:
+    def of_edits(self, params: fs.ApplyEditsParams) -> tuple[ResourceAccess, ...]:
         """Every file that is edited, or whose mode is copied."""
         return tuple(_of_edits(params))
 
-    def of_open(self, params: fs.OpenParams) -> tuple[Access, ...]:
+    def of_open(self, params: fs.OpenParams) -> tuple[ResourceAccess, ...]:
         """The handle and its path."""
         if params.mode == "read":
             self._handle_paths.pop(params.handle_id, None)
-            return (_handle(params.handle_id), Access(Mode.READ, params.path))
+            return (_handle(params.handle_id), ResourceAccess(Mode.READ, params.path))
         self._handle_paths[params.handle_id] = params.path
-        return (_handle(params.handle_id), Access(Mode.WRITE, params.path))
+        return (_handle(params.handle_id), ResourceAccess(Mode.WRITE, params.path))
 
-    def of_write_block(self, params: fs.WriteBlockParams) -> tuple[Access, ...]:
+    def of_write_block(self, params: fs.WriteBlockParams) -> tuple[ResourceAccess, ...]:
         """The handle, and its path."""
         handle = _handle(params.handle_id)
         path = self._handle_paths.get(params.handle_id)
-        return (handle,) if path is None else (handle, Access(Mode.WRITE, path))
+        return (handle,) if path is None else (handle, ResourceAccess(Mode.WRITE, path))
 
-    def of_read_block(self, params: fs.ReadBlockParams) -> tuple[Access, ...]:
+    def of_read_block(self, params: fs.ReadBlockParams) -> tuple[ResourceAccess, ...]:
         """The handle."""
         return (_handle(params.handle_id),)
 
-    def of_close(self, params: fs.CloseParams) -> tuple[Access, ...]:
+    def of_close(self, params: fs.CloseParams) -> tuple[ResourceAccess, ...]:
         """The handle, whose path is forgotten."""
         self._handle_paths.pop(params.handle_id, None)
         return (_handle(params.handle_id),)
 
-    def of_watch(self, _: fs.WatchMissingParams) -> tuple[Access, ...]:
+    def of_watch(self, _: fs.WatchMissingParams) -> tuple[ResourceAccess, ...]:
         """The connection's one watch."""
         return _WATCH
 
-    def of_start(self, params: process.StartParams) -> tuple[Access, ...]:
+    def of_start(self, params: process.StartParams) -> tuple[ResourceAccess, ...]:
         """The name of the process, and all files as they are."""
-        return (Access(Mode.EXCLUSIVE, ("process", params.process_id)), _SNAPSHOT)
+        return (ResourceAccess(Mode.EXCLUSIVE, ("process", params.process_id)), _SNAPSHOT)
 
-    def of_input(self, params: process.WriteParams | process.CloseStdinParams) -> tuple[Access, ...]:
+    def of_input(self, params: process.WriteParams | process.CloseStdinParams) -> tuple[ResourceAccess, ...]:
         """The process's standard input."""
         shared = self._of_process(params)
-        return (shared, Access(Mode.EXCLUSIVE, ("stdin", shared.target)))
+        return (shared, ResourceAccess(Mode.EXCLUSIVE, ("stdin", shared.target)))
 
-    def of_signal(self, params: process.SignalParams) -> tuple[Access, ...]:
+    def of_signal(self, params: process.SignalParams) -> tuple[ResourceAccess, ...]:
         """The process; signals but SIGKILL keep their order."""
         shared = self._of_process(params)
         if params.signal == "SIGKILL":
             # No earlier request can save the process.
             return (shared,)
-        return (shared, Access(Mode.EXCLUSIVE, ("signal", shared.target)))
+        return (shared, ResourceAccess(Mode.EXCLUSIVE, ("signal", shared.target)))
 
-    def of_process(self, params: process.ReadParams | process.ResizeParams) -> tuple[Access, ...]:
+    def of_process(self, params: process.ReadParams | process.ResizeParams) -> tuple[ResourceAccess, ...]:
         """The process."""
         return (self._of_process(params),)
 
     def of_subscription(
         self, params: process.SubscribeParams | process.UnsubscribeParams
-    ) -> tuple[Access, ...]:
+    ) -> tuple[ResourceAccess, ...]:
         """The connection's subscription to it."""
-        return (Access(Mode.EXCLUSIVE, ("subscription", params.session_id, params.process_id)),)
+        return (ResourceAccess(Mode.EXCLUSIVE, ("subscription", params.session_id, params.process_id)),)
 
-    def _of_process(self, params: _OfProcess) -> Access:
+    def _of_process(self, params: _OfProcess) -> ResourceAccess:
         if params.session_id is None or params.session_id == self.session_id:
-            return Access(Mode.SHARED, ("process", params.process_id))
-        return Access(Mode.SHARED, ("process", params.process_id, params.session_id))
+            return ResourceAccess(Mode.SHARED, ("process", params.process_id))
+        return ResourceAccess(Mode.SHARED, ("process", params.process_id, params.session_id))
 
 
-_ACCESSES_OF: Final[dict[str, Callable[[AccessTable, Any], tuple[Access, ...]]]] = {
+_ACCESSES_OF: Final[dict[str, Callable[[AccessTable, Any], tuple[ResourceAccess, ...]]]] = {
     "fs/copy": AccessTable.of_copy,
     "fs/rename": AccessTable.of_rename,
     "fs/install": AccessTable.of_rename,
@@ -375,16 +381,16 @@ _ACCESSES_OF: Final[dict[str, Callable[[AccessTable, Any], tuple[Access, ...]]]]
 }
 
 
-def _of_edits(params: fs.ApplyEditsParams) -> Iterator[Access]:
+def _of_edits(params: fs.ApplyEditsParams) -> Iterator[ResourceAccess]:
     for edit in params.edits:
-        yield Access(Mode.WRITE, edit.path)
+        yield ResourceAccess(Mode.WRITE, edit.path)
         mode_from: str | None = getattr(edit, "mode_from", None)  # a removal has none
         if mode_from is not None:
-            yield Access(Mode.READ, mode_from)
+            yield ResourceAccess(Mode.READ, mode_from)
 
 
-def _handle(handle_id: str) -> Access:
-    return Access(Mode.EXCLUSIVE, ("handle", handle_id))
+def _handle(handle_id: str) -> ResourceAccess:
+    return ResourceAccess(Mode.EXCLUSIVE, ("handle", handle_id))
 
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ import msgspec
 from execprotocol.methods import Method
 from execserver.rpc.flow_control import FlowControl
 from execserver.rpc.handlers import Encoded, StreamedResult
-from execserver.rpc.ordering import Access, AccessTable, RequestOrder, Ticket
+from execserver.rpc.ordering import AccessTable, RequestOrder, ResourceAccess, Ticket
 from execserver.telemetry import tracing
 from execserver.telemetry.tracing import RequestTrace
 
@@ -47,7 +47,7 @@ AT_ONCE = (dict, Encoded)
 """The types of a result that a handler has at once; other values are awaited."""
 
 
-class Pending(msgspec.Struct, eq=False):
+class PendingRequest(msgspec.Struct, eq=False):
     """A request that cannot be answered at once."""
 
     target: Any
@@ -66,16 +66,16 @@ class Pending(msgspec.Struct, eq=False):
 class Work(Protocol):
     """The connection's side, called by the schedule."""
 
-    def invoke(self, pending: Pending) -> Any:
+    def invoke(self, pending: PendingRequest) -> Any:
         """Call the handler."""
 
-    def succeeded(self, pending: Pending, result: Any) -> None:
+    def succeeded(self, pending: PendingRequest, result: Any) -> None:
         """Answer with a result, or with an error if the result cannot be sent."""
 
-    async def streamed(self, pending: Pending, result: StreamedResult) -> None:
+    async def streamed(self, pending: PendingRequest, result: StreamedResult) -> None:
         """Answer with a large result; return when all of it is queued, or the connection is gone."""
 
-    def failed(self, pending: Pending, error: Exception) -> None:
+    def failed(self, pending: PendingRequest, error: Exception) -> None:
         """Answer with an error."""
 
     def progressed(self) -> None:
@@ -95,16 +95,16 @@ class Scheduler:
         self.order = RequestOrder()
         self.held_bytes = 0
         """The memory of the unfinished requests."""
-        self.unfinished: set[Pending] = set()
+        self.unfinished: set[PendingRequest] = set()
         self._free_slots = slots
         self._work = work
         self._flow_control = flow_control
         self._accesses = AccessTable()
-        self._by_ticket: dict[Ticket, Pending] = {}
-        self._waiting_for_slot: deque[Pending] = deque()
-        self._runnable: deque[Pending] = deque()
+        self._by_ticket: dict[Ticket, PendingRequest] = {}
+        self._waiting_for_slot: deque[PendingRequest] = deque()
+        self._runnable: deque[PendingRequest] = deque()
         """Requests that waited and may be able to run now."""
-        self._waiting_to_run: deque[tuple[Pending, Awaitable[Any]]] = deque()
+        self._waiting_to_run: deque[tuple[PendingRequest, Awaitable[Any]]] = deque()
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -124,7 +124,7 @@ class Scheduler:
             return True
         return not self.order.empty and self.order.must_wait(self._accesses.of(name, params))
 
-    def enqueue(self, pending: Pending) -> None:
+    def enqueue(self, pending: PendingRequest) -> None:
         """Queue a request; it may run at once."""
         self._hold(pending)
         self._enter_order(pending)
@@ -139,7 +139,7 @@ class Scheduler:
         self._runnable.append(pending)
         self._work.progressed()
 
-    def start(self, pending: Pending, work: Any) -> None:
+    def start(self, pending: PendingRequest, work: Any) -> None:
         """Await the result of a request that did not have to wait for others."""
         pending.started = True
         self._hold(pending)
@@ -151,7 +151,7 @@ class Scheduler:
         self._enter_order(pending)
         self._run(pending, work)
 
-    def cancel_start(self, process_id: str) -> Pending | None:
+    def cancel_start(self, process_id: str) -> PendingRequest | None:
         """Remove a `process/start` that still waits from the queue. The caller answers it and then calls
         `finish`.
         """
@@ -176,7 +176,7 @@ class Scheduler:
             return False
         return True
 
-    def finish(self, pending: Pending) -> None:
+    def finish(self, pending: PendingRequest) -> None:
         """Remove an answered request, and release the requests that waited for it."""
         self.unfinished.discard(pending)
         self.held_bytes -= pending.size + REQUEST_OVERHEAD_BYTES
@@ -199,11 +199,11 @@ class Scheduler:
 
     # -- running
 
-    def _hold(self, pending: Pending) -> None:
+    def _hold(self, pending: PendingRequest) -> None:
         self.unfinished.add(pending)
         self.held_bytes += pending.size + REQUEST_OVERHEAD_BYTES
 
-    def _begin(self, pending: Pending) -> None:
+    def _begin(self, pending: PendingRequest) -> None:
         """Run a request that waited, if it waits for no other."""
         needs_slot = self._free_slots is not None and pending.method.counted and not pending.holds_slot
         if pending.started or needs_slot or (pending.ticket is not None and not pending.ticket.ready):
@@ -227,7 +227,7 @@ class Scheduler:
     def _may_run(self) -> bool:
         return self._running < MAX_RUNNING and self._flow_control.may_queue_reply()
 
-    def _run(self, pending: Pending, work: Any) -> None:
+    def _run(self, pending: PendingRequest, work: Any) -> None:
         if isinstance(work, StreamedResult):
             work = _already(work)
         if pending.method.family != "filesystem":
@@ -237,14 +237,14 @@ class Scheduler:
         else:
             self._waiting_to_run.append((pending, work))
 
-    def _run_later(self, pending: Pending, work: Any) -> None:
+    def _run_later(self, pending: PendingRequest, work: Any) -> None:
         if self._closed:
             _discard(work)
             self.finish(pending)
         else:
             self._run(pending, work)
 
-    def _spawn(self, pending: Pending, work: Awaitable[Any], *, counted: bool) -> None:
+    def _spawn(self, pending: PendingRequest, work: Awaitable[Any], *, counted: bool) -> None:
         self._running += counted
         with tracing.active(pending.trace):  # the task keeps the context
             task = asyncio.get_running_loop().create_task(self._complete(pending, work, counted=counted))
@@ -253,7 +253,7 @@ class Scheduler:
         # A task that is cancelled before its first step never awaits its work.
         task.add_done_callback(lambda _: _discard(work))
 
-    async def _complete(self, pending: Pending, work: Awaitable[Any], *, counted: bool) -> None:
+    async def _complete(self, pending: PendingRequest, work: Awaitable[Any], *, counted: bool) -> None:
         try:
             result = await work
             if isinstance(result, StreamedResult):
@@ -277,12 +277,12 @@ class Scheduler:
         else:
             self._free_slots += 1
 
-    def _enter_order(self, pending: Pending) -> None:
-        accesses: tuple[Access, ...] = self._accesses.of(pending.method.name, pending.params)
+    def _enter_order(self, pending: PendingRequest) -> None:
+        accesses: tuple[ResourceAccess, ...] = self._accesses.of(pending.method.name, pending.params)
         pending.ticket = self.order.add(accesses)
         self._by_ticket[pending.ticket] = pending
 
-    def _leave_order(self, pending: Pending) -> None:
+    def _leave_order(self, pending: PendingRequest) -> None:
         if pending.ticket is None:
             return
         ticket, pending.ticket = pending.ticket, None

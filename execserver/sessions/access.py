@@ -27,7 +27,7 @@ PeerProof = Literal["user", "credentials"]
 credentials."""
 
 
-class Peer(Protocol):
+class SessionPeer(Protocol):
     """The connection's side: what its rights depend on."""
 
     @property
@@ -43,7 +43,7 @@ class Peer(Protocol):
         """The connection's event streams."""
 
 
-def reach(peer: Peer, sessions: SessionRegistry, session_id: str | None) -> Session:
+def reach(peer: SessionPeer, sessions: SessionRegistry, session_id: str | None) -> Session:
     """The session that a request names; the connection's own if it names none.
 
     Raises:
@@ -56,7 +56,7 @@ def reach(peer: Peer, sessions: SessionRegistry, session_id: str | None) -> Sess
     return sessions.get(session_id)
 
 
-def require_proof(peer: Peer, field: str) -> None:
+def require_proof(peer: SessionPeer, field: str) -> None:
     """Raise InvalidRequest if the connection may not access the processes of other sessions."""
     if peer.peer_proof is None:
         raise InvalidRequest(
@@ -68,7 +68,7 @@ def require_proof(peer: Peer, field: str) -> None:
         )
 
 
-def may_resize(peer: Peer, session: Session, process: ManagedProcess) -> bool:
+def may_resize(peer: SessionPeer, session: Session, process: ManagedProcess) -> bool:
     """Whether a connection may change the size of a process's terminal.
 
     Args:
@@ -82,7 +82,7 @@ def may_resize(peer: Peer, session: Session, process: ManagedProcess) -> bool:
     return latest is not None and peer.attachment.observes(session.id, process.process_id) is latest
 
 
-def require_resize(peer: Peer, session: Session, process: ManagedProcess) -> None:
+def require_resize(peer: SessionPeer, session: Session, process: ManagedProcess) -> None:
     """Raise InvalidRequest unless `may_resize`; the text names the sessions that may."""
     if may_resize(peer, session, process):
         return

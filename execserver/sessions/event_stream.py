@@ -184,7 +184,7 @@ class EventStream:
                 return False
             self._send_next()
         if self._sink.may_queue_event():
-            self._catch_up()
+            self._set_caught_up()
         else:
             # Caught up, and the window is full: the next chunk has to wait.
             self._fall_behind()
@@ -196,20 +196,20 @@ class EventStream:
             self._send_next()
         if self._cursor < self.process.log.next_seq - 1:
             return False
-        self._catch_up()
+        self._set_caught_up()
         return True
 
     def forget(self) -> None:
         """The process is forgotten. If it was closed before, its remaining events are still sent."""
         if self.process.closed_seq is None:
-            self._catch_up()
+            self._set_caught_up()
             self._on_finished()
 
     def close(self) -> None:
         """Stop following the process."""
         if self in self.process.subscribers:
             self.process.subscribers.remove(self)
-        self._catch_up()
+        self._set_caught_up()
 
     # -- pacing
 
@@ -233,7 +233,7 @@ class EventStream:
         self._stalled = True
         self.process.resume()
 
-    def _catch_up(self) -> None:
+    def _set_caught_up(self) -> None:
         self._behind = False
         self._stalled = self.follower is not None
         if self._grace is not None:

@@ -30,7 +30,7 @@ TIDY_UP_SECONDS = 1.0
 """The time after the end of a session until memory is returned to the system."""
 
 
-class Holder(Protocol):
+class AttachedConnection(Protocol):
     """The connection that a session is attached to."""
 
     def probe(self, timeout: float) -> None:
@@ -49,7 +49,7 @@ class SessionRegistry:
         self._executor = executor
         self.ttl = ttl
         self._sessions: dict[str, Session] = {}
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, AttachedConnection] = {}
         self._tidy_up: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -59,7 +59,7 @@ class SessionRegistry:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
-    def open(self, holder: Holder) -> Session:
+    def open(self, holder: AttachedConnection) -> Session:
         """Open a session for a connection."""
         session_id = str(uuid.uuid4())
         self._executor.survival.session_opened(session_id)
@@ -70,7 +70,7 @@ class SessionRegistry:
         log.info("session opened", session=session.id)
         return session
 
-    def resume(self, session_id: str, holder: Holder) -> Session:
+    def resume(self, session_id: str, holder: AttachedConnection) -> Session:
         """Resume a detached session for a connection.
 
         Raises:

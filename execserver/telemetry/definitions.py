@@ -15,7 +15,7 @@ from itertools import accumulate
 import msgspec
 
 from execserver import __version__
-from execserver.telemetry.exposition import Distribution, Kind, Labels, Number, Reading, Readings
+from execserver.telemetry.exposition import Distribution, Labels, MetricKind, Number, Reading, Readings
 from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
 
 
@@ -55,7 +55,7 @@ class Definition(msgspec.Struct, frozen=True):
     """One metric. The name of a counter ends in `_total`, and units are Prometheus' base units."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     read: Callable[[Measures, Gauges], Iterable[Reading]]
     labels: Labels = ()

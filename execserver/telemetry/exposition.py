@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
 Bounds = tuple[tuple[str, float], ...]
 
@@ -43,7 +43,7 @@ class Described(Protocol):
         """The name."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MetricKind:
         """The kind."""
 
     @property
@@ -62,14 +62,14 @@ class Readings(NamedTuple):
     values: list[Reading]
 
 
-class Content(NamedTuple):
+class RenderedPage(NamedTuple):
     """A page in one of the two text formats."""
 
     content_type: str
     body: bytes
 
 
-def render(readings: Sequence[Readings], accept: str) -> Content:
+def render(readings: Sequence[Readings], accept: str) -> RenderedPage:
     """The page, with the metrics of the operating-system process (`process_…`) added.
 
     Args:
@@ -88,7 +88,7 @@ def render(readings: Sequence[Readings], accept: str) -> Content:
     registry.register(Taken())
     ProcessCollector(registry=registry)
     encode, content_type = choose_encoder(accept)
-    return Content(content_type, encode(registry))
+    return RenderedPage(content_type, encode(registry))
 
 
 def _family(readings: Readings) -> Metric:

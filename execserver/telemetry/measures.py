@@ -22,14 +22,14 @@ TransportKind = Literal["stdio", "unix", "unix-websocket", "websocket", "relay"]
 """The transport of a connection: newline JSON on stdio or a Unix socket, WebSocket on a Unix or TCP socket,
 or a stream through a relay."""
 
-Dialect = Literal["lean", "standard"]
+DialectName = Literal["lean", "standard"]
 ExitKind = Literal["success", "failure", "signal"]
 SignalKind = Literal["interrupt", "kill", "tree", "other"]
 
 TRANSPORT_KINDS: Final[tuple[TransportKind, ...]] = (
     "stdio", "unix", "unix-websocket", "websocket", "relay",
 )  # fmt: skip
-DIALECTS: Final[tuple[Dialect, ...]] = ("lean", "standard")
+DIALECTS: Final[tuple[DialectName, ...]] = ("lean", "standard")
 EXIT_KINDS: Final[tuple[ExitKind, ...]] = ("success", "failure", "signal")
 SIGNAL_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "kill", "tree", "other")
 
@@ -118,7 +118,7 @@ class Measures:
         """Count a refused peer, by HTTP status or `other-user`, `confined`, `ended`, `relay`."""
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
-    def dialect_chosen(self, dialect: Dialect) -> None:
+    def dialect_chosen(self, dialect: DialectName) -> None:
         """Count the dialect that the first message of a connection has chosen."""
         self.dialects[dialect] += 1
 

@@ -27,7 +27,7 @@ from execserver.transports.http_upgrade import (
     READY,
     BadRequestError,
     Decision,
-    Pages,
+    HttpPages,
     decide,
     is_public,
     parse_head,
@@ -76,7 +76,7 @@ class ListenerOptions(msgspec.Struct, frozen=True):
     unix: bool
     accept_seconds: float = ACCEPT_SECONDS
     ping_seconds: float = PING_SECONDS
-    pages: Pages = msgspec.field(default_factory=lambda: READY)
+    pages: HttpPages = msgspec.field(default_factory=lambda: READY)
     upgrades: Callable[[], bool] = lambda: True
     """Whether new connections are taken; called at each upgrade."""
 

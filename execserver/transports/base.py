@@ -37,7 +37,7 @@ class BaseChannel:
 
     Args:
         fd_in, fd_out: non-blocking descriptors, possibly the same.
-        release: gives back the descriptors; called once, when the channel no longer uses them.
+        release: returns the descriptors to their owner; called once, when the channel no longer uses them.
     """
 
     kind: TransportKind

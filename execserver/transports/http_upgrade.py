@@ -3,8 +3,8 @@
 The order of the checks is part of the wire (`docs/protocol.md`, "WebSocket"): a request with an `Origin`
 comes from a browser and is refused before any other check.
 
-Beside the upgrade there are a few pages for monitoring (`Pages`), under the same rules. Only a `public` page
-needs no credentials.
+Beside the upgrade there are a few pages for monitoring (`HttpPages`), under the same rules. Only a `public`
+page needs no credentials.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Decision(msgspec.Struct, frozen=True):
         return self.status is HTTPStatus.SWITCHING_PROTOCOLS
 
 
-class Content(NamedTuple):
+class PageContent(NamedTuple):
     """The content of a page."""
 
     body: bytes = b""
@@ -82,19 +82,19 @@ class Content(NamedTuple):
     status: HTTPStatus = HTTPStatus.OK
 
 
-class Page(msgspec.Struct, frozen=True):
+class HttpPage(msgspec.Struct, frozen=True):
     """A page for GET and HEAD."""
 
-    show: Callable[[Head], Content | Awaitable[Content]]
+    show: Callable[[Head], PageContent | Awaitable[PageContent]]
     """Makes the content, at once or, if that could block the loop, later."""
     public: bool = False
     """Whether the page needs no credentials."""
 
 
-Pages = Mapping[str, Page]
+HttpPages = Mapping[str, HttpPage]
 """The pages by path."""
 
-READY: Pages = {"/readyz": Page(lambda head: Content(), public=True)}
+READY: HttpPages = {"/readyz": HttpPage(lambda head: PageContent(), public=True)}
 """The page that every listener has: it answers."""
 
 
@@ -123,7 +123,7 @@ def decide(
     authenticator: Authenticator,
     host_names: Collection[str],
     any_host: bool = False,
-    pages: Pages = READY,
+    pages: HttpPages = READY,
     upgrades: bool = True,
 ) -> Decision | Coroutine[Any, Any, Decision]:
     """The answer to a request; a coroutine if a page makes its content later.
@@ -162,7 +162,7 @@ def path_of(head: Head) -> str:
     return head.target.partition("?")[0]
 
 
-def is_public(head: Head, pages: Pages) -> bool:
+def is_public(head: Head, pages: HttpPages) -> bool:
     """Whether a request is for a page that needs no credentials."""
     page = pages.get(path_of(head))
     return page is not None and page.public
@@ -172,7 +172,7 @@ def refuse(
     status: HTTPStatus, text: str = "", headers: Collection[str] = (), with_body: bool = True
 ) -> Decision:
     """An answer after which the connection ends."""
-    return _answer(Content(text.encode(), TEXT, status), headers, with_body)
+    return _answer(PageContent(text.encode(), TEXT, status), headers, with_body)
 
 
 def accept_value(key: str) -> str:
@@ -181,11 +181,11 @@ def accept_value(key: str) -> str:
     return base64.b64encode(digest).decode()
 
 
-def _show(page: Page, head: Head, with_body: bool) -> Decision | Coroutine[Any, Any, Decision]:
+def _show(page: HttpPage, head: Head, with_body: bool) -> Decision | Coroutine[Any, Any, Decision]:
     if head.method not in ("GET", "HEAD"):
         return refuse(HTTPStatus.METHOD_NOT_ALLOWED, headers=["allow: GET, HEAD"])
     content = page.show(head)
-    if isinstance(content, Content):
+    if isinstance(content, PageContent):
         return _answer(content, (), with_body)
 
     async def later() -> Decision:
@@ -194,7 +194,7 @@ def _show(page: Page, head: Head, with_body: bool) -> Decision | Coroutine[Any, 
     return later()
 
 
-def _answer(content: Content, headers: Collection[str], with_body: bool) -> Decision:
+def _answer(content: PageContent, headers: Collection[str], with_body: bool) -> Decision:
     status, body = content.status, content.body
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", f"content-length: {len(body)}", "connection: close"]
     if body:

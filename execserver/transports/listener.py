@@ -19,7 +19,7 @@ from execserver.transports.accept import (
 )
 from execserver.transports.authentication import Authenticator
 from execserver.transports.base import BaseChannel, MakeHandler
-from execserver.transports.http_upgrade import READY, Pages
+from execserver.transports.http_upgrade import READY, HttpPages
 from execserver.transports.local_peers import require_room, unix_peer
 
 ACCEPTS_PER_TURN = 64
@@ -37,7 +37,7 @@ PAGES_WHILE_STOPPING = 8
 
 EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
-Kind = Literal["tcp", "unix"]
+SocketKind = Literal["tcp", "unix"]
 
 log = Logger()
 
@@ -45,7 +45,7 @@ log = Logger()
 SEND_BUFFER_BYTES = 1 << 20
 
 
-class Listener:
+class SocketListener:
     """Takes the connections of one listening socket, which the caller owns."""
 
     def __init__(self, sock: socket.socket, options: ListenerOptions, may_accept: Callable[[], bool]) -> None:
@@ -140,16 +140,16 @@ def tcp_peer(sock: socket.socket, address: object) -> str:
 
 async def serve_socket(
     sock: socket.socket,
-    kind: Kind,
+    kind: SocketKind,
     make_handler: MakeHandler,
     authenticator: Authenticator,
     host_names: Collection[str],
     may_accept: Callable[[], bool] = lambda: True,
     accept_seconds: float = ACCEPT_SECONDS,
     ping_seconds: float = PING_SECONDS,
-    pages: Pages = READY,
+    pages: HttpPages = READY,
     upgrades: Callable[[], bool] = lambda: True,
-) -> Listener:
+) -> SocketListener:
     """Take connections on a bound, listening socket.
 
     Args:
@@ -170,4 +170,4 @@ async def serve_socket(
     options = ListenerOptions(
         make_handler, authenticator, names, kind == "unix", accept_seconds, ping_seconds, pages, upgrades
     )
-    return Listener(sock, options, may_accept)
+    return SocketListener(sock, options, may_accept)

@@ -28,9 +28,10 @@ from execserver.transports.websocket_parser import (
     BULK_BYTES,
     CONTINUATION,
     TEXT,
-    Frame,
     FrameParser,
+    WebSocketFrame,
 )
+from execserver.transports.write_buffer import Buffer
 
 LAST, FIRST_TEXT, CONTINUED = 0x80, 0x01, 0x00
 PONG, PING, CLOSE = 0x8A, 0x89, 0x88
@@ -40,8 +41,6 @@ NORMAL_CLOSURE = struct.pack(">H", 1000)
 MOST_WHOLE = 256
 """Messages that are copied out of the read buffer before they are delivered: as many small ones as it holds
 at first, but not a second copy of a grown buffer."""
-
-Buffer = bytes | memoryview
 
 log = Logger()
 
@@ -218,7 +217,7 @@ class WebSocketChannel(BaseChannel):
             self._whole = []
             self._handler.messages_received(whole)
 
-    def _frame_received(self, _: object, frame: Frame) -> None:
+    def _frame_received(self, _: object, frame: WebSocketFrame) -> None:
         if self._over:
             return
         self._partial = frame.tail_size
@@ -249,7 +248,7 @@ class WebSocketChannel(BaseChannel):
             self._send_control(CLOSE, frame.get_payload_as_bytes()[:2])
             self._end_of_input()
 
-    def _continued(self, frame: Frame) -> None:
+    def _continued(self, frame: WebSocketFrame) -> None:
         begun = self._begun
         if begun is None or len(begun) + frame.payload_size > MAX_MESSAGE_BYTES:
             self._broken()

@@ -28,7 +28,7 @@ PING: Final = WSMsgType.PING
 PONG: Final = WSMsgType.PONG
 CLOSE: Final = WSMsgType.CLOSE
 
-Frame = WSFrame
+WebSocketFrame = WSFrame
 
 BUFFER_BYTES = 16 << 10
 """The initial read buffer, and one read: a hundred small requests, or 2,700 empty frames. The buffer doubles
@@ -59,7 +59,10 @@ class FrameParser:
     """
 
     def __init__(
-        self, max_frame_bytes: int, on_frame: Callable[[object, Frame], None], on_error: Callable[[], None]
+        self,
+        max_frame_bytes: int,
+        on_frame: Callable[[object, WebSocketFrame], None],
+        on_error: Callable[[], None],
     ) -> None:
         listener = _Listener(on_frame)
         transport = _NullTransport(on_error)
@@ -99,7 +102,7 @@ class FrameParser:
 class _Listener(WSListener):
     """Calls the given function directly: one more call for each frame is a tenth of the cost of a frame."""
 
-    def __init__(self, on_ws_frame: Callable[[object, Frame], None]) -> None:
+    def __init__(self, on_ws_frame: Callable[[object, WebSocketFrame], None]) -> None:
         super().__init__()
         vars(self)["on_ws_frame"] = on_ws_frame
 

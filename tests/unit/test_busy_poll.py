@@ -66,7 +66,7 @@ def test_a_client_whose_next_message_follows_at_once_is_always_waited_for(loop: 
     assert all(served(each, loop, quick=True) for _ in range(1000))
 
 
-def test_a_slow_client_is_waited_for_ever_more_seldom(loop: Turns) -> None:
+def test_the_waits_for_a_slow_client_become_rare(loop: Turns) -> None:
     each = BusyPoll(loop)
     waits = [number for number in range(1200) if served(each, loop, quick=False)]
     pauses = [after - before - 1 for before, after in pairwise(waits)]
@@ -93,7 +93,7 @@ def test_messages_during_a_moment_prolong_it_and_keep_one_callback(loop: Turns) 
     assert perf_counter() - last >= BUSY_POLL_SECONDS
 
 
-def test_with_one_processor_nobody_is_waited_for(loop: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_one_processor_there_is_no_wait(loop: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy_poll, "SINGLE_PROCESSOR", True)
     each = BusyPoll(loop)
     assert not any(served(each, loop, quick=True) for _ in range(10))

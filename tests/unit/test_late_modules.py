@@ -32,7 +32,7 @@ async def test_it_is_waited_while_clients_ask_or_are_told_something(moments: lis
     assert moments == [(5, 5)]
 
 
-async def test_a_daemon_that_nobody_uses_waits_for_one_moment(moments: list[tuple[int, int]]) -> None:
+async def test_an_idle_daemon_waits_for_one_moment(moments: list[tuple[int, int]]) -> None:
     moments += [(0, 0), (5, 5)]
     await quiet_moment()
     assert moments == [(5, 5)]

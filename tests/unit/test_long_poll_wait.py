@@ -75,7 +75,7 @@ async def test_a_client_that_asks_again_at_once_is_always_waited_for() -> None:
     assert all([await client.answer() for _ in range(300)])
 
 
-async def test_a_client_that_does_not_is_waited_for_ever_more_seldom() -> None:
+async def test_the_waits_for_a_slow_client_become_rare() -> None:
     client = Client()
     waits = [number for number in range(300) if await client.answer()]
     pauses = [after - before - 1 for before, after in pairwise(waits)]
@@ -90,7 +90,7 @@ async def test_answers_during_a_moment_begin_no_further_one() -> None:
     assert client.turns == looked
 
 
-async def test_with_one_processor_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_one_processor_there_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy_poll, "SINGLE_PROCESSOR", True)
     client = Client()
     assert not await client.answer()

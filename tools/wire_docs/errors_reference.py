@@ -100,8 +100,8 @@ def _entry(kind: type[RpcError], name: str) -> Iterator[str]:
 
 
 _GENERAL = {
-    "parse_error": "Any message, on connections of the standard dialect: no JSON, or beyond a limit of the "
-    "[envelope](../protocol.md#envelope). The lean dialect answers -32600 with an `id` of -1.",
+    "parse_error": "Any message, on connections of the JSON-RPC 2.0 dialect: not JSON, or beyond a limit of "
+    "the [envelope](../protocol.md#envelope). The Codex dialect answers -32600 with an `id` of -1.",
     "method_not_found": "Any request whose method is not in the table of [messages](messages.md).",
 }
 

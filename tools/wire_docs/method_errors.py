@@ -35,7 +35,7 @@ class MethodError:
 
     @property
     def name(self) -> str:
-        """What programs match on; connections of the standard dialect get it in `data.code`."""
+        """What programs match on; connections of the JSON-RPC 2.0 dialect get it in `data.code`."""
         return self.own_name or self.kind.default_name
 
 

@@ -1,7 +1,7 @@
 """The wire's error codes, and the exceptions that carry them.
 
     RpcError                                   any error that becomes an error reply
-    ├── ParseFailure    -32700 parse_error       bytes that are not JSON (standard dialect only)
+    ├── ParseFailure    -32700 parse_error       bytes that are no JSON (JSON-RPC 2.0 dialect only)
     ├── InvalidRequest  -32600 invalid_request   wrong state, unknown process or session, a refused argument
     ├── MethodNotFound  -32601 method_not_found
     ├── InvalidParams   -32602 invalid_params    parameters that do not decode
@@ -9,8 +9,9 @@
     ├── NotFound        -32004 not_found         a path or a file handle that is not there
     └── SessionAttached -32010 session_attached  the session belongs to another live connection
 
-The number is coarse. The name beside it is for programs, finer than the number, and never changes its
-meaning. Connections of the standard dialect get it in `data`; the lean dialect has numbers and texts only.
+The number is the wire's and coarse. The name beside it is for programs to match on, and finer where
+one number stands for many things; a name never changes its meaning. Connections of the JSON-RPC 2.0
+dialect get it in `data`, the Codex dialect has numbers and texts only.
 
 `docs/protocol.md`, sections "Error codes" and "Standard JSON-RPC".
 """
@@ -46,10 +47,10 @@ class RpcError(Exception):
         self.name = name or self.default_name
         self.field = field
         self.details: dict[str, str] = {}
-        """Further members of `data`. If there are any, the lean dialect sends `data` too (X15)."""
+        """What is known beyond the message. With it, `data` is in the Codex dialect too (X15)."""
 
     def data(self) -> dict[str, str]:
-        """The `data` member of an error reply in the standard dialect."""
+        """The `data` member of an error reply in the JSON-RPC 2.0 dialect."""
         named = {"code": self.name} if self.field is None else {"code": self.name, "field": self.field}
         return named | self.details
 

@@ -13,7 +13,7 @@ from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.telemetry.exposition import Content, Number, Reading, Readings, render
+from execserver.telemetry.exposition import Number, Reading, Readings, RenderedPage, render
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayDefinition, RelayNumbers
 
 
@@ -146,7 +146,7 @@ class Pages:
         return web.Response(body=content.body, headers={hdrs.CONTENT_TYPE: content.content_type})
 
 
-def metrics_page(numbers: RelayNumbers, accept: str) -> Content:
+def metrics_page(numbers: RelayNumbers, accept: str) -> RenderedPage:
     """The metrics page.
 
     Args:

@@ -13,7 +13,7 @@ import pytest
 
 from execserver.configuration.model import Settings
 from execserver.host import Host
-from execserver.preflight import owned_resources
+from execserver.preflight import daemon_paths
 from execserver.supervisor.config_file import usual_places
 
 PROGRAM = (sys.executable, "-I", "-m", "execserver")
@@ -108,7 +108,7 @@ def test_no_sandbox_shows_the_files_that_make_an_executor() -> None:
         remote_key_file=Path("/etc/x/key"),
         remote_allowed_clients=Path("/etc/x/clients"),
     )
-    own = owned_resources(settings, Mock(listeners=()), Host(), None)
+    own = daemon_paths(settings, Mock(listeners=()), Host(), None)
     usual = set(usual_places(os.environ))
     assert set(own.files) == {"/etc/x/token", "/etc/x/key", "/etc/x/clients"} | usual
 
@@ -122,7 +122,7 @@ def test_the_folder_of_the_token_is_hidden_when_nobody_else_and_no_work_is_in_it
 
     def hidden(folder: Path, cwd: Path) -> tuple[str, ...]:
         settings = Settings(remote_token_file=folder / "token")
-        own = owned_resources(settings, Mock(listeners=()), host.continued(str(cwd), ""), None)
+        own = daemon_paths(settings, Mock(listeners=()), host.continued(str(cwd), ""), None)
         return tuple(place for place in own.folders if place.startswith(str(tmp_path)))
 
     assert hidden(closed, tmp_path) == (str(closed),)

@@ -23,7 +23,7 @@ from execserver.rpc.channel import Channel
 from execserver.transports.authentication import NoAuthentication
 from execserver.transports.base import BaseChannel
 from execserver.transports.http_upgrade import accept_value
-from execserver.transports.listener import Listener, serve_socket
+from execserver.transports.listener import SocketListener, serve_socket
 from execserver.transports.stdio import serve_stdio
 from tests.support.framing import FIN, TEXT, Framing, Lines, WebSocket, frame
 
@@ -228,7 +228,7 @@ class Server:
         self.thread = LoopThread()
         self.handlers: list[Recorder] = []
         self.answers: Callable[[Recorder, bytes], None] | None = None
-        self.listener: Listener | None = None
+        self.listener: SocketListener | None = None
         self._cleanup: list[Callable[[], None]] = []
         self._options = options
         if transport != "stdio":

@@ -35,7 +35,7 @@ def test_input_in_single_bytes_makes_whole_messages(server: Server) -> None:
     assert peer.receive() == b"{" + b"x" * 200 + b"}"
 
 
-def test_10_000_requests_are_answered_though_nobody_reads_until_all_are_sent(server: Server) -> None:
+def test_10_000_requests_are_answered_though_the_client_reads_only_after_all_are_sent(server: Server) -> None:
     peer = server.connect()
     requests = [b'{"id":%d,"method":"%s"}' % (number, b"x" * 200) for number in range(10_000)]
 

@@ -8,23 +8,25 @@ from http import HTTPStatus
 import pytest
 
 from execserver.transports.authentication import MISSING, Authenticator, CapabilityToken, NoAuthentication
-from execserver.transports.http_upgrade import Content, Decision, Head, Page, decide, parse_head
+from execserver.transports.http_upgrade import Decision, Head, HttpPage, PageContent, decide, parse_head
 from tests.unit.transports.test_http_upgrade import HEADERS, STRICT
 
 OPEN = NoAuthentication()
 NO_HEADERS: Mapping[str, str] = {}
 
 
-async def slowly() -> Content:
-    return Content(b"made later")
+async def slowly() -> PageContent:
+    return PageContent(b"made later")
 
 
 PAGES = {
-    "/open": Page(lambda head: Content(b"for all"), public=True),
-    "/closed": Page(lambda head: Content(b"for some", "application/x-numbers")),
-    "/failing": Page(lambda head: Content(b"not now", status=HTTPStatus.SERVICE_UNAVAILABLE), public=True),
-    "/later": Page(lambda head: slowly(), public=True),
-    "/echo": Page(lambda head: Content(head.target.encode())),
+    "/open": HttpPage(lambda head: PageContent(b"for all"), public=True),
+    "/closed": HttpPage(lambda head: PageContent(b"for some", "application/x-numbers")),
+    "/failing": HttpPage(
+        lambda head: PageContent(b"not now", status=HTTPStatus.SERVICE_UNAVAILABLE), public=True
+    ),
+    "/later": HttpPage(lambda head: slowly(), public=True),
+    "/echo": HttpPage(lambda head: PageContent(head.target.encode())),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
-from execserver.transports.websocket_parser import BINARY, CLOSE, PING, TEXT, Frame, FrameParser
+from execserver.transports.websocket_parser import BINARY, CLOSE, PING, TEXT, FrameParser, WebSocketFrame
 from tests.support.wire import WebSocketTransport
 
 frame = WebSocketTransport.frame
@@ -36,7 +36,7 @@ class Parsed:
             if self.errors:
                 return
 
-    def _frame(self, _: object, frame: Frame) -> None:
+    def _frame(self, _: object, frame: WebSocketFrame) -> None:
         self.frames.append((frame.msg_type, frame.get_payload_as_bytes(), bool(frame.fin)))
 
     def _error(self) -> None:

@@ -180,7 +180,7 @@ def test_a_closed_buffer_wakes_all_waiters_and_takes_no_more(runner: asyncio.Run
     runner.run(scene())
 
 
-def test_a_descriptor_that_nobody_reads_fails_once(runner: asyncio.Runner) -> None:
+def test_a_descriptor_without_a_reader_fails_once(runner: asyncio.Runner) -> None:
     async def scene() -> None:
         errors: list[OSError] = []
         reading, writing = os.pipe()

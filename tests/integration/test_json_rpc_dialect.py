@@ -1,4 +1,4 @@
-"""The standard dialect under pressure: batches that wait, ends, memory, what nobody asked for."""
+"""The JSON-RPC 2.0 dialect under pressure: batches that wait, ends, memory, unrequested messages."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class Later:
 
 
 def later() -> tuple[Any, Later, Peer]:
-    """A standard dialect between nobody and nobody."""
+    """A JSON-RPC 2.0 dialect without a peer and without a server."""
     peer, connection = Peer(), Later()
     dialect: Any = JsonRpcDialect(peer, connection, load_dispatch(), one_at_a_time=False)  # type: ignore[arg-type]
     return dialect, connection, peer
