@@ -66,7 +66,7 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_clients",
         "gauge",
-        "Live sockets of clients, those at the plain door among them.",
+        "Live sockets of clients, including plain WebSockets.",
         "clients",
     ),
     RelayDefinition("execserver_relay_streams", "gauge", "Streams that are open.", "streams"),

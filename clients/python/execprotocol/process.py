@@ -497,7 +497,7 @@ class ResizeParams(Params):
 
 
 class ResizeResult(TypedDict):
-    """What was found."""
+    """The state of the process."""
 
     running: bool
     """Whether the leader was still running; otherwise nothing was done."""
@@ -557,7 +557,7 @@ class TerminateParams(Params):
 
 
 class TerminateResult(TypedDict):
-    """What was found."""
+    """The result of the kill."""
 
     running: bool
     """Whether the leader was still running."""
