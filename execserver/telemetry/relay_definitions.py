@@ -64,7 +64,7 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_clients",
         "gauge",
-        "Live sockets of clients, including plain WebSocket clients.",
+        "Live sockets of clients, including plain WebSockets.",
         "clients",
     ),
     RelayDefinition("execserver_relay_streams", "gauge", "Streams that are open.", "streams"),

@@ -195,6 +195,6 @@ class RawClient(RawSocket):
             tls=tls,
         )
         assert answer.status == 200, answer
-        self.introduction: dict[str, Any] = answer.json
+        self.answer: dict[str, Any] = answer.json
         self.url: str = answer.json["url"]
         super().__init__(self.url, tls, receive_buffer)

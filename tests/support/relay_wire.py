@@ -109,7 +109,7 @@ class Wire:
     Args:
         url: its base URL.
         executor_token: for registrations.
-        client_token: for introductions.
+        client_token: for `connect`.
     """
 
     def __init__(self, url: str, executor_token: str, client_token: str) -> None:

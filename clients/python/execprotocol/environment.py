@@ -1,4 +1,4 @@
-"""`environment/*`, discovery, and what the executor says of itself
+"""`environment/*`, `capabilities/*`, `rpc.discover` and `server/health`
 (`docs/protocol.md`, "Environment and discovery").
 """
 
@@ -12,7 +12,7 @@ from execprotocol.model import EXTENSION, U64, Params, PathUri, WireError, Writt
 
 
 class NoParams(Params):
-    """Absent, null or `{}`; anything else does not decode."""
+    """Absent, null or `{}`; anything else is refused."""
 
 
 class Shell(TypedDict):
@@ -26,19 +26,19 @@ class Shell(TypedDict):
 
 
 class Capabilities(TypedDict):
-    """What this executor can do beyond the basic methods. A client treats an absent member as false."""
+    """The capabilities of this executor beyond the basic methods. Clients treat an absent member as false."""
 
     networkProxyLaunch: bool
     """Whether `process/start` takes `networkProxy`."""
 
     networkProxyReviewDomains: bool
-    """Whether such a proxy asks the client about domains that are in none of its lists."""
+    """Whether such a proxy asks the client about unlisted domains."""
 
     credentialMasking: bool
-    """Whether such a proxy can keep credentials from the process that uses them."""
+    """Whether such a proxy can hide credentials from the process that uses them."""
 
     credentialMaskingCustomProviders: bool
-    """Whether masking also covers providers that the client defines."""
+    """Whether masking supports providers that the client defines."""
 
     capabilityDiscoverySandbox: bool
     """Whether capability discovery takes a sandbox context."""
@@ -56,7 +56,7 @@ class Capabilities(TypedDict):
     """Whether headers of `http/request` may name variables of the executor's environment."""
 
     sandboxedFileStreaming: bool
-    """Whether `fs/open` takes a sandbox context that has to be enforced."""
+    """Whether `fs/open` takes a sandbox context with limits."""
 
     fileWriteStreaming: bool
     """Whether `fs/open` takes the mode `replace`, and `fs/writeBlock` is served."""
@@ -65,23 +65,23 @@ class Capabilities(TypedDict):
     """Whether `shellSnapshot` of `process/start` has an effect."""
 
     linuxRootWritePreservesDevices: bool
-    """Whether a sandbox that may write to the root folder keeps the host's devices."""
+    """Whether a sandbox with write access to the root folder keeps the host's devices."""
 
     linuxApprovedRootWritePreservesRestrictions: bool
-    """Whether approved writing to the root folder leaves the other limits of a sandbox in place."""
+    """Whether approved write access to the root folder keeps the other limits of a sandbox."""
 
     windowsMxc: bool
-    """Whether the `mxc` sandbox of Windows is there; always false on Linux."""
+    """Whether the `mxc` sandbox of Windows is available; always false on Linux."""
 
     execserver: NotRequired[Annotated[list[str], EXTENSION]]
-    """What this daemon serves beyond the reference, in the order of the text: methods, such as `fs/digest`,
-    and members of the parameters of others, such as `process/start.size`."""
+    """The daemon's extensions to the reference, sorted: methods such as `fs/digest`, and parameters of other
+    methods such as `process/start.size`."""
 
 
 class EnvironmentInfo(TypedDict):
     """Describe the executor's host: shell, folders, system and capabilities.
 
-    It stays the same for as long as the daemon runs.
+    The description does not change while the daemon runs.
     """
 
     shell: Shell
@@ -91,7 +91,7 @@ class EnvironmentInfo(TypedDict):
     """The version of this daemon."""
 
     providerId: str
-    """An opaque name of this run of the daemon: two equal ones are the same executor."""
+    """An opaque name of this run of the daemon; equal names mean the same executor."""
 
     cwd: WrittenUri
     """The folder in which the daemon was started."""
@@ -103,37 +103,37 @@ class EnvironmentInfo(TypedDict):
     """The operating system of the executor."""
 
     prependPathDirs: list[WrittenUri]
-    """Folders that a client should put in front of `PATH`; this executor names none."""
+    """Folders that a client should prepend to `PATH`; empty on this executor."""
 
     temporaryDirectories: list[WrittenUri]
-    """Every folder for temporary files, `tempDir` among them."""
+    """All folders for temporary files, including `tempDir`."""
 
     tempDir: WrittenUri
     """The folder for temporary files: an absolute `TMPDIR` of the daemon, else `/tmp`."""
 
     capabilities: Capabilities
-    """What this executor can do beyond the basic methods."""
+    """The capabilities of this executor beyond the basic methods."""
 
 
 class EnvironmentStatus(TypedDict):
-    """Say whether the executor can serve.
+    """Report whether the executor can serve.
 
-    The answer to a request is the proof: there is only one status.
+    There is only one status: the answer itself shows that the executor is ready.
     """
 
     status: Literal["ready"]
-    """The one status there is."""
+    """The only status."""
 
 
 class Health(TypedDict):
-    """Say how the daemon is, in numbers.
+    """Report the state of the daemon in numbers (`docs/how-to/monitor.md`).
 
-    They are those of the whole daemon, never ids, names or paths. It may be asked for before
-    `initialize`, and a connection that asks for nothing else leaves no session behind.
+    The numbers are of the whole daemon; there are no ids, names or paths. The request is allowed before
+    `initialize`, and creates no session.
     """
 
     status: Literal["ok", "stopping"]
-    """`stopping` once the service has begun to end, `ok` before."""
+    """`stopping` once the service is shutting down, else `ok`."""
 
     version: str
     """The version of the daemon."""
@@ -145,25 +145,25 @@ class Health(TypedDict):
     """How long the server has run, in seconds."""
 
     connections: U64
-    """How many connections are open, the one that asks among them."""
+    """The number of open connections, including this one."""
 
     sessions: U64
-    """How many sessions there are, attached or waiting for their client."""
+    """The number of sessions, attached and detached."""
 
     processes: U64
-    """How many processes are not closed."""
+    """The number of processes that are not closed."""
 
     retainedOutputBytes: U64
-    """How many bytes of output are kept for all processes."""
+    """Bytes of retained output of all processes."""
 
     retainedOutputLimitBytes: U64
-    """What that may grow to before the oldest output is dropped (`--spool-max-bytes`)."""
+    """The limit above which the oldest output is dropped (`--spool-max-bytes`)."""
 
     queuedInputBytes: U64
-    """How many bytes of input were accepted for processes that have not read them yet."""
+    """Bytes of accepted input that processes have not read yet."""
 
     lostOutputBytes: U64
-    """How many bytes of output readers have missed since the start, because they were dropped."""
+    """Bytes of output since the start that readers missed because they were dropped."""
 
 
 TomlPath = Annotated[
@@ -172,10 +172,10 @@ TomlPath = Annotated[
 
 
 class ConfigReadParams(Params):
-    """Read the named keys out of the executor's own configuration layers.
+    """Read keys of the executor's own configuration layers.
 
-    Only what is named is given, so that a client learns nothing else. This executor keeps no
-    configuration for clients: its lists of layers are empty.
+    Only the named keys are returned. This executor keeps no configuration for clients: its lists of
+    layers are empty.
     """
 
     further_schema = {
@@ -186,35 +186,35 @@ class ConfigReadParams(Params):
     }
 
     cwd: PathUri
-    """The folder whose configuration is meant; it need not exist."""
+    """The folder of the configuration; it need not exist."""
 
     config_paths: list[TomlPath]
     """Keys to read from the configuration, each a TOML key path of at least one segment."""
 
     requirements_paths: list[TomlPath]
-    """Keys to read from the requirements, spelled in the same way. One of both lists must name a key."""
+    """Keys to read from the requirements, in the same form. One of the two lists must have a key."""
 
     def __post_init__(self) -> None:
-        """Refuse a projection of nothing."""
+        """Refuse a request without keys."""
         if not self.config_paths and not self.requirements_paths:
             raise WireError("at least one config or requirements path is required")
 
 
 class ConfigLayers(TypedDict):
-    """Configuration layers, the one with the least say first."""
+    """Configuration layers, in ascending order of precedence."""
 
     layers: list[dict[str, Any]]
-    """The layers in which one of the keys is set, with those keys only."""
+    """The layers that set one of the keys, with those keys only."""
 
     cloudInsertionIndex: U64
-    """The place in `layers`, counted from 0, at which a client inserts layers of its own service."""
+    """The index in `layers` at which a client inserts layers of its own service."""
 
 
 class ConfigReadResult(TypedDict):
-    """What the executor's configuration says about the keys."""
+    """The values of the keys."""
 
     userHomeDir: WrittenUri
-    """The home folder, as `environment/info` names it."""
+    """The home folder, as in `environment/info`."""
 
     codexHomeDir: WrittenUri
     """The folder of the agent's own files: `CODEX_HOME`, else `.codex` in the home folder."""
@@ -226,20 +226,20 @@ class ConfigReadResult(TypedDict):
     """The layers of the configuration."""
 
     requirements: ConfigLayers
-    """The layers of the requirements, which the configuration has to meet."""
+    """The layers of the requirements that the configuration must meet."""
 
 
 class CapabilityRoot(Params):
-    """A folder that may hold plugins or skills. Members beside `id` are not looked at."""
+    """A folder that may contain plugins or skills. Members beside `id` are ignored."""
 
     id: str
-    """The client's own name for the folder."""
+    """The client's name for the folder."""
 
 
 class DiscoverV1Params(Params):
-    """Look for plugins and skills below the given roots.
+    """Find plugins and skills below the given roots.
 
-    This executor offers none, so nothing is looked for and nothing is found.
+    This executor offers none: the result is empty.
     """
 
     roots: list[CapabilityRoot]
@@ -247,16 +247,16 @@ class DiscoverV1Params(Params):
 
 
 class DiscoverV1Result(TypedDict):
-    """What was found, by root."""
+    """The plugins and skills by root."""
 
     roots: list[dict[str, Any]]
-    """One object for each root that holds something; empty on this executor."""
+    """One object for each root that contains any; empty on this executor."""
 
 
 class DiscoverV2Params(Params):
-    """Look for plugins and skills that apply to a folder.
+    """Find plugins and skills that apply to a folder.
 
-    This executor offers none, so nothing is looked for and nothing is found.
+    This executor offers none: the result is empty.
     """
 
     cwd: PathUri
@@ -264,7 +264,7 @@ class DiscoverV2Params(Params):
 
 
 class DiscoverV2Result(TypedDict):
-    """What was found for the folder."""
+    """The plugins and skills of the folder."""
 
     plugins: list[dict[str, Any]]
     """The plugins that apply; empty on this executor."""
@@ -273,24 +273,24 @@ class DiscoverV2Result(TypedDict):
     """The skills that apply; empty on this executor."""
 
     warnings: list[str]
-    """Sentences for people about what could not be read."""
+    """Messages for people about errors while reading."""
 
 
 class OpenRpcDocument(TypedDict):
     """Describe all methods and events as an OpenRPC document.
 
-    It may be asked for before `initialize`. The document is the same as `schemas/openrpc.json` of
-    this version; each message also has a JSON Schema of its own in that folder.
+    The request is allowed before `initialize`. The document is `schemas/openrpc.json` of this version;
+    that folder also has a JSON Schema for each message.
     """
 
     openrpc: str
     """The version of the OpenRPC specification that the document follows."""
 
     info: dict[str, Any]
-    """The title, the version of the daemon and a description of the wire."""
+    """The title, the version of the daemon, and a description of the wire."""
 
     methods: list[dict[str, Any]]
     """All methods, with parameters in the order of the array form, results and errors."""
 
     components: dict[str, Any]
-    """The schemas of the objects that the methods share, by name."""
+    """The schemas of shared objects, by name."""

@@ -40,57 +40,57 @@ Nanoseconds = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """A time in nanoseconds since 1970. Most programs that read JSON as floating point lose the last 256."""
 
 
-# By position `sandbox` comes last, whatever members a method adds to it: those of `kw_only` do.
+# `kw_only` makes `sandbox` the last positional parameter, whatever members a method adds.
 class _Sandboxed(Params, kw_only=True):
     sandbox: SandboxContext | None = None
-    """What the request may touch; null means no limit."""
+    """What the request may access; null means no limit."""
 
 
 class PathParams(_Sandboxed):
     """A request about one path."""
 
     path: PathUri
-    """The path that is meant."""
+    """The path."""
 
 
 class ReadFileParams(PathParams):
     """Read a whole file; links are followed.
 
-    At most 512 MiB; larger files are read by `fs/open` and `fs/readBlock`, and so are those whose
-    reply would not fit into a WebSocket message of 64 MiB. A directory, a fifo and a device are
-    refused. A file that reports no size, as those of `/proc`, is read to its end.
+    At most 512 MiB. Use `fs/open` and `fs/readBlock` for larger files, and for files whose reply would
+    not fit into a WebSocket message of 64 MiB. A directory, a fifo and a device are refused. A file that
+    reports no size, such as those of `/proc`, is read to its end.
     """
 
 
 class WriteFileParams(PathParams):
     """Create a file, or replace the content of one in place.
 
-    Inode, mode and links of a file that is there stay; a new file gets the mode 0666 without the
-    bits of the daemon's umask, and its folder must exist. On a full disk the old content stays.
+    An existing file keeps its inode, mode and links. A new file gets the mode 0666 without the bits of
+    the daemon's umask; its folder must exist. If the disk is full, the old content is kept.
     """
 
-    # Decoded by the handler: a fault in it is -32600 here, and the text may be as large as a message.
+    # Decoded by the handler: invalid base64 is -32600 here, and the text may be as large as a message.
     data_base64: Base64Text
-    """The new content of the file; it may be empty."""
+    """The new content of the file; may be empty."""
 
 
 class CreateDirectoryParams(PathParams):
-    """Make a directory, by default with its parents."""
+    """Create a directory, by default with its parents."""
 
     extension_members = frozenset({"permissions"})
 
     recursive: bool = True
-    """Whether missing parents are made too and a directory that is there already is no error."""
+    """Whether missing parents are created, too, and an existing directory is no error."""
 
     permissions: Permissions | None = None
-    """The permission bits of the directory if it is made, as a number; the daemon's umask takes bits away.
-    Null for 0777, which missing parents get in any case."""
+    """The permission bits of a new directory, as a number, without the bits of the daemon's umask. Null for
+    0777, which missing parents always get."""
 
 
 class GetMetadataParams(PathParams):
-    """Say what a path is: its kind, size and times.
+    """Get the kind, size and times of a path.
 
-    Links are followed, so a dangling one is not found.
+    Links are followed, so a dangling link is not found.
     """
 
 
@@ -101,8 +101,7 @@ class CanonicalizeParams(PathParams):
 class ReadDirectoryParams(PathParams):
     """List the names in one directory, in no order.
 
-    Dangling links are left out. What is neither a directory nor a file is listed with both flags
-    false.
+    Dangling links are omitted. An entry that is neither a directory nor a file has both flags false.
     """
 
 
@@ -110,19 +109,18 @@ class RemoveParams(PathParams):
     """Remove a file, a link or a directory; a link is removed itself, never its target."""
 
     recursive: bool = True
-    """Whether a directory is removed with all its content; otherwise only an empty one goes."""
+    """Whether a directory is removed with its content; otherwise only an empty directory is removed."""
 
     force: bool = True
-    """Whether it is no error that there is nothing to remove. Other errors are still told."""
+    """Whether a missing path is no error. Other errors are still reported."""
 
 
 class CopyParams(_Sandboxed):
-    """Copy a file, a link or a tree; whole or not at all.
+    """Copy a file, a link or a tree, completely or not at all.
 
-    A file is copied with its permission bits over one that is there; the folder above it must
-    exist. A link is copied as a link. A directory is copied to a place that is free, missing
-    parents being made; special files in it are left out. A file that grows is copied as large as it was when
-    it was opened.
+    A file is copied with its permission bits, and replaces an existing one; the folder above it must exist.
+    A link is copied as a link. A directory is copied to a free path; missing parents are created, and special
+    files in it are omitted. A growing file is copied up to its size at the time when it was opened.
     """
 
     extension_members = frozenset({"keep_mode", "preserve_times"})
@@ -131,83 +129,82 @@ class CopyParams(_Sandboxed):
     """What to copy: a regular file, a link or a directory."""
 
     destination_path: PathUri
-    """The full path of the copy, never just the folder that it is put in."""
+    """The full path of the copy, not only its folder."""
 
     recursive: bool
-    """Whether a directory may be copied; without it a directory is refused."""
+    """Whether a directory may be copied; otherwise a directory is refused."""
 
     keep_mode: bool = False
-    """Whether a file that is there keeps its permission bits, and new files and directories get those of
-    their source without the set-id and sticky bits, as with cp(1)."""
+    """Whether an existing file keeps its permission bits, and new files and directories get those of their
+    source without the set-id and sticky bits, as with cp(1)."""
 
     preserve_times: bool = False
-    """Whether copies get the times of their source, those of the last access and of the last change."""
+    """Whether copies get the times of last access and last change of their source."""
 
 
 class SetMetadataParams(PathParams):
     """Set the permission bits and the times of a file or a directory; links are followed."""
 
     permissions: Permissions | None = None
-    """The permission bits as a number, such as 420 for 0644; null leaves them."""
+    """The permission bits as a number, such as 420 for 0644; null keeps them."""
 
     modified_at_ns: Nanoseconds | None = None
-    """The time of the last change of the content, in nanoseconds since 1970; null leaves it."""
+    """The time of the last change of the content, in nanoseconds since 1970; null keeps it."""
 
     accessed_at_ns: Nanoseconds | None = None
-    """The time of the last access, in nanoseconds since 1970; null leaves it."""
+    """The time of the last access, in nanoseconds since 1970; null keeps it."""
 
 
 class InstallParams(_Sandboxed):
-    """Move a finished file to its place; the place has all of the new content, or all of the old one.
+    """Move a finished file to its destination, which has all of the new content or all of the old one.
 
-    The file is renamed. One that is replaced passes on its owner, access list, extended attributes and
-    permission bits. A place that cannot be renamed to is written in place: a mount point, a file in a folder
-    that takes no new names or on another file system, a file of another owner. Then a failure puts the old
-    content back where there is room to keep it meanwhile, and only a kill leaves a part.
+    The file is renamed. It gets the owner, access list, extended attributes and permission bits of a replaced
+    file. A destination that cannot be renamed to is written in place: a mount point, a file of another owner,
+    or a file in a folder that takes no new names or is on another file system. A failure then restores the
+    old content, if there was room to keep it; only a kill leaves a part of the new one.
     """
 
     source_path: PathUri
-    """The finished file: a regular one, no link. It is gone afterwards."""
+    """The finished file: a regular file, not a link. It is removed."""
 
     destination_path: PathUri
-    """The full path of its place; links are followed. The folder above it must exist."""
+    """The full path of the destination; links are followed. The folder above it must exist."""
 
     permissions: Permissions | None = None
-    """The permission bits as a number; null for those of the file that is replaced, else of the source."""
+    """The permission bits as a number; null for those of the replaced file, else of the source."""
 
     modified_at_ns: Nanoseconds | None = None
-    """The time of its last change, in nanoseconds since 1970; null for that of the source."""
+    """The time of the last change, in nanoseconds since 1970; null for that of the source."""
 
     accessed_at_ns: Nanoseconds | None = None
-    """The time of its last access, in nanoseconds since 1970; null for that of the source."""
+    """The time of the last access, in nanoseconds since 1970; null for that of the source."""
 
 
 class RenameParams(_Sandboxed):
-    """Rename a file, a link or a directory in one step: at no time are both names there, or neither.
+    """Rename a file, a link or a directory atomically: at no time do both names exist, or neither.
 
-    Open handles stay with their file, and a link is renamed itself, never its target. Both paths have to be
-    on one file system. With two names of one file nothing happens.
+    Open handles stay with their file, and a link is renamed itself, never its target. Both paths must be on
+    one file system. If both are names of the same file, nothing happens.
     """
 
     source_path: PathUri
     """What to rename."""
 
     destination_path: PathUri
-    """The full new path, never just the folder that it is put in; the folder above it must exist."""
+    """The full new path, not only its folder; the folder above it must exist."""
 
     overwrite: bool = True
-    """Whether a file in the place of a file, or an empty directory in that of a directory, is replaced;
-    otherwise anything in the place is an error."""
+    """Whether a file may replace a file, and a directory an empty directory; otherwise an existing
+    destination is an error."""
 
 
 class DigestParams(PathParams):
-    """Read a whole regular file, of any size, and give its SHA-256; links are followed."""
+    """Read a regular file of any size and return its SHA-256; links are followed."""
 
     extension_members = frozenset({"size"})
 
     size: U64 | None = None
-    """How many bytes from its beginning to read, fewer where it ends; null for all. It is meant for files
-    that grow."""
+    """How many bytes to read from the beginning, at most up to the end; null for all. For growing files."""
 
 
 def _sha256(value: Any) -> str:
@@ -231,21 +228,21 @@ else:
 
 
 class ExpectedContent(Params):
-    """A regular file with this content, seen through links."""
+    """A regular file with this content; links are followed."""
 
     sha256: Sha256
-    """The SHA-256 of the content in 64 hexadecimal digits, as `fs/digest` gives it."""
+    """The SHA-256 of the content in 64 hexadecimal digits, as `fs/digest` returns it."""
 
 
 class ExpectedAbsent(Params):
-    """Nothing, not even a folder; a link that leads nowhere counts as nothing."""
+    """No file and no folder; a dangling link counts as nothing."""
 
     absent: AlwaysTrue
     """Always true; there is no other value."""
 
 
 def _expected(value: Any) -> ExpectedContent | ExpectedAbsent:
-    """The models have no member that names them: the first that takes the value is meant."""
+    """The models have no tag: the first one that fits is used."""
     try:
         return decode(ExpectedContent, value)
     except ValidationError:
@@ -259,49 +256,49 @@ else:
 
 
 class WriteEdit(Params, tag_field="op", tag="write"):
-    """Make a file or give it another content."""
+    """Create a file, or replace its content."""
 
     op: ClassVar[Literal["write"]] = "write"
-    """The mark of this kind of edit."""
+    """The tag of this kind of edit."""
 
     path: PathUri
-    """The file; links are followed, and stay."""
+    """The file; links are followed, and kept."""
 
-    # Decoded by the handler, as that of `fs/writeFile`.
+    # Decoded by the handler, as in `fs/writeFile`.
     data_base64: Base64Text
-    """The new content of the file; it may be empty."""
+    """The new content of the file; may be empty."""
 
     expected: Expected | None = None
-    """What has to be there now; null for a regular file or nothing."""
+    """The expected current state; null for a regular file or nothing."""
 
     create_parents: bool = False
-    """Whether missing folders above the file are made."""
+    """Whether missing folders above the file are created."""
 
     mode_from: PathUri | None = None
-    """A file whose permission bits a new file gets, such as the old place of one that moves; null for 0666
-    without the bits of the daemon's umask. A file that is there keeps its own."""
+    """A file whose permission bits a new file gets, such as the old path of a moved file; null for 0666
+    without the bits of the daemon's umask. An existing file keeps its own."""
 
 
 class RemoveEdit(Params, tag_field="op", tag="remove"):
-    """Remove a file or a link, never what that leads to. It has to be there, and a directory is refused."""
+    """Remove a file or a link, never its target. The path must exist, and a directory is refused."""
 
     op: ClassVar[Literal["remove"]] = "remove"
-    """The mark of this kind of edit."""
+    """The tag of this kind of edit."""
 
     path: PathUri
     """What to remove."""
 
     expected: ExpectedContent | None = None
-    """What has to be there now; null for anything but a directory."""
+    """The expected current state; null for anything but a directory."""
 
 
 class ApplyEditsParams(_Sandboxed):
     """Change several files as one: all edits are carried out, or none.
 
-    What the edits expect is checked for all of them first. Then all new files are written beside their
-    places, and from the moment on at which a record of what is to be done is on the disk it is done, also
-    when the daemon is killed: then at its next start. A file that is changed is replaced: other names of it
-    (hard links) keep the old content, and open handles the old file. Its permission bits and owner stay.
+    The expectations of all edits are checked first. Then all new files are written beside their destinations,
+    and a journal of the edits is written to the disk. From then on the edits are carried out, at the next
+    start if the daemon is killed. A changed file is replaced: its other names (hard links) keep the old
+    content, and open handles the old file. It keeps its permission bits and owner.
     """
 
     edits: Annotated[
@@ -312,23 +309,23 @@ class ApplyEditsParams(_Sandboxed):
             extra={"error": f"`edits` has {{count}} edits: 1 to {MAX_EDITS} are taken at a time"},
         ),
     ]
-    """The edits: 1 to 10000, no two of one place. A folder that one makes is there for those behind it."""
+    """The edits: 1 to 10000, at most one per path. A folder created by one exists for the following ones."""
 
 
 class WalkOptions(Params):
-    """How far a walk goes."""
+    """The limits of a walk."""
 
     max_depth: Annotated[U64, stated(maximum=MAX_WALK_DEPTH)]
     """How many levels below the root's children are listed: 0 gives the children only. At most 64."""
 
     max_directories: Annotated[U64, stated(minimum=1, maximum=MAX_WALK_DIRECTORIES)]
-    """How many directories may be opened, the root among them: 1 to 10000."""
+    """How many directories may be opened, including the root: 1 to 10000."""
 
     max_entries: Annotated[U64, stated(minimum=1, maximum=MAX_WALK_ENTRIES)]
-    """After how many entries the walk ends: 1 to 50000."""
+    """The walk ends after so many entries: 1 to 50000."""
 
     follow_directory_symlinks: bool
-    """Whether links to directories are entered; each real directory is entered once only."""
+    """Whether links to directories are entered; each real directory is entered only once."""
 
     prune_hidden_directories: bool = False
     """Whether directories whose names begin with a dot are listed without being entered."""
@@ -337,54 +334,54 @@ class WalkOptions(Params):
 class WalkParams(PathParams):
     """List files and directories below a root, breadth first.
 
-    Names come in the order of their bytes, the root itself is not listed, and what is neither a
-    file nor a directory is left out. A root that is no directory gives nothing.
+    Names are sorted by their bytes. The root itself and special files are not listed. A root that is not
+    a directory has no entries.
     """
 
     options: WalkOptions
-    """The limits of the walk and what it enters."""
+    """The limits of the walk, and the directories that it enters."""
 
 
 class OpenParams(_Sandboxed):
     """Open a file for reading or writing in blocks.
 
-    The handle belongs to the connection, which may have 128, and stays with its file when that is
-    renamed or removed.
+    The handle belongs to the connection, which may have 128, and stays valid if its file is renamed or
+    removed.
     """
 
     extension_members = frozenset({"permissions"})
 
     handle_id: Annotated[str, stated(maxLength=MAX_HANDLE_ID_BYTES)]
-    """The client's own name for the handle: at most 32 bytes of UTF-8, not in use on this connection."""
+    """The client's name for the handle: at most 32 bytes of UTF-8, not in use on this connection."""
 
     path: PathUri
     """The file to open; links are followed."""
 
     mode: Literal["read", "replace"] = "read"
-    """`read` opens a regular file that exists; `replace` makes a file, or empties one at once."""
+    """`read` opens an existing regular file; `replace` creates a file, or truncates it at once."""
 
     permissions: Permissions | None = None
-    """The permission bits of a file that `replace` makes, as a number; the daemon's umask takes bits away.
-    Null for 0666."""
+    """The permission bits of a file that `replace` creates, as a number, without the bits of the daemon's
+    umask. Null for 0666."""
 
 
 class _HandleParams(_Sandboxed, kw_only=True):
     sandbox: SandboxContext | None = None
-    """If it limits files, the handle must have been opened under the same limits."""
+    """If it limits files, the handle must have been opened with the same limits."""
 
 
 class ReadBlockParams(_HandleParams):
     """Read a block of an open file at an offset.
 
-    A failed system call closes the handle, reading from one that is open for writing among them;
-    an argument that is refused does not.
+    A failed system call closes the handle, such as reading from a handle for writing; a refused argument
+    does not.
     """
 
     handle_id: str
-    """The handle, as it was named in `fs/open`."""
+    """The `handleId` of the `fs/open`."""
 
     offset: U64
-    """Where the block begins, in bytes from the beginning of the file."""
+    """The start of the block, in bytes from the beginning of the file."""
 
     len: Annotated[U64, stated(minimum=1, maximum=MAX_BLOCK_BYTES)]
     """How many bytes to read: 1 to 1048576."""
@@ -393,52 +390,52 @@ class ReadBlockParams(_HandleParams):
 class WriteBlockParams(_HandleParams):
     """Write a block to an open file at an offset.
 
-    All bytes are written, or there is an error. A gap that the offset leaves reads as zeros.
+    All bytes are written, or there is an error. A gap before the offset reads as zeros.
     """
 
     handle_id: str
     """The handle, opened with the mode `replace`."""
 
     offset: U64
-    """Where to write, in bytes from the beginning; the block must end before 2^63."""
+    """The start of the block, in bytes from the beginning; the block must end before 2^63."""
 
     chunk: Base64Bytes
     """The bytes to write: 1 to 1048576."""
 
 
 class CloseParams(Params):
-    """Close a handle; closing one that is not open is no error."""
+    """Close a handle. It is no error if the handle is not open."""
 
     handle_id: str
-    """The handle, as it was named in `fs/open`."""
+    """The `handleId` of the `fs/open`."""
 
 
 class WatchMissingParams(Params):
-    """Tell once when an absent path appears, or when a present one is gone.
+    """Send an event once when a missing path appears, or when a present one disappears.
 
-    The news is the event `fs/missingChanged`. It also comes when a missing folder above one of the
-    paths appears. A connection has one watch: a new one with a greater id ends the one before.
+    The event `fs/missingChanged` is also sent if a missing folder above one of the paths appears. A
+    connection has one watch: a new watch with a greater id ends the previous one.
     """
 
     watch_id: U64
-    """The client's number for the watch; it must be greater than all before it on this connection."""
+    """The client's number for the watch, greater than all earlier ones of this connection."""
 
     missing: list[PathUri]
-    """The absent paths to watch: 1 to 64."""
+    """The missing paths to watch: 1 to 64."""
 
     present: PathUri | None = None
-    """A path that exists and whose disappearance is told too; null for none."""
+    """An existing path whose disappearance is reported, too; null for none."""
 
 
 class Empty(TypedDict):
-    """Done; there is nothing more to say."""
+    """Success, without further information."""
 
 
 class PutResult(TypedDict):
-    """The copy or the file is in its place."""
+    """The file or copy is at its destination."""
 
     inPlace: NotRequired[Annotated[bool, EXTENSION]]
-    """Whether a file that is there could not be replaced, and was written in place."""
+    """Whether the existing file could not be replaced, and was written in place."""
 
 
 class ReadFileResult(TypedDict):
@@ -449,7 +446,7 @@ class ReadFileResult(TypedDict):
 
 
 class DigestResult(TypedDict):
-    """The digest of a file, as its content was while it was read."""
+    """The digest of a file, at the time of reading."""
 
     sha256: Annotated[str, stated(pattern="^[0-9a-f]{64}$")]
     """The SHA-256 in 64 hexadecimal digits."""
@@ -459,24 +456,24 @@ class DigestResult(TypedDict):
 
 
 class AppliedEdit(TypedDict):
-    """What an edit has made of its path."""
+    """The result of an edit."""
 
     path: WrittenUri
-    """The path, as the edit named it."""
+    """The path of the edit."""
 
     sha256: Annotated[str, stated(pattern="^[0-9a-f]{64}$")] | None
-    """The SHA-256 of the file in 64 hexadecimal digits; null when it was removed."""
+    """The SHA-256 of the file in 64 hexadecimal digits; null if the file was removed."""
 
 
 class ApplyEditsResult(TypedDict):
-    """All edits are carried out."""
+    """All edits were carried out."""
 
     edits: list[AppliedEdit]
-    """What came of each edit, in their order."""
+    """The result of each edit, in their order."""
 
 
 class Metadata(TypedDict):
-    """What a path is. All but `isSymlink` speak of a link's target."""
+    """The metadata of a path. For a link, all members but `isSymlink` describe its target."""
 
     isDirectory: bool
     """Whether it is a directory."""
@@ -491,19 +488,19 @@ class Metadata(TypedDict):
     """The size in bytes."""
 
     createdAtMs: int
-    """When it was made, in whole milliseconds since 1970; 0 when that is not known."""
+    """The time of creation, in whole milliseconds since 1970; 0 if it is not known."""
 
     modifiedAtMs: int
-    """When its content last changed, in whole milliseconds since 1970."""
+    """The time of the last change of the content, in whole milliseconds since 1970."""
 
     permissions: NotRequired[Annotated[int, EXTENSION]]
-    """The permission bits as a number, the set-id and sticky bits among them."""
+    """The permission bits as a number, including the set-id and sticky bits."""
 
     modifiedAtNs: NotRequired[Annotated[int, EXTENSION]]
     """The same time as `modifiedAtMs` in nanoseconds, negative before 1970."""
 
     accessedAtNs: NotRequired[Annotated[int, EXTENSION]]
-    """When it was last read, in nanoseconds since 1970."""
+    """The time of the last access, in nanoseconds since 1970."""
 
 
 class CanonicalPath(TypedDict):
@@ -514,10 +511,10 @@ class CanonicalPath(TypedDict):
 
 
 class DirectoryEntry(TypedDict):
-    """One name in a directory. The flags speak of a link's target."""
+    """One name in a directory. For a link, the flags describe its target."""
 
     fileName: str
-    """The name without its folder; bytes that are no UTF-8 appear as U+FFFD."""
+    """The name without its folder; bytes that are not UTF-8 are replaced by U+FFFD."""
 
     isDirectory: bool
     """Whether it is a directory."""
@@ -537,10 +534,10 @@ class WalkEntry(TypedDict):
     """One file or directory below the root of a walk."""
 
     path: WrittenUri
-    """The path, through the links on the way to it."""
+    """The path, with links that were followed."""
 
     kind: Literal["file", "directory"]
-    """What it is; a link to a directory that is followed counts as `directory`."""
+    """The kind of the entry; a followed link to a directory counts as `directory`."""
 
 
 class WalkFailure(TypedDict):
@@ -554,47 +551,47 @@ class WalkFailure(TypedDict):
 
 
 class WalkResult(TypedDict):
-    """What a walk found."""
+    """The result of a walk."""
 
     entries: list[WalkEntry]
-    """Files and directories, breadth first; a directory that could not be read is listed too."""
+    """Files and directories, breadth first, including directories that could not be read."""
 
     errors: list[WalkFailure]
-    """The directories that could not be read; the walk went on without them."""
+    """The directories that could not be read; the walk continued without them."""
 
     truncated: bool
-    """Whether `maxDirectories` or `maxEntries` cut the walk; the depth does not count."""
+    """Whether `maxDirectories` or `maxEntries` ended the walk; the depth does not count."""
 
 
 class OpenResult(TypedDict):
     """The handle is open."""
 
     handleId: str
-    """The handle, as the client named it."""
+    """The client's name for the handle."""
 
 
 class ReadBlockResult(TypedDict):
     """A block of a file."""
 
     chunk: WrittenBase64
-    """The bytes that were read; none at or behind the end of the file."""
+    """The bytes; empty at and after the end of the file."""
 
     eof: bool
-    """Whether there were fewer bytes than asked for; a block that just reaches the end says false."""
+    """Whether the block has fewer bytes than requested; false if it ends exactly at the end of the file."""
 
 
 class WatchMissingResult(TypedDict):
-    """Whether the watch stands."""
+    """Whether the watch is active."""
 
     watching: bool
-    """False when there was nothing to wait for: a path is there already or cannot be looked at,
-    `present` is gone, `missing` has no path or more than 64, or `watchId` is too low."""
+    """False if there is nothing to wait for: a path exists already or is not accessible, `present` does
+    not exist, `missing` has no path or more than 64, or `watchId` is too low."""
 
 
 class MissingChangedEvent(TypedDict):
-    """A watch of `fs/watchMissing` saw a change, and is over.
+    """A watch of `fs/watchMissing` has detected a change, and has ended.
 
-    It comes at most once for each watch.
+    Sent at most once for each watch.
     """
 
     watchId: U64

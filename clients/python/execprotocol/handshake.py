@@ -11,62 +11,60 @@ from execprotocol.model import EXTENSION, Params
 
 
 class Extensions(Params):
-    """Which families of extension members the client understands, each by its version."""
+    """The families of extension members that the client understands, each by its version."""
 
     execserver: int | None = None
-    """1 asks for the extension members of this daemon; null, or any other number, asks for nothing."""
+    """1 requests the extension members of this daemon; null or any other number requests none."""
 
 
 class InitializeParams(Params):
     """Open a session, or resume a detached one.
 
-    The first request of every connection; one that fails may be repeated. The connection is open
-    for everything else when the client has then sent the notification `initialized`. A session owns
-    processes and outlives its connection on sockets: it can be resumed for 80 seconds
-    (`--session-ttl`) after the connection ended.
+    The first request of every connection; it may be repeated if it fails. After the result, the client
+    sends the notification `initialized`, and then any other request. A session owns processes. On
+    sockets it outlives its connection, and can be resumed for 80 seconds (`--session-ttl`).
     """
 
     extension_members = frozenset({"extensions"})
 
     client_name: str
-    """The name of the client program, for logs; it may be empty."""
+    """The name of the client program, for logs; may be empty."""
 
     resume_session_id: str | None = None
-    """The `sessionId` of a detached session to go on with; null opens a new session."""
+    """The `sessionId` of a detached session to resume; null opens a new session."""
 
     extensions: Extensions | None = None
-    """The extension members that this connection wants to get; null means none."""
+    """The requested extension members of this connection; null for none."""
 
 
 class InitializeResult(TypedDict):
-    """The session that the connection is attached to from now on."""
+    """The session to which the connection is attached from now on."""
 
     sessionId: str
-    """The id of the session, a UUID as text; with it the session can be resumed later."""
+    """The id of the session, a UUID as text, for resuming the session."""
 
     environmentInfo: EnvironmentInfo
-    """The executor's host, the same as `environment/info` answers."""
+    """The executor's host, as in `environment/info`."""
 
     extensions: NotRequired[Annotated[dict[str, int], EXTENSION]]
-    """The families of extension members that this connection will get, each with its version."""
+    """The families of extension members that this connection gets, each with its version."""
 
     sessionTtlMs: NotRequired[Annotated[int, EXTENSION]]
-    """How long a session is kept without a connection, and its processes with it, in milliseconds."""
+    """How long a session and its processes are kept without a connection, in milliseconds."""
 
 
 class EndResult(TypedDict):
-    """End the session, for a client that is done.
+    """End the session and kill its processes.
 
-    Every process of the session is killed with all its descendants, also those that went into a session of
-    their own or whose leader has exited. What is kept of their output is dropped, and the id of the session
-    is unknown from now on. The answer comes when nothing is left; then the daemon closes the connection, and
-    with it file handles and watches.
+    Every process of the session is killed with all its descendants, also after `setsid` and after the end of
+    the leader. Their retained output is dropped, and the id of the session becomes unknown. The answer is
+    sent once no process is left; then the daemon closes the connection with its file handles and watches.
     """
 
 
 class InitializedParams(Params):
-    """The client is ready: it opens the connection for requests other than `initialize`.
+    """The client is ready: from now on it may send requests other than `initialize`.
 
-    A notification, so it is not answered. It may be repeated, and whatever stands in its parameters
-    is ignored. Sent before `initialize` has succeeded it ends the connection.
+    A notification, so there is no answer. It may be repeated, and its parameters are ignored. If it is
+    sent before `initialize` has succeeded, the connection ends.
     """

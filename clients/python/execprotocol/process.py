@@ -84,19 +84,19 @@ class TerminalSize(Struct, frozen=True):
 
 
 USUAL_SIZE = TerminalSize(rows=TTY_ROWS, cols=TTY_COLUMNS)
-"""Of a terminal for which no other one is asked for."""
+"""The size of a terminal if a request gives none."""
 
 
 class EnvPolicy(Params):
     """How the child's environment is made from the daemon's own, in the order of the members here.
 
-    At the end `env` is laid over the result. A pattern has `*` for any text and `?` for any one
+    `env` is then applied to the result. A pattern has `*` for any text and `?` for any one
     character, and ignores case (`docs/protocol.md`, "Environment policy").
     """
 
     inherit: Literal["core", "all", "none"]
-    """Which of the daemon's variables to begin with; `core` are those for home, language, path, shell,
-    temporary folders and the user's name."""
+    """The daemon's variables to start from; `core` are those for home, language, path, shell, temporary
+    folders and the user's name."""
 
     ignore_default_excludes: bool
     """Whether names with KEY, SECRET or TOKEN in them stay; with false they are dropped."""
@@ -108,7 +108,7 @@ class EnvPolicy(Params):
     """Variables to add, by name."""
 
     include_only: list[str]
-    """Patterns of the only names to keep, those of `set` among them; an empty list keeps all."""
+    """Patterns of the only names to keep, also of those in `set`; an empty list keeps all."""
 
 
 def _uuid_text(value: Any) -> str:
@@ -127,8 +127,8 @@ def _scope_id(value: Any) -> str:
 
 
 def signal_number(name: str) -> int | None:
-    """The number of a signal by its name: `interrupt`, `SIGTERM`, `SIGRTMIN+3`, …; None when there is none of
-    that name. Names are exact, also in their case.
+    """The number of a signal on this host, by its case-sensitive name on the wire (P33): `interrupt`,
+    `SIGTERM`, `SIGRTMIN+3`, …; None for an unknown name.
     """
     return _SIGNAL_NUMBERS.get(name)
 
@@ -161,17 +161,17 @@ else:
 
 
 class ProcessMetadata(Params):
-    """Who asked for a process; for logs only."""
+    """The origin of a start, for logs only."""
 
     thread_id: UuidText | None = None
-    """The UUID of the agent's thread; null when there is none."""
+    """The UUID of the agent's thread; null if there is none."""
 
     tool_call_id: str | None = None
-    """The agent's name for the tool call; null when there is none."""
+    """The agent's name for the tool call; null if there is none."""
 
 
 class SnapshotShell(Params):
-    """The shell whose login state a snapshot would hold."""
+    """The shell whose login state a snapshot would contain."""
 
     name: str
     """The kind of shell, such as `bash`."""
@@ -181,17 +181,17 @@ class SnapshotShell(Params):
 
 
 class ShellSnapshot(Params):
-    """A wish for cached login-shell state. It is checked; the command runs without it."""
+    """A request for cached login-shell state. It is validated, but has no effect."""
 
     scope_id: ScopeId
     """The name under which a snapshot is shared: 1 to 256 bytes of UTF-8."""
 
     shell: SnapshotShell
-    """The shell that is meant."""
+    """The shell."""
 
 
 class ManagedNetwork(Params):
-    """Which loopback ports stay reachable inside a sandbox. It matters only in one."""
+    """The loopback ports that stay reachable in a sandbox. Without effect outside of one."""
 
     loopback_ports: list[U16] = []
     """The TCP ports of the loopback interface that may be connected to."""
@@ -201,10 +201,10 @@ class ManagedNetwork(Params):
 
 
 class NetworkProxy(Params):
-    """A wish for an executor-local network proxy, which this executor does not have."""
+    """A request for an executor-local network proxy, which this executor does not have."""
 
     proxy: dict[str, Any]
-    """The settings of the proxy; not looked at."""
+    """The settings of the proxy; ignored."""
 
     policy_decision_timeout_ms: CallbackMs | None = None
     """How long the proxy would wait for a decision of the client, in milliseconds, not 0; null asks
@@ -214,17 +214,17 @@ class NetworkProxy(Params):
 class StartParams(Params):
     """Start a process, on pipes or on a terminal.
 
-    It leads a session and a process group of its own, and belongs to the session of the
-    connection. Its output comes as `process/output` events, then `process/exited` and
-    `process/closed`; none of them overtakes the answer. Without `tty` and `pipeStdin` its standard
-    input is at end of file. After a failed start the id is free and no event comes.
+    It leads a process session and a process group of its own, and belongs to the session of the
+    connection. Its output is sent as `process/output` events, followed by `process/exited` and
+    `process/closed`; no event is sent before the answer. Without `tty` and `pipeStdin` its standard
+    input is at end of file. After a failed start the id is free and no event is sent.
     """
 
     extension_members = frozenset({"timeout_ms", "idle_timeout_ms", "if_exists", "size"})
 
     process_id: str
-    """The client's own name for the process, unique within the session: any string, also an empty
-    one. It is free again 80 seconds (`--process-ttl`) after `process/closed`."""
+    """The client's name for the process, unique within the session: any string, also an empty one. It
+    is free again 80 seconds (`--process-ttl`) after `process/closed`."""
 
     argv: Annotated[list[str], Meta(min_length=1, extra={"error": "argv must not be empty"})]
     """The program and its arguments: at least one string, none with a NUL in it. A program without a
@@ -244,13 +244,13 @@ class StartParams(Params):
     """Whether standard input stays open for `process/write`; without effect with `tty`."""
 
     arg0: str | None = None
-    """What the program sees as its own name; null for the first of `argv`."""
+    """The name that the program gets as its argument 0; null for the first of `argv`."""
 
     env_policy: EnvPolicy | None = None
     """How to make the environment from the daemon's own; null inherits nothing."""
 
     sandbox: SandboxContext | None = None
-    """What the process may touch; null means no limit. One that cannot be enforced here is refused."""
+    """What the process may access; null means no limit. Limits that cannot be enforced are refused."""
 
     enforce_managed_network: bool = False
     """Whether the network of a sandbox is limited to `managedNetwork`, by a proxy, which this executor does
@@ -263,24 +263,24 @@ class StartParams(Params):
     """A proxy for the process; only null is served (see `capabilities` of `environment/info`)."""
 
     shell_snapshot: ShellSnapshot | None = None
-    """A wish for cached login-shell state; checked, otherwise without effect."""
+    """A request for cached login-shell state; validated, otherwise without effect."""
 
     metadata: ProcessMetadata | None = None
-    """Who asked, for logs; null when that is not told."""
+    """The origin of the request, for logs; null if it is not given."""
 
     timeout_ms: Milliseconds | None = None
-    """How long the process may run, in milliseconds from its start: then it is killed with all its
-    descendants, whether or not a client is there. Null for ever."""
+    """How long the process may run, in milliseconds from its start; then it is killed with all its
+    descendants, whether or not a client is connected. Null for no limit."""
 
     idle_timeout_ms: Milliseconds | None = None
-    """How long it may be without output and without an accepted write, in milliseconds: then it is killed
-    in the same way. Null for ever."""
+    """How long the process may go without output and without an accepted write, in milliseconds; then it
+    is killed in the same way. Null for no limit."""
 
     if_exists: Literal["fail", "attach"] = "fail"
-    """What to do when the id is taken. `fail` refuses. `attach` answers as the first start did when the
-    parameters are equal, also when that process has ended, and starts nothing; otherwise it refuses, and
-    names a parameter that differs. So a start may be repeated when its answer was lost. What the first
-    start asked for is only known when it said `attach` too, or its connection has extension members."""
+    """What to do if the id is in use. `fail` refuses. `attach` starts nothing and answers as the first
+    start did if the parameters are equal, also if that process has ended; otherwise it refuses, and names
+    a parameter that differs. So a start can be repeated if its answer was lost. The parameters of the
+    first start are only known if it had `attach` too, or if its connection has extension members."""
 
     size: TerminalSize | None = None
     """The size of the terminal; null for 24 rows and 80 columns. Refused without `tty`."""
@@ -290,55 +290,54 @@ class StartResult(TypedDict):
     """The process runs."""
 
     processId: str
-    """The process, as the client named it."""
+    """The client's name for the process."""
 
     sandboxType: SandboxType
-    """`none` without a sandbox context, else the kind of sandbox of this platform: `linuxSeccomp`, also when
-    the context limits nothing. Connections with extensions are told `linuxLandlock` apart."""
+    """`none` without a sandbox context, else the kind of sandbox of this platform: `linuxSeccomp`, also if
+    the context limits nothing. Only connections with extensions get `linuxLandlock`."""
 
     sandboxBackend: NotRequired[Annotated[SandboxBackend, EXTENSION]]
-    """What enforces the sandbox of the process; `none` when there is nothing to enforce. Only with a
-    sandbox context."""
+    """The mechanism that enforces the sandbox; `none` if there is nothing to enforce. Only with a sandbox
+    context."""
 
     pid: NotRequired[Annotated[int, EXTENSION]]
-    """The process id of the leader on the executor, also the id of its process group. In a sandbox that of
-    the program outside that made it."""
+    """The process id of the leader on the executor, which is also the id of its process group. With a
+    sandbox, the id of the program outside that created it."""
 
     attached: NotRequired[Annotated[Literal[True], EXTENSION]]
-    """There when the process existed already and nothing was started."""
+    """Present if the process existed already and nothing was started."""
 
 
 class DenialEvidence(TypedDict):
-    """One sign that the sandbox stopped the command."""
+    """One indication that the sandbox stopped the command."""
 
     kind: Literal["signal", "file", "network"]
-    """What it is about: the end by SIGSYS, a path, or the network."""
+    """The kind of indication: death by SIGSYS, a path, or the network."""
 
     text: str
-    """The line of output that says so, at most 200 characters of it."""
+    """The line of output with the error, cut at 200 characters."""
 
     path: NotRequired[str]
-    """The path that the line names and that the policy keeps out of reach."""
+    """The path in the line that the policy denies."""
 
 
 class Denial(TypedDict):
-    """What speaks for it that the sandbox stopped a command that failed. Words alone count for nothing:
-    a line of output counts when it names an error of the system together with something that the policy
-    of the process really denies.
+    """Indications that the sandbox stopped a command that failed. A line of output counts only if it
+    names an error of the system together with something that the policy of the process denies.
     """
 
     likely: bool
-    """Whether anything speaks for it."""
+    """Whether there are any indications."""
 
     evidence: list[DenialEvidence]
-    """What does, at most five items."""
+    """The indications, at most five."""
 
 
 class ReadParams(Params):
-    """Read the retained output of a process behind a cursor, and its state.
+    """Read the retained output of a process after a cursor, and its state.
 
-    It answers at once when there is output, when the process is closed, or when it has exited and
-    the cursor does not cover that; otherwise it waits for news. A process can be read for 80
+    The answer is sent at once if there is output, if the process is closed, or if it has exited and the
+    cursor is before that event; otherwise the request waits for an event. A process can be read for 80
     seconds (`--process-ttl`) after it closed. By default the newest 64 MiB of output are retained
     (`--retained-output-bytes`).
     """
@@ -346,21 +345,21 @@ class ReadParams(Params):
     extension_members = frozenset({"session_id"})
 
     process_id: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     after_seq: U64 | None = None
     """The last sequence number that the client has; null or 0 reads from the beginning."""
 
     max_bytes: U64 | None = None
-    """The most raw bytes of output to give, though always at least one chunk; null for a page of at
-    most 8 MiB."""
+    """The maximum of raw bytes of output, though always at least one chunk; null for a page of at most
+    8 MiB."""
 
     wait_ms: U64 | None = None
-    """How long to wait for news, in milliseconds; null or 0 answers at once."""
+    """How long to wait for an event, in milliseconds; null or 0 answers at once."""
 
     session_id: str | None = None
-    """The session that the process belongs to; null for the connection's own. Another one is only reached
-    from a Unix socket, or with `--ws-auth`."""
+    """The session of the process; null for the connection's own. Another session is accessible only on a
+    Unix socket, or with `--ws-auth`."""
 
 
 class OutputChunk(TypedDict):
@@ -370,216 +369,215 @@ class OutputChunk(TypedDict):
     """The number of the chunk: one counter from 1 for all events of the process, without gaps."""
 
     stream: Stream
-    """Where it was written; `pty` for everything on a terminal."""
+    """The stream of the output; `pty` for everything on a terminal."""
 
     chunk: WrittenBase64
-    """The bytes exactly as they were written, at most 1 MiB, cut anywhere, also within a character.
-    Empty stands for output that is no longer retained."""
+    """The bytes as written, at most 1 MiB, cut anywhere, also within a character. An empty chunk stands
+    for output that is no longer retained."""
 
 
 class ReadResult(TypedDict):
     """A page of retained output, and the state of the process."""
 
     chunks: list[OutputChunk]
-    """The retained chunks behind the cursor, oldest first."""
+    """The retained chunks after the cursor, oldest first."""
 
     nextSeq: U64
-    """The number that comes next: go on reading with `afterSeq` one below it."""
+    """The next number: continue with `afterSeq` one below it."""
 
     exited: bool
-    """Whether the leader has ended. A page without `maxBytes` that was cut says false."""
+    """Whether the leader has ended. False in a page without `maxBytes` that was cut."""
 
     exitCode: ExitCode | None
-    """The status that the program gave, or 128 + N for death by signal N; null before `exited`."""
+    """The exit status, or 128 + N for death by signal N; null before `exited`."""
 
     closed: bool
-    """Whether the leader has ended and all output has been read. A page without `maxBytes` that was
-    cut says false."""
+    """Whether the leader has ended and all output has been read. False in a page without `maxBytes` that
+    was cut."""
 
     failure: str | None
-    """Why the command was never run: its sandbox could not be set up. Null otherwise."""
+    """Why the command did not run, if its sandbox could not be set up; null otherwise."""
 
     sandboxDenied: bool
-    """Whether a sandbox seems to have stopped the command, judged by its exit code and the words of its
-    output as the agent does it; false without a sandbox."""
+    """Whether a sandbox seems to have stopped the command, by its exit code and keywords in its output, as
+    the agent judges it; false without a sandbox."""
 
     denial: NotRequired[Annotated[Denial, EXTENSION]]
-    """What speaks for that. Only of a process with a sandbox that has exited."""
+    """The indications for that. Only for an exited process with a sandbox."""
 
     cause: NotRequired[Annotated[ExitCause, EXTENSION]]
     """Why the process ended, once it has: by itself (`normal`), by a signal, by a `process/terminate`, by
-    `timeoutMs` or `idleTimeoutMs`, with its session, with the daemon, because memory was short or a limit
-    of the system was reached. `unknown` when a crash of the daemon hides it."""
+    `timeoutMs` or `idleTimeoutMs`, with its session, with the daemon, for lack of memory, or by a limit of
+    the system. `unknown` after a crash of the daemon."""
 
     firstSeq: NotRequired[U64]
-    """The number of the oldest retained chunk; there only when output behind the cursor was lost."""
+    """The number of the oldest retained chunk; present only if output after the cursor was lost."""
 
     lostBytes: NotRequired[U64]
-    """How many bytes behind the cursor are no longer retained; there only when some were lost."""
+    """How many bytes after the cursor are no longer retained; present only if some were lost."""
 
 
 class WriteParams(Params):
     """Write to the standard input or the terminal of a process.
 
-    Bytes reach the process in the order of the requests. Up to 64 MiB wait for a process that does
-    not read; beyond that the answer waits. On a terminal control characters act as keys: 0x03
-    interrupts, 0x04 at the start of a line is end of file.
+    Bytes reach the process in the order of the requests. Up to 64 MiB are queued for a process that
+    does not read; beyond that the answer is delayed. On a terminal, control characters act as keys:
+    0x03 interrupts, 0x04 at the start of a line is end of file.
     """
 
     extension_members = frozenset({"session_id"})
 
     process_id: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     chunk: Base64Bytes
-    """The bytes to write; they may be none."""
+    """The bytes to write; may be empty."""
 
     write_id: Annotated[str, Meta(min_length=1, extra={"error": "writeId must not be empty"})]
-    """The client's own name for this write, not empty. An id that was accepted before is accepted
-    again without writing, so that a write may be repeated after a lost connection; the last 4096 ids
-    of a process are remembered, and of those from other sessions another 4096."""
+    """The client's name for this write, not empty. An id that was accepted before is accepted again
+    without writing, so that a write can be repeated after a lost connection. The last 4096 ids of a
+    process are remembered, and another 4096 of other sessions."""
 
     session_id: str | None = None
-    """The session that the process belongs to; null for the connection's own. Another one is only reached
-    from a Unix socket, or with `--ws-auth`."""
+    """The session of the process; null for the connection's own. Another session is accessible only on a
+    Unix socket, or with `--ws-auth`."""
 
 
 class WriteResult(TypedDict):
-    """What became of the write."""
+    """The result of the write."""
 
     status: Literal["accepted", "unknownProcess", "starting", "stdinClosed"]
-    """`accepted`: the bytes are queued, though the process may never read them. `unknownProcess`: no
-    process of that name. `starting`: it does not run yet. `stdinClosed`: it was started with neither
-    `tty` nor `pipeStdin`, or `process/closeStdin` came before."""
+    """`accepted`: the bytes are queued, though the process may never read them. `unknownProcess`: there
+    is no process of that id. `starting`: the process does not run yet. `stdinClosed`: the process was
+    started with neither `tty` nor `pipeStdin`, or its standard input was closed."""
 
 
 class CloseStdinParams(Params):
-    """End the standard input of a process: it reads what was accepted before, then end of file.
+    """End the standard input of a process, which reads end of file after all accepted writes.
 
-    A second time is no error, and neither is a process that has ended. One on a terminal is refused: its end
-    of file is a byte, 0x04, at the start of a line.
+    It is no error if the input is closed or the process has ended. A process on a terminal is refused: write
+    the byte 0x04 at the start of a line.
     """
 
     extension_members = frozenset({"session_id"})
 
     process_id: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     session_id: str | None = None
-    """The session that the process belongs to; null for the connection's own. Another one is only reached
-    from a Unix socket, or with `--ws-auth`."""
+    """The session of the process; null for the connection's own. Another session is accessible only on a
+    Unix socket, or with `--ws-auth`."""
 
 
 class CloseStdinResult(TypedDict):
-    """What became of it."""
+    """The result of closing."""
 
     status: Literal["accepted", "unknownProcess", "stdinClosed"]
-    """`accepted`: no write is accepted any more, and end of file comes behind those that were.
-    `unknownProcess`: no process of that name. `stdinClosed`: it was started without `pipeStdin`."""
+    """`accepted`: further writes are refused, and end of file follows the accepted ones. `unknownProcess`:
+    there is no process of that id. `stdinClosed`: the process was started without `pipeStdin`."""
 
 
 class ResizeParams(Params):
-    """Set the size of a process's terminal, and tell its foreground group by SIGWINCH if it changed.
+    """Set the size of a process's terminal. If it changed, the foreground process group gets SIGWINCH.
 
-    An unknown process is refused, and one without a terminal.
+    An unknown process and a process without a terminal are refused.
     """
 
     extension_members = frozenset({"session_id"})
 
     process_id: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     size: TerminalSize
-    """How large the terminal is from now on."""
+    """The new size of the terminal."""
 
     session_id: str | None = None
-    """The session that the process belongs to; null for the connection's own. Another one is only reached
-    from a Unix socket, or with `--ws-auth`."""
+    """The session of the process; null for the connection's own. Another session is accessible only on a
+    Unix socket, or with `--ws-auth`."""
 
 
 class ResizeResult(TypedDict):
-    """What was found."""
+    """The state of the process."""
 
     running: bool
-    """Whether the leader was still running; if not, nothing was done."""
+    """Whether the leader was still running; otherwise nothing was done."""
 
 
 class SignalParams(Params):
-    """Send a signal to the process group of a process, to its leader, or to all that came of it.
+    """Send a signal to the process group of a process, to its leader, or to all its descendants.
 
-    In a sandbox it goes to the command inside, and SIGKILL ends the sandbox whatever the scope. It is no
-    error when the process has ended or is unknown.
+    In a sandbox the command inside gets the signal, and SIGKILL ends the sandbox whatever the scope. It is no
+    error if the process has ended or is unknown.
     """
 
     extension_members = frozenset({"scope", "session_id"})
 
     process_id: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     signal: SignalName
     """`interrupt`, which is SIGINT, or the name of any signal: `SIGHUP`, `SIGTERM`, `SIGUSR1`, `SIGSTOP`,
-    `SIGCONT`, `SIGWINCH`, `SIGRTMIN` to `SIGRTMIN+30`, and so on; the case counts."""
+    `SIGCONT`, `SIGWINCH`, `SIGRTMIN` to `SIGRTMIN+30`, and so on; case-sensitive."""
 
     scope: Literal["group", "leader", "tree"] = "group"
-    """`group` is the process group of the leader, while that runs. `leader` is the leader alone. `tree` is
-    the leader and every descendant, also one that moved to a session of its own and one whose leader has
-    ended."""
+    """`group` is the process group of the leader, while the leader runs. `leader` is the leader alone.
+    `tree` is the leader and every descendant, also after `setsid` and after the end of the leader."""
 
     session_id: str | None = None
-    """The session that the process belongs to; null for the connection's own. Another one is only reached
-    from a Unix socket, or with `--ws-auth`."""
+    """The session of the process; null for the connection's own. Another session is accessible only on a
+    Unix socket, or with `--ws-auth`."""
 
 
 class SignalResult(TypedDict):
-    """What was found, on connections that asked; nothing on others."""
+    """The result on connections with extensions; empty on others."""
 
     status: NotRequired[Annotated[Literal["delivered", "alreadyExited", "unknownProcess"], EXTENSION]]
-    """`delivered`: it was sent, or will be as soon as the sandbox has the command running. `alreadyExited`:
-    there was nobody to send it to. `unknownProcess`: no process of that name."""
+    """`delivered`: the signal was sent, or will be as soon as the sandbox runs the command.
+    `alreadyExited`: no process was left. `unknownProcess`: there is no process of that id."""
 
 
 class TerminateParams(Params):
     """Kill a process with SIGKILL: its process group, or every descendant that it ever had.
 
-    It never waits for other requests of the process, and cancels a start that is not finished.
+    It does not wait for other requests of the process, and cancels a start that is not finished.
     """
 
     extension_members = frozenset({"scope", "session_id"})
 
     process_id: str
-    """The process, as it was named in `process/start`; an unknown one is no error."""
+    """The `processId` of the `process/start`; an unknown one is no error."""
 
     scope: Literal["group", "tree"] = "group"
-    """`group` kills the process group while its leader runs. `tree` kills every descendant, also one
-    that moved to a session of its own and one whose leader has ended."""
+    """`group` kills the process group while its leader runs. `tree` kills every descendant, also after
+    `setsid` and after the end of the leader."""
 
     session_id: str | None = None
-    """The session that the process belongs to; null for the connection's own. Another one is only reached
-    from a Unix socket, or with `--ws-auth`."""
+    """The session of the process; null for the connection's own. Another session is accessible only on a
+    Unix socket, or with `--ws-auth`."""
 
 
 class TerminateResult(TypedDict):
-    """What was found."""
+    """The result of the kill."""
 
     running: bool
     """Whether the leader was still running."""
 
     survivors: NotRequired[Annotated[list[int], EXTENSION]]
-    """With the scope `tree`: the process ids of what could not be killed, normally none."""
+    """With the scope `tree`: the ids of processes that could not be killed, normally none."""
 
 
 class ListParams(Params):
-    """List the processes of a session, or of all: those that run, and those that are still kept."""
+    """List the processes of one or all sessions: running ones, and ended ones that are still kept."""
 
     session_id: str | None = None
-    """The session to list; null for the connection's own. Another one is only reached from a Unix socket, or
-    with `--ws-auth`."""
+    """The session to list; null for the connection's own. Another session is accessible only on a Unix
+    socket, or with `--ws-auth`."""
 
     all_sessions: bool = False
-    """Whether to list those of every session; under the same condition, and not with `sessionId`."""
+    """Whether to list the processes of every session; under the same condition, and not with `sessionId`."""
 
     argv: bool = False
-    """Whether to tell what was asked to be run, and where. Command lines may have secrets in them."""
+    """Whether to include command lines and working folders. Command lines may contain secrets."""
 
 
 class WrittenSize(TypedDict):
@@ -593,89 +591,89 @@ class WrittenSize(TypedDict):
 
 
 class ProcessEntry(TypedDict):
-    """What is known of one process."""
+    """The state of one process."""
 
     processId: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     sessionId: str
-    """The session that it belongs to."""
+    """The session of the process."""
 
     pid: int
-    """The process id of the leader on the executor, also when that has ended."""
+    """The process id of the leader on the executor, also after its end."""
 
     state: Literal["running", "exited", "closed"]
-    """`running` while the leader lives, `exited` while only its output is held open, then `closed`."""
+    """`running` while the leader runs, `exited` while its output is still open, then `closed`."""
 
     tty: bool
-    """Whether it was started with a terminal."""
+    """Whether the process has a terminal."""
 
     size: NotRequired[WrittenSize]
-    """The size of the terminal, as long as it is open."""
+    """The size of the terminal, while it is open."""
 
     startedAtMs: U64
-    """When it was started, in milliseconds since 1970, by the clock of the executor then."""
+    """When the process was started, in milliseconds since 1970, by the executor's clock at that time."""
 
     ageMs: U64
-    """How long ago that is, in milliseconds, whatever happened to that clock."""
+    """How long ago that was, in milliseconds, by a monotonic clock."""
 
     exitCode: ExitCode | None
-    """The status that the program gave, or 128 + N for death by signal N; null while it runs."""
+    """The exit status, or 128 + N for death by signal N; null while the leader runs."""
 
     cause: ExitCause | None
-    """Why it ended, as in `process/exited`; null while it runs."""
+    """Why the process ended, as in `process/exited`; null while it runs."""
 
     lastSeq: U64
-    """The number of its newest event; 0 when there was none yet."""
+    """The number of the newest event; 0 before the first one."""
 
     retainedBytes: U64
-    """How many bytes of its output are kept."""
+    """How many bytes of its output are retained."""
 
     cpuSeconds: Annotated[float, Meta(ge=0)] | None
-    """Processor time of the leader and its living descendants, with that of their children that ended
-    and were waited for; null when nothing of it lives."""
+    """Processor time of the leader and its living descendants, including their children that ended and
+    were waited for; null if none lives."""
 
     rssBytes: U64 | None
-    """Resident memory of the leader and its living descendants; null when nothing of it lives."""
+    """Resident memory of the leader and its living descendants; null if none lives."""
 
     processCount: U64 | None
-    """How many these are; null when there is none."""
+    """The number of these processes; null if there are none."""
 
     argv: list[str] | None
-    """What was asked to be run, cut at 4096 characters; null unless `argv` asked for it."""
+    """The command line, cut at 4096 characters; null without `argv` in the request."""
 
     cwd: str | None
-    """Where, as a native path; null unless `argv` asked for it."""
+    """The working folder as a native path; null without `argv` in the request."""
 
 
 class ListResult(TypedDict):
-    """What there is."""
+    """The list of processes."""
 
     processes: list[ProcessEntry]
-    """The processes, in the order in which they were started."""
+    """The processes, in the order of their starts."""
 
 
 class SubscribeParams(Params):
-    """Follow a process of another session: its events behind a number come on this connection, too.
+    """Follow a process of another session: its events after a number are sent on this connection, too.
 
-    The events have the member `sessionId`, and end with `process/closed`. A connection that does not take
-    them in time loses some, as told by `lostBytes`, and holds up nobody. The subscription ends with
-    the connection; a second one for the same process takes the place of the first.
+    The events have the member `sessionId`, and end with `process/closed`. A slow connection loses events,
+    as reported by `lostBytes`, and does not delay other connections. The subscription ends with the
+    connection; a second one for the same process replaces the first.
     """
 
     session_id: str
-    """The session of the process, which is not the connection's own. It is only reached from a Unix socket,
+    """The session of the process, other than the connection's own. It is accessible only on a Unix socket,
     or with `--ws-auth`."""
 
     process_id: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     after_seq: U64 = 0
-    """The last number that the client has; 0 for everything that is kept."""
+    """The last sequence number that the client has; 0 for all retained output."""
 
     interactive: bool = False
-    """Whether this connection may resize the terminal of the process from now on, as its owner may,
-    until another one subscribes so."""
+    """Whether this connection may resize the terminal of the process, like its owner, until another
+    connection subscribes interactively."""
 
 
 class SubscribeResult(TypedDict):
@@ -688,106 +686,106 @@ class SubscribeResult(TypedDict):
     """Whether the leader has ended."""
 
     exitCode: ExitCode | None
-    """The status that the program gave, or 128 + N for death by signal N; null while it runs."""
+    """The exit status, or 128 + N for death by signal N; null while the leader runs."""
 
     closed: bool
-    """Whether it has ended and all output has been read."""
+    """Whether the leader has ended and all output has been read."""
 
     tty: bool
-    """Whether it was started with a terminal."""
+    """Whether the process has a terminal."""
 
     size: NotRequired[WrittenSize]
-    """The size of the terminal, as long as it is open."""
+    """The size of the terminal, while it is open."""
 
     pid: int
     """The process id of the leader on the executor."""
 
 
 class UnsubscribeParams(Params):
-    """Follow a process of another session no longer.
+    """Stop following a process of another session.
 
-    No event of it comes behind the answer. It is no error when nothing was followed.
+    No event of it is sent after the answer. It is no error if there is no subscription.
     """
 
     session_id: str
     """The session of the process."""
 
     process_id: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
 
 class OutputEvent(TypedDict):
     """A process wrote something."""
 
     processId: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     sessionId: NotRequired[str]
-    """The session of the process; there only when it is another one than the connection's own, and the event
-    comes for a `process/subscribe`."""
+    """The session of the process; present only in events for a `process/subscribe`, if it is not the
+    connection's own session."""
 
     seq: U64
     """The number of the event: one counter from 1 for all events of the process, without gaps."""
 
     stream: Stream
-    """Where it was written; `pty` for everything on a terminal."""
+    """The stream of the output; `pty` for everything on a terminal."""
 
     chunk: WrittenBase64
-    """The bytes exactly as they were written, at most 1 MiB, cut anywhere, also within a character.
-    Empty stands for output that was dropped because this connection did not take it in time."""
+    """The bytes as written, at most 1 MiB, cut anywhere, also within a character. An empty chunk stands
+    for output that was dropped because this connection was too slow."""
 
     lostBytes: NotRequired[U64]
-    """How many bytes were dropped before this chunk; there only when some were lost."""
+    """How many bytes were dropped before this chunk; present only if some were lost."""
 
     firstSeq: NotRequired[U64]
-    """The number of the first chunk behind the gap; there only when some output was lost."""
+    """The number of the first chunk after the gap; present only if some output was lost."""
 
 
 class ExitedEvent(TypedDict):
     """The leader of a process has ended.
 
-    It comes once. Descendants may still write output.
+    Sent once. Descendants may still write output.
     """
 
     processId: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     sessionId: NotRequired[str]
-    """The session of the process; there only when it is another one than the connection's own, and the event
-    comes for a `process/subscribe`."""
+    """The session of the process; present only in events for a `process/subscribe`, if it is not the
+    connection's own session."""
 
     seq: U64
-    """The number of the event, in one count with those of the output."""
+    """The number of the event, from the same counter as the output."""
 
     exitCode: ExitCode
-    """The status that the program gave, or 128 + N for death by signal N."""
+    """The exit status, or 128 + N for death by signal N."""
 
     sandboxDenied: bool
-    """Whether a sandbox seems to have stopped the command, judged by its exit code and the words of its
-    output as the agent does it; false without a sandbox."""
+    """Whether a sandbox seems to have stopped the command, by its exit code and keywords in its output, as
+    the agent judges it; false without a sandbox."""
 
     denial: NotRequired[Annotated[Denial, EXTENSION]]
-    """What speaks for that. Only of a process with a sandbox that has exited."""
+    """The indications for that. Only for an exited process with a sandbox."""
 
     cause: NotRequired[Annotated[ExitCause, EXTENSION]]
-    """Why the process ended: by itself (`normal`), by a signal, by a `process/terminate`, by
-    `timeoutMs` or `idleTimeoutMs`, with its session, with the daemon, because memory was short or a limit
-    of the system was reached. `unknown` when a crash of the daemon hides it."""
+    """Why the process ended: by itself (`normal`), by a signal, by a `process/terminate`, by `timeoutMs`
+    or `idleTimeoutMs`, with its session, with the daemon, for lack of memory, or by a limit of the system.
+    `unknown` after a crash of the daemon."""
 
 
 class ClosedEvent(TypedDict):
-    """A process has ended, and so has its output.
+    """A process and its output have ended.
 
-    It comes once, and is the last event of the process. A descendant that holds the output open
-    delays it, but not on a terminal.
+    Sent once, as the last event of the process. A descendant that keeps the output open delays it, but
+    not on a terminal.
     """
 
     processId: str
-    """The process, as it was named in `process/start`."""
+    """The `processId` of the `process/start`."""
 
     sessionId: NotRequired[str]
-    """The session of the process; there only when it is another one than the connection's own, and the event
-    comes for a `process/subscribe`."""
+    """The session of the process; present only in events for a `process/subscribe`, if it is not the
+    connection's own session."""
 
     seq: U64
     """The number of the event, the highest of the process."""

@@ -57,7 +57,7 @@ CLIENT_GONE = 1001
 STREAM_OVER, PROTOCOL_BROKEN = 1001, 1011
 """Close codes for the client: the executor ended the stream; the executor violated the protocol."""
 
-REJECTED = "the executor does not accept the door of the relay"
+REJECTED = "the executor does not accept the key of the relay's plain WebSocket"
 
 log = Logger()
 
@@ -111,8 +111,8 @@ class PlainWebSocket:
         if environment_id not in self._environments:
             raise HttpError(
                 HTTPStatus.NOT_FOUND,
-                f"the environment {environment_id} has no plain door here: use a relay+https URL, or start "
-                f"the relay with --plain-door {environment_id}",
+                f"the environment {environment_id} has no plain WebSocket here: use a relay+https URL, or "
+                f"start the relay with --plain-door {environment_id}",
             )
         if not new_socket().can_prepare(request).ok:
             raise HttpError(
@@ -180,7 +180,7 @@ class PlainWebSocket:
         except NoiseError as error:
             raise HttpError(HTTPStatus.BAD_GATEWAY, str(error)) from None
         except StreamRefused as error:
-            hint = f"; the door's key is {self._keys.public.fingerprint}" if error.rejected else ""
+            hint = f"; its fingerprint is {self._keys.public.fingerprint}" if error.rejected else ""
             raise HttpError(HTTPStatus.BAD_GATEWAY, f"{error}{hint}") from None
 
     async def _serve(

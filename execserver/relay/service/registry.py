@@ -268,7 +268,7 @@ class RelayRegistry:
         """The registration of a ticket. It can be redeemed again: an executor redials its URL.
 
         Raises:
-            TicketRefused: unknown, replaced or expired (410, after which executors register anew).
+            TicketRefused: unknown, replaced or expired (410, after which executors register again).
         """
         place = self._places.get(environment_id)
         current = place.current if place is not None else None
@@ -326,7 +326,7 @@ class RelayRegistry:
             ticket = place.tickets.issue(TicketGrant(registration, token_id), now)
         except TooManyTickets:
             raise TooManyTickets(
-                f"{self._most} introductions to the environment {environment_id} wait to be used; try later"
+                f"{self._most} tickets of the environment {environment_id} are unused; try again later"
             ) from None
         return ConnectResult(registration, ticket, authorization)
 

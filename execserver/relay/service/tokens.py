@@ -297,7 +297,9 @@ class TokenStore:
         if not stat.S_ISREG(status.st_mode):
             raise TokenFileError(f"{self._path} is no file; remove it")
         if status.st_uid != os.geteuid():
-            raise TokenFileError(f"{self._path} belongs to uid {status.st_uid}, not to us ({os.geteuid()})")
+            raise TokenFileError(
+                f"{self._path} belongs to uid {status.st_uid}, not to this user ({os.geteuid()})"
+            )
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
             raise TokenFileError(f"{self._path} has mode {mode:04o}, open to others; chmod it to 0600")
@@ -316,7 +318,7 @@ class TokenStore:
         if not isinstance(whole, dict) or not isinstance(whole.get("tokens"), list):
             raise TokenFileError(f"{self._path} must be an object with a list `tokens`; {way_out}")
         if whole.get("version") != VERSION:
-            raise TokenFileError(f"{self._path}: `version` must be {VERSION}, which is what we understand")
+            raise TokenFileError(f"{self._path}: `version` must be {VERSION}, the only supported one")
         tokens = []
         for index, entry in enumerate(whole["tokens"]):
             try:

@@ -302,7 +302,7 @@ def test_a_missing_package_is_named_with_the_way_out(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
 
     assert ended.returncode == 1
-    assert "aiohttp is missing: pip install 'execserver[relay]'" in ended.stderr
+    assert "aiohttp is missing: `pip install execserver[relay]`" in ended.stderr
 
 
 def test_asking_who_is_online_and_helping_load_no_server() -> None:

@@ -118,11 +118,11 @@ def test_an_executor_registers_a_client_is_introduced_and_the_executor_may_ask_o
 ) -> None:
     executor = sockets.enter_context(RawExecutor(relay, box, executor_token, KEYS))
     client = sockets.enter_context(RawClient(relay, box, client_token, OTHER_KEYS))
-    introduction = client.introduction
+    answer = client.answer
     question = {
         "executor_registration_id": executor.registration_id,
         "harness_public_key": OTHER_KEYS.public.to_json(),
-        "harness_key_authorization": introduction["harness_key_authorization"],
+        "harness_key_authorization": answer["harness_key_authorization"],
     }
     path = f"/cloud/environment/{box}/validate"
 
@@ -132,9 +132,9 @@ def test_an_executor_registers_a_client_is_introduced_and_the_executor_may_ask_o
         for body in (with_another_key, question, question)
     ]
 
-    assert introduction["environment_id"] == box
-    assert introduction["executor_registration_id"] == executor.registration_id
-    assert introduction["executor_public_key"] == KEYS.public.to_json()
+    assert answer["environment_id"] == box
+    assert answer["executor_registration_id"] == executor.registration_id
+    assert answer["executor_public_key"] == KEYS.public.to_json()
     assert answers == [{"valid": False}, {"valid": True}, {"valid": False}]
 
 
@@ -647,7 +647,7 @@ def test_logs_hold_no_token_no_ticket_and_no_query(
     relay: RelayService, pair: Pair, executor_token: str, client_token: str
 ) -> None:
     tickets = [urlsplit(peer.url).query.removeprefix("ticket=") for peer in (pair.executor, pair.client)]
-    authorization = pair.client.introduction["harness_key_authorization"]
+    authorization = pair.client.answer["harness_key_authorization"]
 
     relay.metrics()
 

@@ -510,7 +510,7 @@ async def answers_with_something_else(stream: Stream) -> None:
         (hangs_up, r"executor gone \(1013\)"),
         (resets, r"the executor reset the stream: why\[1m not"),
         (sends_data_first, "data before its answer"),
-        (answers_nonsense, "handshake does not hold"),
+        (answers_nonsense, "handshake failed"),
         (answers_with_something_else, "something unknown"),
     ],
 )
@@ -583,7 +583,7 @@ async def ends_it(stream: Stream) -> None:
     await stream.put(frames.reset(stream.id, "enough"))
 
 
-async def begins_anew(stream: Stream) -> None:
+async def answers_twice(stream: Stream) -> None:
     await stream.put(frames.handshake(stream.id, b"x"))
 
 
@@ -612,7 +612,7 @@ async def closes_the_socket(stream: Stream) -> None:
     ("ending", "reason"),
     [
         (ends_it, "the executor reset the stream: enough"),
-        (begins_anew, "began the handshake anew"),
+        (answers_twice, "answered the handshake twice"),
         (changes_a_record, "does not open"),
         (loses_a_record, "while 0 is missing"),
         (announces_too_much, "67108865 bytes is announced"),

@@ -26,7 +26,7 @@ class Handler:
         self.messages: list[bytes] = []
         self.batches = 0
         self.drains = 0
-        self.ends = 0
+        self.losses = 0
         self.on_message: Callable[[bytes], None] = lambda message: None
 
     def messages_received(self, messages: Sequence[bytes | bytearray]) -> None:
@@ -44,10 +44,10 @@ class Handler:
         self.drains += 1
 
     def connection_lost(self) -> None:
-        self.ends += 1
+        self.losses += 1
 
 
-class FakeLink:
+class FakeOwner:
     """A carrier that sends when the test says so."""
 
     def __init__(self) -> None:
@@ -84,17 +84,17 @@ class FakeLink:
         return more
 
 
-class Ends:
+class Pair:
     """A channel and the client's end of its stream."""
 
     def __init__(self) -> None:
-        self.link = FakeLink()
+        self.owner = FakeOwner()
         one, other = b"1" * 32, b"2" * 32
-        self.channel = RelayChannel(self.link, "stream-of-a-client", NoiseTransport(one, other), FINGERPRINT)
+        self.channel = RelayChannel(self.owner, "stream-of-a-client", NoiseTransport(one, other), FINGERPRINT)
         self.channel.start(self._make)
         self.client = NoiseTransport(other, one)
-        self.said: list[bytes] = []
-        self._assembler = MessageAssembler(lambda message: self.said.append(bytes(message)))
+        self.replied: list[bytes] = []
+        self._assembler = MessageAssembler(lambda message: self.replied.append(bytes(message)))
         self._seq = 0
 
     def _make(self, channel: Channel) -> Handler:
@@ -121,15 +121,15 @@ class Ends:
 
     def replies(self) -> list[bytes]:
         """The messages in all that was sent."""
-        for message in self.link.sent:
+        for message in self.owner.sent:
             self._assembler.feed(self.client.open(frames.decode(message).payload))
-        self.link.sent.clear()
-        return self.said
+        self.owner.sent.clear()
+        return self.replied
 
 
 @pytest.fixture
-async def ends() -> Ends:
-    return Ends()
+async def pair() -> Pair:
+    return Pair()
 
 
 async def turn() -> None:
@@ -138,230 +138,230 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_messages_come_whole_and_records_are_batches(ends: Ends) -> None:
-    ends.deliver(b"one", b"", b"two")
-    assert ends.handler.messages == [b"one", b"", b"two"]
-    assert ends.handler.batches == 1
+async def test_messages_come_whole_and_records_are_batches(pair: Pair) -> None:
+    pair.deliver(b"one", b"", b"two")
+    assert pair.handler.messages == [b"one", b"", b"two"]
+    assert pair.handler.batches == 1
     large = bytes(200_000)
-    ends.deliver(large)
-    assert ends.handler.messages[-1] == large
+    pair.deliver(large)
+    assert pair.handler.messages[-1] == large
 
 
-async def test_messages_of_one_turn_share_a_record(ends: Ends) -> None:
-    ends.channel.send((b"a", b"b"))
-    ends.channel.send((b"c",))
-    ends.link.take(ends.channel)
-    assert len(ends.link.sent) == 1
-    assert ends.replies() == [b"ab", b"c"]
-    assert ends.channel.unsent == 0
-    assert ends.channel.progress == len(b"abc") + 8
+async def test_messages_of_one_turn_share_a_record(pair: Pair) -> None:
+    pair.channel.send((b"a", b"b"))
+    pair.channel.send((b"c",))
+    pair.owner.take(pair.channel)
+    assert len(pair.owner.sent) == 1
+    assert pair.replies() == [b"ab", b"c"]
+    assert pair.channel.unsent == 0
+    assert pair.channel.progress == len(b"abc") + 8
 
 
-async def test_records_out_of_order_are_put_right(ends: Ends) -> None:
-    first, second = *ends.records(b"1"), *ends.records(b"2")
-    ends.channel.record_received(1, second)
-    assert ends.handler.messages == []
-    ends.channel.record_received(0, first)
-    ends.channel.record_received(0, first)
-    assert ends.handler.messages == [b"1", b"2"]
-    assert not ends.link.left
+async def test_records_out_of_order_are_put_right(pair: Pair) -> None:
+    first, second = *pair.records(b"1"), *pair.records(b"2")
+    pair.channel.record_received(1, second)
+    assert pair.handler.messages == []
+    pair.channel.record_received(0, first)
+    pair.channel.record_received(0, first)
+    assert pair.handler.messages == [b"1", b"2"]
+    assert not pair.owner.left
 
 
 @pytest.mark.parametrize("fault", ["changed", "too far ahead", "too large a message"])
-async def test_a_fault_ends_the_stream_with_the_protocol_error(ends: Ends, fault: str) -> None:
-    (record,) = ends.records(b"x")
+async def test_a_fault_ends_the_stream_with_the_protocol_error(pair: Pair, fault: str) -> None:
+    (record,) = pair.records(b"x")
     if fault == "changed":
-        ends.deliver_record(record[:-1] + bytes((record[-1] ^ 1,)))
+        pair.deliver_record(record[:-1] + bytes((record[-1] ^ 1,)))
     elif fault == "too far ahead":
-        ends.channel.record_received(65, record)
+        pair.channel.record_received(65, record)
     else:
-        announced = ends.client.seal((MAX_MESSAGE_BYTES + 1).to_bytes(4))
-        ends.channel.record_received(1, announced)
-        ends.channel.record_received(0, record)
+        announced = pair.client.seal((MAX_MESSAGE_BYTES + 1).to_bytes(4))
+        pair.channel.record_received(1, announced)
+        pair.channel.record_received(0, record)
     await turn()
-    assert ends.link.left == [frames.PROTOCOL_ERROR]
-    assert ends.handler.ends == 1
-    ends.channel.send((b"too late",))
-    assert ends.channel.unsent == 0
+    assert pair.owner.left == [frames.PROTOCOL_ERROR]
+    assert pair.handler.losses == 1
+    pair.channel.send((b"too late",))
+    assert pair.channel.unsent == 0
 
 
-async def test_drained_is_told_once_below_the_mark(ends: Ends) -> None:
-    ends.channel.send((b"small",))
-    ends.link.take(ends.channel)
-    assert ends.handler.drains == 0
-    ends.channel.send((bytes(3 * LOW_WATER_BYTES),))
-    assert ends.link.take(ends.channel, most=1)
-    assert ends.handler.drains == 0
-    ends.link.take(ends.channel)
-    assert ends.handler.drains == 1
+async def test_drained_is_told_once_below_the_mark(pair: Pair) -> None:
+    pair.channel.send((b"small",))
+    pair.owner.take(pair.channel)
+    assert pair.handler.drains == 0
+    pair.channel.send((bytes(3 * LOW_WATER_BYTES),))
+    assert pair.owner.take(pair.channel, most=1)
+    assert pair.handler.drains == 0
+    pair.owner.take(pair.channel)
+    assert pair.handler.drains == 1
 
 
-async def test_what_is_sent_from_drained_gets_its_turn(ends: Ends) -> None:
-    ends.channel.send((bytes(2 * LOW_WATER_BYTES),))
-    ends.handler.drained = lambda: ends.channel.send((b"more",))  # type: ignore[method-assign]
-    ends.link.take(ends.channel)
-    assert ends.replies()[-1] == b"more"
+async def test_what_is_sent_from_drained_gets_its_turn(pair: Pair) -> None:
+    pair.channel.send((bytes(2 * LOW_WATER_BYTES),))
+    pair.handler.drained = lambda: pair.channel.send((b"more",))  # type: ignore[method-assign]
+    pair.owner.take(pair.channel)
+    assert pair.replies()[-1] == b"more"
 
 
-async def test_a_paused_stream_delivers_nothing_and_loses_nothing(ends: Ends) -> None:
-    ends.channel.pause_reading()
+async def test_a_paused_stream_delivers_nothing_and_loses_nothing(pair: Pair) -> None:
+    pair.channel.pause_reading()
     for number in range(40):
-        ends.deliver(b"%d" % number)
-    assert ends.handler.messages == []
-    assert ends.link.held > 0
-    ends.channel.resume_reading()
-    ends.deliver(b"40")  # which must not overtake
-    assert ends.handler.messages == []
-    while len(ends.handler.messages) < 41:
+        pair.deliver(b"%d" % number)
+    assert pair.handler.messages == []
+    assert pair.owner.held > 0
+    pair.channel.resume_reading()
+    pair.deliver(b"40")  # which must not overtake
+    assert pair.handler.messages == []
+    while len(pair.handler.messages) < 41:
         await turn()
-    assert ends.handler.messages == [b"%d" % number for number in range(41)]
-    assert ends.link.held == 0
-    ends.deliver(b"at once")
-    assert ends.handler.messages[-1] == b"at once"
+    assert pair.handler.messages == [b"%d" % number for number in range(41)]
+    assert pair.owner.held == 0
+    pair.deliver(b"at once")
+    assert pair.handler.messages[-1] == b"at once"
 
 
-async def test_a_pause_in_the_middle_of_what_was_kept_holds(ends: Ends) -> None:
-    ends.channel.pause_reading()
-    ends.deliver(b"1")
-    ends.deliver(b"2")
-    ends.handler.on_message = lambda _: ends.channel.pause_reading()
-    ends.channel.resume_reading()
+async def test_a_pause_in_the_middle_of_what_was_kept_holds(pair: Pair) -> None:
+    pair.channel.pause_reading()
+    pair.deliver(b"1")
+    pair.deliver(b"2")
+    pair.handler.on_message = lambda _: pair.channel.pause_reading()
+    pair.channel.resume_reading()
     await turn()
-    assert ends.handler.messages == [b"1"]
-    ends.channel.resume_reading()
+    assert pair.handler.messages == [b"1"]
+    pair.channel.resume_reading()
     await turn()
-    assert ends.handler.messages == [b"1", b"2"]
+    assert pair.handler.messages == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("whose", ["its own", "of all"])
 async def test_who_sends_too_much_unread_is_dropped(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch, whose: str
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     monkeypatch.setattr(channel, "MAX_HELD_BYTES", 2000 if whose == "its own" else 1 << 30)
-    ends.link.most = 2000 if whose == "of all" else 1 << 30
-    ends.channel.pause_reading()
-    ends.deliver(bytes(500))
-    assert not ends.link.left
-    ends.deliver(bytes(500))
-    assert ends.link.left == [frames.PROTOCOL_ERROR]
-    assert ends.link.held == 0
+    pair.owner.most = 2000 if whose == "of all" else 1 << 30
+    pair.channel.pause_reading()
+    pair.deliver(bytes(500))
+    assert not pair.owner.left
+    pair.deliver(bytes(500))
+    assert pair.owner.left == [frames.PROTOCOL_ERROR]
+    assert pair.owner.held == 0
 
 
 async def test_the_smallest_records_are_counted_with_what_keeping_them_costs(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "MAX_HELD_BYTES", 100 << 10)
-    ends.channel.pause_reading()
+    pair.channel.pause_reading()
     kept = 0
-    while not ends.link.left:
-        ends.deliver(b"")
+    while not pair.owner.left:
+        pair.deliver(b"")
         kept += 1
     assert kept < 250
-    assert ends.link.held == 0
+    assert pair.owner.held == 0
 
 
-async def test_a_streamed_message_keeps_others_behind_it(ends: Ends) -> None:
-    stream = ends.channel.open_stream(10)
+async def test_a_streamed_message_keeps_others_behind_it(pair: Pair) -> None:
+    stream = pair.channel.open_stream(10)
     await stream.write(b"01234")
-    ends.channel.send((b"behind",))
-    assert ends.channel.unsent == 4 + 5 + len(b"behind")
+    pair.channel.send((b"behind",))
+    assert pair.channel.unsent == 4 + 5 + len(b"behind")
     await stream.close(b"56789")
-    ends.link.take(ends.channel)
-    assert ends.replies() == [b"0123456789", b"behind"]
+    pair.owner.take(pair.channel)
+    assert pair.replies() == [b"0123456789", b"behind"]
 
 
-async def test_a_streamed_message_that_turns_out_shorter_is_filled_up(ends: Ends) -> None:
+async def test_a_streamed_message_that_turns_out_shorter_is_filled_up(pair: Pair) -> None:
     size = 3 * LOW_WATER_BYTES
-    stream = ends.channel.open_stream(size)
+    stream = pair.channel.open_stream(size)
     writing = asyncio.create_task(stream.close(b"[]"))
     while not writing.done():
         await turn()
-        ends.link.take(ends.channel)
-    ends.link.take(ends.channel)
-    assert ends.replies() == [b"[]".ljust(size)]
+        pair.owner.take(pair.channel)
+    pair.owner.take(pair.channel)
+    assert pair.replies() == [b"[]".ljust(size)]
 
 
-async def test_a_piece_waits_for_room_and_for_the_end(ends: Ends) -> None:
-    stream = ends.channel.open_stream(1 << 30)
+async def test_a_piece_waits_for_room_and_for_the_end(pair: Pair) -> None:
+    stream = pair.channel.open_stream(1 << 30)
     writing = asyncio.create_task(stream.write(bytes(2 * LOW_WATER_BYTES)))
     await turn()
     assert not writing.done()
-    ends.link.take(ends.channel)
+    pair.owner.take(pair.channel)
     await writing
     writing = asyncio.create_task(stream.write(bytes(2 * LOW_WATER_BYTES)))
     await turn()
-    ends.channel.abort()
+    pair.channel.abort()
     with pytest.raises(ConnectionResetError):
         await writing
 
 
-async def test_abort_offers_what_was_sent_in_this_turn_and_tells_the_peer(ends: Ends) -> None:
-    ends.channel.send((b"last words",))
-    ends.channel.abort()
-    ends.channel.abort()
-    assert ends.handler.ends == 0  # not from inside the call
+async def test_abort_offers_what_was_sent_in_this_turn_and_tells_the_peer(pair: Pair) -> None:
+    pair.channel.send((b"last words",))
+    pair.channel.abort()
+    pair.channel.abort()
+    assert pair.handler.losses == 0  # not from inside the call
     await turn()
-    assert ends.handler.ends == 1
-    assert ends.link.left == [CLOSED]
-    assert ends.replies() == [b"last words"]
+    assert pair.handler.losses == 1
+    assert pair.owner.left == [CLOSED]
+    assert pair.replies() == [b"last words"]
 
 
-async def test_finish_waits_until_everything_was_taken(ends: Ends) -> None:
-    ends.channel.send((bytes(100_000),))
-    ends.channel.finish()
-    ends.deliver(b"unheard")
+async def test_finish_waits_until_everything_was_taken(pair: Pair) -> None:
+    pair.channel.send((bytes(100_000),))
+    pair.channel.finish()
+    pair.deliver(b"unheard")
     await turn()
-    assert (ends.handler.ends, ends.handler.messages, ends.link.left) == (1, [], [])
-    ends.link.take(ends.channel)
-    assert ends.link.left == [CLOSED]
-    assert ends.replies() == [bytes(100_000)]
+    assert (pair.handler.losses, pair.handler.messages, pair.owner.left) == (1, [], [])
+    pair.owner.take(pair.channel)
+    assert pair.owner.left == [CLOSED]
+    assert pair.replies() == [bytes(100_000)]
 
 
-async def test_finish_does_not_wait_for_ever(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finish_does_not_wait_for_ever(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "LINGER_SECONDS", 0.001)
-    ends.channel.send((b"never taken",))
-    ends.channel.finish()
+    pair.channel.send((b"never taken",))
+    pair.channel.finish()
     await asyncio.sleep(0.01)
-    assert ends.link.left == [CLOSED]
-    assert ends.channel.unsent == 0
+    assert pair.owner.left == [CLOSED]
+    assert pair.channel.unsent == 0
 
 
-async def test_a_stream_that_the_peer_left_is_not_told_so(ends: Ends) -> None:
-    ends.channel.send((b"unsent",))
-    ends.channel.lost()
-    ends.channel.lost()
+async def test_a_stream_that_the_peer_left_is_not_told_so(pair: Pair) -> None:
+    pair.channel.send((b"unsent",))
+    pair.channel.lost()
+    pair.channel.lost()
     await turn()
-    assert ends.link.left == [""]
-    assert ends.handler.ends == 1
+    assert pair.owner.left == [""]
+    assert pair.handler.losses == 1
 
 
-async def test_messages_behind_the_one_that_dropped_the_connection_are_not_delivered(ends: Ends) -> None:
-    ends.handler.on_message = lambda _: ends.channel.abort()
-    ends.deliver(b"fatal", b"never")
-    assert ends.handler.messages == [b"fatal"]
-    assert ends.handler.batches == 0
+async def test_messages_behind_the_one_that_dropped_the_connection_are_not_delivered(pair: Pair) -> None:
+    pair.handler.on_message = lambda _: pair.channel.abort()
+    pair.deliver(b"fatal", b"never")
+    assert pair.handler.messages == [b"fatal"]
+    assert pair.handler.batches == 0
 
 
-async def test_a_client_that_has_moved_on_is_dropped_by_a_probe(ends: Ends) -> None:
-    ends.channel.probe(0)
-    assert not ends.link.left
-    ends.link.newer = True
-    ends.channel.probe(0)
-    assert ends.link.left == [CLOSED]
+async def test_a_client_that_has_moved_on_is_dropped_by_a_probe(pair: Pair) -> None:
+    pair.channel.probe(0)
+    assert not pair.owner.left
+    pair.owner.newer = True
+    pair.channel.probe(0)
+    assert pair.owner.left == [CLOSED]
 
 
-async def test_a_client_that_says_something_is_not_taken_for_one_that_has_moved_on(ends: Ends) -> None:
-    ends.link.newer = True
+async def test_a_client_that_says_something_is_not_taken_for_one_that_has_moved_on(pair: Pair) -> None:
+    pair.owner.newer = True
     await asyncio.sleep(0.05)
-    ends.deliver(b"here")
-    ends.channel.probe(0.05)
-    assert not ends.link.left
+    pair.deliver(b"here")
+    pair.channel.probe(0.05)
+    assert not pair.owner.left
     await asyncio.sleep(0.05)
-    ends.channel.probe(0.05)
-    assert ends.link.left == [CLOSED]
+    pair.channel.probe(0.05)
+    assert pair.owner.left == [CLOSED]
 
 
-async def test_nothing_is_known_of_the_peer(ends: Ends) -> None:
-    assert ends.channel.peer_proof is None
-    assert ends.channel.peer == "relay:stream-o:ffffffff"
-    assert ends.channel.max_reply_bytes == 64 << 20
+async def test_nothing_is_known_of_the_peer(pair: Pair) -> None:
+    assert pair.channel.peer_proof is None
+    assert pair.channel.peer == "relay:stream-o:ffffffff"
+    assert pair.channel.max_reply_bytes == 64 << 20

@@ -70,7 +70,7 @@ class FakeRegistry:
 
 
 class World:
-    """A link with everything around it."""
+    """A multiplexer with everything around it."""
 
     def __init__(self) -> None:
         self.socket = FakeSocket()
@@ -81,8 +81,8 @@ class World:
         self.admission = ClientAdmission(
             Identity("http://r", "box", EXECUTOR, token, None), "registration", self.registry
         )
-        self.link = Multiplexer(self.admission, self._make, lambda: self.open)
-        self.link.socket_opened(cast("FrameSocket", self.socket))
+        self.multiplexer = Multiplexer(self.admission, self._make, lambda: self.open)
+        self.multiplexer.socket_opened(cast("FrameSocket", self.socket))
 
     def _make(self, channel: Channel) -> Echo:
         self.handlers.append(Echo(channel))
@@ -99,8 +99,8 @@ class World:
     def knock(self, stream_id: str, authorization: bytes = b"yes", key: KeyPair = CLIENT) -> Initiator:
         """Send message 1."""
         initiator = Initiator(key, EXECUTOR.public, Binding("box", "registration", stream_id))
-        self.link.frame_received(frames.resume(stream_id))
-        self.link.frame_received(frames.handshake(stream_id, initiator.write_first(authorization)))
+        self.multiplexer.frame_received(frames.resume(stream_id))
+        self.multiplexer.frame_received(frames.handshake(stream_id, initiator.write_first(authorization)))
         return initiator
 
     async def settle(self, stream_id: str) -> None:
@@ -123,7 +123,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     world = World()
     yield world
-    world.link.socket_lost("the end of the test")
+    world.multiplexer.socket_lost("the end of the test")
     await asyncio.sleep(0)
 
 
@@ -141,7 +141,7 @@ async def test_a_client_that_the_registry_sent_gets_a_stream(world: World) -> No
     transport = await world.enter("a")
     (asked,) = world.registry.asked
     assert asked == ValidateRequest("registration", CLIENT.public, "yes")
-    world.link.frame_received(say(transport, "a", 0, b"hello"))
+    world.multiplexer.frame_received(say(transport, "a", 0, b"hello"))
     assert transport.open(world.socket.sent[-1].payload) == b"\0\0\0\x05hello"
     assert world.handlers[0].channel.peer == f"relay:a:{CLIENT.public.fingerprint[:8]}"
 
@@ -157,7 +157,7 @@ async def test_a_client_of_whom_the_registry_does_not_say_yes_is_reset(
     world.knock("a")
     await world.settle("a")
     assert world.of("a") == [RESET]
-    assert len(world.link) == 0
+    assert len(world.multiplexer) == 0
 
 
 @pytest.mark.statement("R43")
@@ -167,7 +167,7 @@ async def test_a_client_that_the_registry_does_not_know_is_told_so(world: World)
     await world.settle("a")
     payload, transport = initiator.read_second(bytes(world.socket.sent[-1].payload))
     assert payload == REJECTION
-    world.link.frame_received(say(transport, "a", 0, b"all the same"))
+    world.multiplexer.frame_received(say(transport, "a", 0, b"all the same"))
     assert world.of("a") == [("handshake", ""), RESET]
     assert not world.handlers
 
@@ -182,7 +182,7 @@ async def test_an_authorization_that_is_none_is_not_asked_about(world: World, au
 
 @pytest.mark.statement("R40")
 async def test_what_is_no_handshake_message_is_reset(world: World) -> None:
-    world.link.frame_received(frames.handshake("a", bytes(4000)))
+    world.multiplexer.frame_received(frames.handshake("a", bytes(4000)))
     await world.settle("a")
     assert world.of("a") == [RESET]
     assert not world.registry.asked
@@ -190,7 +190,7 @@ async def test_what_is_no_handshake_message_is_reset(world: World) -> None:
 
 @pytest.mark.statement("R40")
 async def test_data_of_nobody_is_reset_and_a_second_handshake_ends_the_stream(world: World) -> None:
-    world.link.frame_received(frames.data("nobody", 0, b"x" * 40))
+    world.multiplexer.frame_received(frames.data("nobody", 0, b"x" * 40))
     assert world.of("nobody") == [RESET]
     await world.enter("a")
     await world.enter("b")
@@ -204,21 +204,21 @@ async def test_data_of_nobody_is_reset_and_a_second_handshake_ends_the_stream(wo
 async def test_a_broken_stream_does_not_touch_the_others(world: World) -> None:
     await world.enter("a")
     transport = await world.enter("b")
-    world.link.frame_received(frames.data("a", 0, bytes(100)))
-    world.link.frame_received(b"no frame at all")
-    world.link.frame_received(frames.reset("unknown", "why"))
-    world.link.frame_received(say(transport, "b", 0, b"still here"))
+    world.multiplexer.frame_received(frames.data("a", 0, bytes(100)))
+    world.multiplexer.frame_received(b"no frame at all")
+    world.multiplexer.frame_received(frames.reset("unknown", "why"))
+    world.multiplexer.frame_received(say(transport, "b", 0, b"still here"))
     assert world.of("a")[-1] == RESET
     assert world.of("b")[-1] == ("data", "")
 
 
 async def test_a_client_that_leaves_is_not_answered(world: World) -> None:
     await world.enter("a")
-    world.link.frame_received(frames.reset("a", "bye"))
+    world.multiplexer.frame_received(frames.reset("a", "bye"))
     await asyncio.sleep(0)
     assert world.handlers[0].ends == 1
     assert world.of("a") == [("handshake", "")]
-    assert len(world.link) == 0
+    assert len(world.multiplexer) == 0
 
 
 async def test_a_client_that_leaves_before_it_is_let_in_gets_no_stream(world: World) -> None:
@@ -226,7 +226,7 @@ async def test_a_client_that_leaves_before_it_is_let_in_gets_no_stream(world: Wo
     world.knock("a")
     while not world.registry.asked:
         await asyncio.sleep(0)
-    world.link.frame_received(frames.reset("a", "bye"))
+    world.multiplexer.frame_received(frames.reset("a", "bye"))
     world.registry.gate.set()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -242,7 +242,7 @@ async def test_more_streams_than_fit_are_reset(world: World, monkeypatch: pytest
     await world.enter("b")
     world.knock("c")
     assert world.of("c") == [RESET]
-    world.link.frame_received(frames.reset("a", "bye"))
+    world.multiplexer.frame_received(frames.reset("a", "bye"))
     await world.enter("d")
     assert MAX_STREAMS == 128
 
@@ -260,7 +260,7 @@ async def test_more_handshakes_than_may_be_asked_about_wait_for_their_turn(world
     assert len(world.registry.asked) == MAX_HANDSHAKES == 32
     assert not world.socket.sent
 
-    world.link.frame_received(frames.reset(names[-1], "gone"))
+    world.multiplexer.frame_received(frames.reset(names[-1], "gone"))
     world.registry.gate.set()
     for name in names[:-1]:
         await world.settle(name)
@@ -314,7 +314,7 @@ async def test_streams_send_in_turns_and_only_while_there_is_room(world: World) 
     assert transports["small"].open(world.socket.sent[1].payload)[4:] == b"quick"
     assert bulk.unsent > 8 * MAX_RECORD_BYTES
     world.socket.room = 1 << 30
-    world.link.room()
+    world.multiplexer.room()
     assert bulk.unsent == 0
     assert sum(frame.stream_id == "bulk" for frame in world.socket.sent) == 11
 
@@ -328,10 +328,10 @@ async def test_the_newest_stream_of_a_client_is_where_it_lives(world: World) -> 
     new.probe(0)
     others.probe(0)
     old.probe(60)
-    assert len(world.link) == 3
+    assert len(world.multiplexer) == 3
     old.probe(0)
     assert world.of("old")[-1] == ("reset", CLOSED)
-    assert len(world.link) == 2
+    assert len(world.multiplexer) == 2
 
 
 async def test_the_end_of_the_socket_is_the_end_of_all_streams(world: World) -> None:
@@ -339,18 +339,18 @@ async def test_the_end_of_the_socket_is_the_end_of_all_streams(world: World) -> 
     await world.enter("b")
     world.registry.gate.clear()
     world.knock("c")
-    world.link.socket_lost("gone")
+    world.multiplexer.socket_lost("gone")
     await asyncio.sleep(0)
     assert [handler.ends for handler in world.handlers] == [1, 1]
-    assert await world.link.lost == "gone"
-    assert len(world.link) == 0
+    assert await world.multiplexer.lost == "gone"
+    assert len(world.multiplexer) == 0
 
 
 async def test_a_link_that_closes_waits_for_its_last_stream(world: World) -> None:
     await world.enter("a")
     world.registry.gate.clear()
     world.knock("waiting")
-    world.link.close_when_idle()
+    world.multiplexer.close_when_idle()
     assert world.of("waiting") == [RESET]
     world.knock("late")
     assert world.of("late") == [RESET]
@@ -368,5 +368,5 @@ async def test_no_stream_is_opened_while_there_is_no_room_for_one(world: World) 
 
 async def test_resets_for_nobody_are_left_out_when_the_socket_takes_nothing(world: World) -> None:
     world.socket.unsent = 2 << 20
-    world.link.frame_received(frames.data("nobody", 0, b"x" * 40))
+    world.multiplexer.frame_received(frames.data("nobody", 0, b"x" * 40))
     assert world.socket.sent == []

@@ -30,7 +30,7 @@ from execserver.relay.service.plain_websocket import (
     StreamRefused,
 )
 
-DOOR, EXECUTOR = KeyPair.generate(), KeyPair.generate()
+RELAY, EXECUTOR = KeyPair.generate(), KeyPair.generate()
 STREAM = "0e8a2f9c-5f0b-4b43-9a39-0b6a4b6f9a11"
 BINDING = Binding("box", "registration", STREAM)
 AUTHORIZATION = "a word of the registry"
@@ -145,7 +145,7 @@ def messages_of(parts: list[tuple[int, bool, bytes]]) -> list[bytes]:
 
 def make() -> tuple[PlainStream, FakeExecutor]:
     executor = FakeExecutor()
-    stream = PlainStream(STREAM, Initiator(DOOR, EXECUTOR.public, BINDING), executor.forward)
+    stream = PlainStream(STREAM, Initiator(RELAY, EXECUTOR.public, BINDING), executor.forward)
     executor.stream = stream
     return stream, executor
 
@@ -173,7 +173,7 @@ async def test_it_claims_the_stream_and_shows_its_key_and_the_authorization() ->
     _, executor, _ = await opened()
 
     assert executor.kinds == ["resume", "handshake"]
-    assert executor.shown == (DOOR.public, AUTHORIZATION.encode())
+    assert executor.shown == (RELAY.public, AUTHORIZATION.encode())
 
 
 async def test_a_reset_instead_of_an_answer_refuses_the_stream() -> None:
@@ -246,7 +246,7 @@ async def test_a_rendezvous_that_refuses_at_the_first_frame_is_heard() -> None:
         executor.kinds.append(frames.decode(frame).kind)
         stream.send(frames.reset(STREAM, "too_many_streams"))
 
-    stream = PlainStream(STREAM, Initiator(DOOR, EXECUTOR.public, BINDING), refuse)
+    stream = PlainStream(STREAM, Initiator(RELAY, EXECUTOR.public, BINDING), refuse)
 
     with pytest.raises(StreamRefused, match="too_many_streams"):
         await stream.open(AUTHORIZATION)

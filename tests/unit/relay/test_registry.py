@@ -1,4 +1,4 @@
-"""Who gets an environment, what an introduction is worth, and how it ends. Time is a number here."""
+"""The registry: registrations of environments, tickets and authorizations. Time is a number here."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def bring_online(
     return registered
 
 
-def asked(introduction: ConnectResult, key: PublicKeys = HARNESS) -> ValidateRequest:
-    return ValidateRequest(introduction.registration.id, key, introduction.authorization)
+def asked(granted: ConnectResult, key: PublicKeys = HARNESS) -> ValidateRequest:
+    return ValidateRequest(granted.registration.id, key, granted.authorization)
 
 
 def refusal(
@@ -209,22 +209,22 @@ def test_an_unknown_executor_ticket_is_410_so_that_a_forgetful_relay_heals(regis
     assert refusal(registry, ENVIRONMENT, "no\udcffticket", role="executor") == (410, "unknown_route")
 
 
-# -- introductions
+# -- tickets and authorizations of harnesses
 
 
-def test_a_harness_is_introduced_admitted_and_validated_once(registry: RelayRegistry) -> None:
+def test_a_harness_gets_a_ticket_is_admitted_and_validated_once(registry: RelayRegistry) -> None:
     executor = bring_online(registry).registration
-    introduction = registry.connect(ENVIRONMENT, HARNESS, "c1")
+    granted = registry.connect(ENVIRONMENT, HARNESS, "c1")
 
-    harness = registry.redeem_harness(ENVIRONMENT, introduction.ticket)
+    harness = registry.redeem_harness(ENVIRONMENT, granted.ticket)
     assert (harness.registration, harness.token_id) == (executor, "c1")
-    assert registry.validate(ENVIRONMENT, asked(introduction))
+    assert registry.validate(ENVIRONMENT, asked(granted))
 
-    assert refusal(registry, ENVIRONMENT, introduction.ticket) == (401, "unknown_route")
-    assert not registry.validate(ENVIRONMENT, asked(introduction))
+    assert refusal(registry, ENVIRONMENT, granted.ticket) == (401, "unknown_route")
+    assert not registry.validate(ENVIRONMENT, asked(granted))
 
 
-def test_without_an_executor_there_is_no_introduction(registry: RelayRegistry) -> None:
+def test_without_an_executor_there_is_no_ticket(registry: RelayRegistry) -> None:
     with pytest.raises(ExecutorOffline, match="never-seen"):
         registry.connect("never-seen", HARNESS, "c")
     registered = registry.register(ENVIRONMENT, FIRST, "t")
@@ -237,23 +237,23 @@ def test_without_an_executor_there_is_no_introduction(registry: RelayRegistry) -
 
 
 @pytest.mark.statement("R6", "R7")
-def test_an_introduction_ends_after_a_minute(registry: RelayRegistry, clock: Clock) -> None:
+def test_a_ticket_expires_after_a_minute(registry: RelayRegistry, clock: Clock) -> None:
     bring_online(registry)
-    introduction = registry.connect(ENVIRONMENT, HARNESS, "c")
+    granted = registry.connect(ENVIRONMENT, HARNESS, "c")
     clock.now += HARNESS_TICKET_SECONDS
 
-    assert refusal(registry, ENVIRONMENT, introduction.ticket) == (410, "expired")
-    assert not registry.validate(ENVIRONMENT, asked(introduction))
+    assert refusal(registry, ENVIRONMENT, granted.ticket) == (410, "expired")
+    assert not registry.validate(ENVIRONMENT, asked(granted))
 
 
 def test_a_ticket_leads_nowhere_once_its_executor_is_gone(registry: RelayRegistry) -> None:
     registered = bring_online(registry)
-    introduction = registry.connect(ENVIRONMENT, HARNESS, "c")
+    granted = registry.connect(ENVIRONMENT, HARNESS, "c")
     registry.socket_closed(registered.registration)
     bring_online(registry, key=SECOND)
 
-    assert refusal(registry, ENVIRONMENT, introduction.ticket) == (410, "route_unavailable")
-    assert not registry.validate(ENVIRONMENT, asked(introduction))
+    assert refusal(registry, ENVIRONMENT, granted.ticket) == (410, "route_unavailable")
+    assert not registry.validate(ENVIRONMENT, asked(granted))
 
 
 @pytest.mark.statement("R7")
@@ -261,41 +261,41 @@ def test_an_authorization_is_bound_to_the_harness_key_and_survives_a_thief_who_s
     registry: RelayRegistry,
 ) -> None:
     bring_online(registry)
-    introduction = registry.connect(ENVIRONMENT, HARNESS, "c")
+    granted = registry.connect(ENVIRONMENT, HARNESS, "c")
 
-    assert not registry.validate(ENVIRONMENT, asked(introduction, THIEF))
-    assert registry.validate(ENVIRONMENT, asked(introduction))
+    assert not registry.validate(ENVIRONMENT, asked(granted, THIEF))
+    assert registry.validate(ENVIRONMENT, asked(granted))
 
 
 @pytest.mark.statement("R7", "R8")
 def test_an_authorization_is_bound_to_the_registration(registry: RelayRegistry) -> None:
     bring_online(registry)
-    introduction = registry.connect(ENVIRONMENT, HARNESS, "c")
-    request = ValidateRequest("another", HARNESS, introduction.authorization)
+    granted = registry.connect(ENVIRONMENT, HARNESS, "c")
+    request = ValidateRequest("another", HARNESS, granted.authorization)
 
     assert not registry.validate(ENVIRONMENT, request)
-    assert registry.validate(ENVIRONMENT, asked(introduction))
+    assert registry.validate(ENVIRONMENT, asked(granted))
 
 
 def test_a_ticket_is_no_authorization_and_the_other_way_round(registry: RelayRegistry) -> None:
     executor = bring_online(registry)
-    introduction = registry.connect(ENVIRONMENT, HARNESS, "c")
+    granted = registry.connect(ENVIRONMENT, HARNESS, "c")
 
-    swapped = ValidateRequest(executor.registration.id, HARNESS, introduction.ticket)
+    swapped = ValidateRequest(executor.registration.id, HARNESS, granted.ticket)
     assert not registry.validate(ENVIRONMENT, swapped)
-    assert refusal(registry, ENVIRONMENT, introduction.authorization) == (401, "unknown_route")
+    assert refusal(registry, ENVIRONMENT, granted.authorization) == (401, "unknown_route")
     assert refusal(registry, ENVIRONMENT, executor.ticket) == (401, "unknown_route")
-    assert refusal(registry, ENVIRONMENT, introduction.ticket, role="executor") == (410, "unknown_route")
+    assert refusal(registry, ENVIRONMENT, granted.ticket, role="executor") == (410, "unknown_route")
 
 
-def test_introductions_are_bounded_and_the_expired_make_room(clock: Clock) -> None:
+def test_unused_tickets_are_limited_and_expired_ones_make_room(clock: Clock) -> None:
     registry = RelayRegistry(clock, most=2)
     bring_online(registry)
     bring_online(registry, OTHER)
     used = registry.connect(ENVIRONMENT, HARNESS, "c")
     registry.connect(ENVIRONMENT, HARNESS, "c")
 
-    with pytest.raises(TooManyTickets, match="2 introductions"):
+    with pytest.raises(TooManyTickets, match="2 tickets"):
         registry.connect(ENVIRONMENT, HARNESS, "c")
     registry.connect(OTHER, HARNESS, "c")  # has its own room
 
@@ -315,17 +315,17 @@ def test_introductions_are_bounded_and_the_expired_make_room(clock: Clock) -> No
 @pytest.mark.statement("R8")
 def test_what_one_environment_hands_out_is_worth_nothing_in_another(registry: RelayRegistry) -> None:
     here, there = bring_online(registry), bring_online(registry, OTHER, SECOND)
-    introduction = registry.connect(ENVIRONMENT, HARNESS, "c")
+    granted = registry.connect(ENVIRONMENT, HARNESS, "c")
 
-    assert refusal(registry, OTHER, introduction.ticket) == (401, "unknown_route")
+    assert refusal(registry, OTHER, granted.ticket) == (401, "unknown_route")
     assert refusal(registry, OTHER, here.ticket, role="executor") == (410, "unknown_route")
-    assert not registry.validate(OTHER, asked(introduction))
-    foreign = ValidateRequest(there.registration.id, HARNESS, introduction.authorization)
+    assert not registry.validate(OTHER, asked(granted))
+    foreign = ValidateRequest(there.registration.id, HARNESS, granted.authorization)
     assert not registry.validate(OTHER, foreign)
     assert not registry.validate(ENVIRONMENT, foreign)
 
-    assert registry.redeem_harness(ENVIRONMENT, introduction.ticket).registration is here.registration
-    assert registry.validate(ENVIRONMENT, asked(introduction))
+    assert registry.redeem_harness(ENVIRONMENT, granted.ticket).registration is here.registration
+    assert registry.validate(ENVIRONMENT, asked(granted))
 
 
 def test_the_same_key_in_two_environments_makes_two_places(registry: RelayRegistry) -> None:
@@ -401,11 +401,11 @@ def test_a_harness_whose_socket_ended_is_not_named_any_more(registry: RelayRegis
 def test_sweeping_forgets_only_what_expired(registry: RelayRegistry, clock: Clock) -> None:
     online = bring_online(registry)
     registry.register(OTHER, SECOND, "t2")
-    introduction = registry.connect(ENVIRONMENT, HARNESS, "c1")
+    granted = registry.connect(ENVIRONMENT, HARNESS, "c1")
 
     clock.now += HARNESS_TICKET_SECONDS + 1
     registry.sweep()
-    assert refusal(registry, ENVIRONMENT, introduction.ticket) == (410, "expired")
+    assert refusal(registry, ENVIRONMENT, granted.ticket) == (410, "expired")
     late = registry.connect(ENVIRONMENT, HARNESS, "c2")
     clock.now += 2 * HARNESS_TICKET_SECONDS
     registry.sweep()

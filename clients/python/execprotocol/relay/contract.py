@@ -232,7 +232,7 @@ def _text(members: dict[str, object], name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:  # JSON may have halves of surrogate pairs
-        raise ContractError(f"`{name}` holds what is no character") from None
+        raise ContractError(f"`{name}` holds an invalid character") from None
     return value
 
 

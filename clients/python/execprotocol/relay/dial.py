@@ -34,7 +34,7 @@ PING_SECONDS = 30.0
 
 UNANSWERED_PINGS = 2
 """Intervals without any data after a ping until the socket is dropped: 60 s, as the stock peers. Counted and
-not timed, so that a process that was stopped reads the data that came meanwhile first."""
+not timed, so that a process that was stopped first reads the data that arrived meanwhile."""
 
 CLOSE_SECONDS = 5.0
 """For unsent data and the relay's answer after `close`; then the socket is dropped."""
@@ -241,7 +241,7 @@ class FrameSocket(WSListener):  # type: ignore[misc, unused-ignore]
         ours = transport.close_handshake
         if not self._stopped and ours is not None and ours.sent is not None:
             # picows closed it for a violation of RFC 6455. Its exception has to be retrieved.
-            broken = ours.sent.reason or "the relay broke the WebSocket protocol"
+            broken = ours.sent.reason or "the relay violated the WebSocket protocol"
             self._reason = printable(broken, SHOWN_CHARACTERS).strip()
             self._end = self._loop.create_task(transport.wait_disconnected())
             self._end.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -191,7 +191,7 @@ class Reorder:
         if seq < expected or seq in self.early:
             return ()
         if seq - expected > REORDER_AHEAD:
-            raise RecordError(f"record {seq} came while {expected} is missing")
+            raise RecordError(f"record {seq} arrived while {expected} is missing")
         self._early_bytes += len(payload)
         if self._early_bytes > REORDER_BYTES:
             raise RecordError(f"more than {REORDER_BYTES} bytes wait for record {expected}")

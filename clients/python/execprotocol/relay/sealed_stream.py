@@ -6,9 +6,9 @@ The owner of a stream brings frames to it and sends the frames that it makes. Bo
 the client's end, which begins the handshake, is an `InitiatorStream`.
 
 1. A record is sealed when its frame is made, which is when there is room for it: its number is its place on
-   the wire. What is dropped before that was never sealed.
-2. Any fault in what came is a `StreamBroken`, and nothing can be read after it: a record that is lost or
-   changed cannot be replaced.
+   the wire. A message that is dropped before was never sealed.
+2. Any fault in a received frame is a `StreamBroken`, and nothing can be read after it: a record that is lost
+   or changed cannot be replaced.
 3. Frames of other streams and undecodable frames are ignored.
 
 `docs/protocol.md`, "Relay".
@@ -35,7 +35,7 @@ class StreamReset(Exception):
     """The other end, or the relay, ended the stream.
 
     Attributes:
-        reason: as it came: any text, perhaps none.
+        reason: as received: any text, or an empty one.
     """
 
     def __init__(self, reason: str) -> None:
@@ -174,11 +174,11 @@ class InitiatorStream(SealedStream):
 
     def _answer_received(self, message: memoryview | bytes) -> None:
         if self._transport is not None:
-            raise StreamBroken("the executor began the handshake anew")
+            raise StreamBroken("the executor answered the handshake twice")
         try:
             payload, transport = self._initiator.read_second(message)
         except NoiseError as error:
-            raise StreamBroken(f"the handshake does not hold: {error}") from None
+            raise StreamBroken(f"the handshake failed: {error}") from None
         if payload == REJECTION:
             raise StreamRejected
         if payload:

@@ -406,7 +406,7 @@ def test_a_harness_whose_keys_force_a_known_secret_is_refused(point: bytes) -> N
     """A point of low order makes an agreement of zeros, which both could know without any key."""
     for own, ephemeral in ((HARNESS, forced(point)), (forced(point), KeyPair.generate())):
         ours = Initiator(own, EXECUTOR.public, BINDING, ephemeral=ephemeral)
-        with pytest.raises(NoiseError, match="no key"):
+        with pytest.raises(NoiseError, match="an invalid key"):
             responder().read_first(ours.write_first(AUTHORIZATION))
 
 
@@ -414,7 +414,7 @@ def test_a_harness_whose_keys_force_a_known_secret_is_refused(point: bytes) -> N
 def test_an_executor_whose_ephemeral_key_forces_a_known_secret_is_refused(point: bytes) -> None:
     ours, theirs = initiator(), Responder(EXECUTOR, BINDING, ephemeral=forced(point))
     theirs.read_first(ours.write_first(AUTHORIZATION))
-    with pytest.raises(NoiseError, match="no key"):
+    with pytest.raises(NoiseError, match="an invalid key"):
         ours.read_second(theirs.write_second()[0])
 
 
