@@ -86,7 +86,7 @@ class ConfinedFiles:
         """See `Files`."""
         return operation.result.decode(await self._run(operation, arguments))
 
-    async def list(
+    async def list_json(
         self,
         operation: Operation[*Ts, Iterable[T]],
         to_json: Callable[[Iterable[T]], bytes],
