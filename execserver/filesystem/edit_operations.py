@@ -87,8 +87,8 @@ def inspect(
             raise InvalidRequest(f"path `{printable_path(path)}` is not a file")
         may_write(target)
     elif not os.access(folder, os.W_OK | os.X_OK):
-        number = errno.EROFS if is_read_only(folder) else errno.EACCES
-        raise OSError(number, os.strerror(number))
+        code = errno.EROFS if is_read_only(folder) else errno.EACCES
+        raise OSError(code, os.strerror(code))
     read, found = _digest(target, stop, refuse) if digest else ("", None)
     return Inspection(
         target, read, names, 0, _identity(status), status.st_size, status.st_mtime_ns, found, mode
@@ -185,7 +185,7 @@ def _deepest_folder(path: str) -> tuple[str, list[str]]:
 def _digest(path: str, stop: StopFlag, refuse: Callable[[int], None]) -> tuple[str, str | None]:
     """The resolved path and the digest of a regular file; `("", None)` if the path leads to none."""
     try:
-        number, status = open_to_read(path)
+        fd, status = open_to_read(path)
     except (InvalidRequest, FileNotFoundError):
         return "", None
     except OSError as error:
@@ -194,10 +194,10 @@ def _digest(path: str, stop: StopFlag, refuse: Callable[[int], None]) -> tuple[s
         raise
     try:
         refuse(status.st_dev)
-        digest, _ = content_digest(number, stop)
-        return os.readlink(f"/proc/self/fd/{number}"), digest
+        digest, _ = content_digest(fd, stop)
+        return os.readlink(f"/proc/self/fd/{fd}"), digest
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 # -- staging
@@ -219,18 +219,18 @@ def stage(staging: Staging, stop: StopFlag) -> tuple[int, Staged]:
         with suppress(FileExistsError):
             os.mkdir(folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    number = os.open(staging.staged, flags, 0o600 if staging.backup else 0o666)
+    fd = os.open(staging.staged, flags, 0o600 if staging.backup else 0o666)
     try:
         old = None
         if staging.backup:
-            inherit_attributes(before.target, number)
+            inherit_attributes(before.target, fd)
             old = _back_up(before.target, staging.backup, stop)
         elif staging.mode is not None:
-            os.fchmod(number, staging.mode)
+            os.fchmod(fd, staging.mode)
         folder_identity = _identity_at(staging.folders[0]) if staging.folders else None
-        return number, Staged(_identity(os.fstat(number)), old, folder_identity)
+        return fd, Staged(_identity(os.fstat(fd)), old, folder_identity)
     except BaseException:
-        os.close(number)
+        os.close(fd)
         raise
 
 
@@ -266,12 +266,12 @@ def _back_up(target: str, backup: str, stop: StopFlag) -> Identity | None:
 
 def _copy(target: str, backup: str, stop: StopFlag) -> None:
     copy(target, backup, recursive=False, stop=stop)
-    number = os.open(backup, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(backup, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        inherit_attributes(target, number)
-        os.fsync(number)
+        inherit_attributes(target, fd)
+        os.fsync(fd)
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 # -- steps
@@ -320,11 +320,11 @@ def sync(folders: Sequence[str]) -> None:
     """
     for folder in folders:
         try:
-            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.fsync(number)
+                os.fsync(fd)
             finally:
-                os.close(number)
+                os.close(fd)
         except OSError as error:
             if error.errno not in _NO_SYNC:
                 raise

@@ -88,5 +88,5 @@ class DirectFiles:
 
 
 def _open(path: str, mode: HandleMode, permissions: int | None, descriptors: Descriptors) -> Descriptor:
-    number = open_to_read(path)[0] if mode == "read" else open_to_replace(path, permissions)
-    return descriptors.adopt(number)
+    fd = open_to_read(path)[0] if mode == "read" else open_to_replace(path, permissions)
+    return descriptors.adopt(fd)

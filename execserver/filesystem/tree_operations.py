@@ -126,16 +126,16 @@ def _copy_tree(source: str, destination: str, stop: StopFlag, options: CopyOptio
     temporary = temporary_name(folder)
     os.mkdir(temporary, 0o700)
     made: list[tuple[str, os.stat_result]] = []
-    number = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        lock_temporary(number)
+        lock_temporary(fd)
         _fill_tree(source, temporary, made, stop, options)
         rename_to_free_place(temporary, destination)
     except BaseException:
         _discard_tree(temporary, made)
         raise
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def _fill_tree(
@@ -206,20 +206,20 @@ def _require_outside(source: str, destination: str) -> None:
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
     # Go up by `..`, which leads to the real parent; the path may contain links.
-    number = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        status = os.fstat(number)
+        status = os.fstat(fd)
         while True:
             if os.path.samestat(status, identity):
                 raise InvalidRequest(_INTO_ITSELF)
-            parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=number)
-            os.close(number)
-            number = parent
-            child, status = status, os.fstat(number)
+            parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = parent
+            child, status = status, os.fstat(fd)
             if os.path.samestat(status, child):
                 return
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def _copy_file(source: str, destination: str, stop: StopFlag, options: CopyOptions) -> bool:
@@ -259,13 +259,13 @@ def _replace(
     for named in (False, True):
         replacement = Replacement(target, standing, named=named)
         try:
-            number = replacement.number
+            fd = replacement.fd
             if standing is not None:
-                inherit_attributes(target, number)
-                os.fchmod(number, 0o600)
-            copy_whole(original, number, status, stop)
+                inherit_attributes(target, fd)
+                os.fchmod(fd, 0o600)
+            copy_whole(original, fd, status, stop)
             # Set last: writing clears the set-id bits, and changes the time.
-            _attributes(status, os.fstat(number), standing, options).set(number)
+            _attributes(status, os.fstat(fd), standing, options).set(fd)
             replacement.put()
         except CannotNameError:
             if named:
@@ -282,12 +282,12 @@ def _copy_inside(source: str, target: str, stop: StopFlag, options: CopyOptions)
     original = os.open(source, _SOURCE)
     try:
         status = os.fstat(original)
-        number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            copy_whole(original, number, status, stop)
-            _attributes(status, os.fstat(number), None, options).set(number)
+            copy_whole(original, fd, status, stop)
+            _attributes(status, os.fstat(fd), None, options).set(fd)
         finally:
-            os.close(number)
+            os.close(fd)
     finally:
         os.close(original)
 
@@ -333,15 +333,15 @@ def _sweep(folder: str) -> None:
 
 
 def _remove_if_unused(path: str) -> None:
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
     try:
-        status = os.fstat(number)
+        status = os.fstat(fd)
         # A new one may not be locked yet.
         if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _LOCK_DELAY_SECONDS:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove(path, recursive=True, force=True)
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 # -- remove
@@ -388,45 +388,45 @@ def _remove_tree(path: str) -> None:
     if path == "/":
         # The root itself cannot be removed, so its content stays too.
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-    number = os.open(path, _DIRECTORY)
+    fd = os.open(path, _DIRECTORY)
     try:
-        levels = [_empty(number)]
+        levels = [_empty(fd)]
         while True:
             level = levels[-1]
             if level.names:
-                child = _open_directory(level.names[-1], number)
+                child = _open_directory(level.names[-1], fd)
                 if child is None:
                     level.names.pop()
                     continue
-                os.close(number)
-                number = child
-                levels.append(_empty(number))
+                os.close(fd)
+                fd = child
+                levels.append(_empty(fd))
                 continue
             levels.pop()
             if not levels:
                 break
-            parent = os.open("..", _DIRECTORY, dir_fd=number)
-            os.close(number)
-            number = parent
-            _require_same(number, levels[-1])
+            parent = os.open("..", _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = parent
+            _require_same(fd, levels[-1])
             with suppress(FileNotFoundError):
-                os.rmdir(levels[-1].names.pop(), dir_fd=number)
+                os.rmdir(levels[-1].names.pop(), dir_fd=fd)
     finally:
-        os.close(number)
+        os.close(fd)
     os.rmdir(path)
 
 
-def _empty(number: int) -> _Level:
+def _empty(fd: int) -> _Level:
     """Remove everything but the subdirectories from an open directory."""
     directories = []
-    with os.scandir(number) as scan:
+    with os.scandir(fd) as scan:
         for entry in scan:
             if entry.is_dir(follow_symlinks=False):
                 directories.append(entry.name)
             else:
                 with suppress(FileNotFoundError):
-                    os.unlink(entry.name, dir_fd=number)
-    status = os.fstat(number)
+                    os.unlink(entry.name, dir_fd=fd)
+    status = os.fstat(fd)
     return _Level(status.st_dev, status.st_ino, directories)
 
 
@@ -444,8 +444,8 @@ def _open_directory(name: str, parent: int) -> int | None:
     return None
 
 
-def _require_same(number: int, level: _Level) -> None:
-    status = os.fstat(number)
+def _require_same(fd: int, level: _Level) -> None:
+    status = os.fstat(fd)
     if (status.st_dev, status.st_ino) != (level.device, level.inode):
         raise InternalError("a directory was moved while it was being removed")
 
@@ -498,5 +498,5 @@ def _rename_noreplace(source: str, destination: str) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
     renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
     if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(destination), _RENAME_NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
