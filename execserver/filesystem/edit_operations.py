@@ -21,10 +21,11 @@ from execprotocol.errors import InvalidRequest, RpcError, file_error
 from execprotocol.path_text import printable_path
 from execserver.filesystem.cancel import raise_if_cancelled
 from execserver.filesystem.content import content_digest
+from execserver.filesystem.directories import rename_to_free_place
 from execserver.filesystem.edit_model import Identity, Inspection, Staged, Staging, Step, TargetState
 from execserver.filesystem.opening import is_read_only, may_write, open_to_read
 from execserver.filesystem.replacing import inherit_attributes
-from execserver.filesystem.tree_operations import copy, rename_to_free_place
+from execserver.filesystem.tree_operations import copy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ def _follow(path: str, through_links: bool) -> tuple[str, list[str], tuple[str, 
     names: list[str] = []
     for _ in range(_MAX_LINKS):
         folder, missing = _deepest_folder(path)
-        standing = os.stat(folder)
-        names.append(f"{standing.st_dev}:{standing.st_ino}/{'/'.join(missing)}")
+        existing = os.stat(folder)
+        names.append(f"{existing.st_dev}:{existing.st_ino}/{'/'.join(missing)}")
         if len(missing) > 1:
             return folder, missing, tuple(names), None
         target = os.path.join(folder, missing[0])
@@ -336,17 +337,17 @@ def _step_error(path: str, error: OSError) -> RpcError:
 
 
 def _do(step: Step) -> None:
-    standing = _identity_at(step.target)
+    existing = _identity_at(step.target)
     if step.kind == "remove":
-        if standing == step.old and os.lstat(step.target).st_mtime_ns == step.changed:
+        if existing == step.old and os.lstat(step.target).st_mtime_ns == step.changed:
             os.rename(step.target, step.backup)
-        elif standing is not None:
+        elif existing is not None:
             raise _conflict(step.target)
-    elif standing != step.identity:
+    elif existing != step.identity:
         staged = _identity_at(step.staged)
-        if staged is None and standing != (step.old or step.identity):
+        if staged is None and existing != (step.old or step.identity):
             return  # Done before; another program has replaced the target since.
-        if staged != step.identity or standing != step.old:
+        if staged != step.identity or existing != step.old:
             raise _conflict(step.target)
         if step.old is not None:
             os.rename(step.staged, step.target)
@@ -355,11 +356,11 @@ def _do(step: Step) -> None:
 
 
 def _undo(step: Step) -> None:
-    standing = _identity_at(step.target)
+    existing = _identity_at(step.target)
     if step.kind == "remove":
-        if standing is None and _identity_at(step.backup) == step.old:
+        if existing is None and _identity_at(step.backup) == step.old:
             rename_to_free_place(step.backup, step.target)
-    elif standing != step.identity:
+    elif existing != step.identity:
         return
     elif step.kind == "replace":
         os.rename(step.backup, step.target)

@@ -241,10 +241,8 @@ def copy(
 
 @operation(NOTHING, reads=((0, False),), newest=True)
 def rename(stop: StopFlag, source: str, destination: str, overwrite: bool) -> None:
-    """`fs/rename` (`tree_operations.rename`)."""
-    from execserver.filesystem import tree_operations
-
-    tree_operations.rename(source, destination, overwrite=overwrite)
+    """`fs/rename` (`directories.rename`)."""
+    directories.rename(source, destination, overwrite=overwrite)
 
 
 # The destination is read when it has to be written in place.

@@ -92,7 +92,7 @@ class Attributes:
         os.utime(path, ns=(accessed, modified))
 
 
-def find(destination: str) -> tuple[str, os.stat_result | None]:
+def resolve_destination(destination: str) -> tuple[str, os.stat_result | None]:
     """Resolve the path to which a file is to be written.
 
     Returns:
@@ -155,16 +155,16 @@ class Replacement:
     """A temporary file that is to replace the file at a path.
 
     Args:
-        target: the path without links (`find`).
-        standing: the status of the regular file there; None for a free path.
+        target: the path without links (`resolve_destination`).
+        existing: the status of the regular file there; None for a free path.
         named: give the temporary file a name at once, as a file system without hard links requires.
     """
 
-    def __init__(self, target: str, standing: os.stat_result | None, *, named: bool) -> None:
+    def __init__(self, target: str, existing: os.stat_result | None, *, named: bool) -> None:
         """Raises:
         OSError: the target may not be written, or its folder accepts no new file.
         """
-        if standing is not None:
+        if existing is not None:
             may_write(target)
         self._target = target
         self._folder = os.path.dirname(target) or "."
@@ -172,7 +172,7 @@ class Replacement:
         self.fd = self._open(named)
         """The temporary file, open for reading and writing."""
 
-    def put(self) -> None:
+    def commit(self) -> None:
         """Rename it to the target.
 
         Raises:
@@ -259,16 +259,16 @@ def install(source: str, destination: str, wanted: Attributes, stop: StopFlag) -
     fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
     try:
         status = os.fstat(fd)
-        target, standing = find(destination)
+        target, existing = resolve_destination(destination)
         _require_regular(source, status)
-        if standing is not None:
-            if stat.S_ISDIR(standing.st_mode):
+        if existing is not None:
+            if stat.S_ISDIR(existing.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            _require_regular(destination, standing)
-            if os.path.samestat(status, standing):
+            _require_regular(destination, existing)
+            if os.path.samestat(status, existing):
                 raise InvalidRequest("fs/install cannot move a file to itself")
             may_write(target)
-        in_place = not _renamed(source, fd, target, standing, wanted)
+        in_place = not _renamed(source, fd, target, existing, wanted)
         if in_place:
             overwrite(fd, target, wanted, stop)
             with suppress(OSError):  # the content is moved; the folder may forbid removing the name
@@ -322,17 +322,17 @@ def overwrite(original: int, target: str, wanted: Attributes, stop: StopFlag) ->
         os.close(fd)
 
 
-def _renamed(source: str, fd: int, target: str, standing: os.stat_result | None, wanted: Attributes) -> bool:
+def _renamed(source: str, fd: int, target: str, existing: os.stat_result | None, wanted: Attributes) -> bool:
     """Try to rename a finished file to its destination, with its attributes; False if that cannot work."""
     try:
-        if standing is not None:
+        if existing is not None:
             inherit_attributes(target, fd)
         wanted.set(fd)
         os.rename(source, target)
     except InvalidRequest:
         return False
     except OSError as error:
-        if standing is None or not can_be_written_only(error):
+        if existing is None or not can_be_written_only(error):
             raise
         return False
     return True

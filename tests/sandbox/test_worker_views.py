@@ -1,6 +1,6 @@
-"""A worker of `fs/*` lives on, and what it sees is what a sandbox made now would show.
+"""The view of a long-lived worker of `fs/*` is the same as that of a new sandbox.
 
-The kernel takes a mount away together with the name below it, when somebody outside removes or replaces that.
+The kernel removes a mount together with the covered name, if a process outside removes or replaces that name.
 """
 
 from __future__ import annotations

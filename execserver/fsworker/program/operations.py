@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-from functools import partial
 
 from execserver.filesystem import opening
 from execserver.filesystem.operations import OPERATIONS
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from execserver.filesystem.cancel import StopFlag
-    from execserver.filesystem.operations import Operation
 
     Outcome = tuple[bytes, int | None]
 
@@ -29,8 +27,8 @@ _KERNEL_FILES = frozenset(
 )
 
 
-class Operations:
-    """The requests by name. Paths are passed as bytes."""
+class Handlers:
+    """The handlers of all requests. Paths are passed as bytes."""
 
     def __init__(self, stop: StopFlag) -> None:
         """Raises:
@@ -38,16 +36,18 @@ class Operations:
         """
         self._stop = stop
         self._kernel_devices = _kernel_devices()
-        self.table: dict[str, Callable[..., Outcome]] = {
-            **{name: partial(self._carry_out, operation) for name, operation in OPERATIONS.items()},
+        self._others: dict[str, Callable[..., Outcome]] = {
             "open_to_read": self.open_to_read,
             "open_to_write": self.open_to_write,
             "open_to_replace": self.open_to_replace,
             "edit": self.edit,
         }
 
-    def _carry_out(self, operation: Operation[*tuple[object, ...], object], *arguments: object) -> Outcome:
-        """Carry out an operation of the table. Body: its result."""
+    def answer(self, name: str, arguments: list[object]) -> Outcome:
+        """Carry out a request. The body is the result of an operation of the table, or as described below."""
+        operation = OPERATIONS.get(name)
+        if operation is None:
+            return self._others[name](*arguments)
         values = [os.fsdecode(value) if isinstance(value, bytes) else value for value in arguments]
         return operation.result.encode(operation.function(self._stop, *values)), None
 
