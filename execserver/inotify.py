@@ -39,24 +39,24 @@ def open_inotify() -> int:
     return _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def add_watch(number: int, path: str, mask: int) -> int:
+def add_watch(fd: int, path: str, mask: int) -> int:
     """Watch the file that `path` leads to. The same inode gives the same watch.
 
     Raises:
         OSError: among others ENOSPC, the user has too many watches.
     """
-    return _checked(_libc.inotify_add_watch(number, os.fsencode(path), ctypes.c_uint32(mask)))
+    return _checked(_libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(mask)))
 
 
-def remove_watch(number: int, watch: int) -> None:
+def remove_watch(fd: int, watch: int) -> None:
     """End a watch; no error if it has ended."""
-    _libc.inotify_rm_watch(number, watch)
+    _libc.inotify_rm_watch(fd, watch)
 
 
-def read_events(number: int) -> list[Event]:
+def read_events(fd: int) -> list[Event]:
     """Read the pending events; none are no error."""
     try:
-        data = os.read(number, _BUFFER_BYTES)
+        data = os.read(fd, _BUFFER_BYTES)
     except BlockingIOError:
         return []
     events = []
@@ -71,6 +71,6 @@ def read_events(number: int) -> list[Event]:
 
 def _checked(result: int) -> int:
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
     return result

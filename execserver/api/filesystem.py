@@ -211,7 +211,7 @@ def read_directory(
 
 
 async def _read_directory(files: Files, path: str) -> Encoded:
-    return Encoded(b'{"entries":%b}' % await files.list(operations.read_directory, entries_json, path))
+    return Encoded(b'{"entries":%b}' % await files.list_json(operations.read_directory, entries_json, path))
 
 
 async def walk(confinement: FileConfinement | None, caller: Caller, params: WalkParams) -> Encoded:
@@ -219,7 +219,7 @@ async def walk(confinement: FileConfinement | None, caller: Caller, params: Walk
     files = _files(confinement, caller, params.sandbox)
     path, options = _native_path(params.path), params.options
     check_limits(options.max_depth, options.max_directories, options.max_entries)
-    body = await files.list(
+    body = await files.list_json(
         operations.walk,
         walk_json,
         path,

@@ -40,7 +40,7 @@ from execserver.sandbox.policy import Policy
 
 T = TypeVar("T")
 
-_AT_ONCE = 64
+_BATCH_SIZE = 64
 """Steps or names in one request to a worker: any disk takes far less time for them than `SILENT_SECONDS`."""
 
 _ATTEMPTS = 3
@@ -148,12 +148,12 @@ class DirectBackend:
         made = []
         for (edit, index, staging), content in zip(stagings, contents, strict=True):
             raise_if_cancelled(self._stop)
-            number, staged = _for_edit(index, edit, edit_operations.stage, staging, self._stop)
+            fd, staged = _for_edit(index, edit, edit_operations.stage, staging, self._stop)
             try:
                 reach("edits-staging")
-                made.append((staged, _for_edit(index, edit, _filled, number, content)))
+                made.append((staged, _for_edit(index, edit, _write_durably, fd, content)))
             finally:
-                os.close(number)
+                os.close(fd)
             reach("edits-staged")
         return made
 
@@ -203,7 +203,7 @@ class ConfinedBackend:
         first: RpcError | None = None
         for batch in reversed(list(_batches([step.to_json() for step in steps]))):
             try:
-                await self._persist("undo", batch)
+                await self._ask_repeatable("undo", batch)
             except RpcError as error:
                 first = first or error
         if first is not None:
@@ -215,7 +215,7 @@ class ConfinedBackend:
         for part, paths in (("discard_files", files), ("discard_folders", folders)):
             for batch in _batches([path_to_json(path) for path in paths]):
                 try:
-                    await self._persist(part, batch)
+                    await self._ask_repeatable(part, batch)
                 except RpcError as error:
                     first = first or error
         if first is not None:
@@ -225,29 +225,29 @@ class ConfinedBackend:
         """See `Backend`."""
         await self._in_batches("sync", [path_to_json(folder) for folder in folders])
 
-    # -- asking
+    # -- requests
 
     async def _inspect(self, index: int, edit: Edit) -> Inspection:
         raise_if_cancelled(self._context.stop)
         options = _inspect_options(edit)
         mode_from = options["mode_from"]
-        packed_mode_from = mode_from and path_to_json(mode_from)
-        given: Json = [path_to_json(edit.path), options["writes"], options["digest"], packed_mode_from]
+        mode_from_json = mode_from and path_to_json(mode_from)
+        given: Json = [path_to_json(edit.path), options["writes"], options["digest"], mode_from_json]
         try:
             self._refuse_denied(edit.path)
             body, _ = await self._ask("inspect", given, newest=True)
-            inspect = _parsed(Inspection.from_json, body)
-            for path in (inspect.target, inspect.read):
+            inspection = _parsed(Inspection.from_json, body)
+            for path in (inspection.target, inspection.read):
                 self._refuse_denied(path)
         except RpcError as error:
             raise _edit_error(index, edit, error) from None
-        return inspect
+        return inspection
 
     async def _in_batches(self, part: str, items: Sequence[object]) -> None:
         for batch in _batches(items):
-            await self._persist(part, batch)
+            await self._ask_repeatable(part, batch)
 
-    async def _persist(self, part: str, given: Json) -> None:
+    async def _ask_repeatable(self, part: str, given: Json) -> None:
         """Send a request that can be repeated, and repeat it if its worker is lost."""
         for _ in range(_ATTEMPTS - 1):
             try:
@@ -283,20 +283,20 @@ def _inspect_options(edit: Edit) -> _InspectOptions:
     return {"writes": edit.writes, "digest": edit.expected is not None, "mode_from": edit.mode_from}
 
 
-def _filled(number: int, content: Content) -> str:
-    digest = write_new(number, content)
-    os.fsync(number)
+def _write_durably(fd: int, content: Content) -> str:
+    digest = write_new(fd, content)
+    os.fsync(fd)
     return digest
 
 
 def _fill(descriptor: Descriptor, content: Content) -> str:
     try:
-        with descriptor.borrow() as number:
+        with descriptor.borrow() as fd:
             # A compromised worker could pass a descriptor that blocks.
-            os.set_blocking(number, False)
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise InternalError("the sandbox's fs worker made something that is no file")
-            return _filled(number, content)
+            os.set_blocking(fd, False)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise InternalError("the sandbox's fs worker opened something other than a regular file")
+            return _write_durably(fd, content)
     finally:
         descriptor.close()
 
@@ -316,12 +316,12 @@ def _edit_error(index: int, edit: Edit, error: RpcError) -> RpcError:
 
 
 def _batches(items: Sequence[object]) -> Iterable[Json]:
-    for start in range(0, len(items), _AT_ONCE):
-        yield list(items[start : start + _AT_ONCE])
+    for start in range(0, len(items), _BATCH_SIZE):
+        yield list(items[start : start + _BATCH_SIZE])
 
 
 def _parsed(read: Callable[[Json], T], body: bytes) -> T:
     try:
         return read(json.loads(body))
     except (ValueError, TypeError) as error:
-        raise InternalError(f"the sandbox's fs worker gave an answer that is none: {error}") from None
+        raise InternalError(f"the sandbox's fs worker gave an invalid answer: {error}") from None

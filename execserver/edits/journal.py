@@ -124,9 +124,9 @@ class JournalEntry:
 
     def leave(self) -> None:
         """Close the entry, and leave it to the next daemon (idempotent)."""
-        for number in (self._descriptor, self._folder):
-            if number >= 0:
-                os.close(number)
+        for fd in (self._descriptor, self._folder):
+            if fd >= 0:
+                os.close(fd)
         self._descriptor = self._folder = -1
 
     def _append(self, line: dict[str, object]) -> None:
@@ -266,14 +266,14 @@ def _read(descriptor: int) -> EntryContents | None:
         lines = file.read().split(b"\n")[:-1]
     contents: EntryContents | None = None
     whole = 0
-    for number, line in enumerate(lines):
+    for index, line in enumerate(lines):
         try:
             fields = json.loads(line)
         except ValueError:
             break  # a torn line, which is the last one
         whole += len(line) + 1
         try:
-            if number == 0:
+            if index == 0:
                 contents = _first_contents(fields)
             elif contents is not None:
                 _advance(contents, fields)

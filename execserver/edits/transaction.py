@@ -103,7 +103,7 @@ class Transaction:
             reach("edits-done")
             await calls.run(entry.done)
         except Exception as caught:
-            error = caught if isinstance(caught, RpcError) else InternalError(f"a fault of ours: {caught!r}")
+            error = caught if isinstance(caught, RpcError) else InternalError(f"unexpected error: {caught!r}")
             with suppress(RpcError):  # a full disk; undoing needs no space
                 await calls.run(entry.back)
             reach("edits-back")

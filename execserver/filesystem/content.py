@@ -102,11 +102,11 @@ def copy_content(original: int, copied: int, stop: StopFlag | None, limit: int |
                 raise
 
 
-def content_digest(number: int, stop: StopFlag, limit: int | None = None) -> tuple[str, int]:
+def content_digest(fd: int, stop: StopFlag, limit: int | None = None) -> tuple[str, int]:
     """Read an open file to its end, or up to a limit.
 
     Args:
-        number: open for reading.
+        fd: open for reading.
         stop: cancels the reading.
         limit: bytes to read at most; None for all.
 
@@ -122,24 +122,24 @@ def content_digest(number: int, stop: StopFlag, limit: int | None = None) -> tup
 
     digest, size, block = hashlib.sha256(), 0, memoryview(bytearray(_BUFFER_BYTES))
     # By the file's own offset: files of /proc do not accept any other.
-    while length := os.readv(number, [block if limit is None else block[: limit - size]]):
+    while length := os.readv(fd, [block if limit is None else block[: limit - size]]):
         digest.update(block[:length])
         size += length
         raise_if_cancelled(stop)
     return digest.hexdigest(), size
 
 
-def reserve(number: int, old_size: int, size: int) -> None:
+def reserve(fd: int, old_size: int, size: int) -> None:
     """Reserve space for writing `size` bytes from the start, without changing a byte.
 
     Raises:
         OSError: there is no space; the file has its old size.
     """
     try:
-        os.posix_fallocate(number, 0, size)
+        os.posix_fallocate(fd, 0, size)
     except OSError as error:
-        if size > old_size and os.fstat(number).st_size > old_size:
-            os.ftruncate(number, old_size)
+        if size > old_size and os.fstat(fd).st_size > old_size:
+            os.ftruncate(fd, old_size)
         if error.errno not in _CANNOT_RESERVE:
             raise
 

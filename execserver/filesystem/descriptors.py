@@ -20,8 +20,8 @@ from execserver.filesystem.cancel import RequestCancelled
 class Descriptor:
     """An open file. Threads use it by `borrow`; `close` may be called at any time, from any thread."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._users = 0
         self._closing = False
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Descriptor:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             self._users += 1
         try:
-            yield self._number
+            yield self._fd
         finally:
             self._release()
 
@@ -50,19 +50,19 @@ class Descriptor:
             self._closing = True
             unused = not self._users
         if unused:
-            self._close_number()
+            self._close_fd()
 
     def _release(self) -> None:
         with self._lock:
             self._users -= 1
             unused = self._closing and not self._users
         if unused:
-            self._close_number()
+            self._close_fd()
 
-    def _close_number(self) -> None:
+    def _close_fd(self) -> None:
         # Some file systems report a late write error here. The number is free nevertheless.
         with suppress(OSError):
-            os.close(self._number)
+            os.close(self._fd)
 
 
 class Descriptors:
@@ -73,13 +73,13 @@ class Descriptors:
         self._ended = False
         self._lock = threading.Lock()
 
-    def adopt(self, number: int) -> Descriptor:
+    def adopt(self, fd: int) -> Descriptor:
         """Take ownership of an open descriptor, from any thread.
 
         Raises:
             RequestCancelled: the connection has ended; the descriptor is closed.
         """
-        descriptor = Descriptor(number)
+        descriptor = Descriptor(fd)
         with self._lock:
             if not self._ended:
                 self._open.add(descriptor)

@@ -21,10 +21,11 @@ from execprotocol.errors import InvalidRequest, RpcError, file_error
 from execprotocol.path_text import printable_path
 from execserver.filesystem.cancel import raise_if_cancelled
 from execserver.filesystem.content import content_digest
+from execserver.filesystem.directories import rename_to_free_place
 from execserver.filesystem.edit_model import Identity, Inspection, Staged, Staging, Step, TargetState
 from execserver.filesystem.opening import is_read_only, may_write, open_to_read
 from execserver.filesystem.replacing import inherit_attributes
-from execserver.filesystem.tree_operations import copy, rename_to_free_place
+from execserver.filesystem.tree_operations import copy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def inspect(
             raise InvalidRequest(f"path `{printable_path(path)}` is not a file")
         may_write(target)
     elif not os.access(folder, os.W_OK | os.X_OK):
-        number = errno.EROFS if is_read_only(folder) else errno.EACCES
-        raise OSError(number, os.strerror(number))
+        code = errno.EROFS if is_read_only(folder) else errno.EACCES
+        raise OSError(code, os.strerror(code))
     read, found = _digest(target, stop, refuse) if digest else ("", None)
     return Inspection(
         target, read, names, 0, _identity(status), status.st_size, status.st_mtime_ns, found, mode
@@ -144,8 +145,8 @@ def _follow(path: str, through_links: bool) -> tuple[str, list[str], tuple[str, 
     names: list[str] = []
     for _ in range(_MAX_LINKS):
         folder, missing = _deepest_folder(path)
-        standing = os.stat(folder)
-        names.append(f"{standing.st_dev}:{standing.st_ino}/{'/'.join(missing)}")
+        existing = os.stat(folder)
+        names.append(f"{existing.st_dev}:{existing.st_ino}/{'/'.join(missing)}")
         if len(missing) > 1:
             return folder, missing, tuple(names), None
         target = os.path.join(folder, missing[0])
@@ -185,7 +186,7 @@ def _deepest_folder(path: str) -> tuple[str, list[str]]:
 def _digest(path: str, stop: StopFlag, refuse: Callable[[int], None]) -> tuple[str, str | None]:
     """The resolved path and the digest of a regular file; `("", None)` if the path leads to none."""
     try:
-        number, status = open_to_read(path)
+        fd, status = open_to_read(path)
     except (InvalidRequest, FileNotFoundError):
         return "", None
     except OSError as error:
@@ -194,10 +195,10 @@ def _digest(path: str, stop: StopFlag, refuse: Callable[[int], None]) -> tuple[s
         raise
     try:
         refuse(status.st_dev)
-        digest, _ = content_digest(number, stop)
-        return os.readlink(f"/proc/self/fd/{number}"), digest
+        digest, _ = content_digest(fd, stop)
+        return os.readlink(f"/proc/self/fd/{fd}"), digest
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 # -- staging
@@ -219,18 +220,18 @@ def stage(staging: Staging, stop: StopFlag) -> tuple[int, Staged]:
         with suppress(FileExistsError):
             os.mkdir(folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    number = os.open(staging.staged, flags, 0o600 if staging.backup else 0o666)
+    fd = os.open(staging.staged, flags, 0o600 if staging.backup else 0o666)
     try:
         old = None
         if staging.backup:
-            inherit_attributes(before.target, number)
+            inherit_attributes(before.target, fd)
             old = _back_up(before.target, staging.backup, stop)
         elif staging.mode is not None:
-            os.fchmod(number, staging.mode)
+            os.fchmod(fd, staging.mode)
         folder_identity = _identity_at(staging.folders[0]) if staging.folders else None
-        return number, Staged(_identity(os.fstat(number)), old, folder_identity)
+        return fd, Staged(_identity(os.fstat(fd)), old, folder_identity)
     except BaseException:
-        os.close(number)
+        os.close(fd)
         raise
 
 
@@ -266,12 +267,12 @@ def _back_up(target: str, backup: str, stop: StopFlag) -> Identity | None:
 
 def _copy(target: str, backup: str, stop: StopFlag) -> None:
     copy(target, backup, recursive=False, stop=stop)
-    number = os.open(backup, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(backup, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        inherit_attributes(target, number)
-        os.fsync(number)
+        inherit_attributes(target, fd)
+        os.fsync(fd)
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 # -- steps
@@ -320,11 +321,11 @@ def sync(folders: Sequence[str]) -> None:
     """
     for folder in folders:
         try:
-            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.fsync(number)
+                os.fsync(fd)
             finally:
-                os.close(number)
+                os.close(fd)
         except OSError as error:
             if error.errno not in _NO_SYNC:
                 raise
@@ -336,17 +337,17 @@ def _step_error(path: str, error: OSError) -> RpcError:
 
 
 def _do(step: Step) -> None:
-    standing = _identity_at(step.target)
+    existing = _identity_at(step.target)
     if step.kind == "remove":
-        if standing == step.old and os.lstat(step.target).st_mtime_ns == step.changed:
+        if existing == step.old and os.lstat(step.target).st_mtime_ns == step.changed:
             os.rename(step.target, step.backup)
-        elif standing is not None:
+        elif existing is not None:
             raise _conflict(step.target)
-    elif standing != step.identity:
+    elif existing != step.identity:
         staged = _identity_at(step.staged)
-        if staged is None and standing != (step.old or step.identity):
+        if staged is None and existing != (step.old or step.identity):
             return  # Done before; another program has replaced the target since.
-        if staged != step.identity or standing != step.old:
+        if staged != step.identity or existing != step.old:
             raise _conflict(step.target)
         if step.old is not None:
             os.rename(step.staged, step.target)
@@ -355,11 +356,11 @@ def _do(step: Step) -> None:
 
 
 def _undo(step: Step) -> None:
-    standing = _identity_at(step.target)
+    existing = _identity_at(step.target)
     if step.kind == "remove":
-        if standing is None and _identity_at(step.backup) == step.old:
+        if existing is None and _identity_at(step.backup) == step.old:
             rename_to_free_place(step.backup, step.target)
-    elif standing != step.identity:
+    elif existing != step.identity:
         return
     elif step.kind == "replace":
         os.rename(step.backup, step.target)

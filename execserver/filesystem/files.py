@@ -28,7 +28,7 @@ class Files(Protocol):
     def run(self, operation: Operation[*Ts, T], *arguments: *Ts) -> Awaitable[T]:
         """Carry out an operation of the table (`operations.py`)."""
 
-    def list(
+    def list_json(
         self,
         operation: Operation[*Ts, Iterable[T]],
         to_json: Callable[[Iterable[T]], bytes],
@@ -60,7 +60,7 @@ class DirectFiles:
         """See `Files`."""
         return self._calls.run(operation.function, self._calls.stop, *arguments)
 
-    def list(
+    def list_json(
         self,
         operation: Operation[*Ts, Iterable[T]],
         to_json: Callable[[Iterable[T]], bytes],
@@ -88,5 +88,5 @@ class DirectFiles:
 
 
 def _open(path: str, mode: HandleMode, permissions: int | None, descriptors: Descriptors) -> Descriptor:
-    number = open_to_read(path)[0] if mode == "read" else open_to_replace(path, permissions)
-    return descriptors.adopt(number)
+    fd = open_to_read(path)[0] if mode == "read" else open_to_replace(path, permissions)
+    return descriptors.adopt(fd)

@@ -135,13 +135,13 @@ class FileHandles:
 def _read_block(descriptor: Descriptor, length: int, offset: int) -> bytes:
     if offset > MAX_FILE_OFFSET:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    with descriptor.borrow() as number:
-        data = read_at(number, length, offset)
+    with descriptor.borrow() as fd:
+        data = read_at(fd, length, offset)
     eof = b"true" if len(data) < length else b"false"
     return b'{"chunk":"%b","eof":%b}' % (pybase64.b64encode(data), eof)
 
 
 def _write_block(descriptor: Descriptor, chunk: bytes, offset: int) -> None:
     reach("during-block-write")
-    with descriptor.borrow() as number:
-        write_at(number, chunk, offset)
+    with descriptor.borrow() as fd:
+        write_at(fd, chunk, offset)

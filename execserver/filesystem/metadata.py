@@ -72,12 +72,12 @@ def canonicalize(path: str) -> str:
     Raises:
         OSError: the path does not exist.
     """
-    number = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        resolved = os.readlink(f"/proc/self/fd/{number}")
+        resolved = os.readlink(f"/proc/self/fd/{fd}")
         # If the file was removed meanwhile, the link ends with " (deleted)".
-        if not os.path.samestat(os.fstat(number), os.lstat(resolved)):
+        if not os.path.samestat(os.fstat(fd), os.lstat(resolved)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     finally:
-        os.close(number)
+        os.close(fd)
     return resolved

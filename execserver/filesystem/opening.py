@@ -24,8 +24,8 @@ def open_to_read(path: str) -> tuple[int, os.stat_result]:
         InvalidRequest: the path is a directory, a fifo or a device.
         OSError: among others ENXIO for a socket.
     """
-    number = os.open(path, os.O_RDONLY | ALWAYS)
-    return number, require_regular(number, path)
+    fd = os.open(path, os.O_RDONLY | ALWAYS)
+    return fd, require_regular(fd, path)
 
 
 def open_to_replace(path: str, permissions: int | None = None) -> int:
@@ -39,14 +39,14 @@ def open_to_replace(path: str, permissions: int | None = None) -> int:
         InvalidRequest: the path is a device, or a fifo with a reader.
         OSError: among others EISDIR, and ENXIO for another fifo or a socket.
     """
-    number = open_to_write(path, NEW_FILE_MODE if permissions is None else permissions)
-    require_regular(number, path)
+    fd = open_to_write(path, NEW_FILE_MODE if permissions is None else permissions)
+    require_regular(fd, path)
     try:
-        os.ftruncate(number, 0)
+        os.ftruncate(fd, 0)
     except BaseException:
-        os.close(number)
+        os.close(fd)
         raise
-    return number
+    return fd
 
 
 def open_to_write(path: str, mode: int = NEW_FILE_MODE) -> int:
@@ -90,17 +90,17 @@ def is_read_only(path: str) -> bool:
         return False
 
 
-def require_regular(number: int, path: str) -> os.stat_result:
+def require_regular(fd: int, path: str) -> os.stat_result:
     """The status of an open regular file. Any other file is closed.
 
     Raises:
         InvalidRequest: the file is a directory, a fifo or a device.
     """
     try:
-        status = os.fstat(number)
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise InvalidRequest(f"path `{printable_path(path)}` is not a file")
     except BaseException:
-        os.close(number)
+        os.close(fd)
         raise
     return status

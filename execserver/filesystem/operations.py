@@ -85,7 +85,7 @@ OPERATIONS: dict[str, Operation[*tuple[object, ...], object]] = {}
 
 
 def operation(
-    result: ResultFormat[T], *, reads: tuple[tuple[int, bool], ...] = (), newest: bool = False
+    result: ResultFormat[T], *, reads: tuple[tuple[int, bool], ...], newest: bool = False
 ) -> Callable[[Callable[[StopFlag, *Ts], T]], Operation[*Ts, T]]:
     """Put a function into the table (`Operation`)."""
 
@@ -101,12 +101,12 @@ def operation(
 
 
 def _encode_metadata(found: Metadata) -> bytes:
-    numbers = [
+    body = b"%d %d %d %d %d" % (
         found["isDirectory"], found["isFile"], found["isSymlink"], found["size"], found["modifiedAtMs"]
-    ]  # fmt: skip
-    if "permissions" in found:
-        numbers += found["permissions"], found["modifiedAtNs"], found["accessedAtNs"]
-    return b" ".join(b"%d" % number for number in numbers)
+    )  # fmt: skip
+    if "permissions" not in found:
+        return body
+    return body + b" %d %d %d" % (found["permissions"], found["modifiedAtNs"], found["accessedAtNs"])
 
 
 def _decode_metadata(body: bytes) -> Metadata:
@@ -175,19 +175,19 @@ SEEN: ResultFormat[Iterable[Seen]] = ResultFormat(_encode_seen, _decode_seen)
 # -- the operations
 
 
-@operation(METADATA)
+@operation(METADATA, reads=())
 def metadata(stop: StopFlag, path: str, extended: bool) -> Metadata:
     """`fs/getMetadata` (`metadata.metadata`)."""
     return lookups.metadata(path, extended=extended)
 
 
-@operation(PATH)
+@operation(PATH, reads=())
 def canonicalize(stop: StopFlag, path: str) -> str:
     """`fs/canonicalize` (`metadata.canonicalize`)."""
     return lookups.canonicalize(path)
 
 
-@operation(NOTHING)
+@operation(NOTHING, reads=())
 def create_directory(stop: StopFlag, path: str, recursive: bool, permissions: int | None) -> None:
     """`fs/createDirectory` (`directories.create_directory`)."""
     directories.create_directory(path, recursive=recursive, permissions=permissions)
@@ -216,7 +216,7 @@ def walk(
     return visit(path, limits, stop)
 
 
-@operation(NOTHING)
+@operation(NOTHING, reads=())
 def remove(stop: StopFlag, path: str, recursive: bool, force: bool) -> None:
     """`fs/remove` (`tree_operations.remove`)."""
     from execserver.filesystem import tree_operations
@@ -241,10 +241,8 @@ def copy(
 
 @operation(NOTHING, reads=((0, False),), newest=True)
 def rename(stop: StopFlag, source: str, destination: str, overwrite: bool) -> None:
-    """`fs/rename` (`tree_operations.rename`)."""
-    from execserver.filesystem import tree_operations
-
-    tree_operations.rename(source, destination, overwrite=overwrite)
+    """`fs/rename` (`directories.rename`)."""
+    directories.rename(source, destination, overwrite=overwrite)
 
 
 # The destination is read when it has to be written in place.
@@ -264,7 +262,7 @@ def install(
     return replacing.install(source, destination, wanted, stop)
 
 
-@operation(NOTHING)
+@operation(NOTHING, reads=())
 def set_metadata(
     stop: StopFlag, path: str, permissions: int | None, modified: int | None, accessed: int | None
 ) -> None:

@@ -60,8 +60,8 @@ def begin_reading(path: str, max_reply_bytes: int | None, descriptors: Descripto
             into `max_reply_bytes`.
         OSError: the file cannot be opened or read.
     """
-    number, status = open_to_read(path)
-    return _begin(number, status.st_size, max_reply_bytes, descriptors)
+    fd, status = open_to_read(path)
+    return _begin(fd, status.st_size, max_reply_bytes, descriptors)
 
 
 def begin_reading_opened(
@@ -75,29 +75,27 @@ def begin_reading_opened(
     """
     try:
         with descriptor.borrow() as borrowed:
-            number = os.dup(borrowed)
+            fd = os.dup(borrowed)
     finally:
         descriptors.release(descriptor)
-    status = require_regular(number, path)
-    return _begin(number, status.st_size, max_reply_bytes, descriptors)
+    status = require_regular(fd, path)
+    return _begin(fd, status.st_size, max_reply_bytes, descriptors)
 
 
-def _begin(
-    number: int, size: int, max_reply_bytes: int | None, descriptors: Descriptors
-) -> bytes | LargeFile:
-    """Read the file if it is small. `number` is closed, unless the result keeps it."""
+def _begin(fd: int, size: int, max_reply_bytes: int | None, descriptors: Descriptors) -> bytes | LargeFile:
+    """Read the file if it is small. `fd` is closed, unless the result keeps it."""
     try:
         if not size:
             # The files of /proc do not report their size.
-            number, size = _read_into_memory(number)
+            fd, size = _read_into_memory(fd)
         _check_size(size, max_reply_bytes)
         if size <= PIECE_BYTES:
-            return pybase64.b64encode(read_at(number, size, 0))
-        kept, number = number, -1
+            return pybase64.b64encode(read_at(fd, size, 0))
+        kept, fd = fd, -1
         return LargeFile(descriptors.adopt(kept), size)
     finally:
-        if number >= 0:
-            os.close(number)
+        if fd >= 0:
+            os.close(fd)
 
 
 def digest(path: str, stop: StopFlag, limit: int | None = None) -> DigestResult:
@@ -113,11 +111,11 @@ def digest(path: str, stop: StopFlag, limit: int | None = None) -> DigestResult:
         OSError: the file cannot be opened or read.
         RequestCancelled: `stop` is set.
     """
-    number, _ = open_to_read(path)
+    fd, _ = open_to_read(path)
     try:
-        return _digest(number, stop, limit)
+        return _digest(fd, stop, limit)
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def digest_opened(
@@ -125,14 +123,14 @@ def digest_opened(
 ) -> DigestResult:
     """The same of an open file, from its beginning; `descriptor` is released."""
     try:
-        with descriptor.borrow() as number:
-            return _digest(number, stop, limit)
+        with descriptor.borrow() as fd:
+            return _digest(fd, stop, limit)
     finally:
         descriptors.release(descriptor)
 
 
-def _digest(number: int, stop: StopFlag, limit: int | None) -> DigestResult:
-    sha256, size = content_digest(number, stop, limit)
+def _digest(fd: int, stop: StopFlag, limit: int | None) -> DigestResult:
+    sha256, size = content_digest(fd, stop, limit)
     return {"sha256": sha256, "size": size}
 
 
@@ -191,22 +189,22 @@ class FileStream(AsyncGenerator[bytes, None]):
         self._ahead.clear()
 
 
-def read_at(number: int, length: int, offset: int) -> bytes:
+def read_at(fd: int, length: int, offset: int) -> bytes:
     """Up to `length` bytes at `offset`; fewer only at the end of the file."""
-    data = os.pread(number, length, offset)
+    data = os.pread(fd, length, offset)
     if len(data) == length or not data:
         return data
     parts = [data]
     received = len(data)
-    while received < length and (data := os.pread(number, length - received, offset + received)):
+    while received < length and (data := os.pread(fd, length - received, offset + received)):
         parts.append(data)
         received += len(data)
     return b"".join(parts)
 
 
 def _encoded_piece(descriptor: Descriptor, length: int, offset: int) -> bytes:
-    with descriptor.borrow() as number:
-        data = read_at(number, length, offset)
+    with descriptor.borrow() as fd:
+        data = read_at(fd, length, offset)
     return pybase64.b64encode(data)
 
 
@@ -229,25 +227,25 @@ def check_reply_size(encoded_size: int, max_reply_bytes: int | None) -> None:
         )
 
 
-def _read_into_memory(number: int) -> tuple[int, int]:
+def _read_into_memory(fd: int) -> tuple[int, int]:
     """Read a file of unknown size into memory.
 
     Returns:
-        A descriptor of the content, which replaces `number`, and its size. If the file is too large, reading
+        A descriptor of the content, which replaces `fd`, and its size. If the file is too large, reading
         stops just beyond the limit.
     """
-    data = os.read(number, PIECE_BYTES)
+    data = os.read(fd, PIECE_BYTES)
     if not data:
-        return number, 0
+        return fd, 0
     content = os.memfd_create("fs/readFile")
     size = 0
     try:
         while data and size <= MAX_READ_FILE_BYTES:
             size += os.write(content, data)
-            data = os.read(number, PIECE_BYTES)
+            data = os.read(fd, PIECE_BYTES)
     except BaseException:
         os.close(content)
         raise
     with suppress(OSError):
-        os.close(number)
+        os.close(fd)
     return content, size

@@ -92,7 +92,7 @@ class Attributes:
         os.utime(path, ns=(accessed, modified))
 
 
-def find(destination: str) -> tuple[str, os.stat_result | None]:
+def resolve_destination(destination: str) -> tuple[str, os.stat_result | None]:
     """Resolve the path to which a file is to be written.
 
     Returns:
@@ -114,17 +114,17 @@ def find(destination: str) -> tuple[str, os.stat_result | None]:
         return os.path.realpath(destination), None
 
 
-def inherit_attributes(old: str, number: int) -> None:
+def inherit_attributes(old: str, fd: int) -> None:
     """Give an open file the owner, the extended attributes and the permission bits of an old one.
 
     Raises:
         InvalidRequest: the owner cannot be kept.
         OSError: the mode cannot be set.
     """
-    wanted, made = os.lstat(old), os.fstat(number)
+    wanted, made = os.lstat(old), os.fstat(fd)
     try:
         if (wanted.st_uid, wanted.st_gid) != (made.st_uid, made.st_gid):
-            os.fchown(number, wanted.st_uid, wanted.st_gid)
+            os.fchown(fd, wanted.st_uid, wanted.st_gid)
         elif wanted.st_uid == _NOBODY:
             # In a sandbox all other users have this number. Only the owner may open a file with O_NOATIME.
             os.close(os.open(old, os.O_RDONLY | os.O_NOATIME | os.O_NOFOLLOW | ALWAYS))
@@ -138,13 +138,13 @@ def inherit_attributes(old: str, number: int) -> None:
         names = os.listxattr(old, follow_symlinks=False)
         if _ACL not in names:
             with suppress(OSError):
-                os.removexattr(number, _ACL)  # the folder's, for new files
+                os.removexattr(fd, _ACL)  # the folder's, for new files
         for name in names:
             if not name.startswith(_NOT_INHERITED):
                 with suppress(OSError):
-                    os.setxattr(number, name, os.getxattr(old, name, follow_symlinks=False))
+                    os.setxattr(fd, name, os.getxattr(old, name, follow_symlinks=False))
     # Set last: the calls above clear bits. Set-id bits are dropped, as by a write to the file.
-    os.fchmod(number, stat.S_IMODE(wanted.st_mode) & 0o777)
+    os.fchmod(fd, stat.S_IMODE(wanted.st_mode) & 0o777)
 
 
 class CannotNameError(Exception):
@@ -155,24 +155,24 @@ class Replacement:
     """A temporary file that is to replace the file at a path.
 
     Args:
-        target: the path without links (`find`).
-        standing: the status of the regular file there; None for a free path.
+        target: the path without links (`resolve_destination`).
+        existing: the status of the regular file there; None for a free path.
         named: give the temporary file a name at once, as a file system without hard links requires.
     """
 
-    def __init__(self, target: str, standing: os.stat_result | None, *, named: bool) -> None:
+    def __init__(self, target: str, existing: os.stat_result | None, *, named: bool) -> None:
         """Raises:
         OSError: the target may not be written, or its folder accepts no new file.
         """
-        if standing is not None:
+        if existing is not None:
             may_write(target)
         self._target = target
         self._folder = os.path.dirname(target) or "."
         self._name = ""
-        self.number = self._open(named)
+        self.fd = self._open(named)
         """The temporary file, open for reading and writing."""
 
-    def put(self) -> None:
+    def commit(self) -> None:
         """Rename it to the target.
 
         Raises:
@@ -191,7 +191,7 @@ class Replacement:
 
     def close(self) -> None:
         """Close the temporary file, and remove it if it was not renamed."""
-        os.close(self.number)
+        os.close(self.fd)
         if self._name:
             with suppress(OSError):
                 os.unlink(self._name)
@@ -204,16 +204,16 @@ class Replacement:
             if error.errno not in _NO_UNNAMED:
                 raise
         name = temporary_name(self._folder)
-        number = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._name = name
-        lock_temporary(number)
-        return number
+        lock_temporary(fd)
+        return fd
 
     def _link(self, name: str) -> bool:
         """Give the unnamed file a name; False if the name exists."""
         try:
             # Python follows the link of /proc only if a descriptor is given, which an absolute path ignores.
-            os.link(f"/proc/self/fd/{self.number}", name, src_dir_fd=self.number, follow_symlinks=True)
+            os.link(f"/proc/self/fd/{self.fd}", name, src_dir_fd=self.fd, follow_symlinks=True)
         except FileExistsError:
             return False
         except OSError as error:
@@ -223,10 +223,10 @@ class Replacement:
         return True
 
 
-def lock_temporary(number: int) -> None:
+def lock_temporary(fd: int) -> None:
     """Lock an open temporary file or folder: it is in use until this process ends."""
     with suppress(OSError):  # a file system without locks, where nothing is swept
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def temporary_name(folder: str) -> str:
@@ -256,26 +256,26 @@ def install(source: str, destination: str, wanted: Attributes, stop: StopFlag) -
         InvalidRequest: the source or the destination is no regular file, or both are one file.
         OSError: the move failed; the destination is unchanged.
     """
-    number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
+    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
     try:
-        status = os.fstat(number)
-        target, standing = find(destination)
+        status = os.fstat(fd)
+        target, existing = resolve_destination(destination)
         _require_regular(source, status)
-        if standing is not None:
-            if stat.S_ISDIR(standing.st_mode):
+        if existing is not None:
+            if stat.S_ISDIR(existing.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            _require_regular(destination, standing)
-            if os.path.samestat(status, standing):
+            _require_regular(destination, existing)
+            if os.path.samestat(status, existing):
                 raise InvalidRequest("fs/install cannot move a file to itself")
             may_write(target)
-        in_place = not _renamed(source, number, target, standing, wanted)
+        in_place = not _renamed(source, fd, target, existing, wanted)
         if in_place:
-            overwrite(number, target, wanted, stop)
+            overwrite(fd, target, wanted, stop)
             with suppress(OSError):  # the content is moved; the folder may forbid removing the name
                 os.unlink(source)
         return in_place
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def overwrite(original: int, target: str, wanted: Attributes, stop: StopFlag) -> None:
@@ -292,49 +292,47 @@ def overwrite(original: int, target: str, wanted: Attributes, stop: StopFlag) ->
             save it.
     """
     size = os.fstat(original).st_size
-    number = open_to_write(target, 0o600)
+    fd = open_to_write(target, 0o600)
     try:
-        old = os.fstat(number)
+        old = os.fstat(fd)
         kept = _save_content(target, old.st_size)
         try:
             if size and old.st_size:
-                reserve(number, old.st_size, size)
+                reserve(fd, old.st_size, size)
             os.lseek(original, 0, os.SEEK_SET)
-            copy_content(original, number, stop, size or None)
+            copy_content(original, fd, stop, size or None)
             if stat.S_ISREG(old.st_mode):
-                os.ftruncate(number, os.lseek(number, 0, os.SEEK_CUR))
+                os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR))
         except BaseException:
             if kept is not None:
-                _restore_content(kept, number, old.st_size)
+                _restore_content(kept, fd, old.st_size)
             elif not old.st_size:
                 with suppress(OSError):
-                    os.ftruncate(number, 0)
+                    os.ftruncate(fd, 0)
             raise
         finally:
             if kept is not None:
                 os.close(kept)
         if wanted.permissions is not None:
             with suppress(PermissionError):  # a file of another owner keeps its own
-                os.fchmod(number, wanted.permissions)
+                os.fchmod(fd, wanted.permissions)
         with suppress(PermissionError):
-            wanted.set_times(number)
+            wanted.set_times(fd)
     finally:
-        os.close(number)
+        os.close(fd)
 
 
-def _renamed(
-    source: str, number: int, target: str, standing: os.stat_result | None, wanted: Attributes
-) -> bool:
+def _renamed(source: str, fd: int, target: str, existing: os.stat_result | None, wanted: Attributes) -> bool:
     """Try to rename a finished file to its destination, with its attributes; False if that cannot work."""
     try:
-        if standing is not None:
-            inherit_attributes(target, number)
-        wanted.set(number)
+        if existing is not None:
+            inherit_attributes(target, fd)
+        wanted.set(fd)
         os.rename(source, target)
     except InvalidRequest:
         return False
     except OSError as error:
-        if standing is None or not can_be_written_only(error):
+        if existing is None or not can_be_written_only(error):
             raise
         return False
     return True
@@ -371,12 +369,12 @@ def _save_content(target: str, size: int) -> int | None:
         os.close(original)
 
 
-def _restore_content(kept: int, number: int, size: int) -> None:
+def _restore_content(kept: int, fd: int, size: int) -> None:
     with suppress(OSError):
         os.lseek(kept, 0, os.SEEK_SET)
-        os.lseek(number, 0, os.SEEK_SET)
-        copy_content(kept, number, None, size)
-        os.ftruncate(number, size)
+        os.lseek(fd, 0, os.SEEK_SET)
+        copy_content(kept, fd, None, size)
+        os.ftruncate(fd, size)
 
 
 def _require_regular(path: str, status: os.stat_result) -> None:

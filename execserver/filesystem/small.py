@@ -73,11 +73,11 @@ class SmallFiles:
         if not self._begin("read", path):
             return None
         try:
-            number, status = open_to_read(path)
+            fd, status = open_to_read(path)
             try:
-                return self._cached(number, status)
+                return self._cached(fd, status)
             finally:
-                os.close(number)
+                os.close(fd)
         except BlockingIOError:  # a lease must be broken first
             return None
         except OSError as error:
@@ -94,9 +94,9 @@ class SmallFiles:
         if not self._begin("read"):
             return None
         try:
-            with descriptor.borrow() as number:
-                status = os.fstat(number)
-                return self._cached(number, status) if stat.S_ISREG(status.st_mode) else None
+            with descriptor.borrow() as fd:
+                status = os.fstat(fd)
+                return self._cached(fd, status) if stat.S_ISREG(status.st_mode) else None
         except OSError as error:
             raise file_error(error) from None
         finally:
@@ -113,9 +113,9 @@ class SmallFiles:
         found: list[tuple[str, int]] = []
         try:
             with os.scandir(path) as scan:
-                for number, entry in enumerate(scan):
+                for index, entry in enumerate(scan):
                     # Looking up the target of a link may take milliseconds: up to forty links of long paths.
-                    if number >= MAX_ENTRIES or perf_counter() - self._began > SLOW_SECONDS:
+                    if index >= MAX_ENTRIES or perf_counter() - self._began > SLOW_SECONDS:
                         return None
                     kind = entry_kind(entry)
                     if kind is not None:
@@ -161,10 +161,10 @@ class SmallFiles:
         if content.size > MAX_BYTES or not self._begin("write"):
             return False
         try:
-            with descriptor.borrow() as number:
-                if not stat.S_ISREG(os.fstat(number).st_mode):
+            with descriptor.borrow() as fd:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
                     return False
-                write_opened(number, content)
+                write_opened(fd, content)
         except OSError as error:
             raise file_error(error) from None
         finally:
@@ -186,7 +186,7 @@ class SmallFiles:
         if now - self._began > SLOW_SECONDS and getrusage(RUSAGE_THREAD).ru_nvcsw > self._sleeps:
             self._slow_until[kind] = now + REST_SECONDS
 
-    def _cached(self, number: int, status: os.stat_result) -> bytes | None:
+    def _cached(self, fd: int, status: os.stat_result) -> bytes | None:
         """The whole content in base64, if it is small and in the page cache."""
         size = status.st_size
         if not 0 < size <= MAX_BYTES:  # the files of /sys do not report their size
@@ -194,7 +194,7 @@ class SmallFiles:
         buffer = bytearray(size)
         flags = 0 if status.st_dev in self._mounts.in_memory else os.RWF_NOWAIT
         try:
-            read = os.preadv(number, [buffer], 0, flags)
+            read = os.preadv(fd, [buffer], 0, flags)
         except OSError as error:
             if error.errno in _NEEDS_THREAD:
                 return None

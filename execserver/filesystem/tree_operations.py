@@ -1,4 +1,4 @@
-"""`fs/copy`, `fs/remove` and `fs/rename`: of a file, a link or a whole tree. Also used by fs workers.
+"""`fs/copy` and `fs/remove`: of a file, a link or a whole tree. Also used by fs workers.
 
 Rules kept in this file:
 
@@ -7,7 +7,6 @@ Rules kept in this file:
 2. A tree is removed through descriptors of its directories, never by path: replacing a directory by a link
    cannot redirect the removal, and a path may be longer than the kernel accepts. Only one directory is open
    at a time; the way up is `..`, and is checked against the directory that the way down came from.
-3. A rename is one system call: at no time do both names exist, or neither.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from contextlib import suppress
 from execprotocol.errors import InternalError, InvalidRequest, RpcError
 from execserver.filesystem.cancel import raise_if_cancelled
 from execserver.filesystem.content import copy_content, copy_whole
-from execserver.filesystem.directories import create_directory
+from execserver.filesystem.directories import create_directory, rename_to_free_place
 from execserver.filesystem.opening import ALWAYS, open_to_write
 from execserver.filesystem.replacing import (
     TEMPORARY_PREFIX,
@@ -30,10 +29,10 @@ from execserver.filesystem.replacing import (
     CannotNameError,
     Replacement,
     can_be_written_only,
-    find,
     inherit_attributes,
     lock_temporary,
     overwrite,
+    resolve_destination,
     temporary_name,
 )
 
@@ -48,12 +47,6 @@ _INTO_ITSELF = "fs/copy cannot copy a directory to itself or one of its descenda
 
 _LOCK_DELAY_SECONDS = 60.0
 """No process takes longer between making a temporary file and locking it."""
-
-_RENAME_NOREPLACE = 1  # linux/fs.h
-_AT_FDCWD = -100  # linux/fcntl.h: relative paths start at the working directory
-
-_NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
-"""Errors of a file system without RENAME_NOREPLACE."""
 
 
 # -- copy
@@ -84,11 +77,11 @@ def copy(
     """Copy a file with its permission bits, a link as a link, or a tree: whole or not at all.
 
     Args:
-        source: what to copy; a link is not followed.
+        source: the file, link or directory to copy; a link is not followed.
         destination: a free path; for a file also an existing file, which is replaced, through links too.
         recursive: whether `source` may be a directory.
         stop: cancels the copy; nothing is changed then.
-        options: what else is kept.
+        options: further properties of the source to keep.
 
     Returns:
         Whether a file had to be written in place (`replacing.overwrite`).
@@ -126,16 +119,16 @@ def _copy_tree(source: str, destination: str, stop: StopFlag, options: CopyOptio
     temporary = temporary_name(folder)
     os.mkdir(temporary, 0o700)
     made: list[tuple[str, os.stat_result]] = []
-    number = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        lock_temporary(number)
+        lock_temporary(fd)
         _fill_tree(source, temporary, made, stop, options)
         rename_to_free_place(temporary, destination)
     except BaseException:
         _discard_tree(temporary, made)
         raise
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def _fill_tree(
@@ -206,43 +199,43 @@ def _require_outside(source: str, destination: str) -> None:
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
     # Go up by `..`, which leads to the real parent; the path may contain links.
-    number = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        status = os.fstat(number)
+        status = os.fstat(fd)
         while True:
             if os.path.samestat(status, identity):
                 raise InvalidRequest(_INTO_ITSELF)
-            parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=number)
-            os.close(number)
-            number = parent
-            child, status = status, os.fstat(number)
+            parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = parent
+            child, status = status, os.fstat(fd)
             if os.path.samestat(status, child):
                 return
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def _copy_file(source: str, destination: str, stop: StopFlag, options: CopyOptions) -> bool:
     original = os.open(source, _SOURCE)
     try:
         status = os.fstat(original)
-        target, standing = find(destination)
-        if standing is not None and os.path.samestat(standing, status):
+        target, existing = resolve_destination(destination)
+        if existing is not None and os.path.samestat(existing, status):
             raise InvalidRequest("fs/copy cannot copy a file to itself")
-        if (standing is not None and not stat.S_ISREG(standing.st_mode)) or target.endswith("/"):
+        if (existing is not None and not stat.S_ISREG(existing.st_mode)) or target.endswith("/"):
             _write_to_special(original, target, stop)
             return False
         try:
-            _replace(original, status, target, standing, stop, options)
+            _replace(original, status, target, existing, stop, options)
         except InvalidRequest:
             pass  # the owner of the existing file cannot be kept
         except OSError as error:
-            if standing is None or not can_be_written_only(error):
+            if existing is None or not can_be_written_only(error):
                 raise
         else:
             return False
-        assert standing is not None
-        overwrite(original, target, _attributes(status, standing, standing, options), stop)
+        assert existing is not None
+        overwrite(original, target, _attributes(status, existing, existing, options), stop)
         return True
     finally:
         os.close(original)
@@ -252,21 +245,21 @@ def _replace(
     original: int,
     status: os.stat_result,
     target: str,
-    standing: os.stat_result | None,
+    existing: os.stat_result | None,
     stop: StopFlag,
     options: CopyOptions,
 ) -> None:
     for named in (False, True):
-        replacement = Replacement(target, standing, named=named)
+        replacement = Replacement(target, existing, named=named)
         try:
-            number = replacement.number
-            if standing is not None:
-                inherit_attributes(target, number)
-                os.fchmod(number, 0o600)
-            copy_whole(original, number, status, stop)
+            fd = replacement.fd
+            if existing is not None:
+                inherit_attributes(target, fd)
+                os.fchmod(fd, 0o600)
+            copy_whole(original, fd, status, stop)
             # Set last: writing clears the set-id bits, and changes the time.
-            _attributes(status, os.fstat(number), standing, options).set(number)
-            replacement.put()
+            _attributes(status, os.fstat(fd), existing, options).set(fd)
+            replacement.commit()
         except CannotNameError:
             if named:
                 raise
@@ -282,12 +275,12 @@ def _copy_inside(source: str, target: str, stop: StopFlag, options: CopyOptions)
     original = os.open(source, _SOURCE)
     try:
         status = os.fstat(original)
-        number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            copy_whole(original, number, status, stop)
-            _attributes(status, os.fstat(number), None, options).set(number)
+            copy_whole(original, fd, status, stop)
+            _attributes(status, os.fstat(fd), None, options).set(fd)
         finally:
-            os.close(number)
+            os.close(fd)
     finally:
         os.close(original)
 
@@ -302,14 +295,14 @@ def _write_to_special(original: int, target: str, stop: StopFlag) -> None:
 
 
 def _attributes(
-    original: os.stat_result, copied: os.stat_result, standing: os.stat_result | None, options: CopyOptions
+    original: os.stat_result, copied: os.stat_result, existing: os.stat_result | None, options: CopyOptions
 ) -> Attributes:
     """The attributes of a copy. It gets a set-id bit only if the owner (or group) is the same: a program of
     another user must not become a set-user-id program of the server's user.
     """
     mode = stat.S_IMODE(original.st_mode)
     if options.keep_mode:
-        mode = stat.S_IMODE(original.st_mode if standing is None else standing.st_mode) & 0o777
+        mode = stat.S_IMODE(original.st_mode if existing is None else existing.st_mode) & 0o777
     if original.st_uid != copied.st_uid:
         mode &= ~stat.S_ISUID
     if original.st_gid != copied.st_gid:
@@ -333,15 +326,15 @@ def _sweep(folder: str) -> None:
 
 
 def _remove_if_unused(path: str) -> None:
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
     try:
-        status = os.fstat(number)
+        status = os.fstat(fd)
         # A new one may not be locked yet.
         if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _LOCK_DELAY_SECONDS:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove(path, recursive=True, force=True)
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 # -- remove
@@ -365,7 +358,7 @@ def remove(path: str, *, recursive: bool, force: bool) -> None:
     """Remove a path; a link goes, not its target.
 
     Args:
-        path: what to remove.
+        path: the file, link or directory to remove.
         recursive: remove a directory with its content.
         force: a missing path is no error.
 
@@ -388,45 +381,45 @@ def _remove_tree(path: str) -> None:
     if path == "/":
         # The root itself cannot be removed, so its content stays too.
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-    number = os.open(path, _DIRECTORY)
+    fd = os.open(path, _DIRECTORY)
     try:
-        levels = [_empty(number)]
+        levels = [_empty(fd)]
         while True:
             level = levels[-1]
             if level.names:
-                child = _open_directory(level.names[-1], number)
+                child = _open_directory(level.names[-1], fd)
                 if child is None:
                     level.names.pop()
                     continue
-                os.close(number)
-                number = child
-                levels.append(_empty(number))
+                os.close(fd)
+                fd = child
+                levels.append(_empty(fd))
                 continue
             levels.pop()
             if not levels:
                 break
-            parent = os.open("..", _DIRECTORY, dir_fd=number)
-            os.close(number)
-            number = parent
-            _require_same(number, levels[-1])
+            parent = os.open("..", _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = parent
+            _require_same(fd, levels[-1])
             with suppress(FileNotFoundError):
-                os.rmdir(levels[-1].names.pop(), dir_fd=number)
+                os.rmdir(levels[-1].names.pop(), dir_fd=fd)
     finally:
-        os.close(number)
+        os.close(fd)
     os.rmdir(path)
 
 
-def _empty(number: int) -> _Level:
+def _empty(fd: int) -> _Level:
     """Remove everything but the subdirectories from an open directory."""
     directories = []
-    with os.scandir(number) as scan:
+    with os.scandir(fd) as scan:
         for entry in scan:
             if entry.is_dir(follow_symlinks=False):
                 directories.append(entry.name)
             else:
                 with suppress(FileNotFoundError):
-                    os.unlink(entry.name, dir_fd=number)
-    status = os.fstat(number)
+                    os.unlink(entry.name, dir_fd=fd)
+    status = os.fstat(fd)
     return _Level(status.st_dev, status.st_ino, directories)
 
 
@@ -444,59 +437,7 @@ def _open_directory(name: str, parent: int) -> int | None:
     return None
 
 
-def _require_same(number: int, level: _Level) -> None:
-    status = os.fstat(number)
+def _require_same(fd: int, level: _Level) -> None:
+    status = os.fstat(fd)
     if (status.st_dev, status.st_ino) != (level.device, level.inode):
         raise InternalError("a directory was moved while it was being removed")
-
-
-# -- rename
-
-
-def rename(source: str, destination: str, *, overwrite: bool) -> None:
-    """Rename a file, a link (never its target) or a directory.
-
-    Args:
-        source: what to rename.
-        destination: its new path.
-        overwrite: whether an existing file may be replaced, or an empty directory by a directory.
-
-    Raises:
-        OSError: among others EXDEV, the paths are on two file systems. Without `overwrite` also EEXIST, and
-            EINVAL if the file system has no RENAME_NOREPLACE.
-    """
-    if overwrite:
-        os.rename(source, destination)
-    else:
-        _rename_noreplace(source, destination)
-
-
-def rename_to_free_place(source: str, destination: str) -> None:
-    """Rename to a free path; check for it first where the file system cannot do both in one step.
-
-    Raises:
-        OSError: among others EEXIST.
-    """
-    try:
-        rename(source, destination, overwrite=False)
-    except OSError as error:
-        if error.errno not in _NO_NOREPLACE:
-            raise
-        if os.path.lexists(destination):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
-        os.rename(source, destination)
-
-
-def _rename_noreplace(source: str, destination: str) -> None:
-    # The standard library has no renameat2. `ctypes` is slow to import, and few workers need it.
-    import ctypes
-
-    library = ctypes.CDLL(None, use_errno=True)
-    try:
-        renameat2 = library.renameat2
-    except AttributeError:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
-    renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(destination), _RENAME_NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))

@@ -123,8 +123,8 @@ class _Walk:
     def _listed(self, found: list[os.DirEntry[str]], prefix: str, depth: int) -> Iterator[Seen]:
         """List the names of a directory, until a limit ends the walk."""
         limits = self._limits
-        for number, entry in enumerate(found):
-            if number % _NAMES_AT_ONCE == 0:
+        for index, entry in enumerate(found):
+            if index % _NAMES_AT_ONCE == 0:
                 raise_if_cancelled(self._stop)
             kind = self._kind(entry)
             if kind is None:

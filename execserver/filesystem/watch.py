@@ -145,15 +145,15 @@ class _Watch:
         self._seen = seen
         loop = asyncio.get_running_loop()
         if self._instance is not None:
-            with self._instance.borrow() as number:
-                loop.add_reader(number, self._read_events)
+            with self._instance.borrow() as fd:
+                loop.add_reader(fd, self._read_events)
         if not seen.covered or not self._inotify_suffices():
             self._timer = loop.call_later(SURVEY_SECONDS, self._survey_again)
 
     def _drop_instance(self) -> None:
         if self._instance is not None:
-            with self._instance.borrow() as number:
-                asyncio.get_running_loop().remove_reader(number)
+            with self._instance.borrow() as fd:
+                asyncio.get_running_loop().remove_reader(fd)
             _close_instance(self._instance)
             self._instance = None
 
@@ -169,8 +169,8 @@ class _Watch:
         verdict = _Verdict.NOTHING
         if self._instance is None:
             return verdict
-        with self._instance.borrow() as number:
-            events = inotify.read_events(number)
+        with self._instance.borrow() as fd:
+            events = inotify.read_events(fd)
         for event in events:
             key = (event.watch, event.name)
             appeared = event.mask & _APPEARED and key in self._seen.appearing
@@ -328,8 +328,8 @@ class _Surveyor:
             return None
         if directory not in self._watches:
             try:
-                with self._descriptor.borrow() as number:
-                    self._watches[directory] = inotify.add_watch(number, directory, _MASK)
+                with self._descriptor.borrow() as fd:
+                    self._watches[directory] = inotify.add_watch(fd, directory, _MASK)
             except OSError:
                 # Removed, not readable, no directory, or the user has no watches left.
                 self._watches[directory] = None

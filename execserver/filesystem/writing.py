@@ -40,11 +40,11 @@ def write_file(path: str, text: str | memoryview) -> None:
         OSError: the file cannot be opened or written.
     """
     content = check_content(text)
-    number = open_to_write(path)
+    fd = open_to_write(path)
     try:
-        write_opened(number, content)
+        write_opened(fd, content)
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def check_content(text: str | memoryview, method: str = "fs/writeFile") -> Content:
@@ -61,20 +61,20 @@ def check_content(text: str | memoryview, method: str = "fs/writeFile") -> Conte
     return Content(encoded, _decoded_size(encoded, method))
 
 
-def write_opened(number: int, content: Content) -> None:
+def write_opened(fd: int, content: Content) -> None:
     """Replace the content of a file that was opened by `open_to_write`.
 
     Raises:
         OSError: the file cannot be written.
     """
-    status = os.fstat(number)
+    status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode):
-        _replace_content(number, status.st_size, content.encoded, content.size)
+        _replace_content(fd, status.st_size, content.encoded, content.size)
     else:
-        _write_all(number, content.encoded)
+        _write_all(fd, content.encoded)
 
 
-def write_new(number: int, content: Content) -> str:
+def write_new(fd: int, content: Content) -> str:
     """Fill an empty regular file, and return the SHA-256 of its content in hexadecimal digits.
 
     Raises:
@@ -85,37 +85,37 @@ def write_new(number: int, content: Content) -> str:
         data = memoryview(pybase64.b64decode(piece, validate=True))
         digest.update(data)
         while data:
-            data = data[os.write(number, data) :]
+            data = data[os.write(fd, data) :]
     return digest.hexdigest()
 
 
-def write_at(number: int, data: bytes, offset: int) -> None:
+def write_at(fd: int, data: bytes, offset: int) -> None:
     """Write all of `data` at `offset`."""
     view = memoryview(data)
     while view:
-        written = os.pwrite(number, view, offset)
+        written = os.pwrite(fd, view, offset)
         view = view[written:]
         offset += written
 
 
-def _replace_content(number: int, old_size: int, encoded: memoryview, size: int) -> None:
+def _replace_content(fd: int, old_size: int, encoded: memoryview, size: int) -> None:
     try:
         if old_size and size:
-            reserve(number, old_size, size)
-        _write_all(number, encoded)
+            reserve(fd, old_size, size)
+        _write_all(fd, encoded)
     except OSError:
         if not old_size:
-            os.ftruncate(number, 0)
+            os.ftruncate(fd, 0)
         raise
     if size < old_size:
-        os.ftruncate(number, size)
+        os.ftruncate(fd, size)
 
 
-def _write_all(number: int, encoded: memoryview) -> None:
+def _write_all(fd: int, encoded: memoryview) -> None:
     for piece in _pieces(encoded):
         data = memoryview(pybase64.b64decode(piece, validate=True))
         while data:
-            data = data[os.write(number, data) :]
+            data = data[os.write(fd, data) :]
 
 
 def _decoded_size(encoded: memoryview, method: str = "fs/writeFile") -> int:

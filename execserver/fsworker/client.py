@@ -73,7 +73,7 @@ class WorkerClient:
         self._lost = lost
         self._exited = exited
         self._silent_seconds = silent_seconds
-        self._descriptor_number = process.socket.fileno()
+        self._fd = process.socket.fileno()
         self._unsent = b""
         self._received = bytearray()
         self._reply_bytes: int | None = None
@@ -85,7 +85,7 @@ class WorkerClient:
         """Whether the worker can be used."""
         self.ready: asyncio.Future[Answer] = self._loop.create_future()
         """Done when the worker has started; fails if it ends before that."""
-        self._loop.add_reader(self._descriptor_number, self._readable)
+        self._loop.add_reader(self._fd, self._readable)
         self._loop.add_reader(process.pidfd, self._ended)
         self._expect(self.ready, None)
 
@@ -145,11 +145,11 @@ class WorkerClient:
             return
         if sent < len(data):
             self._unsent = data[sent:]
-            self._loop.add_writer(self._descriptor_number, self._writable)
+            self._loop.add_writer(self._fd, self._writable)
 
     def _writable(self) -> None:
         data, self._unsent = self._unsent, b""
-        self._loop.remove_writer(self._descriptor_number)
+        self._loop.remove_writer(self._fd)
         self._send(data)
 
     # -- replies
@@ -168,10 +168,10 @@ class WorkerClient:
         received = _descriptors(ancillary)
         if self._opened < 0 and received:
             self._opened = received.pop()
-        for number in received:
-            os.close(number)
+        for fd in received:
+            os.close(fd)
         if flags & socket.MSG_CTRUNC:
-            self._fail("could not hand over an opened file: the daemon has too many open files")
+            self._fail("could not pass an open file: the daemon has too many open files")
         elif not data:
             self._fail("ended")
         elif self._answer is None:
@@ -208,7 +208,7 @@ class WorkerClient:
         assert answer is not None
         self._settle()
         if status == frames.DONE and adopt is not None and opened < 0:
-            status, body = frames.BROKEN, b"it opened a file and did not hand it over"
+            status, body = frames.BROKEN, b"it did not pass the file that it opened"
         if opened >= 0 and (answer.done() or adopt is None or status != frames.DONE):
             os.close(opened)
         if not answer.done():
@@ -245,9 +245,9 @@ class WorkerClient:
         if not self.alive:
             return
         self.alive = False
-        self._loop.remove_reader(self._descriptor_number)
+        self._loop.remove_reader(self._fd)
         if self._unsent:
-            self._loop.remove_writer(self._descriptor_number)
+            self._loop.remove_writer(self._fd)
         self._process.kill()
         future, opened = self._answer, self._opened
         self._settle()

@@ -86,7 +86,7 @@ class ConfinedFiles:
         """See `Files`."""
         return operation.result.decode(await self._run(operation, arguments))
 
-    async def list(
+    async def list_json(
         self,
         operation: Operation[*Ts, Iterable[T]],
         to_json: Callable[[Iterable[T]], bytes],
@@ -226,10 +226,10 @@ def _encoded(path: str) -> bytes:
 
 def _write(descriptor: Descriptor, content: Content, descriptors: Descriptors) -> None:
     try:
-        with descriptor.borrow() as number:
+        with descriptor.borrow() as fd:
             # As `opening` does it: a fifo or a device would block.
-            os.set_blocking(number, False)
-            write_opened(number, content)
+            os.set_blocking(fd, False)
+            write_opened(fd, content)
     finally:
         descriptors.release(descriptor)
 
@@ -237,9 +237,9 @@ def _write(descriptor: Descriptor, content: Content, descriptors: Descriptors) -
 def _require_regular(descriptor: Descriptor, path: str, descriptors: Descriptors) -> Descriptor:
     """Check that the worker has opened a regular file; otherwise release the descriptor."""
     try:
-        with descriptor.borrow() as number:
+        with descriptor.borrow() as fd:
             # `require_regular` closes a descriptor that it refuses.
-            copied = os.dup(number)
+            copied = os.dup(fd)
         require_regular(copied, path)
         os.close(copied)
     except BaseException:

@@ -104,7 +104,7 @@ class WorkerPool:
         self._queues: dict[Policy, PolicyQueue] = {}
         self._without_slot: deque[PolicyQueue] = deque()
         self._clients: set[WorkerClient] = set()
-        self._all_gone = asyncio.Event()
+        self._all_exited = asyncio.Event()
         self._calls = BlockingCalls()
         self._closed = False
 
@@ -157,10 +157,10 @@ class WorkerPool:
             self._end_worker(queue)
         for client in list(self._clients):
             client.end()
-        self._all_gone.clear()
+        self._all_exited.clear()
         if self._clients:
             try:
-                await asyncio.wait_for(self._all_gone.wait(), seconds)
+                await asyncio.wait_for(self._all_exited.wait(), seconds)
             except TimeoutError:
                 # They hang in the kernel until their mount is gone.
                 return
@@ -419,7 +419,7 @@ class WorkerPool:
     def _worker_exited(self, client: WorkerClient) -> None:
         self._clients.discard(client)
         if not self._clients:
-            self._all_gone.set()
+            self._all_exited.set()
 
 
 def _sandbox_unavailable(reason: str) -> InvalidRequest:

@@ -172,7 +172,7 @@ def _spawn(
                 (os.POSIX_SPAWN_DUP2, stdin, 0),
                 (os.POSIX_SPAWN_DUP2, null, 1),
                 (os.POSIX_SPAWN_DUP2, stderr, 2),
-                *((os.POSIX_SPAWN_DUP2, number, number) for number in inherit),
+                *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherit),
             ],
         )
         return start() if limit is None else spawn_limited(limit, start)

@@ -1,6 +1,6 @@
-"""A worker of `fs/*` serves many requests, and its view is that of a new sandbox.
+"""The view of a long-lived worker of `fs/*` is the same as that of a new sandbox.
 
-The kernel takes a mount away together with the name below it, when a process outside removes or replaces it.
+The kernel removes a mount together with the covered name, if a process outside removes or replaces that name.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-from functools import partial
 
 from execserver.filesystem import opening
 from execserver.filesystem.operations import OPERATIONS
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from execserver.filesystem.cancel import StopFlag
-    from execserver.filesystem.operations import Operation
 
     Outcome = tuple[bytes, int | None]
 
@@ -29,8 +27,8 @@ _KERNEL_FILES = frozenset(
 )
 
 
-class Operations:
-    """The requests by name. Paths are passed as bytes."""
+class Handlers:
+    """The handlers of all requests. Paths are passed as bytes."""
 
     def __init__(self, stop: StopFlag) -> None:
         """Raises:
@@ -38,43 +36,45 @@ class Operations:
         """
         self._stop = stop
         self._kernel_devices = _kernel_devices()
-        self.table: dict[str, Callable[..., Outcome]] = {
-            **{name: partial(self._carry_out, operation) for name, operation in OPERATIONS.items()},
+        self._others: dict[str, Callable[..., Outcome]] = {
             "open_to_read": self.open_to_read,
             "open_to_write": self.open_to_write,
             "open_to_replace": self.open_to_replace,
             "edit": self.edit,
         }
 
-    def _carry_out(self, operation: Operation[*tuple[object, ...], object], *arguments: object) -> Outcome:
-        """Carry out an operation of the table. Body: its result."""
+    def answer(self, name: str, arguments: list[object]) -> Outcome:
+        """Carry out a request. The body is the result of an operation of the table, or as described below."""
+        operation = OPERATIONS.get(name)
+        if operation is None:
+            return self._others[name](*arguments)
         values = [os.fsdecode(value) if isinstance(value, bytes) else value for value in arguments]
         return operation.result.encode(operation.function(self._stop, *values)), None
 
     def open_to_read(self, path: bytes) -> Outcome:
         """Body: the path of the open file, without links."""
-        number, _ = opening.open_to_read(os.fsdecode(path))
+        fd, _ = opening.open_to_read(os.fsdecode(path))
         try:
-            resolved = os.fsencode(os.readlink(f"/proc/self/fd/{number}"))
-            if resolved.endswith(b"/mem") and self._is_kernel_file(number):
+            resolved = os.fsencode(os.readlink(f"/proc/self/fd/{fd}"))
+            if resolved.endswith(b"/mem") and self._is_kernel_file(fd):
                 # The memory of this process contains the requests of other connections.
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except BaseException:
-            os.close(number)
+            os.close(fd)
             raise
-        return resolved, number
+        return resolved, fd
 
     def open_to_write(self, path: bytes) -> Outcome:
         """No body."""
-        number = opening.open_to_write(os.fsdecode(path))
-        self._refuse_kernel_files(number)
-        return b"", number
+        fd = opening.open_to_write(os.fsdecode(path))
+        self._refuse_kernel_files(fd)
+        return b"", fd
 
     def open_to_replace(self, path: bytes, permissions: int | None) -> Outcome:
         """No body."""
-        number = opening.open_to_replace(os.fsdecode(path), permissions)
-        self._refuse_kernel_files(number)
-        return b"", number
+        fd = opening.open_to_replace(os.fsdecode(path), permissions)
+        self._refuse_kernel_files(fd)
+        return b"", fd
 
     def edit(self, part: str, given: bytes) -> Outcome:
         """A part of `fs/applyEdits` (`edit_operations.py`). Body: its result, if it has one."""
@@ -97,9 +97,9 @@ class Operations:
                 )
                 return json.dumps(found.to_json()).encode(), None
             case "stage":
-                number, staged = edits.stage(Staging.from_json(arguments), self._stop)
-                self._refuse_kernel_files(number)
-                return json.dumps(staged.to_json()).encode(), number
+                fd, staged = edits.stage(Staging.from_json(arguments), self._stop)
+                self._refuse_kernel_files(fd)
+                return json.dumps(staged.to_json()).encode(), fd
             case "require_unchanged":
                 edits.require_unchanged([TargetState.from_json(each) for each in arguments])
             case "do":
@@ -120,13 +120,13 @@ class Operations:
         if device in self._kernel_devices:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    def _refuse_kernel_files(self, number: int) -> None:
-        if self._is_kernel_file(number):
-            os.close(number)
+    def _refuse_kernel_files(self, fd: int) -> None:
+        if self._is_kernel_file(fd):
+            os.close(fd)
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    def _is_kernel_file(self, number: int) -> bool:
-        return os.fstat(number).st_dev in self._kernel_devices
+    def _is_kernel_file(self, fd: int) -> bool:
+        return os.fstat(fd).st_dev in self._kernel_devices
 
 
 def _kernel_devices() -> frozenset[int]:

@@ -15,13 +15,7 @@ import time
 
 from execprotocol.errors import RpcError, file_error
 from execserver.fsworker import frames
-from execserver.fsworker.program.operations import Operations
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from execserver.fsworker.program.operations import Outcome
+from execserver.fsworker.program.operations import Handlers
 
 _POLL_SECONDS = 0.01
 """Seconds between two checks for cancellation, each of which is a system call."""
@@ -32,24 +26,22 @@ def serve() -> None:
     # The arguments save a system call that the filter forbids.
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fileno=0)
     try:
-        table = Operations(_CancelPoll(connection)).table
+        handlers = Handlers(_CancelPoll(connection))
         _reply(connection, frames.DONE, b"")
         while True:
             size = int.from_bytes(_receive(connection, frames.REQUEST_HEAD_BYTES), "little")
             # A size of 0 is a cancellation that came after the reply.
             if size:
-                _answer(connection, table, marshal.loads(_receive(connection, size)))  # noqa: S302
+                _answer(connection, handlers, marshal.loads(_receive(connection, size)))  # noqa: S302
     except (EOFError, ConnectionError):
         return
 
 
-def _answer(
-    connection: _socket.socket, table: dict[str, Callable[..., Outcome]], request: tuple[str, ...]
-) -> None:
+def _answer(connection: _socket.socket, handlers: Handlers, request: list[object]) -> None:
     name, *arguments = request
     opened = None
     try:
-        body, opened = table[name](*arguments)
+        body, opened = handlers.answer(str(name), arguments)
         status = frames.DONE
     except OSError as error:
         status, body = frames.REFUSED, _error_body(file_error(error))

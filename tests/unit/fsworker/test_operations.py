@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import json
 import os
 import random
@@ -70,11 +71,11 @@ def _looks(files: Files, path: str, limits: list[_Limits]) -> Iterator[Awaitable
     """The operations that change nothing, each begun when it is its turn."""
     yield look(files, path)
     yield files.run(operations.canonicalize, path)
-    yield files.list(operations.read_directory, entries_json, path)
+    yield files.list_json(operations.read_directory, entries_json, path)
     yield files.begin_reading(path, 9000)
     yield files.digest(path)
     for how in limits:
-        yield files.list(operations.walk, walk_json, path, *how)
+        yield files.list_json(operations.walk, walk_json, path, *how)
 
 
 def _change(files: Files, kind: int, one: str, two: str, flag: float) -> Awaitable[Any]:
@@ -108,6 +109,12 @@ def _paths(tree: Path) -> list[str]:
     for directory, folders, files in os.walk(tree):
         found += [os.path.join(directory, name) for name in folders + files]
     return found
+
+
+def test_only_paths_are_checked_against_patterns() -> None:
+    for operation in operations.OPERATIONS.values():
+        parameters = list(inspect.signature(operation.function).parameters.values())[1:]
+        assert all(parameters[position].annotation == "str" for position, _ in operation.reads)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -263,8 +270,8 @@ async def test_a_new_name_that_a_pattern_denies_can_be_written_and_not_read(
         with pytest.raises(InvalidRequest, match="Permission denied"):
             await confined.run(operations.copy, path, str(tmp_path / "copied"), False, False, False)
     for work in (
-        confined.list(operations.read_directory, entries_json, str(tmp_path / "folder" / ".env")),
-        confined.list(operations.walk, walk_json, str(tmp_path / "folder" / ".env"), *_ALL),
+        confined.list_json(operations.read_directory, entries_json, str(tmp_path / "folder" / ".env")),
+        confined.list_json(operations.walk, walk_json, str(tmp_path / "folder" / ".env"), *_ALL),
         confined.begin_reading(str(tmp_path / "folder" / ".env" / "file"), None),
     ):
         with pytest.raises(InvalidRequest, match="Permission denied"):
@@ -377,8 +384,8 @@ async def test_a_long_list_does_not_block_the_loop(
             turns += 1
 
     counting = asyncio.ensure_future(count_turns())
-    listed = await confined.list(operations.read_directory, entries_json, str(memory_folder))
-    walked = await confined.list(operations.walk, walk_json, str(memory_folder), *_ALL)
+    listed = await confined.list_json(operations.read_directory, entries_json, str(memory_folder))
+    walked = await confined.list_json(operations.walk, walk_json, str(memory_folder), *_ALL)
     counting.cancel()
 
     assert len(json.loads(listed)) == 20_000

@@ -110,7 +110,7 @@ def test_what_a_launcher_leaves_in_its_group_ends_with_it(killed: bool) -> None:
         inner = os.pidfd_open(int(process.stderr_text()))
         if killed:
             process.kill()
-        else:  # by somebody else
+        else:  # by another process
             os.kill(process.pid, signal.SIGKILL)
         assert _ended(process)
     finally:
