@@ -36,21 +36,36 @@ help:
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is %d.%d; say make PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev --editable ".[otel,relay]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev \
+		--editable clients/python --editable ".[otel,relay]"
 	touch $@
 
 run: setup
 	$(BIN)/python -m execclient.quickstart
+
+# -- the two distributions, `execclient` and `execserver`: each wheel is built from its sdist
+
+DIST ?= dist
+
+dist: setup
+	$(BIN)/python -m build --outdir $(DIST) clients/python
+	$(BIN)/python -m build --outdir $(DIST) .
 
 # -- checks
 
 test: setup lint types imports schemas-check unit
 
 check: test
+
+# Before a release: all that there is, whatever changed.
+release-check:
+	$(MAKE) test
+	$(MAKE) docs-check
+	$(MAKE) interop
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -82,19 +97,22 @@ schemas-check: setup
 	$(BIN)/python -m tools.client_reference --check clients/python docs/reference/client.md docs/reference/tools.md
 	$(BIN)/python -m tools.tool_schemas --check schemas/tools
 
+# `docs-check` has the tests that are marked `manual`.
+PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not manual"
+
 # Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
 # first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
 FIRST_TESTS := tests/faults tests/sandbox \
 	$(filter-out %/__pycache__ $(addprefix tests/integration/,patch relay tools),$(wildcard tests/integration/*))
 
-unit: setup bubblewrap terminal-tools ssh-server runtimes
+unit: setup bubblewrap terminal-tools runtimes
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
-	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/first $(FIRST_TESTS)
+	$(PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_TESTS)
 
 second-tests: setup
-	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%)
+	$(PYTEST) -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%)
 
 # What depends on signals, users and folders, as a background job of an ordinary user below /tmp runs it:
 # `make test` holds there too. BACKGROUND=tests/faults runs a whole folder so.
@@ -130,15 +148,15 @@ ssh-server:
 runtimes:
 	$(call install,command -v cc >/dev/null && command -v node >/dev/null,gcc libc6-dev nodejs,cc or node)
 
-# -- the manual; `make test` checks it too, tests/docs being tests like others
+# -- the manual; `make test` has the quick ones of tests/docs, `docs-check` all
 
 # mkdocs-material says at each build what will come after it.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
-docs-check: setup
-	$(BIN)/python -m pytest -q tests/docs
+docs-check: setup bubblewrap ssh-server
+	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/docs
 
 soak: setup
 	EXECSERVER_SOAK_COMMANDS=10000 $(BIN)/python -m pytest -q tests/soak --timeout 900

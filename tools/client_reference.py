@@ -27,7 +27,9 @@ _HEAD = """\
 
 <!-- Written by `make schemas` from the docstrings in clients/python/execclient; edits here are lost. -->
 
-`execclient` comes with the daemon: `pip install execserver`. It has three modules:
+`pip install execclient` brings the client alone, `pip install execserver` the daemon and the client. Extras
+of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expect` for pexpect, `tools` for
+[the tools of a model](tools.md), `policy` for rule files, `cli` for the commands. It has three modules:
 
 | module | for |
 | --- | --- |

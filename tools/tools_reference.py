@@ -71,8 +71,8 @@ _HEAD = """\
 <!-- Written by `make schemas` from the docstrings in clients/python/execclient; edits here are lost. -->
 
 What an agent host has for the tool calls of its model. The modules are imported by their names
-(`from execclient.tools import Toolset`), and need nothing but `pip install execserver`; rule files need
-`pip install "execserver[policy]"`.
+(`from execclient.tools import Toolset`), and need `pip install "execclient[tools]"` (part of
+`pip install execserver`); rule files need the extra `policy` besides.
 
 {modules}
 How they are used: [tools for a model](../how-to/agent-tools.md), [rules](../how-to/policy.md),
