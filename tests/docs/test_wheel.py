@@ -12,15 +12,14 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.docs.pages import ROOT, Block, blocks_of
+from tests.docs.pages import ROOT, TUTORIAL, Block, blocks_of
 from tests.docs.reader import reader
-from tests.docs.test_blocks import TUTORIAL
 from tests.docs.test_stranger import of_pip
-
-pytestmark = pytest.mark.manual
 
 INSTALL_SECONDS = 110.0
 """Building takes ten seconds and installing twenty, with a filled cache and a machine to itself."""
+
+pytestmark = [pytest.mark.manual, pytest.mark.timeout(3 * INSTALL_SECONDS)]
 
 CONSTRAINTS = ("--constraint", ROOT / "constraints.txt")
 
@@ -150,7 +149,6 @@ def test_a_missing_extra_is_an_error_that_says_what_to_install(
 
 
 @pytest.mark.parametrize("extra", sorted({extra for extra, _ in NEED_EXTRA}))
-@pytest.mark.timeout(INSTALL_SECONDS)
 def test_an_extra_brings_all_that_its_programs_need(extra: str, wheels: Wheels, tmp_path: Path) -> None:
     programs = environment(tmp_path, f"{wheels.client}[{extra}]")
 
@@ -162,7 +160,6 @@ def test_an_extra_brings_all_that_its_programs_need(extra: str, wheels: Wheels, 
 # -- the server
 
 
-@pytest.mark.timeout(2 * INSTALL_SECONDS)
 def test_the_tutorial_works_from_the_wheels_alone(programs: Path) -> None:
     blocks = blocks_of(TUTORIAL)
     clone, make_run, *rest = blocks
