@@ -45,8 +45,8 @@ What holds everywhere:
 
 - Times are seconds, sizes are bytes, unless a name says something else.
 - Paths are those of the daemon's machine, relative ones begin in `Executor.cwd`; `local` paths are our own.
-- Whatever is said to raise something also raises what any call does: [`CallTimeout`](#calltimeout),
-  [`SessionLost`](#sessionlost) when a lost connection cannot be made up for,
+- A call also raises, beside the errors that it names, those of every call: [`CallTimeout`](#calltimeout),
+  [`SessionLost`](#sessionlost) when a lost connection cannot be recovered,
   [`OutcomeUnknown`](#outcomeunknown) when it was lost at a time after which the call must not be repeated,
   [`ExecutorClosed`](#executorclosed) after the end.
 - A parameter behind the `*` is given by its name.

@@ -57,7 +57,7 @@ SECTIONS = (
     Section("tools.registry", "tools of a host's own", ("Registry",)),
     Section("tools.errors", "why a call gave nothing"),
     Section("govern.approvals", "questions, and who answers", ("Approvals", "ApprovalRequest", "Review")),
-    Section("govern.approval_policy", "when somebody is asked", ("approval_policy", "ApprovalPolicy")),
+    Section("govern.approval_policy", "when a person is asked", ("approval_policy", "ApprovalPolicy")),
     Section("govern.terminal_approver", "asking a person at a terminal"),
     Section("govern.queue_approver", "asking in a host's own user interface", ("QueueApprover",)),
     Section("govern.sandbox", "what commands may touch", ("sandbox_policy", "SandboxPolicy")),
@@ -135,7 +135,7 @@ class ToolsPage(ReferencePage):
         if unknown:
             raise DriftError(f"{module.path} has no {', '.join(unknown)}, which its section begins with")
         names = {name: names[name] for name in (*section.entrances, *sorted(names))}
-        # A module that hands on what another one has
+        # A module that forwards what another one has
         names = {name: found for name, found in names.items() if name not in self._places}
         self._names[section.module] = names
         for name, found in names.items():
