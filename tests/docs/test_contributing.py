@@ -96,18 +96,20 @@ SETTING = [
     Edit(
         """    switch_interval: Annotated[
         float,
-        _option("how long a thread runs before another may", group=LIMITS, metavar="S", unit="seconds", gt=0),
+        _option("how long a thread runs", group=LIMITS, metavar="S", unit="seconds", gt=0, lt=60),
     ] = 0.0005""",
         behind="    ] = 80.0",
     ),
-    Edit("    sys.setswitchinterval(config.switch_interval)", "    sys.setswitchinterval(", instead=True),
+    Edit(
+        "    sys.setswitchinterval(config.switch_interval)", "    sys.setswitchinterval(SWITCH", instead=True
+    ),
     Edit("\nOn a machine with many cores a longer `switch_interval` may help.\n"),
     Edit("""
 
 def test_the_switch_interval_is_short_and_above_zero() -> None:
     assert Settings().switch_interval == 0.0005
     with pytest.raises(SettingsError, match="above 0"):
-        load({"switch_interval": "0"}, {}, NO_FILE)
+        load({}, {"EXECSERVER_SWITCH_INTERVAL": "0"}, NO_FILE)
 """),
     Edit("""from tests.conftest import StartServer
 
@@ -128,7 +130,7 @@ from execclient.commands.daemon import Daemon
 async def uptime(daemon: Daemon) -> int:
     """Print the seconds."""
     async with daemon.connect() as executor:
-        health = await executor.call("server/health")
+        health = await executor.call("server/health", {})
     print(health["uptimeSeconds"], flush=True)
     return 0
 '''),
@@ -147,7 +149,9 @@ def uptime(url: Url = None, token_file: TokenFile = None) -> None:
 
 
 def test_the_uptime_is_printed_and_the_help_lists_it(execserver: CommandLine) -> None:
-    assert float(execserver("uptime").stdout) > 0
+    done = execserver("uptime")
+    assert done.stderr == b""
+    assert float(done.stdout) > 0
     assert b"uptime" in execserver("--help").stdout
 """),
 ]
