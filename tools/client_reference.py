@@ -27,7 +27,9 @@ _HEAD = """\
 
 <!-- Written by `make schemas` from the docstrings in clients/python/execclient; edits here are lost. -->
 
-`execclient` comes with the daemon: `pip install execserver`. It has three modules:
+`pip install execclient` brings the client alone, `pip install execserver` the daemon and the client. Extras
+of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expect` for pexpect, `tools` for
+[the tools of a model](tools.md), `policy` for rule files, `cli` for the commands. It has three modules:
 
 | module | for |
 | --- | --- |
@@ -43,8 +45,8 @@ What holds everywhere:
 
 - Times are seconds, sizes are bytes, unless a name says something else.
 - Paths are those of the daemon's machine, relative ones begin in `Executor.cwd`; `local` paths are our own.
-- Whatever is said to raise something also raises what any call does: [`CallTimeout`](#calltimeout),
-  [`SessionLost`](#sessionlost) when a lost connection cannot be made up for,
+- A call also raises, beside the errors that it names, those of every call: [`CallTimeout`](#calltimeout),
+  [`SessionLost`](#sessionlost) when a lost connection cannot be recovered,
   [`OutcomeUnknown`](#outcomeunknown) when it was lost at a time after which the call must not be repeated,
   [`ExecutorClosed`](#executorclosed) after the end.
 - A parameter behind the `*` is given by its name.

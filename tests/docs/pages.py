@@ -22,6 +22,9 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
 
+TUTORIAL = ROOT / "docs" / "tutorial" / "first-session.md"
+"""Begins with a clone, so `test_stranger.py` follows it."""
+
 RUN = frozenset({"console", "sh", "python", "json", "toml"})
 """Languages that the runner carries out, or at least reads."""
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks_of
+from tests.docs.pages import ROOT, TUTORIAL, blocks_of
 from tests.docs.reader import reader
-from tests.docs.test_blocks import TUTORIAL
 
 SECONDS = 270.0
 """`make run` in a clone installs everything: about a minute, several on a bad day."""
@@ -41,6 +40,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.manual
 @pytest.mark.timeout(300)
 def test_from_the_clone_to_the_end_of_the_tutorial(repository: Path) -> None:
     blocks = blocks_of(TUTORIAL)

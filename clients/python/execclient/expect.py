@@ -1,4 +1,4 @@
-"""pexpect over a terminal at the daemon. Needs the extra: `pip install execserver[expect]`.
+"""pexpect over a terminal at the daemon. Needs the extra: `pip install "execclient[expect]"`.
 
     from execclient.expect import RemoteSpawn
 
@@ -44,7 +44,7 @@ try:
     from pexpect.expect import Expecter, searcher_re, searcher_string
     from pexpect.spawnbase import SpawnBase
 except ImportError as error:
-    raise ImportError("execclient.expect needs pexpect: pip install 'execserver[expect]'") from error
+    raise ImportError('execclient.expect needs pexpect: pip install "execclient[expect]"') from error
 
 from execclient.arguments import AnyPath
 from execclient.errors import ExecServerError, Unsupported, WaitTimeout

@@ -629,4 +629,4 @@ def test_without_pexpect_the_import_says_what_to_install() -> None:
     code = "import sys; sys.modules['pexpect'] = None; import execclient.expect"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-    assert re.search(r"ImportError: .*pip install 'execserver\[expect\]'", failed.stderr)
+    assert re.search(r'ImportError: .*pip install "execclient\[expect\]"', failed.stderr)

@@ -727,7 +727,7 @@ def test_without_cryptography_the_error_says_what_to_install(monkeypatch: pytest
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "execprotocol.relay.keys", None)
 
-    with pytest.raises(UnsupportedUrl, match=r"pip install 'execserver\[relay\]'"):
+    with pytest.raises(UnsupportedUrl, match=r'pip install "execclient\[relay\]"'):
         target("relay+https://h?environment=box", token="t")
 
 

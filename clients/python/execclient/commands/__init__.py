@@ -3,6 +3,11 @@
 Imported by the console script only when one of these is called for; typer and rich come with it.
 """
 
-from execclient.commands.app import main
+try:
+    from execclient.commands.app import main
+except ModuleNotFoundError as error:
+    if error.name != "typer":
+        raise
+    raise ImportError('the commands need typer and rich: pip install "execclient[cli]"') from error
 
 __all__ = ["main"]

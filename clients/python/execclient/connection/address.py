@@ -160,9 +160,10 @@ class WebSocketTarget:
 
     async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
         """As `Target.open`."""
-        from execclient.connection.websocket import (
-            open_websocket,  # picows: 75 ms, spared where nobody needs it
-        )
+        try:
+            from execclient.connection.websocket import open_websocket  # picows: 75 ms
+        except ImportError as error:
+            raise _missing_extra(self.parts.scheme, "ws", error) from error
 
         headers = {}
         if self.token is not None:
@@ -250,9 +251,7 @@ def target(
                 relay_address,
             )
         except ImportError as error:
-            raise UnsupportedUrl(
-                f"{scheme}: needs packages that are not there ({error}): pip install 'execserver[relay]'"
-            ) from error
+            raise _missing_extra(scheme, "relay", error) from error
         found = _token(token, token_file)
         if found is not None and scheme == "relay+http" and not allow_insecure_token:
             _keep_secret(relay_address(url).host, "relay+https://")
@@ -286,6 +285,12 @@ def _refuse_strangers(url: str, arguments: dict[str, tuple[bool, bool]]) -> None
     for name, (absent, fits) in arguments.items():
         if not absent and not fits:
             raise UnsupportedUrl(f"{name}= does not go with {url}")
+
+
+def _missing_extra(scheme: str, extra: str, error: ImportError) -> UnsupportedUrl:
+    return UnsupportedUrl(
+        f'{scheme}: needs packages that are not installed ({error}): pip install "execclient[{extra}]"'
+    )
 
 
 def _web_address(url: str, token: Token | None, allow_insecure_token: bool) -> SplitResult:

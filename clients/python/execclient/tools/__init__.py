@@ -61,4 +61,10 @@ def __getattr__(name: str) -> object:
     # Not before somebody asks: the errors in here are used by what the toolset is made of.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "pydantic":
+            raise
+        raise ImportError(f'{__name__}.{name} needs pydantic: pip install "execclient[tools]"') from error
+    return getattr(module, name)

@@ -349,7 +349,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(builtins, "__import__", without_starlark)
 
-    assert "pip install 'execserver[policy]'" in refusal("pass").reason
+    assert 'pip install "execclient[policy]"' in refusal("pass").reason
 
 
 def test_the_library_is_imported_only_when_there_is_a_file() -> None:

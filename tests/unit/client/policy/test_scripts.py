@@ -414,4 +414,4 @@ def test_a_missing_parser_is_an_error_that_says_how_to_get_it() -> None:
 
     assert failed.returncode == 1
     assert b"ImportError: reading shell commands needs tree-sitter" in failed.stderr
-    assert b"pip install tree-sitter tree-sitter-bash" in failed.stderr
+    assert b'pip install "execclient[tools]"' in failed.stderr

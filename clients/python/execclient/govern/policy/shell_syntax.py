@@ -74,9 +74,10 @@ def _short_parser() -> Parser:
 
 
 def _new_parser() -> Parser:
+    language = _language()  # first: it says what to install
     from tree_sitter import Parser
 
-    return Parser(_language())
+    return Parser(language)
 
 
 @functools.cache
@@ -86,7 +87,7 @@ def _language() -> Language:
         from tree_sitter import Language
     except ImportError as error:
         raise ImportError(
-            f"reading shell commands needs tree-sitter and tree-sitter-bash ({error}); "
-            "install them with: pip install tree-sitter tree-sitter-bash"
+            f"reading shell commands needs tree-sitter and tree-sitter-bash ({error}): "
+            'pip install "execclient[tools]"'
         ) from error
     return Language(tree_sitter_bash.language())

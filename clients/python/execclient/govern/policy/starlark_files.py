@@ -121,7 +121,7 @@ def _library(file: str) -> ModuleType:
         import starlark
     except ImportError as error:
         raise PolicyError(
-            file, None, f"rule files need Starlark: pip install 'execserver[policy]' ({error})"
+            file, None, f'rule files need Starlark ({error}): pip install "execclient[policy]"'
         ) from error
     return starlark
 
