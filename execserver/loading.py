@@ -27,8 +27,8 @@ class Loader:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.lend: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Gives up the spare descriptors for as long as it lasts."""
+        self.use_reserved_descriptors: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Gives up the reserved descriptors for as long as it lasts."""
 
     def load(self, work: Callable[[], T]) -> T:
         """Do something that imports.
@@ -43,10 +43,10 @@ class Loader:
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-            with self.lend():
+            with self.use_reserved_descriptors():
                 return _import(work)
 
-    def load_without_spares(self, work: Callable[[], T]) -> T:
+    def load_without_reserved(self, work: Callable[[], T]) -> T:
         """The same where the caller sees to the descriptors: only it knows who would take them first.
 
         Raises:

@@ -37,7 +37,7 @@ from execserver.loading import LOADER
 from execserver.memory import reuse_buffers
 from execserver.private_folder import FolderError, state_folder
 from execserver.processes.executor import Executor
-from execserver.processes.recovery_state import Legacy, Survival
+from execserver.processes.recovery_state import RecoveredState, RecoveryState
 from execserver.processes.spawn import Spawner
 from execserver.relay.executor.options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
@@ -172,7 +172,7 @@ def load_the_rest(*, only_stdio: bool = False) -> None:
     sys.setswitchinterval(100e-6)
     try:
         for name in LATE_MODULES[:1] if only_stdio else LATE_MODULES:
-            LOADER.load_without_spares(partial(import_module, name))
+            LOADER.load_without_reserved(partial(import_module, name))
     finally:
         sys.setswitchinterval(usual)
     gc.freeze()  # as `Server._freeze_heap`
@@ -326,12 +326,12 @@ class Server:
     async def serve(self) -> int:
         """The story of a server's life. Returns the exit code."""
         self._watch_supervisor()
-        survival, legacy = self._take_over()
-        executor = self._executor = self._make_executor(survival)
+        recovery, recovered = self._take_over()
+        executor = self._executor = self._make_executor(recovery)
         sessions = SessionTable(executor, self._config.session_ttl)
-        if legacy is not None:
-            sessions.inherit(legacy)
-            await executor.kill_unfinished_starts(legacy.state.highest)
+        if recovered is not None:
+            sessions.inherit(recovered)
+            await executor.kill_unfinished_starts(recovered.state.highest)
             reach("take-over-restored")
         loop = asyncio.get_running_loop()
         loop.add_reader(self._hello.keeper.fileno(), self._keeper_spoke, executor)
@@ -355,7 +355,7 @@ class Server:
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, gauges)
         self._freeze_heap()
-        LOADER.lend = executor.lend_spares
+        LOADER.use_reserved_descriptors = executor.use_reserved_descriptors
         self._loading = loop.create_task(self._load_the_rest(executor))
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
@@ -379,25 +379,25 @@ class Server:
         loop.add_reader(pidfd, self._supervisor_gone)
         loop.add_reader(self._channel.fileno(), self._supervisor_spoke)
 
-    def _take_over(self) -> tuple[Survival, Legacy | None]:
+    def _take_over(self) -> tuple[RecoveryState, RecoveredState | None]:
         """Begin, or go on where a server before this one ended."""
         keeper = self._hello.keeper
         if not self._hello.take_over:
-            return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
+            return RecoveryState.begin(keeper, self._host.cwd, self._host.provider_id), None
         handed = keeper.take_over()
-        if not Survival.has_begun(handed):
-            return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
-        survival, legacy = Survival.resume(keeper, handed)
-        service = legacy.state.service
+        if not RecoveryState.has_begun(handed):
+            return RecoveryState.begin(keeper, self._host.cwd, self._host.provider_id), None
+        recovery, recovered = RecoveryState.resume(keeper, handed)
+        service = recovered.state.service
         if service is not None:
             self._host = self._host.continued(service.cwd, service.provider_id)
         fault_points.only_of_take_over(first=service is None or service.servers == 1)
         reach("take-over-begun")
-        if legacy.state.skipped:
-            log.warning("parts of the ledger were not understood", lines=legacy.state.skipped)
-        return survival, legacy
+        if recovered.state.skipped:
+            log.warning("parts of the ledger were not understood", lines=recovered.state.skipped)
+        return recovery, recovered
 
-    def _make_executor(self, survival: Survival) -> Executor:
+    def _make_executor(self, recovery: RecoveryState) -> Executor:
         home = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -408,11 +408,11 @@ class Server:
             Spawner(home, null, nofile if nofile != soft else None),
             self._config.limits,
             self._sandboxes,
-            survival,
-            self._make_spool(survival),
+            recovery,
+            self._make_spool(recovery),
         )
 
-    def _make_spool(self, survival: Survival) -> Spool:
+    def _make_spool(self, recovery: RecoveryState) -> Spool:
         def tell(failing: bool, reason: str) -> None:
             if failing:
                 log.warning("output is kept in memory: the disk takes none", reason=reason)
@@ -426,7 +426,7 @@ class Server:
         except StateFolderError as error:
             log.warning("output is kept in memory", reason=str(error))
         limits = SpoolLimits(disk=self._config.limits.spool_max_bytes)
-        return Spool(folder, limits, tell, survival.small_files)
+        return Spool(folder, limits, tell, recovery.small_files)
 
     def _make_gauges(self, executor: Executor, sessions: SessionTable) -> Gauges:
         return Gauges(
@@ -522,7 +522,7 @@ class Server:
                 connect,
                 self._credentials,
                 host_names=self._config.ws_host,
-                may_accept=lambda: not executor.spares_are_out,
+                may_accept=lambda: not executor.reserved_in_use,
                 pages=health.pages(gauges),
                 upgrades=lambda: not self._stopping,
             )
@@ -535,7 +535,7 @@ class Server:
         return RemoteExecutor(
             self._identity,
             connect,
-            may_open=lambda: not (self._stopping or executor.spares_are_out),
+            may_open=lambda: not (self._stopping or executor.reserved_in_use),
             refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
         )
 
@@ -560,7 +560,7 @@ class Server:
             await asyncio.sleep(LOAD_AFTER_SECONDS)
             await _quiet_moment()
             only_stdio = all(listener.kind == "stdio" for listener in self._hello.listeners)
-            await executor.with_spares(partial(load_the_rest, only_stdio=only_stdio))
+            await executor.run_with_reserved(partial(load_the_rest, only_stdio=only_stdio))
         except OSError as error:  # what a request needs is loaded for it
             log.warning("what is needed later cannot be loaded now", reason=str(error))
         except Exception as error:  # a broken installation
@@ -651,7 +651,7 @@ class Server:
             connection.drain()
         if self._remote is not None:
             self._remote.close()
-        executor.hurry()
+        executor.expedite()
         deadline = asyncio.get_running_loop().time() + LAST_ANSWERS_SECONDS
         while not all(connection.has_answered for connection in self._connections):
             if self._told_to_stop:

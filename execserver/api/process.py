@@ -30,13 +30,12 @@ from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.host import Host
 from execserver.processes import start_obstacle
 from execserver.processes.child_environment import child_environment
-from execserver.processes.executor import Executor, Terms
+from execserver.processes.executor import Executor
 from execserver.processes.launch import LaunchPlan, plan_launch
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
-from execserver.processes.start_digest import differing, start_digest
+from execserver.processes.start_options import StartOptions, first_difference, start_digests
 from execserver.processes.store import ProcessStore
-from execserver.processes.usage import bounded_argv, kept_folder
 from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_resize
@@ -208,16 +207,10 @@ class ProcessHandlers:
     def _start(
         self, caller: Caller, params: StartParams, make_plan: Callable[[StartParams], LaunchPlan]
     ) -> Encoded:
-        terms = Terms(
-            _seconds(params.timeout_ms),
-            _seconds(params.idle_timeout_ms),
-            # Of what nobody will ask for again the comparison would cost more than a spawn has to spare.
-            start_digest(params) if caller.extensions or params.if_exists == "attach" else None,
-            bounded_argv(params.argv),
-            kept_folder(params.cwd),
-        )
+        may_attach = caller.extensions or params.if_exists == "attach"
+        options = StartOptions.of(params, may_attach=may_attach)
         try:
-            process = caller.session.processes.start(params.process_id, lambda: make_plan(params), terms)
+            process = caller.session.processes.start(params.process_id, lambda: make_plan(params), options)
         except SpawnFailed as error:
             self._explain(error, params)
             raise
@@ -234,7 +227,7 @@ class ProcessHandlers:
         digests = process.started.digests
         if digests is None:
             raise start_unknown(params.process_id)
-        parameter = differing(digests, start_digest(params))
+        parameter = first_difference(digests, start_digests(params))
         if parameter is not None:
             raise start_differs(params.process_id, parameter)
         result = _start_result(caller, params, process)
@@ -335,10 +328,6 @@ def _signal_result(
     caller: Caller, status: Literal["delivered", "alreadyExited", "unknownProcess"]
 ) -> SignalResult:
     return {"status": status} if caller.extensions else {}
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def _start_result(caller: Caller, params: StartParams, process: ManagedProcess) -> StartResult:

@@ -23,10 +23,11 @@ from execserver.processes.exit_cause import OomCounter
 from execserver.processes.launch import LaunchPlan
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
-from execserver.processes.process import ManagedProcess, Surroundings
-from execserver.processes.recovery_state import Legacy, Slots, Survival
-from execserver.processes.reserved_descriptors import SpareDescriptors
+from execserver.processes.process import ExecutorContext, ManagedProcess
+from execserver.processes.recovery_state import RecoveredState, RecoveryState, Slots
+from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.spawn import Spawned, Spawner
+from execserver.processes.start_options import StartOptions
 from execserver.processes.stdin import InputBudget
 from execserver.processes.usage import Usage, measure
 from execserver.spool.arena import ProcessIndex
@@ -80,20 +81,6 @@ class ExecutorLimits(msgspec.Struct, frozen=True):
     """Seconds that a closed process stays readable. What the reference was measured to do."""
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """What a start asks for beside the program."""
-
-    timeout: float | None = None
-    """Seconds after which the process is killed."""
-    idle_timeout: float | None = None
-    """Seconds without output or input after which it is killed."""
-    digests: dict[str, str] | None = None
-    """What a later start is compared with that wants to attach to this one."""
-    argv: list[str] | None = None
-    """What to say was asked to be run, and where."""
-    cwd: str | None = None
-
-
 class Executor:
     """Starts processes and looks after them once they are closed.
 
@@ -103,7 +90,7 @@ class Executor:
         spawner: how to start a child.
         limits: how much is kept, and for how long.
         sandboxes: who gets confinements back.
-        survival: what a successor is to know.
+        recovery: what a successor is to know.
         spool: where output is kept.
     """
 
@@ -114,11 +101,11 @@ class Executor:
         spawner: Spawner,
         limits: ExecutorLimits,
         sandboxes: Sandboxes,
-        survival: Survival,
+        recovery: RecoveryState,
         spool: Spool,
     ) -> None:
         self.limits = limits
-        self.survival = survival
+        self.recovery = recovery
         self._instance = instance
         self._protected = frozenset(protected)
         self._spawner = spawner
@@ -126,16 +113,16 @@ class Executor:
         self._confined = 0
         """Live processes with a sandbox."""
         self._loop = asyncio.get_running_loop()
-        self._spares = SpareDescriptors()
+        self._reserved = ReservedDescriptors()
         self._spool = spool
         self._budget = SpoolBudget(spool.limits)
-        self._around = Surroundings(
+        self._context = ExecutorContext(
             DescriptorPoller(self._loop),
             InputBudget(),
-            survival,
+            recovery,
             Deadlines(self._loop, self._deadline_passed),
             OomCounter(),
-            self._spares,
+            self._reserved,
         )
         self._processes: dict[int, ManagedProcess] = {}
         """All that are not forgotten, by number."""
@@ -146,7 +133,7 @@ class Executor:
         """What holds the mount points of their sandboxes."""
         self._overdue: set[asyncio.Task[Any]] = set()
         self._tagged = _may_tag(instance)
-        self.spares_are_out = 0
+        self.reserved_in_use = 0
         """Kills that need the spare descriptors right now: nothing else should take a descriptor."""
         self.stopping = False
         """Whether the service ends and nothing may be started any more."""
@@ -173,7 +160,7 @@ class Executor:
     @property
     def queued_input_bytes(self) -> int:
         """Input accepted for processes that have not read it yet."""
-        return self._around.input_budget.held
+        return self._context.input_budget.held
 
     # -- starting
 
@@ -197,7 +184,7 @@ class Executor:
         process_id: str,
         plan: LaunchPlan,
         on_closed: Callable[[ManagedProcess], None],
-        terms: Terms,
+        options: StartOptions,
     ) -> ManagedProcess:
         """Spawn.
 
@@ -228,23 +215,23 @@ class Executor:
             plan.tty,
             plan.pipe_stdin,
             started_at,
-            None if terms.timeout is None else started_at + terms.timeout,
-            terms.idle_timeout,
-            terms.digests,
+            None if options.timeout is None else started_at + options.timeout,
+            options.idle_timeout,
+            options.digests,
             description,
-            terms.argv,
-            terms.cwd,
+            options.argv,
+            options.cwd,
             time.time_ns() // 1_000_000,
         )
         index: ProcessIndex | None = None
         try:
-            index = self.survival.arena.open(number)
-            slots = self.survival.started(started, spawned.kept(), spawned.status, locks)
+            index = self.recovery.arena.open(number)
+            slots = self.recovery.started(started, spawned.kept(), spawned.status, locks)
         except (OSError, ValueError):
             # What a successor would not know must not run.
             self._undo(number, spawned.pid)
             spawned.close()
-            self.survival.forgotten(number, urgent=True)
+            self.recovery.forgotten(number, urgent=True)
             if index is not None:
                 index.free()
             raise
@@ -264,7 +251,7 @@ class Executor:
             self._spool,
             self._budget,
             self.limits.retained_output_bytes,
-            partial(self.survival.keep_data, number),
+            partial(self.recovery.keep_data, number),
         )
         try:
             return restore(disk, memory)
@@ -276,7 +263,7 @@ class Executor:
         """End a child of which nobody will hear, and all that came of it, and reap it."""
         # By membership: it has perhaps run for a while, and a sandbox's launcher is not what it launched.
         try:
-            with self._spares.lent():
+            with self._reserved.lent():
                 survivors = self._kill([number], [pid])
         except OSError as error:
             log.warning("no descriptors to find processes with", error=str(error))
@@ -293,7 +280,7 @@ class Executor:
             self._spool,
             self._budget,
             self.limits.retained_output_bytes,
-            partial(self.survival.keep_data, number),
+            partial(self.recovery.keep_data, number),
         )
 
     def _make_process(
@@ -306,7 +293,7 @@ class Executor:
         number = started.number
         closed = partial(self._process_closed, on_closed)
         process = self._processes[number] = ManagedProcess(
-            started, log, self._around, closed, confinement, self._tag(number), self._left_sandbox
+            started, log, self._context, closed, confinement, self._tag(number), self._left_sandbox
         )
         return process
 
@@ -331,18 +318,18 @@ class Executor:
     # -- taking over
 
     def inherit(
-        self, legacy: Legacy, on_closed: Callable[[str], Callable[[ManagedProcess], None]]
+        self, recovered: RecoveredState, on_closed: Callable[[str], Callable[[ManagedProcess], None]]
     ) -> dict[str, list[ManagedProcess]]:
         """Go on with the processes of a dead server; by session, oldest first.
 
         Args:
-            legacy: what it left.
+            recovered: what it left.
             on_closed: for a session id, what is called when one of its processes is closed.
         """
         inherited: dict[str, list[ManagedProcess]] = {}
-        state = legacy.state
+        state = recovered.state
         for number, known in state.processes.items():
-            slots, index = legacy.slots.pop(number, {}), legacy.indices.pop(number, None)
+            slots, index = recovered.slots.pop(number, {}), recovered.indices.pop(number, None)
             ends = slots.pop(PROCESS, [])
             # Of one that was closed with its leader only the index tells (`records.Closed`).
             over = known.closed_at is not None or (index is not None and index.closed_seq is not None)
@@ -351,7 +338,7 @@ class Executor:
                 self._unfinished_locks += _locks(slots)
                 _close_all([ends], slots.values())
                 if index is not None:
-                    self.survival.arena.free(index)
+                    self.recovery.arena.free(index)
                 self._unfinished.append(number)
                 continue
             try:
@@ -364,15 +351,15 @@ class Executor:
                 continue
             inherited.setdefault(known.started.session, []).append(process)
             _close_all(slots.values())
-        for number, slots in legacy.slots.items():
+        for number, slots in recovered.slots.items():
             self._unfinished_locks += _locks(slots)
             _close_all(slots.values())
-            self.survival.unknown(number)
-        for index in legacy.indices.values():
-            self.survival.arena.free(index)
+            self.recovery.unknown(number)
+        for index in recovered.indices.values():
+            self.recovery.arena.free(index)
         # A survivor of `kill_unfinished_starts` may bear the next one.
         self._next_number = state.highest + 2
-        for number, status in legacy.exits.items():
+        for number, status in recovered.exits.items():
             self.inherited_end(number, status)
         for process in [*self._processes.values()]:
             process.check()
@@ -408,7 +395,7 @@ class Executor:
         closed = known.closed_at is not None or restored.closed_seq is not None
         if closed and (ends or slots):
             # The server was killed before the supervisor let go of them.
-            self.survival.closed(number, slots, told=True, urgent=True)
+            self.recovery.closed(number, slots, told=True, urgent=True)
         confinement = None
         if started.sandbox is not None and not closed:
             confinement = self._sandboxes.adopt(started.sandbox, _locks(slots))
@@ -430,7 +417,7 @@ class Executor:
                 await self._kill_with_patience(self._unfinished, [])
             await self._kill_with_patience(range(highest + 1, 1 << descendants.NUMBER_BITS), [])
         for number in self._unfinished:
-            self.survival.forgotten(number, urgent=True)
+            self.recovery.forgotten(number, urgent=True)
         self._unfinished.clear()
         if self._unfinished_locks:
             locks, self._unfinished_locks = self._unfinished_locks, []
@@ -441,7 +428,7 @@ class Executor:
         """The supervisor tells of the end of a process that it has inherited."""
         process = self._processes.get(number)
         if process is None:
-            self.survival.unknown(number)
+            self.recovery.unknown(number)
         else:
             process.inherited_end(status)
 
@@ -474,7 +461,7 @@ class Executor:
         while len(self._with_files) > most:
             number, process = self._with_files.popitem(last=False)
             process.log.empty()
-            self.survival.drop_data(number)
+            self.recovery.drop_data(number)
 
     def _deadline_passed(self, number: int, which: Passed) -> None:
         process = self._processes.get(number)
@@ -503,10 +490,10 @@ class Executor:
         for process in self._processes.values():
             process.end_for(cause)
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Answer all waiting reads now."""
         for process in self._processes.values():
-            process.hurry()
+            process.expedite()
 
     async def kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
         """Kill every descendant of the processes with these numbers, wherever it went.
@@ -532,17 +519,17 @@ class Executor:
         """
         passed: set[int] = set()
         if process.running and process.inside is not None:
-            apparatus = process.inside.apparatus()
-            if apparatus is None:
+            setup_pids = process.inside.setup_pids()
+            if setup_pids is None:
                 # As soon as there is a command; it has no descendants yet.
                 return process.signal_group(number)
-            passed |= apparatus
+            passed |= setup_pids
         measures.signals["other"] += 1
         leaders = [process.pid] if process.running else []
         send = partial(self._signal, process.number, leaders, number, passed)
         for _ in range(_KILL_ATTEMPTS):
             try:
-                return bool(await self.with_spares(send))
+                return bool(await self.run_with_reserved(send))
             except OSError as error:
                 log.warning("no descriptors to find processes with", error=str(error))
             await asyncio.sleep(_KILL_PAUSE_SECONDS)
@@ -550,9 +537,9 @@ class Executor:
 
     async def has_descendants(self, process: ManagedProcess) -> bool:
         """Whether anything lives that came of a process whose leader has ended."""
-        look = partial(descendants.members, self._instance, process.number, exclude=self._protected)
+        look = partial(descendants.find_descendants, self._instance, process.number, exclude=self._protected)
         try:
-            return self._tagged and bool(await self.with_spares(look))
+            return self._tagged and bool(await self.run_with_reserved(look))
         except OSError:
             # Nobody can look, so perhaps.
             return True
@@ -561,12 +548,12 @@ class Executor:
         """What each process that is not closed uses now, by number; blocking, for a thread."""
         processes = self._processes.copy().values()
         leaders = {process.number: process.pid for process in processes if process.running}
-        return measure(descendants.members_by_number(self._instance, leaders, exclude=self._protected))
+        return measure(descendants.descendants_by_number(self._instance, leaders, exclude=self._protected))
 
     def _signal(self, number: int, leaders: Collection[int], signal_number: int, passed: set[int]) -> int:
         roots = () if self._tagged else leaders
         exclude = self._protected
-        return descendants.signal_members(
+        return descendants.signal_descendants(
             self._instance, number, signal_number, exclude=exclude, roots=roots, passed=passed
         )
 
@@ -574,14 +561,14 @@ class Executor:
         kill = partial(self._kill, numbers, leaders)
         for _ in range(_KILL_ATTEMPTS):
             try:
-                return await self.with_spares(kill)
+                return await self.run_with_reserved(kill)
             except OSError as error:
                 log.warning("no descriptors to find processes with", error=str(error))
             await asyncio.sleep(_KILL_PAUSE_SECONDS)
         log.error("no descriptors to find processes with; what is left ends with the service")
         return sorted(leaders)
 
-    async def with_spares(self, work: Callable[[], T]) -> T:
+    async def run_with_reserved(self, work: Callable[[], T]) -> T:
         """Do something in a thread; when the table of descriptors is full, again with those that are spared.
 
         Raises:
@@ -589,19 +576,19 @@ class Executor:
         """
         with contextlib.suppress(OSError):
             return await self._loop.run_in_executor(None, work)
-        # Only now: while the spares are out no connection is accepted, or those that wait would take them
+        # Only now: while the reserved are out no connection is accepted, or those that wait would take them
         # first.
-        self.spares_are_out += 1
+        self.reserved_in_use += 1
         try:
-            self._spares.release()
+            self._reserved.release()
             return await self._loop.run_in_executor(None, work)
         finally:
-            self._spares.take()
-            self.spares_are_out -= 1
+            self._reserved.take()
+            self.reserved_in_use -= 1
 
-    def lend_spares(self) -> AbstractContextManager[None]:
+    def use_reserved_descriptors(self) -> AbstractContextManager[None]:
         """Give up the spare descriptors for as long as this lasts: for what the loop does in one go."""
-        return self._spares.lent()
+        return self._reserved.lent()
 
     def kill_all(self) -> list[int]:
         """Kill every descendant of the service, blocking. Returns the survivors.
@@ -611,9 +598,11 @@ class Executor:
         """
         until = time.monotonic() + _LAST_KILL_SECONDS
         while True:
-            self._spares.release()
+            self._reserved.release()
             try:
-                return descendants.kill_members(self._instance, exclude=self._protected, roots=[os.getpid()])
+                return descendants.kill_descendants(
+                    self._instance, exclude=self._protected, roots=[os.getpid()]
+                )
             except OSError:
                 # Another thread took them, and may give them back.
                 if time.monotonic() >= until:
@@ -652,14 +641,14 @@ class Executor:
 
     def _kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
         roots = () if self._tagged else leaders
-        return descendants.kill_members(self._instance, numbers, exclude=self._protected, roots=roots)
+        return descendants.kill_descendants(self._instance, numbers, exclude=self._protected, roots=roots)
 
     def close(self) -> None:
         """Stop watching; for the end of the daemon."""
         if self._retention_timer is not None:
             self._retention_timer.cancel()
-        self._around.deadlines.close()
-        self._around.poller.close()
+        self._context.deadlines.close()
+        self._context.poller.close()
 
     def _next_turn(self) -> None:
         self._spawns_this_turn = 0

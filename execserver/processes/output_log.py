@@ -217,9 +217,9 @@ class OutputLog:
         return self._files.carries
 
     @property
-    def hurried(self) -> bool:
+    def expedited(self) -> bool:
         """Whether a client was heard a moment ago, whose next request should not wait for much output."""
-        return self._spool.hurried()
+        return self._spool.expedited()
 
     @property
     def held(self) -> int:

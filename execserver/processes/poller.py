@@ -7,7 +7,7 @@ loop watches the epoll itself, which is a pollable descriptor.
 One owner a descriptor: whoever watches it stops before closing it.
 
 A watch can rest for a moment shorter than the timers of the loop (`output_batching.py`): the epoll is told
-that nothing is wanted, until one timer for all resting watches is over or the owner wants something else.
+that nothing is wanted, until one timer for all delayed watches is over or the owner wants something else.
 It stays registered: to register it again could fail, and leave a stream unwatched.
 """
 
@@ -18,7 +18,7 @@ import os
 import select
 from collections.abc import Callable
 
-from execserver.processes.output_batching import REST_SECONDS
+from execserver.processes.output_batching import DELAY_SECONDS
 from execserver.spool.system_calls import DescriptorTimer
 
 READABLE = select.EPOLLIN
@@ -40,7 +40,7 @@ class DescriptorPoller:
         self._loop = loop
         self._epoll = select.epoll()
         self._watches: dict[int, Watch] = {}
-        self._resting: list[Watch] = []
+        self._delayed: list[Watch] = []
         self._timer: DescriptorTimer | None = None
         loop.add_reader(self._epoll.fileno(), self._run)
 
@@ -55,33 +55,33 @@ class DescriptorPoller:
         return watch
 
     def rest(self, watch: Watch) -> None:
-        """Leave a descriptor alone for `REST_SECONDS`, or less when others rest already. Not at all when no
+        """Leave a descriptor alone for `DELAY_SECONDS`, or less when others rest already. Not at all when no
         timer is to be had.
         """
-        if watch.resting or not watch.events:
+        if watch.delayed or not watch.events:
             return
-        if not self._resting:
+        if not self._delayed:
             if self._timer is None:
                 self._timer = self._new_timer()
             if self._timer is None:
                 return
             self._timer.start()
         watch.rest()
-        self._resting.append(watch)
+        self._delayed.append(watch)
 
     def close(self) -> None:
         """Stop."""
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         self._watches.clear()
-        self._resting.clear()
+        self._delayed.clear()
         if self._timer is not None:
             os.close(self._timer.fd)
             self._timer = None
 
     def _new_timer(self) -> DescriptorTimer | None:
         try:
-            timer = DescriptorTimer(REST_SECONDS)
+            timer = DescriptorTimer(DELAY_SECONDS)
         except OSError:
             return None
         try:
@@ -94,19 +94,19 @@ class DescriptorPoller:
     def _on_rested(self, _events: int) -> None:
         assert self._timer is not None
         os.read(self._timer.fd, _TIMER_BYTES)
-        resting, self._resting = self._resting, []
-        for watch in resting:
+        delayed, self._delayed = self._delayed, []
+        for watch in delayed:
             watch.go_on()
 
     def _run(self) -> None:
         watches = self._watches
         # An end is reported whatever is wanted, and of one that rests it tells nothing: there may be output
         # before it. Also not when the rest ends in this very turn.
-        resting = {watch.fd for watch in self._resting if watch.resting} if self._resting else ()
+        delayed = {watch.fd for watch in self._delayed if watch.delayed} if self._delayed else ()
         for fd, events in self._epoll.poll(0, _EVENTS_A_TURN):
             # An earlier callback of this turn may have stopped this one.
             watch = watches.get(fd)
-            if watch is not None and fd not in resting:
+            if watch is not None and fd not in delayed:
                 watch.callback(events)
 
 
@@ -115,7 +115,7 @@ class Watch:
     would go on reporting an end of file to whoever does not want to read.
     """
 
-    __slots__ = ("_epoll", "_watches", "callback", "events", "fd", "resting")
+    __slots__ = ("_epoll", "_watches", "callback", "delayed", "events", "fd")
 
     def __init__(
         self, epoll: select.epoll, watches: dict[int, Watch], fd: int, callback: Callable[[int], None]
@@ -125,13 +125,13 @@ class Watch:
         self.fd = fd
         self.callback = callback
         self.events = 0
-        self.resting = False
+        self.delayed = False
 
     def set(self, events: int) -> None:
         """Be interested in exactly these events."""
         if events == self.events:
             return
-        self.resting = False
+        self.delayed = False
         if not self.events:
             self._epoll.register(self.fd, events)
             self._watches[self.fd] = self
@@ -150,11 +150,11 @@ class Watch:
 
     def rest(self) -> None:
         """Report nothing until `go_on`, or until something else is wanted."""
-        self.resting = True
+        self.delayed = True
         self._epoll.modify(self.fd, 0)
 
     def go_on(self) -> None:
         """End a rest, if it is not over yet."""
-        if self.resting:
-            self.resting = False
+        if self.delayed:
+            self.delayed = False
             self._epoll.modify(self.fd, self.events)

@@ -38,14 +38,13 @@ from execserver.fault_points import reach
 from execserver.processes import sandboxed_child
 from execserver.processes.deadlines import Deadline, Deadlines
 from execserver.processes.exit_cause import OomCounter, exit_cause, may_be_out_of_memory
-from execserver.processes.large_pipes import LargePipes
-from execserver.processes.output_batching import LEAST_BYTES, Gathering
+from execserver.processes.output_batching import LEAST_BYTES, LargePipes, OutputBatching
 from execserver.processes.output_log import OutputLog, Page
 from execserver.processes.poller import HANGUP, READABLE, WRITABLE, DescriptorPoller, Watch
 from execserver.processes.prompt_output import look
 from execserver.processes.pty_relay import TerminalRelay
-from execserver.processes.recovery_state import Slots, Survival
-from execserver.processes.reserved_descriptors import SpareDescriptors
+from execserver.processes.recovery_state import RecoveryState, Slots
+from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget, StdinWriter
 from execserver.spool.records import FOREIGN_MARK, ProcessState, Started, stored_write_id
@@ -114,15 +113,15 @@ class Subscriber(Protocol):
         """The process is forgotten."""
 
 
-class Surroundings(msgspec.Struct, frozen=True):
+class ExecutorContext(msgspec.Struct, frozen=True):
     """What all processes of the daemon share."""
 
     poller: DescriptorPoller
     input_budget: InputBudget
-    survival: Survival
+    recovery: RecoveryState
     deadlines: Deadlines
     oom_kills: OomCounter
-    spares: SpareDescriptors
+    reserved: ReservedDescriptors
     large_pipes: LargePipes = msgspec.field(default_factory=LargePipes)
 
 
@@ -132,7 +131,7 @@ class ManagedProcess:
     Args:
         started: what it is.
         log: its output, which belongs to this object from now on.
-        around: what all processes share.
+        context: what all processes share.
         on_closed: called once, when the process is closed.
         confinement: its sandbox.
         tag: the membership tag of what it starts; None without tags.
@@ -142,15 +141,15 @@ class ManagedProcess:
 
     # A dictionary for so many attributes would take more than 1.5 KB of each process.
     __slots__ = (
-        "_around",
+        "_batching",
+        "_context",
         "_deadline",
         "_ending",
         "_enlarged",
         "_evidence",
         "_exiting",
-        "_gathering",
+        "_expedited",
         "_hung",
-        "_hurried",
         "_inherited",
         "_judged",
         "_on_closed",
@@ -194,7 +193,7 @@ class ManagedProcess:
         self,
         started: Started,
         log: OutputLog,
-        around: Surroundings,
+        context: ExecutorContext,
         on_closed: Callable[[ManagedProcess], None],
         confinement: Confinement | None = None,
         tag: int | None = None,
@@ -216,7 +215,7 @@ class ManagedProcess:
         self.closed_seq: int | None = None
         self.subscribers: list[Subscriber] = []
         self.streams = _TERMINAL if self.tty else _PIPES
-        self._around = around
+        self._context = context
         self._on_closed = on_closed
         self._tag = tag
         self._waiters: list[asyncio.Future[None]] = []
@@ -232,11 +231,11 @@ class ManagedProcess:
         self._deadline: Deadline | None = None
         self._enlarged: tuple[Stream, ...] = ()
         """The streams whose pipes were found full, and made larger."""
-        self._gathering: dict[Stream, Gathering] = {}
+        self._batching: dict[Stream, OutputBatching] = {}
         """Of streams that brought a page at a time."""
         self._paused = False
         self._released = False
-        self._hurried = False
+        self._expedited = False
         self._inherited = False
         self._exiting = False
         """Whether the end of the leader is being handled."""
@@ -250,7 +249,7 @@ class ManagedProcess:
         self._outputs: dict[Stream, Watch] = {}
         self._relay: TerminalRelay | None = None
         self._relay_ends: tuple[int, ...] = ()
-        self.inside: sandboxed_child.Inside | None = None
+        self.inside: sandboxed_child.SandboxedChild | None = None
         self._pidfd: Watch | None = None
         self.stdin: StdinWriter | None = None
         self._stdin_watch: Watch | None = None
@@ -262,11 +261,11 @@ class ManagedProcess:
         the supervisor keeps until it is closed.
         """
         self._other_slots += slots
-        around = self._around
-        self._oom_kills = around.oom_kills.before_start()
+        context = self._context
+        self._oom_kills = context.oom_kills.before_start()
         if spawned.status is not None:
             self._look_inside(spawned.status)
-        self._pidfd = around.poller.watch(spawned.pidfd, READABLE, self._on_exit)
+        self._pidfd = context.poller.watch(spawned.pidfd, READABLE, self._on_exit)
         self._watch_ends(spawned)
         self._set_deadline()
 
@@ -278,7 +277,7 @@ class ManagedProcess:
             spawned: its descriptors, which belong to this object from now on; None when it is closed.
             slots: what else was kept. What this object takes is removed.
         """
-        around = self._around
+        context = self._context
         self._inherited = True
         self._other_slots += slots
         self._write_ids = OrderedDict.fromkeys(state.write_ids)
@@ -302,7 +301,7 @@ class ManagedProcess:
                 self.closed_seq = self.log.number_event("closed")
             return
         # Whoever waits for this process is its new parent; the pidfd is for signals only.
-        self._pidfd = around.poller.watch(spawned.pidfd, 0, _ignore)
+        self._pidfd = context.poller.watch(spawned.pidfd, 0, _ignore)
         if slots.get(STATUS):
             self._look_inside(slots.pop(STATUS)[0])
         self._watch_ends(spawned)
@@ -322,12 +321,14 @@ class ManagedProcess:
     def _look_inside(self, report: int) -> None:
         assert self.confinement is not None
         namespaces = self.confinement.namespaces
-        self.inside = sandboxed_child.Inside(self.pid, report, namespaces, self._tag, self._around.poller)
+        self.inside = sandboxed_child.SandboxedChild(
+            self.pid, report, namespaces, self._tag, self._context.poller
+        )
 
     def _watch_ends(self, spawned: Spawned) -> None:
-        around = self._around
-        poller, survival, number = around.poller, around.survival, self.number
-        journal = partial(survival.written, number)
+        context = self._context
+        poller, recovery, number = context.poller, context.recovery, self.number
+        journal = partial(recovery.written, number)
         if spawned.relay is not None:
             read, write, input_read, input_write = self._relay_ends = spawned.relay
             self._relay = TerminalRelay(self.log, spawned.outputs[0], read, write)
@@ -338,7 +339,7 @@ class ManagedProcess:
             master = self._outputs["pty"]
             self.stdin = StdinWriter(
                 master.fd,
-                around.input_budget,
+                context.input_budget,
                 lambda wanted: master.want(WRITABLE, wanted and not self._hung),
                 self._keep_input,
                 journal,
@@ -349,7 +350,7 @@ class ManagedProcess:
             self._stdin_watch = watch
             self.stdin = StdinWriter(
                 watch.fd,
-                around.input_budget,
+                context.input_budget,
                 lambda wanted: watch.want(WRITABLE, wanted),
                 self._keep_input,
                 journal,
@@ -357,19 +358,19 @@ class ManagedProcess:
 
     def _keep_input(self, fd: int) -> None:
         self._other_slots.append(INPUT)
-        self._around.survival.keep_input(self.number, fd)
+        self._context.recovery.keep_input(self.number, fd)
 
     def is_held_back(self) -> bool:
         """Whether the process is quiet because nobody takes its output; then its idle time begins anew."""
         if self._paused and self._deadline is not None:
-            self._deadline.touch(self._around.deadlines.clock())
-            self._around.deadlines.add(self.number, self._deadline)
+            self._deadline.touch(self._context.deadlines.clock())
+            self._context.deadlines.add(self.number, self._deadline)
         return self._paused
 
     def _set_deadline(self) -> None:
         started = self.started
         if started.timeout_at is not None or started.idle_timeout is not None:
-            deadlines = self._around.deadlines
+            deadlines = self._context.deadlines
             self._deadline = Deadline(started.timeout_at, started.idle_timeout, deadlines.clock())
             deadlines.add(self.number, self._deadline)
 
@@ -417,7 +418,7 @@ class ManagedProcess:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while not (self.has_news(after_seq) or self._hurried or self._released):
+        while not (self.has_news(after_seq) or self._expedited or self._released):
             waiter: asyncio.Future[None] = loop.create_future()
             timer = loop.call_at(deadline, _resolve, waiter)
             self._waiters.append(waiter)
@@ -434,12 +435,12 @@ class ManagedProcess:
         """Return when the process is closed, or time is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while not (self.closed or self._hurried or self._released) and (left := deadline - loop.time()) > 0:
+        while not (self.closed or self._expedited or self._released) and (left := deadline - loop.time()) > 0:
             await self.wait_for_news(self.log.next_seq - 1, left)
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Answer now whoever waits for news: this server is about to end."""
-        self._hurried = True
+        self._expedited = True
         self._wake_waiters()
 
     # -- writing and signals
@@ -477,17 +478,17 @@ class ManagedProcess:
         if len(ids) > REMEMBERED_WRITE_IDS:
             ids.popitem(last=False)
         if self._deadline is not None:
-            self._deadline.touch(self._around.deadlines.clock())
+            self._deadline.touch(self._context.deadlines.clock())
         measures.stdin_bytes += len(data)
-        self._look_for_answer(stdin)
+        self._take_prompt_output(stdin)
         return {"status": "accepted"}
 
-    def _look_for_answer(self, stdin: StdinWriter) -> None:
+    def _take_prompt_output(self, stdin: StdinWriter) -> None:
         """Take what a child says to its input at once, so that it leaves together with the reply."""
-        if not stdin.waiting and stdin.habit.is_prompt():
+        if not stdin.waiting and stdin.predictor.is_prompt():
             outputs = [watch for watch in self._outputs.values() if watch.events & READABLE]
             if outputs:
-                look(stdin.habit, outputs)
+                look(stdin.predictor, outputs)
 
     def _foreign_write_ids(self) -> OrderedDict[str, None]:
         if self._others_write_ids is None:
@@ -500,7 +501,7 @@ class ManagedProcess:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            with self._around.spares.lent():
+            with self._context.reserved.lent():
                 stdin.write(data, write_id)
 
     def close_stdin(self) -> CloseStdinResult:
@@ -521,7 +522,7 @@ class ManagedProcess:
             return {"status": "stdinClosed"}
         if self.running and not self.input_ended:
             try:
-                self._around.survival.stdin_closed(self.number)
+                self._context.recovery.stdin_closed(self.number)
             except OSError as error:
                 raise InternalError(f"the input stays open: {os_error_text(error)}") from None
             self.input_ended = True
@@ -565,7 +566,7 @@ class ManagedProcess:
             self._ending = cause
         if first or (tree and not self._tree_ending):
             self._tree_ending = self._tree_ending or tree
-            self._around.survival.ending(self.number, cause, tree=tree)
+            self._context.recovery.ending(self.number, cause, tree=tree)
 
     def signal_leader(self, number: int) -> bool:
         """Signal the leader alone; in a sandbox the command, and SIGKILL everything in there. False, and
@@ -703,7 +704,7 @@ class ManagedProcess:
         subscribers, self.subscribers = self.subscribers, []
         for subscriber in subscribers:
             subscriber.forget()
-        self._around.deadlines.forget(self.number)
+        self._context.deadlines.forget(self.number)
         self._close_stdin()
         for stream in tuple(self._outputs):
             self._close_output(stream)
@@ -713,7 +714,7 @@ class ManagedProcess:
             self._pidfd.set(READABLE)
         # What a server before this one had kept and dropped again is perhaps still there.
         kept = not self.closed or self.log.has_files or self._inherited
-        self._around.survival.forgotten(self.number, kept=kept, urgent=urgent)
+        self._context.recovery.forgotten(self.number, kept=kept, urgent=urgent)
         self.log.close()
         self._notify()
         # The callbacks are what holds this object in cycles; ten thousand dead processes should not
@@ -740,30 +741,30 @@ class ManagedProcess:
                 self._enlarge(stream, fd)
             measures.output_bytes += size
             if self._deadline is not None:
-                self._deadline.touch(self._around.deadlines.clock())
+                self._deadline.touch(self._context.deadlines.clock())
             self._notify()
             self.log.trim()
-            if (size >= LEAST_BYTES or self._gathering) and not self.tty:
-                self._let_gather(stream, size)
+            if (size >= LEAST_BYTES or self._batching) and not self.tty:
+                self._batch(stream, size)
         elif stream in self.log.ended:
             if self.tty and self.running:
                 self._look_again_later()
             else:
                 self._end(stream)
 
-    def _let_gather(self, stream: Stream, size: int) -> None:
+    def _batch(self, stream: Stream, size: int) -> None:
         watch = self._outputs.get(stream)
-        if watch is None or self.log.hurried:
+        if watch is None or self.log.expedited:
             return
-        gathering = self._gathering.get(stream)
-        if gathering is None:
-            gathering = self._gathering[stream] = Gathering()
-        if gathering.rests_after(size, time.monotonic()):
-            self._around.poller.rest(watch)
+        batching = self._batching.get(stream)
+        if batching is None:
+            batching = self._batching[stream] = OutputBatching()
+        if batching.delays_after(size, time.monotonic()):
+            self._context.poller.rest(watch)
 
     def _enlarge(self, stream: Stream, fd: int) -> None:
         """Its pipe was full."""
-        if self._around.large_pipes.enlarge(fd):
+        if self._context.large_pipes.enlarge(fd):
             self._enlarged += (stream,)
 
     def _take(self, stream: Stream, fd: int) -> int:
@@ -778,7 +779,7 @@ class ManagedProcess:
         """The table of descriptors is full, or there is no memory: what is not taken stays where it is."""
         if error.errno in (errno.EMFILE, errno.ENFILE):
             relay = self._relay
-            with suppress(OSError), self._around.spares.lent():
+            with suppress(OSError), self._context.reserved.lent():
                 return self.log.take(stream, fd) if relay is None else relay.take()
         log.warning("output cannot be taken now", process=self.process_id, reason=os_error_text(error))
         watch = self._outputs.get(stream)
@@ -818,7 +819,7 @@ class ManagedProcess:
     def _close_output(self, stream: Stream) -> None:
         watch = self._outputs.pop(stream)
         if stream in self._enlarged:
-            self._around.large_pipes.closed()
+            self._context.large_pipes.closed()
         if self.tty:
             self._close_stdin()
             for fd in self._relay_ends:
@@ -863,7 +864,7 @@ class ManagedProcess:
             code = os.waitstatus_to_exitcode(status)
             self._exited(128 - code if code < 0 else code, by_signal=code < 0)
         self._close_pidfd()
-        self._around.survival.reaped(self.number)
+        self._context.recovery.reaped(self.number)
 
     def _on_end_of_forgotten(self, _events: int) -> None:
         self._exited(_UNKNOWN_EXIT, by_signal=True)
@@ -891,12 +892,12 @@ class ManagedProcess:
         # What the leader wrote is in the pipes by now; it comes before `exited` where possible.
         for stream in tuple(self._outputs):
             self._drain(stream)
-        around = self._around
-        around.deadlines.forget(self.number)
+        context = self._context
+        context.deadlines.forget(self.number)
         self.exit_code = exit_code
         self._leave_sandbox(by_signal)
         self.cause = cause or self._find_cause(exit_code, by_signal)
-        around.survival.exited(self.number, exit_code, self.cause, self.failure)
+        context.recovery.exited(self.number, exit_code, self.cause, self.failure)
         # It has one already if the server before this one could not write the exit down.
         self.exited_seq = self.log.exited_seq or self.log.number_event("exited")
         self._exiting = True
@@ -944,7 +945,7 @@ class ManagedProcess:
                 if watch is None:
                     ended.append(_ended_pipe())
                 ends.append(watch.fd if watch is not None else ended[-1])
-            self._around.survival.keep_ends(self.number, ends)
+            self._context.recovery.keep_ends(self.number, ends)
         except OSError as error:
             log.warning("the input cannot end now", process=self.process_id, reason=os_error_text(error))
             return False
@@ -955,7 +956,7 @@ class ManagedProcess:
                 os.close(fd)
 
     def _find_cause(self, exit_code: int, by_signal: bool) -> ExitCause:
-        counter = self._around.oom_kills
+        counter = self._context.oom_kills
         return exit_cause(
             exit_code,
             by_signal=by_signal,
@@ -988,7 +989,7 @@ class ManagedProcess:
             return
         self.closed_seq = self.log.number_event("closed")
         # An urgent drop wakes the supervisor: somebody may wait for the terminal to be hung up.
-        self._around.survival.closed(self.number, self._other_slots, told=self._exiting, urgent=self.tty)
+        self._context.recovery.closed(self.number, self._other_slots, told=self._exiting, urgent=self.tty)
         self._notify()
         self._on_closed(self)
 

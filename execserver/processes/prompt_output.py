@@ -26,7 +26,7 @@ from execserver.backoff import ALONE, Backoff
 from execserver.processes.poller import READABLE, Watch
 from execserver.spool.system_calls import unread_bytes
 
-LOOK_SECONDS: Final = 150e-6
+WAIT_SECONDS: Final = 150e-6
 """How long a look takes at the most. Of the answers of `cat` nine in ten come within 50 us, on a terminal
 within 115 us."""
 
@@ -34,7 +34,7 @@ TOGETHER_SECONDS: Final = 50e-6
 """Writes that follow each other faster came together: a client that waits for replies needs longer."""
 
 
-class Habit:
+class PromptPredictor:
     """Whether a child answers its input at once, by what it did before.
 
     Args:
@@ -65,25 +65,25 @@ class Habit:
         self._backoff.tried(in_vain=not answered)
 
 
-def look(habit: Habit, outputs: Sequence[Watch]) -> None:
+def look(predictor: PromptPredictor, outputs: Sequence[Watch]) -> None:
     """Wait for a moment until there is output, and let it be taken.
 
     Args:
-        habit: of the child that was given input.
+        predictor: of the child that was given input.
         outputs: pipes or a terminal, as far as they are read now.
     """
     now = perf_counter()
-    end = now + LOOK_SECONDS
+    end = now + WAIT_SECONDS
     answered = False
     while now < end and not answered:
-        if habit.terminal:
+        if predictor.terminal:
             # What passes a terminal's bytes on is a worker of the kernel, which may be waiting for the very
             # processor that we are on.
             os.sched_yield()
         answered = _take(outputs)
         now = perf_counter()
     # Whoever else wants the processor may have got it for long: that is no answer in time either.
-    habit.looked(answered=answered and now < end + LOOK_SECONDS)
+    predictor.looked(answered=answered and now < end + WAIT_SECONDS)
 
 
 def _take(outputs: Sequence[Watch]) -> bool:

@@ -29,7 +29,7 @@ _MORE_BYTES = 2048
 that a flood does not become a chunk for each; one that gave less has no more."""
 
 
-class Taker(Protocol):
+class OutputSink(Protocol):
     """The log that output goes to (`OutputLog`)."""
 
     ended: set[Stream]
@@ -55,7 +55,7 @@ class TerminalRelay:
         "held",
     )
 
-    def __init__(self, log: Taker, master: int, read: int, write: int) -> None:
+    def __init__(self, log: OutputSink, master: int, read: int, write: int) -> None:
         self._log = log
         self._master = master
         self._read = read

@@ -70,7 +70,7 @@ Slots = dict[int, list[int]]
 """Descriptors by slot."""
 
 
-class Keeper(Protocol):
+class FdStore(Protocol):
     """The supervisor, which keeps descriptors (`supervisor/fd_store_client.py`)."""
 
     def keep(self, number: int, slot: int, descriptors: Sequence[int], *, urgent: bool = False) -> None:
@@ -86,7 +86,7 @@ class Keeper(Protocol):
         """The end of an inherited process is recorded."""
 
 
-class Legacy(msgspec.Struct):
+class RecoveredState(msgspec.Struct):
     """What the server before this one left."""
 
     state: State
@@ -97,31 +97,31 @@ class Legacy(msgspec.Struct):
     """Processes that ended since, with their status as `os.waitpid` gives it."""
 
 
-class Survival:
-    """The ledger and the keeper, and the order in which they are told."""
+class RecoveryState:
+    """The ledger and the fd_store, and the order in which they are told."""
 
-    def __init__(self, keeper: Keeper, ledger: Ledger, arena: IndexArena, small: SmallFiles) -> None:
+    def __init__(self, fd_store: FdStore, ledger: Ledger, arena: IndexArena, small: SmallFiles) -> None:
         self.arena = arena
         self.small_files = small
-        self._keeper = keeper
+        self._fd_store = fd_store
         self._ledger = ledger
         self._compacting = False
         self._dropped: list[tuple[int, int]] = []
         self._drop_timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def begin(cls, keeper: Keeper, cwd: str, provider_id: str) -> Survival:
+    def begin(cls, fd_store: FdStore, cwd: str, provider_id: str) -> RecoveryState:
         """For the first server of a service.
 
         Raises:
             OSError: no descriptor or no memory is to be had.
         """
-        survival = cls(keeper, Ledger.create(), IndexArena.create(), SmallFiles.create())
-        survival._append(Service(cwd, provider_id))
-        keeper.keep(SERVICE, SMALL, [survival.small_files.fd])
-        keeper.keep(SERVICE, LEDGER, [survival._ledger.fd])
-        keeper.keep(SERVICE, ARENA, [survival.arena.fd])
-        return survival
+        recovery = cls(fd_store, Ledger.create(), IndexArena.create(), SmallFiles.create())
+        recovery._append(Service(cwd, provider_id))
+        fd_store.keep(SERVICE, SMALL, [recovery.small_files.fd])
+        fd_store.keep(SERVICE, LEDGER, [recovery._ledger.fd])
+        fd_store.keep(SERVICE, ARENA, [recovery.arena.fd])
+        return recovery
 
     @staticmethod
     def has_begun(handed: Sequence[fd_store_client.Kept | fd_store_client.Exited]) -> bool:
@@ -140,8 +140,8 @@ class Survival:
 
     @classmethod
     def resume(
-        cls, keeper: Keeper, handed: Iterable[fd_store_client.Kept | fd_store_client.Exited]
-    ) -> tuple[Survival, Legacy]:
+        cls, fd_store: FdStore, handed: Iterable[fd_store_client.Kept | fd_store_client.Exited]
+    ) -> tuple[RecoveryState, RecoveredState]:
         """For a server that goes on where another one ended.
 
         Raises:
@@ -159,14 +159,14 @@ class Survival:
         if not {LEDGER, ARENA, SMALL} <= service.keys():
             raise ValueError("the server before this one left no ledger: it ended before it began")
         ledger, arena = Ledger(service[LEDGER][0]), IndexArena(service[ARENA][0])
-        legacy = Legacy(ledger.replay(), slots, arena.restore(), exits)
-        known = (index for number, index in legacy.indices.items() if number in legacy.state.processes)
+        recovered = RecoveredState(ledger.replay(), slots, arena.restore(), exits)
+        known = (index for number, index in recovered.indices.items() if number in recovered.state.processes)
         taken = {slot for index in known if (slot := small_slot(index)) is not None}
-        survival = cls(keeper, ledger, arena, SmallFiles(service[SMALL][0], taken))
-        before = legacy.state.service
+        recovery = cls(fd_store, ledger, arena, SmallFiles(service[SMALL][0], taken))
+        before = recovered.state.service
         if before is not None:
-            survival._append(Service(before.cwd, before.provider_id, before.servers + 1))
-        return survival, legacy
+            recovery._append(Service(before.cwd, before.provider_id, before.servers + 1))
+        return recovery, recovered
 
     # -- sessions
 
@@ -203,7 +203,7 @@ class Survival:
         self._append(record)
         reach("after-ledger")
         slots = self._keep_sandbox(record.number, report, sandbox) if report is not None or sandbox else []
-        self._keeper.keep(record.number, PROCESS, descriptors)
+        self._fd_store.keep(record.number, PROCESS, descriptors)
         reach("after-registration")
         return slots
 
@@ -214,13 +214,13 @@ class Survival:
         if report is not None:
             slots[STATUS] = [report]
         for slot, descriptors in slots.items():
-            self._keeper.keep(number, slot, descriptors)
+            self._fd_store.keep(number, slot, descriptors)
         reach("after-locks")
         return list(slots)
 
     def keep_data(self, number: int, slot: int, fd: int) -> None:
         """A data file of a process, `registration.DATA` or `MEMORY`."""
-        self._keeper.keep(number, slot, [fd])
+        self._fd_store.keep(number, slot, [fd])
 
     def drop_data(self, number: int) -> None:
         """The output of a process is not kept any longer."""
@@ -228,13 +228,13 @@ class Survival:
 
     def keep_input(self, number: int, fd: int) -> None:
         """The file that accepted input goes through."""
-        self._keeper.keep(number, INPUT, [fd])
+        self._fd_store.keep(number, INPUT, [fd])
 
     def keep_ends(self, number: int, descriptors: Sequence[int]) -> None:
         """The pidfd and our ends of a process whose input was closed, in the place of those with it: its
         other side waits for the close.
         """
-        self._keeper.keep(number, PROCESS, descriptors, urgent=True)
+        self._fd_store.keep(number, PROCESS, descriptors, urgent=True)
         reach("after-ends-without-input")
 
     def written(self, number: int, write_id: str, end: int) -> None:
@@ -260,7 +260,7 @@ class Survival:
 
     def reaped(self, number: int) -> None:
         """The end of an inherited leader is in the ledger: the supervisor may reap it."""
-        self._keeper.reaped(number)
+        self._fd_store.reaped(number)
 
     def closed(self, number: int, slots: Iterable[int], *, told: bool, urgent: bool) -> None:
         """A process is closed: its output is of use, its ends and whatever else is in these slots are not.
@@ -300,11 +300,11 @@ class Survival:
             self._drop_timer.cancel()
             self._drop_timer = None
         dropped, self._dropped = self._dropped, []
-        self._keeper.drop(dropped)
+        self._fd_store.drop(dropped)
 
     def unknown(self, number: int) -> None:
         """Whatever the supervisor has under this number belongs to nothing."""
-        self._keeper.release(number)
+        self._fd_store.release(number)
 
     # -- the ledger
 
@@ -339,7 +339,7 @@ class Survival:
         try:
             new = compaction.result()
             new.absorb(self._ledger, size)
-            self._keeper.keep(SERVICE, LEDGER, [new.fd])
+            self._fd_store.keep(SERVICE, LEDGER, [new.fd])
         except (OSError, asyncio.CancelledError) as error:
             log.warning("the ledger could not be compacted", reason=str(error))
             if new is not None:

@@ -15,7 +15,7 @@ _SPARE_DESCRIPTORS = 64
 when there are more."""
 
 
-class SpareDescriptors:
+class ReservedDescriptors:
     """The descriptors that are held. Safe to use from several threads."""
 
     def __init__(self) -> None:

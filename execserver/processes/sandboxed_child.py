@@ -5,7 +5,7 @@ the first process inside, and at the end the exit code, *if* the set-up succeede
 the command is sent inside: a signal to the launcher would end the watch and not the command.
 
 The report is looked at when it is needed and never used up. So a server that takes over from one that was
-killed makes an `Inside` of the same file, and knows all that its predecessor knew.
+killed makes an `SandboxedChild` of the same file, and knows all that its predecessor knew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_REPORT_BYTES = 64 << 10
 """What a launcher says is a few hundred bytes."""
 
 
-class Inside:
+class SandboxedChild:
     """The sandbox of one process.
 
     Args:
@@ -88,7 +88,7 @@ class Inside:
         """Whether a signal waits for the command."""
         return bool(self._waiting)
 
-    def apparatus(self) -> set[int] | None:
+    def setup_pids(self) -> set[int] | None:
         """The pids of what made the sandbox and holds it together, none of which is the command; None while
         there is no command.
         """

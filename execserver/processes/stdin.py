@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 
 from execserver.fault_points import reach
-from execserver.processes.prompt_output import Habit
+from execserver.processes.prompt_output import PromptPredictor
 from execserver.spool.system_calls import punch_hole, unread_bytes
 
 QUEUE_BYTES = 64 << 20
@@ -84,7 +84,7 @@ class StdinWriter:
         "_want_writable",
         "_when_delivered",
         "closed",
-        "habit",
+        "predictor",
     )
 
     def __init__(
@@ -116,7 +116,7 @@ class StdinWriter:
         self._when_delivered: Callable[[], None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self.closed = False
-        self.habit = Habit(terminal=relay is not None)
+        self.predictor = PromptPredictor(terminal=relay is not None)
         """How soon its reader answers."""
 
     def restore(self, file: int | None, accepted_end: int) -> None:

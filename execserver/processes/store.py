@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from execprotocol.errors import InvalidRequest, SpawnFailed, unknown_process
-from execserver.processes.executor import Executor, Terms
+from execserver.processes.executor import Executor
 from execserver.processes.launch import LaunchPlan
 from execserver.processes.process import ManagedProcess
+from execserver.processes.start_options import StartOptions
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 log = Logger()
-
-_NO_TERMS = Terms()
 
 _LAST_EVENTS_SECONDS = 1.0
 """How long the end of a killed process may take to become known; it takes a turn of the loop."""
@@ -104,7 +103,7 @@ class ProcessStore:
         return True
 
     def start(
-        self, process_id: str, make_plan: Callable[[], LaunchPlan], terms: Terms = _NO_TERMS
+        self, process_id: str, make_plan: Callable[[], LaunchPlan], options: StartOptions
     ) -> ManagedProcess:
         """Start a process under a free name.
 
@@ -118,7 +117,7 @@ class ProcessStore:
             )
         self.require_free(process_id)
         try:
-            process = self.executor.start(self._session_id, process_id, make_plan(), self.on_closed, terms)
+            process = self.executor.start(self._session_id, process_id, make_plan(), self.on_closed, options)
         except (OSError, ValueError) as error:
             measures.failed_starts += 1
             raise SpawnFailed(error) from None

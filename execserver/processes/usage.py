@@ -1,21 +1,11 @@
-"""What processes use, and what was asked to be run: for `process/list`.
-
-`docs/protocol.md`, "Processes of other sessions".
-"""
+"""What processes use, for `process/list` (`docs/protocol.md`, "Processes of other sessions")."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
-
-MAX_KEPT_ARGV = 4096
-"""Characters of a command line that are kept, each argument counting for one more. People want to know
-what runs, not to have a script back; and it is in the ledger."""
-
-_CUT = "…"
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -26,27 +16,6 @@ class Usage(msgspec.Struct, frozen=True):
     rss_bytes: int
     """Resident memory; what they share counts for each."""
     count: int
-
-
-def bounded_argv(argv: list[str]) -> list[str]:
-    """A command line as it is kept: cut at `MAX_KEPT_ARGV`, with an ellipsis for what is missing."""
-    if sum(map(len, argv)) + len(argv) <= MAX_KEPT_ARGV:
-        return argv
-    kept: list[str] = []
-    room = MAX_KEPT_ARGV
-    for argument in argv:
-        if len(argument) + 1 > room:
-            kept.append(argument[: max(0, room - 1)] + _CUT)
-            break
-        kept.append(argument)
-        room -= len(argument) + 1
-    return kept
-
-
-def kept_folder(path: str) -> str:
-    """A native path as it is kept: bounded, and text; what is no UTF-8 in it becomes U+FFFD."""
-    text = path if path.isascii() else os.fsencode(path).decode(errors="replace")
-    return text if len(text) <= MAX_KEPT_ARGV else text[: MAX_KEPT_ARGV - 1] + _CUT
 
 
 def measure(members: Mapping[int, Iterable[int]]) -> dict[int, Usage]:

@@ -13,7 +13,7 @@ from execserver.fault_points import reach
 from execserver.memory import give_back
 from execserver.processes.executor import Executor
 from execserver.processes.process import ManagedProcess
-from execserver.processes.recovery_state import Legacy
+from execserver.processes.recovery_state import RecoveredState
 from execserver.processes.store import ProcessStore
 from execserver.sessions.session import Session
 from execserver.telemetry.logs import Logger
@@ -61,7 +61,7 @@ class SessionTable:
     def open(self, holder: Holder) -> Session:
         """A new session for a connection."""
         session_id = str(uuid.uuid4())
-        self._executor.survival.session_opened(session_id)
+        self._executor.recovery.session_opened(session_id)
         session = Session(session_id, ProcessStore(self._executor, session_id))
         self._sessions[session.id] = session
         self._holders[session.id] = holder
@@ -125,19 +125,19 @@ class SessionTable:
             ending = self._begin_end(session)
         return asyncio.shield(ending)
 
-    def inherit(self, legacy: Legacy) -> None:
+    def inherit(self, recovered: RecoveredState) -> None:
         """Go on with the sessions of a dead server: detached, each with the whole of its time."""
         stores: dict[str, ProcessStore] = {}
-        for session_id in legacy.state.sessions:
+        for session_id in recovered.state.sessions:
             stores[session_id] = ProcessStore(self._executor, session_id)
 
         def on_closed(session_id: str) -> Callable[[ManagedProcess], None]:
             store = stores.get(session_id)
             return store.on_closed if store is not None else _ignore
 
-        inherited = self._executor.inherit(legacy, on_closed)
+        inherited = self._executor.inherit(recovered, on_closed)
         closed: list[ManagedProcess] = []
-        for session_id, state in legacy.state.sessions.items():
+        for session_id, state in recovered.state.sessions.items():
             session = Session(session_id, stores[session_id])
             processes = inherited.pop(session_id, [])
             session.processes.inherit(processes, state.numbers)
@@ -151,7 +151,7 @@ class SessionTable:
                 self._set_expiry(session)
 
         def over_since(process: ManagedProcess) -> float | None:
-            return legacy.state.processes[process.number].over_since
+            return recovered.state.processes[process.number].over_since
 
         for process in sorted(closed, key=lambda process: over_since(process) or math.inf):
             stores[process.started.session].on_closed(process, over_since(process))
@@ -177,7 +177,7 @@ class SessionTable:
     def _begin_end(self, session: Session) -> asyncio.Task[None]:
         measures.sessions_ended += 1
         self._sessions.pop(session.id, None)
-        self._executor.survival.session_ending(session.id)
+        self._executor.recovery.session_ending(session.id)
         session.processes.refuse_starts()
         reach("session-ending")
         return self._kill_soon(session)
@@ -191,7 +191,7 @@ class SessionTable:
     async def _kill(self, session: Session) -> None:
         processes = len(session.processes)
         survivors = await session.processes.end()
-        self._executor.survival.session_ended(session.id)
+        self._executor.recovery.session_ended(session.id)
         log.info("session ended", session=session.id, processes=processes, survivors=survivors)
         # What a leak would show in, without a debugger.
         self._tidy_up_soon()

@@ -141,7 +141,7 @@ class LogFiles:
                 return Moved(kind, size, position, file.in_memory) if size else None
 
     def _most(self, file: DataFile) -> int:
-        if file is self.disk and self._may_be_large and not self._spool.hurried():
+        if file is self.disk and self._may_be_large and not self._spool.expedited():
             return LARGE_CHUNK_BYTES
         return CHUNK_BYTES
 

@@ -39,7 +39,7 @@ LARGE_CHUNK_BYTES = 2 * CHUNK_BYTES
 """Bytes of a chunk of a flood that goes to the disk: with a pipe that holds more than that, each byte takes a
 third less of the processor. Twice as much fills a connection's window at once, and gains nothing."""
 
-HURRIED_SECONDS = 0.02
+EXPEDITE_SECONDS = 0.02
 """How long after a message of any client no large chunk is moved: what is moved is sent, too, before the next
 request is looked at, and a small one should not wait for so much."""
 
@@ -100,7 +100,7 @@ class Spool:
         self._retry_at = 0.0
         self._heard = measures.received_bytes
         """What clients had sent when we looked last."""
-        self._hurried_until = 0.0
+        self._expedited_until = 0.0
         if folder is None:
             self.folder_problem = "no folder is configured"
         else:
@@ -143,13 +143,13 @@ class Spool:
         """
         return create_in_memory(ring_capacity(self.memory_share(retained) + CHUNK_BYTES + 1))
 
-    def hurried(self) -> bool:
+    def expedited(self) -> bool:
         """Whether somebody who said something lately may say more, and wait for the answer."""
         if self._heard != measures.received_bytes:
             self._heard = measures.received_bytes
-            self._hurried_until = time.monotonic() + HURRIED_SECONDS
+            self._expedited_until = time.monotonic() + EXPEDITE_SECONDS
             return True
-        return self._hurried_until > 0 and time.monotonic() < self._hurried_until
+        return self._expedited_until > 0 and time.monotonic() < self._expedited_until
 
     def memory_share(self, retained: int) -> int:
         """Bytes that a process keeps in memory."""

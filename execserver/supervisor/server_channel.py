@@ -10,7 +10,7 @@ What the server owes the supervisor (messages: `program.py`):
 4. Watch `fileno()` and `open_supervisor_pidfd(hello.supervisor_pid)`. On `stop`: end all work,
    exit 0 within 10 s. When the supervisor is *gone* (pidfd readable, `receive()` is None or
    `SupervisorGoneError`):
-   `kill_members(hello.instance, roots=[os.getpid()])`, then exit 1.
+   `kill_descendants(hello.instance, roots=[os.getpid()])`, then exit 1.
 5. With `hello.take_over`: `hello.keeper.take_over()` before `ready`, once. Whoever bears a tag of the
    instance then, and was not handed over, is nobody's: kill it.
 6. What is to outlive the server is registered with `hello.keeper` before anybody is told of it.

@@ -354,7 +354,7 @@ def _run(
         out, errors = process.communicate(timeout=timeout)
     except BaseException:
         # Descendants by parent pid: a sandbox is in a session of its own. No process bears a new tag.
-        descendants.kill_members(descendants.new_instance(), roots=(process.pid,), timeout=_AFTER_KILL)
+        descendants.kill_descendants(descendants.new_instance(), roots=(process.pid,), timeout=_AFTER_KILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_AFTER_KILL)
         for stream in (process.stdout, process.stderr):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from execserver.processes.output_batching import REST_SECONDS
+from execserver.processes.output_batching import DELAY_SECONDS
 from execserver.processes.poller import READABLE, DescriptorPoller, Watch
 
 SECONDS = 10.0
@@ -63,7 +63,7 @@ def pipe(poller: DescriptorPoller) -> Iterator[Pipe]:
 
 async def rested() -> None:
     """Long after the end of any rest."""
-    await asyncio.sleep(20 * REST_SECONDS)
+    await asyncio.sleep(20 * DELAY_SECONDS)
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -75,7 +75,7 @@ async def test_what_comes_during_a_rest_is_reported_when_it_is_over(
         began = time.monotonic()
         poller.rest(pipe.watch)
         os.write(pipe.write, b"x")
-        assert await pipe.next() - began >= REST_SECONDS
+        assert await pipe.next() - began >= DELAY_SECONDS
 
 
 async def test_who_rests_already_is_reported_once_after_it(poller: DescriptorPoller, pipe: Pipe) -> None:
@@ -176,7 +176,7 @@ async def test_without_a_descriptor_for_the_timer_there_is_no_rest(
         poller.rest(pipe.watch)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert not pipe.watch.resting
+    assert not pipe.watch.delayed
     os.write(pipe.write, b"x")
     await pipe.next()
 
