@@ -357,7 +357,7 @@ def _stop_all(
     handles: dict[int, int],
     until: float,
 ) -> set[int]:
-    """SIGSTOP descendants until a scan finds no new one, or no descriptor is left. `handles` gets their pidfds.
+    """SIGSTOP descendants until a scan finds no new one or no descriptor is left; fills `handles` (pidfds).
 
     Raises:
         OSError: no process could be stopped for want of descriptors.

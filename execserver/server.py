@@ -39,6 +39,7 @@ from execserver.private_folder import FolderError, state_folder
 from execserver.processes.executor import Executor
 from execserver.processes.recovery_state import RecoveredState, RecoveryState
 from execserver.processes.spawn import Spawner
+from execserver.processes.takeover import Takeover
 from execserver.relay.executor.options import missing_packages, options_of_service, place_of
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
@@ -330,8 +331,9 @@ class Server:
         executor = self._executor = self._make_executor(recovery)
         sessions = SessionTable(executor, self._config.session_ttl)
         if recovered is not None:
-            sessions.inherit(recovered)
-            await executor.kill_unfinished_starts(recovered.state.highest)
+            takeover = Takeover(executor, self._sandboxes, recovered)
+            sessions.inherit(takeover)
+            await takeover.kill_unfinished_starts()
             reach("take-over-restored")
         loop = asyncio.get_running_loop()
         loop.add_reader(self._hello.keeper.fileno(), self._keeper_spoke, executor)
@@ -355,7 +357,7 @@ class Server:
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, gauges)
         self._freeze_heap()
-        LOADER.use_reserved_descriptors = executor.use_reserved_descriptors
+        LOADER.use_reserved_descriptors = executor.reserved.released
         self._loading = loop.create_task(self._load_the_rest(executor))
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
@@ -463,7 +465,7 @@ class Server:
         return filesystem.handlers(table, small, confinement, self._make_edits)
 
     def _make_workers(self, executor: Executor, can_hang: Callable[[], bool]) -> pool.WorkerPool:
-        launcher = launch.WorkerLauncher(self._sandboxes, executor.service_tag)
+        launcher = launch.WorkerLauncher(self._sandboxes, executor.tree_killer.tag(0))
         self._workers = pool.WorkerPool(launcher, can_hang=can_hang, start_failed=launcher.start_failed)
         return self._workers
 
@@ -522,7 +524,7 @@ class Server:
                 connect,
                 self._credentials,
                 host_names=self._config.ws_host,
-                may_accept=lambda: not executor.reserved_in_use,
+                may_accept=lambda: not executor.reserved.uses,
                 pages=health.pages(gauges),
                 upgrades=lambda: not self._stopping,
             )
@@ -535,7 +537,7 @@ class Server:
         return RemoteExecutor(
             self._identity,
             connect,
-            may_open=lambda: not (self._stopping or executor.reserved_in_use),
+            may_open=lambda: not (self._stopping or executor.reserved.uses),
             refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
         )
 
@@ -560,7 +562,7 @@ class Server:
             await asyncio.sleep(LOAD_AFTER_SECONDS)
             await _quiet_moment()
             only_stdio = all(listener.kind == "stdio" for listener in self._hello.listeners)
-            await executor.run_with_reserved(partial(load_the_rest, only_stdio=only_stdio))
+            await executor.reserved.run(partial(load_the_rest, only_stdio=only_stdio))
         except OSError as error:  # what a request needs is loaded for it
             log.warning("what is needed later cannot be loaded now", reason=str(error))
         except Exception as error:  # a broken installation
@@ -623,13 +625,13 @@ class Server:
         """Nobody is left to clean up after us: do it now, and go."""
         try:
             if self._executor is not None:
-                self._executor.kill_all()
+                self._executor.tree_killer.kill_all()
         finally:
             os._exit(1)
 
     async def _try_new_code(self) -> str | None:
         """Why a new server would not start."""
-        tag = self._executor.service_tag if self._executor is not None else None
+        tag = self._executor.tree_killer.tag(0) if self._executor is not None else None
         if tag is not None:
             descendants.set_own_tag(tag)
         try:
@@ -672,7 +674,7 @@ class Server:
         executor.end_all_for("serviceStop")
         for connection in self._connections:
             connection.stop_reading()
-        survivors = await asyncio.to_thread(executor.kill_all)
+        survivors = await asyncio.to_thread(executor.tree_killer.kill_all)
         if survivors:
             log.error("some processes could not be killed", pids=survivors)
         if self._edits is not None:

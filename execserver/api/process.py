@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import pybase64
-from msgspec.structs import replace
 
 from execprotocol.errors import (
     InternalError,
@@ -22,18 +21,20 @@ from execprotocol.errors import (
     start_unknown,
     unknown_process,
 )
-from execprotocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES, TTY_COLUMNS, TTY_ROWS
+from execprotocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
 from execprotocol.path_uri import ForeignPath
 from execprotocol.signals import signal_number
 from execserver.api import confinement
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.host import Host
+from execserver.launch_spec import LaunchSpec
 from execserver.processes import start_obstacle
 from execserver.processes.child_environment import child_environment
 from execserver.processes.executor import Executor
-from execserver.processes.launch import LaunchPlan, plan_launch
+from execserver.processes.launch import launch_spec
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
+from execserver.processes.process_input import ProcessInput
 from execserver.processes.start_options import StartOptions, first_difference, start_digests
 from execserver.processes.store import ProcessStore
 from execserver.rpc.codec import encode_json
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         WriteResult,
     )
     from execprotocol.sandbox import SandboxContext
+    from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.policy import Policy
     from execserver.sandbox.sandboxes import Sandboxes
 
@@ -120,7 +122,7 @@ class ProcessHandlers:
             if policy is not None:
                 return self._start_confined(caller, params, policy)
         if self._executor.can_spawn_now:
-            return self._start(caller, params, self._plan)
+            return self._start(caller, params, self._spec)
         return self._start_in_turn(caller, params)
 
     def read(self, caller: Caller, params: ReadParams) -> Encoded | Awaitable[Encoded]:
@@ -136,22 +138,27 @@ class ProcessHandlers:
         if process is None:
             return {"status": "unknownProcess"}
         own = caller.session
-        writer = None if process.started.session == own.id else own.id
-        if process.stdin is not None and process.stdin.full and not process.input_ended:
-            return _write_when_room(own.processes, process, params, writer)
-        return process.write(params.chunk, params.write_id, writer)
+        session = None if process.started.session == own.id else own.id
+        stdin = process.input
+        if stdin is None:
+            return {"status": "stdinClosed"}
+        if stdin.writer is not None and stdin.writer.full and not stdin.ended:
+            return _write_when_room(own.processes, stdin, params, session)
+        return stdin.write(params.chunk, params.write_id, session)
 
     def close_stdin(self, caller: Caller, params: CloseStdinParams) -> CloseStdinResult:
         """End the standard input behind what was accepted."""
         process = self._find(caller, params)
-        return {"status": "unknownProcess"} if process is None else process.close_stdin()
+        if process is None:
+            return {"status": "unknownProcess"}
+        return {"status": "stdinClosed"} if process.input is None else process.input.end()
 
     def resize(self, caller: Caller, params: ResizeParams) -> ResizeResult:
         """Set the size of the terminal."""
         session = self._session(caller, params)
         process = session.processes.get(params.process_id)
         require_resize(caller, session, process)
-        return {"running": process.resize(params.size.rows, params.size.cols)}
+        return {"running": process.output.resize(params.size.rows, params.size.cols)}
 
     def signal(self, caller: Caller, params: SignalParams) -> SignalResult | Awaitable[SignalResult]:
         """Send a signal, if there still is somebody to send it to."""
@@ -162,11 +169,11 @@ class ProcessHandlers:
         assert number is not None
         if params.scope == "tree":
             if number == signal.SIGKILL:
-                process.end_for("signal", tree=True)
+                process.leader.end_for("signal", tree=True)
                 return self._kill_tree(caller, process, process.running)
             return self._signal_tree(caller, process, number)
         try:
-            send = process.signal_leader if params.scope == "leader" else process.signal_group
+            send = process.leader.signal if params.scope == "leader" else process.leader.signal_group
             delivered = send(number)
         except PermissionError as error:
             raise InvalidRequest(os_error_text(error), name="permission_denied", field="processId") from None
@@ -182,10 +189,10 @@ class ProcessHandlers:
         process = store.find(params.process_id)
         if process is None:
             return {"running": False}
-        process.end_for("terminated", tree=params.scope == "tree")
+        process.leader.end_for("terminated", tree=params.scope == "tree")
         if params.scope == "tree":
             return self._terminate_tree(caller, process, process.running)
-        return {"running": process.signal_group(signal.SIGKILL)}
+        return {"running": process.leader.signal_group(signal.SIGKILL)}
 
     def _session(self, caller: Caller, params: OfProcess) -> Session:
         """The session that a request is about.
@@ -205,12 +212,16 @@ class ProcessHandlers:
         return self._session(caller, params).processes.get(params.process_id)
 
     def _start(
-        self, caller: Caller, params: StartParams, make_plan: Callable[[StartParams], LaunchPlan]
+        self,
+        caller: Caller,
+        params: StartParams,
+        make_spec: Callable[[StartParams], LaunchSpec],
+        confinement: Confinement | None = None,
     ) -> Encoded:
         may_attach = caller.extensions or params.if_exists == "attach"
-        options = StartOptions.of(params, may_attach=may_attach)
+        options = StartOptions.of(params, may_attach=may_attach, confinement=confinement)
         try:
-            process = caller.session.processes.start(params.process_id, lambda: make_plan(params), options)
+            process = caller.session.processes.start(params.process_id, lambda: make_spec(params), options)
         except SpawnFailed as error:
             self._explain(error, params)
             raise
@@ -245,23 +256,23 @@ class ProcessHandlers:
             await self._executor.wait_for_turn()
             if reservation.cancelled:
                 raise start_cancelled(params.process_id)
-        return self._start(caller, params, self._plan)
+        return self._start(caller, params, self._spec)
 
     async def _start_confined(self, caller: Caller, params: StartParams, policy: Policy) -> Encoded:
         """Look at the disk in a thread, then start when it is this one's turn."""
-        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._plan(params))
+        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
                 calls = caller.own(BlockingCalls, BlockingCalls)
                 try:
-                    plan, confined = await calls.run(preparation.run)
+                    spec, confined = await calls.run(preparation.run)
                 except SpawnFailed as error:
                     await calls.run(self._explain, error, params, partial(confinement.may_read, policy))
                     raise
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
-            result = self._start(caller, params, lambda _: replace(plan, confinement=confined))
+            result = self._start(caller, params, lambda _: spec, confined)
             preparation.taken()
             return result
         finally:
@@ -289,35 +300,25 @@ class ProcessHandlers:
     def _environment(self, params: StartParams) -> dict[str, str]:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
-    def _plan(self, params: StartParams) -> LaunchPlan:
-        size = params.size
-        return plan_launch(
-            params.argv,
-            params.arg0,
-            params.cwd,
-            self._environment(params),
-            tty=params.tty,
-            pipe_stdin=params.pipe_stdin,
-            login_shell=self._host.shell,
-            size=(TTY_ROWS, TTY_COLUMNS) if size is None else (size.rows, size.cols),
-        )
+    def _spec(self, params: StartParams) -> LaunchSpec:
+        return launch_spec(params, self._environment(params), self._host.shell)
 
     async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:
         try:
-            delivered = await self._executor.signal_tree(process, number)
+            delivered = await self._executor.tree_killer.signal(process, number)
         except OSError as error:
             raise InternalError(os_error_text(error)) from None
         return _signal_result(caller, "delivered" if delivered else "alreadyExited")
 
     async def _kill_tree(self, caller: Caller, process: ManagedProcess, running: bool) -> SignalResult:
-        found = running or await self._executor.has_descendants(process)
-        await self._executor.kill([process.number], [process.pid] if running else [])
+        found = running or await self._executor.tree_killer.has_descendants(process)
+        await self._executor.tree_killer.kill([process.number], [process.pid] if running else [])
         return _signal_result(caller, "delivered" if found else "alreadyExited")
 
     async def _terminate_tree(
         self, caller: Caller, process: ManagedProcess, running: bool
     ) -> TerminateResult:
-        survivors = await self._executor.kill([process.number], [process.pid] if running else [])
+        survivors = await self._executor.tree_killer.kill([process.number], [process.pid] if running else [])
         result: TerminateResult = {"running": running}
         if caller.extensions:
             result["survivors"] = survivors
@@ -368,7 +369,7 @@ async def _read_when_news(
 
 
 async def _write_when_room(
-    store: ProcessStore, process: ManagedProcess, params: WriteParams, writer: str | None
+    store: ProcessStore, stdin: ProcessInput, params: WriteParams, session: str | None
 ) -> WriteResult:
     size = max(len(params.chunk), _LEAST_WAITING_BYTES)
     if store.waiting_input + size > MAX_WAITING_INPUT_BYTES:
@@ -378,17 +379,17 @@ async def _write_when_room(
         )
     store.waiting_input += size
     try:
-        if process.stdin is not None:
-            await process.stdin.wait_for_room()
+        if stdin.writer is not None:
+            await stdin.writer.wait_for_room()
     finally:
         store.waiting_input -= size
-    return process.write(params.chunk, params.write_id, writer)
+    return stdin.write(params.chunk, params.write_id, session)
 
 
 def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> Encoded:
     after_seq = params.after_seq or 0
     unlimited = params.max_bytes is None
-    page = process.read(after_seq, params.max_bytes, MAX_PAGE_BYTES)
+    page = process.log.read(after_seq, params.max_bytes, MAX_PAGE_BYTES)
     after = None
     next_seq = process.log.next_seq
     if page.chunks and (not unlimited or not page.complete):

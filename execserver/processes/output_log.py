@@ -20,7 +20,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ from execserver.spool.data_file import DataFile
 from execserver.spool.log_files import LogFiles, UnreadableError
 from execserver.spool.process_index import ProcessIndex, Record
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, Spool, SpoolBudget
+from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
     from execprotocol.process import Stream
@@ -105,39 +106,23 @@ class OutputLog:
         self._files = LogFiles(index, spool, retained_bytes, keep, self._make_room)
         budget.join(self)
 
-    @classmethod
-    def restore(
-        cls,
-        index: ProcessIndex,
-        spool: Spool,
-        budget: SpoolBudget,
-        retained_bytes: int,
-        keep: Callable[[int, int], None],
-        disk: int | None,
-        memory: int | None,
-    ) -> OutputLog:
-        """The log that a server before this one left.
+    def restore(self, disk: int | None, memory: int | None) -> Self:
+        """Continue the log of a previous server, whose index this log was made with. Returns the log.
 
         Args:
-            index: as restored.
-            spool: where data files come from.
-            budget: what all logs keep together.
-            retained_bytes: how much this one keeps.
-            keep: as for a new log.
             disk: the data file on disk, which belongs to the log from now on; None if there was none.
-            memory: the one in memory, likewise.
+            memory: the data file in memory, likewise.
 
         Raises:
             ValueError: a data file is not the one that the index is about.
             OSError: a data file cannot be used, or there is no memory.
         """
-        log = cls(index, spool, budget, retained_bytes, keep)
-        budget.leave(log)
-        log._files.restore(disk, memory)
-        log._count_held()
-        budget.join(log)
-        log.trim()
-        return log
+        self._budget.leave(self)
+        self._files.restore(disk, memory)
+        self._count_held()
+        self._budget.join(self)
+        self.trim()
+        return self
 
     # -- taking
 
@@ -298,6 +283,8 @@ class OutputLog:
             # What cannot be read is dropped, and then the page begins later.
             chunks = self._contents(taken)
         lost = self.lost_after(after_seq)
+        if lost:
+            measures.gap(lost)
         first = self.first_kept() if lost else None
         return Page(
             chunks=chunks,
@@ -320,12 +307,6 @@ class OutputLog:
         return b"".join(chunk.data for chunk in self._contents(records) or ())
 
     # -- dropping
-
-    def evict_to(self, size: int) -> bool:
-        """Drop oldest chunks until at most `size` bytes and `MAX_CHUNKS` chunks are kept.
-        Says whether any was dropped.
-        """
-        return self._evict(size, size, size)
 
     def make_way(self, disk: int, memory: int) -> bool:
         """Drop oldest chunks until at most so many bytes are held on disk and in memory, and free their

@@ -54,7 +54,7 @@ class DescriptorPoller:
         watch.set(events)
         return watch
 
-    def rest(self, watch: Watch) -> None:
+    def delay(self, watch: Watch) -> None:
         """Leave a descriptor alone for `DELAY_SECONDS`, or less when others rest already. Not at all when no
         timer is to be had.
         """
@@ -66,7 +66,7 @@ class DescriptorPoller:
             if self._timer is None:
                 return
             self._timer.start()
-        watch.rest()
+        watch.delay()
         self._delayed.append(watch)
 
     def close(self) -> None:
@@ -85,18 +85,18 @@ class DescriptorPoller:
         except OSError:
             return None
         try:
-            self.watch(timer.fd, READABLE, self._on_rested)
+            self.watch(timer.fd, READABLE, self._on_timer)
         except OSError:
             os.close(timer.fd)
             return None
         return timer
 
-    def _on_rested(self, _events: int) -> None:
+    def _on_timer(self, _events: int) -> None:
         assert self._timer is not None
         os.read(self._timer.fd, _TIMER_BYTES)
         delayed, self._delayed = self._delayed, []
         for watch in delayed:
-            watch.go_on()
+            watch.end_delay()
 
     def _run(self) -> None:
         watches = self._watches
@@ -146,15 +146,25 @@ class Watch:
         """Add or take away an interest."""
         self.set(self.events | events if wanted else self.events & ~events)
 
+    def close(self) -> None:
+        """Stop watching, and close the descriptor."""
+        self.set(0)
+        self.callback = _ignore
+        os.close(self.fd)
+
     # -- for the poller
 
-    def rest(self) -> None:
-        """Report nothing until `go_on`, or until something else is wanted."""
+    def delay(self) -> None:
+        """Report nothing until `end_delay`, or until something else is wanted."""
         self.delayed = True
         self._epoll.modify(self.fd, 0)
 
-    def go_on(self) -> None:
+    def end_delay(self) -> None:
         """End a rest, if it is not over yet."""
         if self.delayed:
             self.delayed = False
             self._epoll.modify(self.fd, self.events)
+
+
+def _ignore(_events: int) -> None:
+    """Nothing."""

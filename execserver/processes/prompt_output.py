@@ -59,13 +59,13 @@ class PromptPredictor:
         last, self._last = self._last, now
         return now - last > TOGETHER_SECONDS
 
-    def looked(self, *, answered: bool) -> None:
+    def observed(self, *, answered: bool) -> None:
         """What a look brought."""
         self._last = perf_counter()
         self._backoff.tried(in_vain=not answered)
 
 
-def look(predictor: PromptPredictor, outputs: Sequence[Watch]) -> None:
+def wait_for_output(predictor: PromptPredictor, outputs: Sequence[Watch]) -> None:
     """Wait for a moment until there is output, and let it be taken.
 
     Args:
@@ -83,7 +83,7 @@ def look(predictor: PromptPredictor, outputs: Sequence[Watch]) -> None:
         answered = _take(outputs)
         now = perf_counter()
     # Whoever else wants the processor may have got it for long: that is no answer in time either.
-    predictor.looked(answered=answered and now < end + WAIT_SECONDS)
+    predictor.observed(answered=answered and now < end + WAIT_SECONDS)
 
 
 def _take(outputs: Sequence[Watch]) -> bool:

@@ -15,12 +15,16 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from execserver import descendants
-from execserver.processes.poller import READABLE, DescriptorPoller, Watch
+from execserver.processes.output_log import OutputLog
+from execserver.processes.poller import READABLE, DescriptorPoller
+
+if TYPE_CHECKING:
+    from execserver.sandbox.confinement import Confinement
 
 _RETRY_SECONDS = 0.002
 _MOST_RETRIES = 2500
@@ -28,8 +32,107 @@ _MOST_RETRIES = 2500
 
 _STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 
+_JUDGED_BYTES = 1 << 20
+"""How much of the last output is searched for signs of a denial; what the reference keeps."""
+
+_EVIDENCE_BYTES = 128 << 10
+"""How much of the last output is searched for evidence, line by line: a few milliseconds. The reason for a
+failure is at the end."""
+
+_LAUNCHER_BYTES = 4096
+"""How much of the last output is searched for an error of the launcher."""
+
+_SANDBOX_END_SECONDS = 3.0
+"""How long the end of a sandbox may take. It takes a millisecond, unless something in it hangs in the
+kernel."""
+
 _MOST_REPORT_BYTES = 64 << 10
 """What a launcher says is a few hundred bytes."""
+
+
+class SandboxOwner(Protocol):
+    """The process that a sandbox belongs to."""
+
+    log: OutputLog
+    failure: str | None
+    """Why the command was never run."""
+
+    def sandbox_left(self, unknown: bool) -> None:
+        """Nothing runs inside any more, or it is `unknown` whether something does."""
+
+    def sandbox_ended(self) -> None:
+        """Nothing of the sandbox is left, or its end took too long."""
+
+
+class ProcessSandbox:
+    """The sandbox of one process: what confines it, what runs inside, and what it seems to have denied."""
+
+    __slots__ = ("_denied", "_evidence", "child", "confinement", "stands")
+
+    def __init__(self, confinement: Confinement) -> None:
+        self.confinement = confinement
+        self.child: SandboxedChild | None = None
+        """The command inside, where a launcher waits outside."""
+        self.stands = False
+        """Whether the launcher has ended, and something of the sandbox may be left."""
+        self._denied: tuple[int, bool] | None = None
+        self._evidence: tuple[int, dict[str, object]] | None = None
+        """Each with the number of bytes of output that it was found in."""
+
+    def denied(self, exit_code: int, log: OutputLog) -> bool:
+        """Whether the sandbox seems to be the reason for this exit code, by the last output."""
+        if self._denied is None or self._denied[0] != log.total:
+            from execserver.sandbox.denial import denied  # with sandboxes only: its patterns take 0.3 MiB
+
+            # The words may come after the exit, from a descendant that holds the output.
+            self._denied = (log.total, denied(exit_code, log.tail(_JUDGED_BYTES)))
+        return self._denied[1]
+
+    def evidence(self, exit_code: int, log: OutputLog) -> dict[str, object]:
+        """The evidence for a denial in the last output, as JSON."""
+        if self._evidence is not None and self._evidence[0] == log.total:
+            return self._evidence[1]
+        from execserver.sandbox.denial import evidence
+
+        confinement = self.confinement
+        found = evidence(
+            confinement.policy,
+            exit_code,
+            log.tail(_EVIDENCE_BYTES),
+            confinement.cwd,
+            landlock=confinement.backend == "landlock",
+        )
+        self._evidence = log.total, found.as_json()
+        return self._evidence[1]
+
+    def watch(self, launcher: int, report: int, tag: int | None, poller: DescriptorPoller) -> None:
+        """Find the command by the launcher's report; the arguments are those of `SandboxedChild`."""
+        self.child = SandboxedChild(launcher, report, self.confinement.namespaces, tag, poller)
+
+    def leave(self, owner: SandboxOwner, *, by_signal: bool, whole: bool) -> None:
+        """The process that was spawned, a launcher or the command itself, has ended.
+
+        Args:
+            owner: is closed when nothing of the sandbox is left, so that a client that looks then finds the
+                workspace as it was.
+            by_signal: whether that process was killed.
+            whole: whether all descendants of the command are to end.
+        """
+        self.stands = True
+        asyncio.get_running_loop().call_later(_SANDBOX_END_SECONDS, owner.sandbox_ended)
+        child = self.child
+        reports = child is not None and child.launcher_ended(lambda: owner.sandbox_left(False), whole=whole)
+        if child is not None and not child.set_up and not by_signal:
+            owner.failure = _set_up_failure(owner.log)
+        if not reports:
+            # A backend without a process namespace ends like one with it: nothing may run on.
+            owner.sandbox_left(child is not None or self.confinement.backend in ("landlock", "seatbelt"))
+
+
+def _set_up_failure(log: OutputLog) -> str:
+    lines = [line for line in log.tail(_LAUNCHER_BYTES).splitlines() if line.startswith(b"bwrap: ")]
+    reason = lines[-1].decode("utf-8", "replace") if lines else "the launcher gave no reason"
+    return f"failed to prepare process sandbox: {reason}"
 
 
 class SandboxedChild:
@@ -140,7 +243,7 @@ class SandboxedChild:
 
         def ended(_events: int) -> None:
             self._gone, self._pidfd = True, None
-            _close(watch)
+            watch.close()
             on_end()
 
         watch = self._poller.watch(pidfd, READABLE, ended)
@@ -267,13 +370,3 @@ def _send(pidfd: int, number: int) -> None:
         signal.pidfd_send_signal(pidfd, number)
     except OSError:
         return  # It has ended already.
-
-
-def _close(watch: Watch) -> None:
-    watch.set(0)
-    watch.callback = _ignore
-    os.close(watch.fd)
-
-
-def _ignore(_: int) -> None:
-    """Nothing."""

@@ -22,9 +22,8 @@ import msgspec
 
 from execserver import descendants
 from execserver.fault_points import reach
-from execserver.processes.launch import LaunchPlan
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import thread_limits
-from execserver.sandbox.command import Wrapped
 
 # What the daemon ignores would stay ignored in the child.
 _DEFAULT_SIGNALS = [
@@ -97,58 +96,48 @@ class Spawner:
         self._nofile = nofile
         self._hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
-    def spawn(self, plan: LaunchPlan, tag: int | None, undo: Callable[[int], None]) -> Spawned:
+    def spawn(self, spec: LaunchSpec, tag: int | None, undo: Callable[[int], None]) -> Spawned:
         """Start the child.
 
         Args:
-            plan: what it is.
-            tag: the membership tag of it and of all that comes of it; None for none.
-            undo: called with the pid of a child that runs and cannot be watched: ends it and all that came
-                of it, and reaps it.
+            spec: what to spawn. Its descriptors are closed, but for the status file.
+            tag: the ownership tag of the child and its descendants; None for none.
+            undo: called with the pid of a child that runs and cannot be watched: kills it and its
+                descendants, and reaps it.
 
         Raises:
             OSError: the program or the directory is missing, or the system is out of something.
             ValueError: a NUL byte, or a variable name that cannot be.
         """
-        if plan.confinement is None:
-            wrapped = Wrapped(plan.program, plan.arguments, plan.environment)
-        else:
-            wrapped = plan.confinement.wrap(plan.command())
-        opened: list[int] = [] if wrapped.status is None else [wrapped.status]
+        opened: list[int] = [] if spec.status is None else [spec.status]
         try:
-            spawn = self._spawn_terminal if plan.tty else self._spawn_pipes
-            spawned = spawn(plan, wrapped, tag, undo, opened)
+            spawn = self._spawn_terminal if spec.tty else self._spawn_pipes
+            spawned = spawn(spec, tag, undo, opened)
         except BaseException:
             for fd in opened:
                 os.close(fd)
             raise
         finally:
-            for fd in wrapped.passed:
+            for fd in spec.passed:
                 os.close(fd)
-        spawned.status = wrapped.status
+        spawned.status = spec.status
         return spawned
 
     def _spawn_pipes(
-        self,
-        plan: LaunchPlan,
-        wrapped: Wrapped,
-        tag: int | None,
-        undo: Callable[[int], None],
-        opened: list[int],
+        self, spec: LaunchSpec, tag: int | None, undo: Callable[[int], None], opened: list[int]
     ) -> Spawned:
         out_read, out_write = _pipe(opened)
         err_read, err_write = _pipe(opened)
-        if plan.pipe_stdin:
+        if spec.pipe_stdin:
             child_stdin, stdin = _pipe(opened)
             os.set_blocking(stdin, False)
         else:
             child_stdin, stdin = self._null, None
         first: tuple[int | str, ...] = (os.POSIX_SPAWN_DUP2, child_stdin, 0)
-        if stdin is None and wrapped.null is not None:
-            first = (os.POSIX_SPAWN_OPEN, 0, wrapped.null, os.O_RDWR, 0)
+        if stdin is None and spec.null is not None:
+            first = (os.POSIX_SPAWN_OPEN, 0, spec.null, os.O_RDWR, 0)
         pid = self._run(
-            wrapped,
-            plan.cwd,
+            spec,
             tag,
             [first, (os.POSIX_SPAWN_DUP2, out_write, 1), (os.POSIX_SPAWN_DUP2, err_write, 2)],
         )
@@ -159,23 +148,17 @@ class Spawner:
         return Spawned(pid, pidfd, stdin, [out_read, err_read])
 
     def _spawn_terminal(
-        self,
-        plan: LaunchPlan,
-        wrapped: Wrapped,
-        tag: int | None,
-        undo: Callable[[int], None],
-        opened: list[int],
+        self, spec: LaunchSpec, tag: int | None, undo: Callable[[int], None], opened: list[int]
     ) -> Spawned:
         master, slave = pty.openpty()
         opened += (master, slave)
         relay = (*_pipe(opened), *_pipe(opened))
-        termios.tcsetwinsize(slave, plan.size)
+        termios.tcsetwinsize(slave, spec.size)
         terminal = os.ttyname(slave)
         # A session leader without a terminal gets the first one that it opens, unless it says otherwise.
-        flags = os.O_RDWR | (os.O_NOCTTY if wrapped.takes_terminal else 0)
+        flags = os.O_RDWR | (os.O_NOCTTY if spec.takes_terminal else 0)
         pid = self._run(
-            wrapped,
-            plan.cwd,
+            spec,
             tag,
             [
                 (os.POSIX_SPAWN_OPEN, 0, terminal, flags, 0),
@@ -191,32 +174,31 @@ class Spawner:
 
     def _run(
         self,
-        wrapped: Wrapped,
-        cwd: str,
+        spec: LaunchSpec,
         tag: int | None,
         file_actions: Sequence[tuple[int | str, ...]],
         terminal: str | None = None,
     ) -> int:
         # Onto itself: that is how a descriptor is passed under its own number.
-        passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in wrapped.passed]
+        passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spec.passed]
 
         def spawn() -> int:
             return os.posix_spawn(
-                wrapped.program,
-                wrapped.arguments,
-                wrapped.environment,
+                spec.program,
+                spec.arguments,
+                spec.environment,
                 setsid=True,
                 setsigdef=_DEFAULT_SIGNALS,
                 setsigmask=[],
                 file_actions=[*file_actions, *passed],
             )
 
-        os.chdir(cwd)
+        os.chdir(spec.cwd)
         try:
             if tag is not None:
                 descendants.set_own_tag(tag)
             self._limit_descriptors(self._nofile)
-            limit = wrapped.limit
+            limit = spec.limit
             reach("before-spawn")
             return spawn() if limit is None else thread_limits.spawn_limited(partial(limit, terminal), spawn)
         finally:

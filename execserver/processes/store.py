@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from execprotocol.errors import InvalidRequest, SpawnFailed, unknown_process
+from execserver.launch_spec import LaunchSpec
 from execserver.processes.executor import Executor
-from execserver.processes.launch import LaunchPlan
 from execserver.processes.process import ManagedProcess
 from execserver.processes.start_options import StartOptions
 from execserver.telemetry.logs import Logger
@@ -103,7 +103,7 @@ class ProcessStore:
         return True
 
     def start(
-        self, process_id: str, make_plan: Callable[[], LaunchPlan], options: StartOptions
+        self, process_id: str, make_spec: Callable[[], LaunchSpec], options: StartOptions
     ) -> ManagedProcess:
         """Start a process under a free name.
 
@@ -117,7 +117,7 @@ class ProcessStore:
             )
         self.require_free(process_id)
         try:
-            process = self.executor.start(self._session_id, process_id, make_plan(), self.on_closed, options)
+            process = self.executor.start(self._session_id, process_id, make_spec(), options, self.on_closed)
         except (OSError, ValueError) as error:
             measures.failed_starts += 1
             raise SpawnFailed(error) from None
@@ -148,10 +148,10 @@ class ProcessStore:
         """
         self.refuse_starts()
         for process in self:
-            process.end_for("sessionExpired")
+            process.leader.end_for("sessionExpired")
         leaders = [process.pid for process in self if process.running]
         numbers, self._numbers = self._numbers, set()
-        survivors = await self.executor.kill(numbers, leaders) if numbers else []
+        survivors = await self.executor.tree_killer.kill(numbers, leaders) if numbers else []
         await self._let_ends_be_told()
         for process in self:
             self.executor.forget(process)
@@ -178,4 +178,4 @@ class ProcessStore:
                 del self._processes[process.process_id]
                 self.executor.forget(process)
 
-        self.executor.retain(process, forget, since)
+        self.executor.retention.retain(process, forget, since)

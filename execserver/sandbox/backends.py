@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import bubblewrap, seccomp
 from execserver.sandbox.bare_roots import Watched
-from execserver.sandbox.confinement import Command, Confinement, Wrapped
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.memory_file import SealedProgram, memory_file
 from execserver.sandbox.mount_points.registry import Lease
 from execserver.sandbox.options import OwnThings
@@ -70,7 +72,7 @@ class Bubblewrapped(Confinement):
             made=made,
         )
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         opened: list[int] = []
         try:
@@ -90,12 +92,13 @@ class Bubblewrapped(Confinement):
                 os.close(fd)
             raise
         sealed = self._tools.sealed
-        return Wrapped(
-            self._tools.bubblewrap if sealed is None else sealed.path,
-            ("bwrap", "--args", str(handed_over), "--", *self._command_line(command)),
-            {},
-            (program, status_inside, handed_over, *self._take_held()),
-            status,
+        return replace(
+            command,
+            program=self._tools.bubblewrap if sealed is None else sealed.path,
+            arguments=("bwrap", "--args", str(handed_over), "--", *self._command_line(command)),
+            environment={},
+            passed=(program, status_inside, handed_over, *self._take_held()),
+            status=status,
             null=self._null,
             takes_terminal=command.tty,
         )
@@ -110,7 +113,7 @@ class Bubblewrapped(Confinement):
         held, self._held = tuple(self._held.values()), {}
         return held
 
-    def _command_line(self, command: Command) -> Sequence[str]:
+    def _command_line(self, command: LaunchSpec) -> Sequence[str]:
         line = _named(command, self._tools.bash)
         # With the terminal taken inside, its signals reach what is inside, and never the launcher.
         return [self._tools.setsid, "-c", *line] if command.tty and self._tools.setsid is not None else line
@@ -134,10 +137,10 @@ class Limited(Confinement):
             namespaces_denied=policy.limits_files,
         )
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         # `dies_with_parent` has no meaning here: the parent would be the thread.
-        return Wrapped(command.program, tuple(command.arguments), command.environment, limit=self._limit)
+        return replace(command, limit=self._limit)
 
     def _limit(self, terminal: str | None) -> None:
         if not self.policy.limits_files:
@@ -160,27 +163,32 @@ class Seatbelted(Confinement):
         super().__init__(policy, cwd, None)
         self._made = made
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         from execserver.sandbox import seatbelt
 
         line = seatbelt.arguments(self._made, [command.program, *command.arguments[1:]])
-        return Wrapped(seatbelt.PROGRAM, tuple(line), {**command.environment, **seatbelt.ENVIRONMENT})
+        return replace(
+            command,
+            program=seatbelt.PROGRAM,
+            arguments=tuple(line),
+            environment={**command.environment, **seatbelt.ENVIRONMENT},
+        )
 
 
-def needs_own_name(command: Command) -> bool:
+def needs_own_name(command: LaunchSpec) -> bool:
     """Whether the program is to see another name than the one that it is found by."""
     name = command.arguments[0]
     return name != command.program and not _is_bare_name(command, name)
 
 
-def _is_bare_name(command: Command, name: str) -> bool:
+def _is_bare_name(command: LaunchSpec, name: str) -> bool:
     # One that begins with a hyphen would be an option of what sets the command up.
     by_name = name == os.path.basename(command.program) and "PATH" in command.environment
     return by_name and not name.startswith("-")
 
 
-def _named(command: Command, bash: str | None) -> Sequence[str]:
+def _named(command: LaunchSpec, bash: str | None) -> Sequence[str]:
     """The command line that gives the program its name: bubblewrap has no way for that before 0.9."""
     if needs_own_name(command) and bash is not None:
         return [

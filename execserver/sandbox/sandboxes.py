@@ -40,7 +40,8 @@ from execserver.sandbox.options import TOOL_PATH, OwnThings, SandboxOptions
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
-    from execserver.sandbox.confinement import Command, Confinement
+    from execserver.launch_spec import LaunchSpec
+    from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.policy import Policy
 
 log = Logger()
@@ -101,7 +102,7 @@ class Sandboxes:
     def prepare(
         self,
         policy: Policy,
-        command: Command,
+        command: LaunchSpec,
         extra: tuple[str, ...] = (),
     ) -> Confinement:
         """Make the confinement of one command.
@@ -169,7 +170,7 @@ class Sandboxes:
 
     # -- backends
 
-    def _prepare(self, policy: Policy, command: Command, extra: tuple[str, ...]) -> Confinement:
+    def _prepare(self, policy: Policy, command: LaunchSpec, extra: tuple[str, ...]) -> Confinement:
         if sys.platform == "darwin":
             return self._seatbelted(policy, command)
         if not sys.platform.startswith("linux"):
@@ -195,7 +196,12 @@ class Sandboxes:
         return self._limited(policy, seen, command)
 
     def _bubblewrapped(
-        self, result: probe.ProbeResult, path: str, policy: Policy, command: Command, extra: tuple[str, ...]
+        self,
+        result: probe.ProbeResult,
+        path: str,
+        policy: Policy,
+        command: LaunchSpec,
+        extra: tuple[str, ...],
     ) -> Confinement:
         tools = backends.Tools(
             path,
@@ -255,7 +261,7 @@ class Sandboxes:
             )
         return folder
 
-    def _seatbelted(self, policy: Policy, command: Command) -> Confinement:
+    def _seatbelted(self, policy: Policy, command: LaunchSpec) -> Confinement:
         from execserver.sandbox import seatbelt  # not on Linux
 
         if not os.access(seatbelt.PROGRAM, os.X_OK):
@@ -269,7 +275,7 @@ class Sandboxes:
         granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
         return backends.Seatbelted(policy, command.cwd, seatbelt.profile(granted))
 
-    def _limited(self, policy: Policy, seen: view.View, command: Command) -> Confinement:
+    def _limited(self, policy: Policy, seen: view.View, command: LaunchSpec) -> Confinement:
         try:
             return backends.Limited(policy, seen, command.cwd, self._own)
         except seccomp.UnknownArchitectureError as error:

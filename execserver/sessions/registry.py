@@ -13,8 +13,8 @@ from execserver.fault_points import reach
 from execserver.memory import give_back
 from execserver.processes.executor import Executor
 from execserver.processes.process import ManagedProcess
-from execserver.processes.recovery_state import RecoveredState
 from execserver.processes.store import ProcessStore
+from execserver.processes.takeover import Takeover
 from execserver.sessions.session import Session
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -125,19 +125,19 @@ class SessionTable:
             ending = self._begin_end(session)
         return asyncio.shield(ending)
 
-    def inherit(self, recovered: RecoveredState) -> None:
+    def inherit(self, takeover: Takeover) -> None:
         """Go on with the sessions of a dead server: detached, each with the whole of its time."""
         stores: dict[str, ProcessStore] = {}
-        for session_id in recovered.state.sessions:
+        for session_id in takeover.state.sessions:
             stores[session_id] = ProcessStore(self._executor, session_id)
 
         def on_closed(session_id: str) -> Callable[[ManagedProcess], None]:
             store = stores.get(session_id)
             return store.on_closed if store is not None else _ignore
 
-        inherited = self._executor.inherit(recovered, on_closed)
+        inherited = takeover.inherit(on_closed)
         closed: list[ManagedProcess] = []
-        for session_id, state in recovered.state.sessions.items():
+        for session_id, state in takeover.state.sessions.items():
             session = Session(session_id, stores[session_id])
             processes = inherited.pop(session_id, [])
             session.processes.inherit(processes, state.numbers)
@@ -151,7 +151,7 @@ class SessionTable:
                 self._set_expiry(session)
 
         def over_since(process: ManagedProcess) -> float | None:
-            return recovered.state.processes[process.number].over_since
+            return takeover.state.processes[process.number].over_since
 
         for process in sorted(closed, key=lambda process: over_since(process) or math.inf):
             stores[process.started.session].on_closed(process, over_since(process))

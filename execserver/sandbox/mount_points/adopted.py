@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.bare_roots import Watched
-from execserver.sandbox.confinement import Command, Confinement, Wrapped
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.mount_points.description import Description
 from execserver.sandbox.mount_points.registry import Lease, MountPoints
 from execserver.sandbox.policy import Policy
@@ -22,7 +23,7 @@ class Adopted(Confinement):
         self.backend = description.backend
         self.namespaces = description.namespaces
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """Raises:
         ValueError: always.
         """
@@ -43,7 +44,7 @@ class Opaque(Confinement):
         self._descriptors = list(descriptors)
         self._registry = registry
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """Raises:
         ValueError: always.
         """

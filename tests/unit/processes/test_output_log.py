@@ -336,7 +336,7 @@ class LogAgainstModel(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, RETAINED))
     def budget_pressure(self, size: int) -> None:
-        self.log.evict_to(size)
+        self.log._evict(size, size, size)
         self.model.evict(size)
 
     @rule(data=st.data(), max_bytes=st.integers(0, 2 * RETAINED))

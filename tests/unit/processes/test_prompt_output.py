@@ -16,7 +16,7 @@ import pytest
 
 from execserver.processes import prompt_output
 from execserver.processes.poller import READABLE, Watch
-from execserver.processes.prompt_output import TOGETHER_SECONDS, PromptPredictor, look
+from execserver.processes.prompt_output import TOGETHER_SECONDS, PromptPredictor, wait_for_output
 
 pytestmark = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) == 1, reason="with a single processor nobody looks"
@@ -68,7 +68,7 @@ def test_an_answer_that_is_there_is_taken_and_makes_a_good_habit(
 ) -> None:
     predictor = PromptPredictor(terminal=False)
     os.write(pipe[1], b"answer")
-    look(predictor, [output.watch])
+    wait_for_output(predictor, [output.watch])
     assert output.taken == [b"answer"]
     assert prompts(predictor, 100) == 100
 
@@ -79,7 +79,7 @@ def test_an_answer_that_comes_during_the_look_is_taken(
     monkeypatch.setattr(prompt_output, "WAIT_SECONDS", 20.0)
     answer = threading.Timer(0.05, os.write, (pipe[1], b"later"))
     answer.start()
-    look(PromptPredictor(terminal=False), [output.watch])
+    wait_for_output(PromptPredictor(terminal=False), [output.watch])
     answer.join()
     assert output.taken == [b"later"]
 
@@ -89,7 +89,7 @@ def test_a_look_takes_from_all_outputs_that_have_something(pipe: tuple[int, int]
     second = Output(other[0])
     os.write(pipe[1], b"one")
     os.write(other[1], b"two")
-    look(PromptPredictor(terminal=False), [output.watch, second.watch])
+    wait_for_output(PromptPredictor(terminal=False), [output.watch, second.watch])
     assert (output.taken, second.taken) == ([b"one"], [b"two"])
     second.epoll.close()
     for end in other:
@@ -106,18 +106,18 @@ def test_a_terminals_answer_is_taken() -> None:
     os.write(slave, b"echo")
     deadline = time.monotonic() + 20
     while not output.taken and time.monotonic() < deadline:
-        look(predictor, [output.watch])
+        wait_for_output(predictor, [output.watch])
     assert output.taken == [b"echo"]
     output.epoll.close()
     os.close(slave)
-    look(predictor, [output.watch])
+    wait_for_output(predictor, [output.watch])
     os.close(master)
 
 
 def test_what_is_not_read_any_more_is_not_touched(pipe: tuple[int, int], output: Output) -> None:
     os.write(pipe[1], b"for later")
     output.watch.set(0)
-    look(PromptPredictor(terminal=False), [output.watch])
+    wait_for_output(PromptPredictor(terminal=False), [output.watch])
     assert not output.taken
 
 
@@ -128,7 +128,7 @@ def test_a_silent_child_is_looked_at_ever_more_seldom(output: Output) -> None:
         predictor._last = 0.0
         if predictor.is_prompt():
             looks += 1
-            look(predictor, [output.watch])
+            wait_for_output(predictor, [output.watch])
     # At 1, 3, 7, … 511 writes, and then at every 256th.
     assert looks <= 8 + OFTEN // 256 + 1
     assert not output.taken
@@ -137,10 +137,10 @@ def test_a_silent_child_is_looked_at_ever_more_seldom(output: Output) -> None:
 def test_one_answer_makes_up_for_all_silence(pipe: tuple[int, int], output: Output) -> None:
     predictor = PromptPredictor(terminal=False)
     for _ in range(20):
-        predictor.looked(answered=False)
+        predictor.observed(answered=False)
     assert prompts(predictor, 256) == 1
     os.write(pipe[1], b"awake")
-    look(predictor, [output.watch])
+    wait_for_output(predictor, [output.watch])
     assert prompts(predictor, 100) == 100
 
 
@@ -151,7 +151,7 @@ def test_of_writes_that_come_together_only_the_first_is_followed_by_a_look() -> 
     while time.monotonic() < deadline:
         # On a machine that others use a moment may pass between two lines.
         began = time.perf_counter()
-        predictor.looked(answered=True)
+        predictor.observed(answered=True)
         second = predictor.is_prompt()
         if time.perf_counter() - began < TOGETHER_SECONDS:
             assert not second
