@@ -28,13 +28,13 @@ class Loader:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.use_reserved_descriptors: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Gives up the reserved descriptors for as long as it lasts."""
+        """Releases the reserved descriptors for the body of a `with` statement."""
 
     def load(self, work: Callable[[], T]) -> T:
         """Do something that imports.
 
         Raises:
-            OSError: there is no descriptor, nor a spare one (EMFILE, ENFILE).
+            OSError: there is no descriptor, not even a reserved one (EMFILE, ENFILE).
             ImportError: the installation is broken.
         """
         with self._lock:
@@ -47,7 +47,7 @@ class Loader:
                 return _import(work)
 
     def load_without_reserved(self, work: Callable[[], T]) -> T:
-        """The same where the caller sees to the descriptors: only it knows who would take them first.
+        """The same without the reserved descriptors, which the caller manages.
 
         Raises:
             OSError: there is no descriptor (EMFILE, ENFILE).

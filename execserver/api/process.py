@@ -67,17 +67,17 @@ if TYPE_CHECKING:
     from execserver.sandbox.sandboxes import Sandboxes
 
 MAX_WAITING_INPUT_BYTES = 32 << 20
-"""Bytes of writes of a session that wait for a child to read. Half of what a connection's
-unfinished requests may hold: whoever writes without reading the answers can still terminate."""
+"""Bytes of writes of a session that wait for a child to read. Half of what a connection's unfinished requests
+may hold, so that a client which writes without reading the answers can still terminate the process."""
 
 _LEAST_WAITING_BYTES = 64 << 10
-"""What a waiting write counts at the least, so that small ones are not without limit."""
+"""The least that a waiting write counts, so that small ones are limited, too."""
 
 _MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
-"""A wait is a number of milliseconds of 64 bits; a timer of the loop is not."""
+"""A timer of the loop cannot wait for 2^64 milliseconds."""
 
 _PIECES_FROM_BYTES = 16 << 10
-"""Pages below this are joined: a copy is cheaper than pieces."""
+"""Smaller pages are joined: a copy is cheaper than pieces."""
 
 _PLATFORM_SANDBOX: SandboxType = "macosSeatbelt" if sys.platform == "darwin" else "linuxSeccomp"
 
@@ -111,7 +111,7 @@ class ProcessHandlers:
         }
 
     def start(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
-        """Start a process, at once or when it is this one's turn."""
+        """Start a process, at once or when it has its turn."""
         _check_start(params)
         store = caller.session.processes
         if params.if_exists == "attach" and store.is_taken(params.process_id):
@@ -126,7 +126,7 @@ class ProcessHandlers:
         return self._start_in_turn(caller, params)
 
     def read(self, caller: Caller, params: ReadParams) -> Encoded | Awaitable[Encoded]:
-        """Answer a read, at once when there is something to say."""
+        """Answer a read, at once when there is news."""
         process = self._get(caller, params)
         if not params.wait_ms or process.has_news(params.after_seq or 0):
             return _read_page(caller, process, params)
@@ -147,7 +147,7 @@ class ProcessHandlers:
         return stdin.write(params.chunk, params.write_id, session)
 
     def close_stdin(self, caller: Caller, params: CloseStdinParams) -> CloseStdinResult:
-        """End the standard input behind what was accepted."""
+        """End the standard input after what was accepted."""
         process = self._find(caller, params)
         if process is None:
             return {"status": "unknownProcess"}
@@ -161,7 +161,7 @@ class ProcessHandlers:
         return {"running": process.output.resize(params.size.rows, params.size.cols)}
 
     def signal(self, caller: Caller, params: SignalParams) -> SignalResult | Awaitable[SignalResult]:
-        """Send a signal, if there still is somebody to send it to."""
+        """Send a signal to the leader, its group or all descendants, if they live."""
         process = self._find(caller, params)
         if process is None:
             return _signal_result(caller, "unknownProcess")
@@ -182,7 +182,7 @@ class ProcessHandlers:
     def terminate(
         self, caller: Caller, params: TerminateParams
     ) -> TerminateResult | Awaitable[TerminateResult]:
-        """Kill the process group, or everything that ever came of the process."""
+        """Kill the process group, or all descendants of the process."""
         store = self._session(caller, params).processes
         if store.cancel_start(params.process_id):
             return {"running": True}
@@ -198,17 +198,17 @@ class ProcessHandlers:
         """The session that a request is about.
 
         Raises:
-            InvalidRequest: it names one that is unknown, or out of reach.
+            InvalidRequest: the session is unknown, or out of reach.
         """
         session_id = params.session_id
         return caller.session if session_id is None else reach(caller, self._sessions, session_id)
 
     def _find(self, caller: Caller, params: OfProcess) -> ManagedProcess | None:
-        """The process that a request is about, if there is one; errors as those of `_session`."""
+        """The process that a request is about, if it exists; raises as `_session` does."""
         return self._session(caller, params).processes.find(params.process_id)
 
     def _get(self, caller: Caller, params: OfProcess) -> ManagedProcess:
-        """The process that a request is about; also InvalidRequest when there is none."""
+        """The process that a request is about; raises InvalidRequest when it does not exist."""
         return self._session(caller, params).processes.get(params.process_id)
 
     def _start(
@@ -231,7 +231,7 @@ class ProcessHandlers:
         return Encoded(encode_json(result), after=release, begun=True)
 
     def _attach(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
-        """Answer for the process that there is, if it was asked for with the same parameters."""
+        """Answer for the existing process, if it was started with the same parameters."""
         process = caller.session.processes.find(params.process_id)
         if process is None:
             return self._attach_when_started(caller, params)
@@ -259,7 +259,7 @@ class ProcessHandlers:
         return self._start(caller, params, self._spec)
 
     async def _start_confined(self, caller: Caller, params: StartParams, policy: Policy) -> Encoded:
-        """Look at the disk in a thread, then start when it is this one's turn."""
+        """Look at the disk in a thread, then start when it is the request's turn."""
         preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
@@ -281,7 +281,7 @@ class ProcessHandlers:
     def _explain(
         self, error: SpawnFailed, params: StartParams, may_read: start_obstacle.MayRead = lambda _: True
     ) -> None:
-        """Say what is missing or in the way, where that can be told."""
+        """Add to an error what is missing or in the way, if that can be found."""
         found = start_obstacle.find_obstacle(
             error.error, params.argv, params.cwd, self._environment(params), may_read
         )
@@ -332,7 +332,7 @@ def _signal_result(
 
 
 def _start_result(caller: Caller, params: StartParams, process: ManagedProcess) -> StartResult:
-    # The reference says so of every sandbox, also of one that limits nothing.
+    # The reference reports it for every sandbox, also for one that limits nothing.
     sandbox_type: SandboxType = "none" if params.sandbox is None else _PLATFORM_SANDBOX
     result: StartResult = {"processId": params.process_id, "sandboxType": sandbox_type}
     if caller.extensions:
@@ -360,7 +360,7 @@ async def _read_when_news(
     caller: Caller, process: ManagedProcess, params: ReadParams, wait_ms: int
 ) -> Encoded:
     await process.wait_for_news(params.after_seq or 0, min(wait_ms / 1000, _MAX_WAIT_SECONDS))
-    # Thousands may wait for the same megabyte.
+    # Thousands of reads may wait for the same megabyte.
     await caller.wait_for_room()
     if process.released:
         raise unknown_process(params.process_id)
@@ -394,8 +394,8 @@ def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> E
     next_seq = process.log.next_seq
     if page.chunks and (not unlimited or not page.complete):
         next_seq = page.chunks[-1].seq + 1
-    # The stock client must not learn of an end before it has all that came earlier; but that an exit is
-    # what the number between two chunks stands for, it learns from nothing but this page.
+    # The stock client must not learn of an end before it has all earlier output. But only this page can tell
+    # it that a number between two chunks stands for the exit.
     ends = page.complete or not unlimited
     exited_seq = process.exited_seq
     exited = process.exit_code is not None and (ends or (exited_seq is not None and exited_seq < next_seq))
@@ -425,7 +425,7 @@ def _encode_page(
     closed: bool,
     extensions: bool,
 ) -> list[bytes]:
-    """A large page in pieces: the base64 text of its chunks is copied nowhere on its way to the peer."""
+    """A page as JSON; a large one in pieces, so that the base64 text of its chunks is never copied."""
     texts = [b'{"chunks":[']
     if unlimited:
         texts += [filler + b"," for filler in _fill_gap(process, after_seq)]
@@ -455,7 +455,7 @@ def _encode_page(
 
 
 def _fill_gap(process: ManagedProcess, after_seq: int) -> list[bytes]:
-    """Dropped numbers as empty chunks: the stock client stops for ever at a number that is missing."""
+    """Dropped numbers as empty chunks: the stock client stops for ever at a missing number."""
     last = process.log.evicted_through
     if not 0 < last - after_seq <= MAX_FILLED_GAP:
         return []

@@ -1,4 +1,4 @@
-"""What will be run, decided before anything runs. Pure but for the look-up of the program."""
+"""Makes the `LaunchSpec` of a request, and looks the program up as `execvp` would."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def find_program(name: str, path: str, cwd: str) -> str:
 
 
 def require_program(program: str, cwd: str) -> None:
-    """What the spawn would say of a program, for one that is not spawned by us but inside a sandbox.
+    """Raise the error that a spawn would, for a program that a launcher starts inside a sandbox.
 
     Raises:
-        OSError: the working directory or the program is not there, or may not be executed.
+        OSError: the working directory or the program is missing, or may not be executed.
     """
     for path, needs_file in ((cwd, False), (os.path.join(cwd, program), True)):
         status = os.stat(path)

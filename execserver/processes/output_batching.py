@@ -23,14 +23,14 @@ from execserver.spool.spool import CHUNK_BYTES
 from execserver.spool.system_calls import enlarge_pipe
 
 DELAY_SECONDS: Final = 0.0001
-"""What a stream of 1 GB/s takes to fill a chunk. Measured against 50 and 200 µs: no worse than either."""
+"""How long a stream of 1 GB/s takes to fill a chunk. Measured against 50 and 200 µs: no worse than either."""
 
 LEAST_BYTES: Final = 4096
-"""A take that brings less is none of a flood."""
+"""A smaller take does not belong to a flood."""
 
 _SMALL_BYTES: Final = 48 << 10
 _QUICK_SECONDS: Final = 0.0005
-"""What is taken so soon after the last take belongs to the same flood."""
+"""A take so soon after the last one belongs to the same flood."""
 
 FLOOD_PIPE_BYTES: Final = 256 << 10
 """Size of a pipe that was found full once: two takes, so that the child fills one while the other is recorded
@@ -46,26 +46,26 @@ _UNSUCCESSFUL_DELAYS: Final = 4
 
 
 class OutputBatching:
-    """How the output of one stream comes."""
+    """Decides for one stream whether to delay the next take."""
 
     __slots__ = ("_before", "_delayed", "_taken_at", "_takes", "_unsuccessful")
 
     def __init__(self) -> None:
         self._taken_at = 0.0
         self._takes = 0
-        """Small ones in a row."""
+        """Small takes in a row."""
         self._before = 0
-        """Bytes of the last take that came without a rest."""
+        """Bytes of the last take without a delay."""
         self._delayed = False
         self._unsuccessful = 0
-        """Rests in a row that brought no more."""
+        """Delays in a row that brought no more."""
 
     def delays_after(self, size: int, now: float) -> bool:
-        """Whether the stream is left alone for `DELAY_SECONDS` after a take.
+        """Whether to wait for `DELAY_SECONDS` after a take.
 
         Args:
-            size: bytes that it brought.
-            now: seconds of a clock that never goes back.
+            size: bytes of that take.
+            now: seconds of a monotonic clock.
         """
         quick = now - self._taken_at < _QUICK_SECONDS
         self._taken_at = now

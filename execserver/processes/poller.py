@@ -4,11 +4,11 @@ A short command needs three descriptors watched for a millisecond. Registering e
 event loop costs more than reading it; registering with an epoll costs one system call. The
 loop watches the epoll itself, which is a pollable descriptor.
 
-One owner a descriptor: whoever watches it stops before closing it.
+A descriptor has one owner, which stops watching before it closes the descriptor.
 
-A watch can rest for a moment shorter than the timers of the loop (`output_batching.py`): the epoll is told
-that nothing is wanted, until one timer for all delayed watches is over or the owner wants something else.
-It stays registered: to register it again could fail, and leave a stream unwatched.
+A watch can be delayed for less than a timer of the loop can measure (`output_batching.py`): the epoll
+reports nothing of it until one timer for all delayed watches ends, or the owner wants other events. The
+descriptor stays registered: registering it again could fail, and leave a stream unwatched.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from execserver.spool.system_calls import DescriptorTimer
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
 HANGUP = select.EPOLLHUP
-"""Reported whether it is wanted or not; of a pipe without `READABLE` when everything was read."""
+"""Reported whether it is wanted or not; without `READABLE` for a pipe that is empty."""
 
 _TIMER_BYTES = 8
-"""A timer is read as how often it ended."""
+"""Reading a timer gives the number of times it ended."""
 
 _EVENTS_A_TURN = 64
 """Events handled before the loop serves its connections again."""
@@ -55,8 +55,8 @@ class DescriptorPoller:
         return watch
 
     def delay(self, watch: Watch) -> None:
-        """Leave a descriptor alone for `DELAY_SECONDS`, or less when others rest already. Not at all when no
-        timer is to be had.
+        """Report nothing of a descriptor for `DELAY_SECONDS`, or less when others are delayed already. Does
+        nothing if there is no descriptor for a timer.
         """
         if watch.delayed or not watch.events:
             return
@@ -100,8 +100,8 @@ class DescriptorPoller:
 
     def _run(self) -> None:
         watches = self._watches
-        # An end is reported whatever is wanted, and of one that rests it tells nothing: there may be output
-        # before it. Also not when the rest ends in this very turn.
+        # The kernel reports an end whatever is wanted. For a delayed watch it is ignored, also if the delay
+        # ends in this very turn: there may be output before the end.
         delayed = {watch.fd for watch in self._delayed if watch.delayed} if self._delayed else ()
         for fd, events in self._epoll.poll(0, _EVENTS_A_TURN):
             # An earlier callback of this turn may have stopped this one.
@@ -111,8 +111,8 @@ class DescriptorPoller:
 
 
 class Watch:
-    """The interest in one descriptor. With no events set it is not watched at all: the kernel
-    would go on reporting an end of file to whoever does not want to read.
+    """The interest in one descriptor. Without events it is not registered at all: the kernel would keep
+    reporting an end of file that the owner does not want to read.
     """
 
     __slots__ = ("_epoll", "_watches", "callback", "delayed", "events", "fd")
@@ -128,7 +128,7 @@ class Watch:
         self.delayed = False
 
     def set(self, events: int) -> None:
-        """Be interested in exactly these events."""
+        """Watch for exactly these events."""
         if events == self.events:
             return
         self.delayed = False
@@ -143,7 +143,7 @@ class Watch:
         self.events = events
 
     def want(self, events: int, wanted: bool) -> None:
-        """Add or take away an interest."""
+        """Add or remove events."""
         self.set(self.events | events if wanted else self.events & ~events)
 
     def close(self) -> None:
@@ -155,12 +155,12 @@ class Watch:
     # -- for the poller
 
     def delay(self) -> None:
-        """Report nothing until `end_delay`, or until something else is wanted."""
+        """Report nothing until `end_delay`, or until other events are wanted."""
         self.delayed = True
         self._epoll.modify(self.fd, 0)
 
     def end_delay(self) -> None:
-        """End a rest, if it is not over yet."""
+        """End a delay, if it is not over yet."""
         if self.delayed:
             self.delayed = False
             self._epoll.modify(self.fd, self.events)

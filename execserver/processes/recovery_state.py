@@ -1,17 +1,16 @@
-"""What is written down and handed to the supervisor, so that processes outlive the server.
+"""Records state in the ledger and the supervisor's fd store, so that processes outlive the server
+(`docs/explanation/reliability.md`).
 
 Rules kept in this file:
 
-1. Nobody is told of anything that a successor would not know: a record or a descriptor is in its place
-   before the answer or the event that speaks of it.
+1. No client is told of anything that a new server would not know: a record or a descriptor is in its place
+   before the answer or the event that mentions it.
 2. A process counts as started when it is in the ledger *and* its descriptors are kept; the ledger comes
-   first. Starts are made one after the other, on the loop's thread, with rising numbers: so whoever bears
-   the tag of a higher number than all that count was started by a server that died over it.
-3. The supervisor lets go of a process's ends when it is closed, of its files when it is forgotten.
-4. Without memory for a record nothing begins and no input is accepted. What ends, ends all the same: a
-   process that cannot be killed, reaped or forgotten would be worse than a successor that does not know why.
-
-`docs/explanation/reliability.md`
+   first. Starts are made one after the other, on the loop's thread, with rising numbers. So a process with
+   the tag of a higher number was started by a server that died before it had recorded the start.
+3. The supervisor closes a process's ends when the process is closed, and its files when it is forgotten.
+4. Without memory for a record nothing begins and no input is accepted. Ends happen all the same: a process
+   that cannot be killed, reaped or forgotten would be worse than a new server that does not know why.
 """
 
 from __future__ import annotations
@@ -64,41 +63,41 @@ log = Logger()
 
 _DROP_SECONDS = 0.05
 _MANY_DROPS = 256
-"""When the supervisor hears of descriptors that are of no more use: together with those of others."""
+"""Drops are sent together: after so much time, or when there are so many."""
 
 Slots = dict[int, list[int]]
 """Descriptors by slot."""
 
 
 class FdStore(Protocol):
-    """The supervisor, which keeps descriptors (`supervisor/fd_store_client.py`)."""
+    """The supervisor's store of descriptors (`supervisor/fd_store_client.py`)."""
 
     def keep(self, number: int, slot: int, descriptors: Sequence[int], *, urgent: bool = False) -> None:
-        """Keep copies in the place of what the slot holds."""
+        """Keep copies, in the place of the present content of the slot."""
 
     def release(self, number: int, *, urgent: bool = False) -> None:
-        """Let go of everything under a number."""
+        """Close everything under a number."""
 
     def drop(self, slots: Sequence[tuple[int, int]]) -> None:
-        """Let go of what is in some slots, each a number and a slot."""
+        """Close the content of slots, each given as a number and a slot."""
 
     def reaped(self, number: int) -> None:
         """The end of an inherited process is recorded."""
 
 
 class RecoveredState(msgspec.Struct):
-    """What the server before this one left."""
+    """The state that the previous server left."""
 
     state: State
     slots: dict[int, Slots] = msgspec.field(default_factory=dict)
-    """What the supervisor kept, by process number."""
+    """The descriptors that the supervisor kept, by process number."""
     indices: dict[int, ProcessIndex] = msgspec.field(default_factory=dict)
     exits: dict[int, int] = msgspec.field(default_factory=dict)
-    """Processes that ended since, with their status as `os.waitpid` gives it."""
+    """The status (as `os.waitpid` gives it) of the processes that have ended since, by number."""
 
 
 class RecoveryState:
-    """The ledger and the fd_store, and the order in which they are told."""
+    """The ledger and the fd store, and the order of their updates."""
 
     def __init__(self, fd_store: FdStore, ledger: Ledger, arena: IndexArena, small: SmallFiles) -> None:
         self.arena = arena
@@ -111,10 +110,10 @@ class RecoveryState:
 
     @classmethod
     def begin(cls, fd_store: FdStore, cwd: str, provider_id: str) -> RecoveryState:
-        """For the first server of a service.
+        """The state of the first server of a service.
 
         Raises:
-            OSError: no descriptor or no memory is to be had.
+            OSError: no descriptor or no memory is available.
         """
         recovery = cls(fd_store, Ledger.create(), IndexArena.create(), SmallFiles.create())
         recovery._append(Service(cwd, provider_id))
@@ -125,8 +124,8 @@ class RecoveryState:
 
     @staticmethod
     def has_begun(handed: Sequence[fd_store_client.Kept | fd_store_client.Exited]) -> bool:
-        """Whether there is anything to resume. Not if the server before this one ended before it had handed
-        over the ledger and the index, of which the first process needs both: what it left is closed then.
+        """Whether there is anything to resume. There is not if the previous server ended before it had handed
+        over the ledger and the index, which the first process needs: then its descriptors are closed.
         """
         if any(isinstance(entry, fd_store_client.Exited) or entry.number != SERVICE for entry in handed):
             return True
@@ -142,10 +141,10 @@ class RecoveryState:
     def resume(
         cls, fd_store: FdStore, handed: Iterable[fd_store_client.Kept | fd_store_client.Exited]
     ) -> tuple[RecoveryState, RecoveredState]:
-        """For a server that goes on where another one ended.
+        """The state of a new server that continues where the previous one ended.
 
         Raises:
-            ValueError: what was handed over is not what such a server leaves.
+            ValueError: the handed-over descriptors are incomplete.
             OSError: no memory.
         """
         slots: dict[int, Slots] = {}
@@ -171,15 +170,15 @@ class RecoveryState:
     # -- sessions
 
     def session_opened(self, session_id: str) -> None:
-        """A client is about to be told of its session."""
+        """Record a session, before its client is told of it."""
         self._append(SessionOpened(session_id))
 
     def session_ending(self, session_id: str) -> None:
-        """Everything of it is about to be killed, and nobody can resume it."""
+        """Record that all of a session is about to be killed, and that no client can resume it."""
         self._note(SessionEnding(session_id))
 
     def session_ended(self, session_id: str) -> None:
-        """Nothing of it is left."""
+        """Record that nothing of a session is left."""
         self._note(SessionEnded(session_id))
 
     # -- processes
@@ -191,13 +190,13 @@ class RecoveryState:
         report: int | None = None,
         sandbox: Sequence[int] = (),
     ) -> list[int]:
-        """A process was spawned. Returns the slots beside `PROCESS` in which something is kept.
+        """Record and keep a spawned process. Returns the slots beside `PROCESS` that are in use.
 
         Args:
             record: what it is.
             descriptors: its pidfd and our ends (`Spawned.kept`).
-            report: what the launcher of its sandbox writes to.
-            sandbox: what keeps its mount points from being swept.
+            report: the file that the launcher of its sandbox writes to.
+            sandbox: the locks that keep its mount points from being swept.
         """
         reach("after-spawn")
         self._append(record)
@@ -219,56 +218,56 @@ class RecoveryState:
         return list(slots)
 
     def keep_data(self, number: int, slot: int, fd: int) -> None:
-        """A data file of a process, `registration.DATA` or `MEMORY`."""
+        """Keep a data file of a process, in the slot `DATA` or `MEMORY`."""
         self._fd_store.keep(number, slot, [fd])
 
     def drop_data(self, number: int) -> None:
-        """The output of a process is not kept any longer."""
+        """Drop the data files of a process."""
         self._drop([(number, DATA), (number, MEMORY)], urgent=False)
 
     def keep_input(self, number: int, fd: int) -> None:
-        """The file that accepted input goes through."""
+        """Keep the file that accepted input goes through."""
         self._fd_store.keep(number, INPUT, [fd])
 
     def keep_ends(self, number: int, descriptors: Sequence[int]) -> None:
-        """The pidfd and our ends of a process whose input was closed, in the place of those with it: its
-        other side waits for the close.
+        """Keep the pidfd and our ends of a process without its input, in the place of those with it: the
+        child waits for the close.
         """
         self._fd_store.keep(number, PROCESS, descriptors, urgent=True)
         reach("after-ends-without-input")
 
     def written(self, number: int, write_id: str, end: int) -> None:
-        """Input is about to be accepted."""
+        """Record input, before it is accepted."""
         self._append(Written(number, write_id, end))
 
     def stdin_closed(self, number: int) -> None:
-        """Nothing is accepted any more behind the input that was."""
+        """Record that no more input is accepted."""
         self._append(StdinClosed(number))
         reach("after-stdin-closed")
 
     def ending(self, number: int, cause: str, *, tree: bool = False) -> None:
-        """A process is about to be killed by us, or with `tree` all that came of it."""
+        """Record why we are about to kill a process, or with `tree` all its descendants."""
         self._note(Ending(number, cause, tree))
         if tree:
             reach("before-tree-kill")
 
     def exited(self, number: int, code: int, cause: str, failure: str | None) -> None:
-        """The leader has ended, and was not reaped yet."""
+        """Record the end of a leader, before it is reaped."""
         reach("before-exit-journal")
         self._note(Exited(number, code, cause, failure, time.monotonic()))
         reach("after-exit-journal")
 
     def reaped(self, number: int) -> None:
-        """The end of an inherited leader is in the ledger: the supervisor may reap it."""
+        """The end of an inherited leader is recorded: let the supervisor reap it."""
         self._fd_store.reaped(number)
 
     def closed(self, number: int, slots: Iterable[int], *, told: bool, urgent: bool) -> None:
-        """A process is closed: its output is of use, its ends and whatever else is in these slots are not.
+        """A process is closed: drop its ends and the content of these slots, but not its output.
 
         Args:
             number: of the process.
             slots: beside `PROCESS`.
-            told: whether the ledger has its end of just now, which will do.
+            told: whether its end was recorded just now, which makes a record of the close needless.
             urgent: as for `forgotten`.
         """
         if not told:
@@ -276,19 +275,19 @@ class RecoveryState:
         self._drop([(number, PROCESS), *((number, slot) for slot in slots)], urgent=urgent)
 
     def forgotten(self, number: int, *, kept: bool = True, urgent: bool = False) -> None:
-        """Nothing of a process is wanted any more.
+        """Record that a process is forgotten, and drop all of it.
 
         Args:
             number: of the process.
             kept: whether the supervisor has anything of it.
-            urgent: whether somebody may wait for its ends to be closed.
+            urgent: whether a process may wait for its ends to be closed.
         """
         self._note(Forgotten(number))
         if kept:
             self._drop([(number, EVERY_SLOT)], urgent=urgent)
 
     def _drop(self, slots: Iterable[tuple[int, int]], *, urgent: bool) -> None:
-        """Many at a time: nothing depends on it, but the number of descriptors."""
+        """Drop many at a time: only the number of descriptors depends on it."""
         self._dropped += slots
         if urgent or len(self._dropped) > _MANY_DROPS:
             self._send_drops()
@@ -303,13 +302,13 @@ class RecoveryState:
         self._fd_store.drop(dropped)
 
     def unknown(self, number: int) -> None:
-        """Whatever the supervisor has under this number belongs to nothing."""
+        """Close what the supervisor has under the number of an unknown process."""
         self._fd_store.release(number)
 
     # -- the ledger
 
     def _note(self, record: AnyRecord) -> None:
-        """Write down what happens in any case (rule 4)."""
+        """Record an end, which happens in any case (rule 4)."""
         try:
             self._append(record)
         except OSError as error:
@@ -329,11 +328,11 @@ class RecoveryState:
             compaction.add_done_callback(lambda done: self._switch_ledger(done, size))
 
     def _compacted(self, size: int) -> Ledger:
-        """In a thread: it takes a tenth of a second for each hundred thousand records."""
+        """Runs in a thread: it takes a tenth of a second for each hundred thousand records."""
         return Ledger.compacted(self._ledger.replay(size).records())
 
     def _switch_ledger(self, compaction: asyncio.Future[Ledger], size: int) -> None:
-        """On the loop's thread: what came meanwhile is added, then the new one takes the place of the old."""
+        """On the loop's thread: add the newer records, then replace the old ledger by the new one."""
         self._compacting = False
         new: Ledger | None = None
         try:

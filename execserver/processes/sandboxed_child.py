@@ -1,11 +1,11 @@
-"""The inside of a sandboxed process, as the launcher reports it.
+"""The sandbox of one process, and the command inside it.
 
-The process that we spawned is the launcher, which waits outside. It writes into a file (a memfd) the pid of
-the first process inside, and at the end the exit code, *if* the set-up succeeded. What is meant for
-the command is sent inside: a signal to the launcher would end the watch and not the command.
+With bubblewrap the process that we spawned is a launcher, which waits outside. It writes a report into a file
+(a memfd): the pid of the first process inside, and at the end the exit code, *if* the setup succeeded.
+Signals for the command are sent inside: a signal to the launcher would end the launcher and not the command.
 
-The report is looked at when it is needed and never used up. So a server that takes over from one that was
-killed makes an `SandboxedChild` of the same file, and knows all that its predecessor knew.
+The report is read when it is needed, and stays as it is. So a new server knows all that the previous server
+knew, from the same file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _RETRY_SECONDS = 0.002
 _MOST_RETRIES = 2500
-"""A command that was sent a signal at once gets it when there is one: 5 s at most."""
+"""A signal that comes before there is a command waits for it: 5 s at most."""
 
 _STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 
@@ -47,7 +47,7 @@ _SANDBOX_END_SECONDS = 3.0
 kernel."""
 
 _MOST_REPORT_BYTES = 64 << 10
-"""What a launcher says is a few hundred bytes."""
+"""A launcher's report has a few hundred bytes."""
 
 
 class SandboxOwner(Protocol):
@@ -136,14 +136,14 @@ def _set_up_failure(log: OutputLog) -> str:
 
 
 class SandboxedChild:
-    """The sandbox of one process.
+    """The command inside a sandbox, found by the launcher's report.
 
     Args:
         launcher: the pid of the process that was spawned.
         report: the file that the launcher writes to; it belongs to this object from now on.
         namespaces: whether the first process inside is the `init` of a pid namespace.
-        tag: the membership tag that it must bear; None when there are no tags.
-        poller: tells when the first process has ended.
+        tag: the ownership tag that it must bear; None without tags.
+        poller: reports the end of the first process.
     """
 
     def __init__(
@@ -159,25 +159,25 @@ class SandboxedChild:
         self._gone = False
         """Whether the first process is known to have ended."""
         self._stranger = False
-        """Whether the number of the first process is somebody else's by now."""
+        """Whether the pid of the first process belongs to another process by now."""
         self._waiting: deque[tuple[int, bool]] = deque()
         """Signals for a command that is not there yet, oldest first, each with whether it is for the command
-        alone."""
+        alone and not for its group."""
         self._retries = 0
         self.set_up = False
         """Whether the command was run; final once the launcher has ended."""
 
-    # -- what is meant for the command
+    # -- signals for the command
 
     def signal(self, number: int, *, leader: bool = False) -> None:
         """Send any signal but SIGKILL to the command's process group, or to the command alone, as soon as
-        there is one. Several that wait are sent in this order, equal ones once; SIGCONT and what stops a
-        process undo each other.
+        there is one. Waiting signals are sent in order, equal ones once; SIGCONT and stop signals cancel each
+        other.
         """
         wanted, idle = (number, leader), not self._waiting
         undone = _STOPS if number == signal.SIGCONT else {signal.SIGCONT} if number in _STOPS else ()
         if undone:
-            # As the kernel does with signals that a process has not taken yet.
+            # As the kernel does with pending signals.
             self._waiting = deque(each for each in self._waiting if each[0] not in undone)
         if wanted in self._waiting:
             return
@@ -192,16 +192,16 @@ class SandboxedChild:
         return bool(self._waiting)
 
     def setup_pids(self) -> set[int] | None:
-        """The pids of what made the sandbox and holds it together, none of which is the command; None while
-        there is no command.
+        """The pids of the processes that set the sandbox up and wait for its end, without the command; None
+        while there is no command.
         """
         if self._command() is None or self._first is None:
             return None
         return {self._launcher, self._first} if self.namespaces else {self._launcher}
 
     def kill(self) -> None:
-        """SIGKILL everything inside that can be told from here. The launcher is the caller's affair, and so
-        is what has left the command's group where no namespace ends it (`launcher_ended`).
+        """SIGKILL the processes inside that are known here. The caller kills the launcher. Without a process
+        namespace the caller also has to find what has left the command's group (`launcher_ended`).
         """
         self._waiting.clear()
         pidfd = self._find_first()
@@ -209,20 +209,20 @@ class SandboxedChild:
             return
         command = None if self.namespaces else self._command()
         if command is not None:
-            # Before its first process is: who is reaped has no group any more.
+            # Before the first process: a reaped command has no group any more.
             self._signal_group(command, signal.SIGKILL)
         _send(pidfd, signal.SIGKILL)
 
     def launcher_ended(self, on_end: Callable[[], None], *, whole: bool = False) -> bool:
-        """The launcher was reaped: nobody inside has a reason to go on.
+        """The launcher has ended, so what is left inside has to end.
 
         Args:
             on_end: called, but not before the return, when nothing runs inside any more.
-            whole: whether all that ever came of the command is to end.
+            whole: whether all descendants of the command have to end.
 
         Returns:
-            Whether that will be told; if not, others have to look by the tag: the first process is not known,
-            or all is to end and no namespace sees to that.
+            Whether `on_end` will be called. If not, the caller has to search by the tag: the first process is
+            not known, or all descendants have to end and no namespace ensures that.
         """
         pidfd = self._find_first()
         self._close_report()
@@ -235,7 +235,7 @@ class SandboxedChild:
         if pidfd is None:
             if not self._gone:
                 return False
-            # The others of a pid namespace are reaped before its first process is.
+            # The other processes of a pid namespace are reaped before its first one.
             asyncio.get_running_loop().call_soon(on_end)
             return True
         if self.namespaces:
@@ -262,7 +262,7 @@ class SandboxedChild:
             self._gone = True
             return None
         except OSError:
-            return None  # no descriptor is to be had
+            return None  # no descriptor is available
         if self._tag is not None and descendants.tag_of(self._first) != self._tag:
             os.close(pidfd)
             self._stranger = True
@@ -273,20 +273,20 @@ class SandboxedChild:
     def _read(self) -> None:
         if self._report is None or self.set_up:
             return
-        # By offset: the launcher writes where the descriptor stands.
+        # By offset: the launcher writes at the descriptor's position.
         for line in os.pread(self._report, _MOST_REPORT_BYTES, 0).split(b"\n")[:-1]:
             self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:
-            said: Any = msgspec.json.decode(line)
+            fields: Any = msgspec.json.decode(line)
         except msgspec.DecodeError:
             return
-        if not isinstance(said, dict):
+        if not isinstance(fields, dict):
             return
-        if "exit-code" in said:
+        if "exit-code" in fields:
             self.set_up = True
-        first = said.get("child-pid")
+        first = fields.get("child-pid")
         if isinstance(first, int) and self._first is None:
             self._first = first
 
@@ -301,8 +301,8 @@ class SandboxedChild:
         while self._waiting and self._deliver(*self._waiting[0]):
             self._waiting.popleft()
         self._retries -= 1
-        nobody = self._gone or self._stranger or (self._report is None and self._pidfd is None)
-        if nobody or self._retries <= 0:
+        unreachable = self._gone or self._stranger or (self._report is None and self._pidfd is None)
+        if unreachable or self._retries <= 0:
             self._waiting.clear()
         if self._waiting:
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._try_signals)
@@ -317,7 +317,7 @@ class SandboxedChild:
             return True
         sent = self._signal_group(command, number)
         if sent and number == signal.SIGSTOP and self.namespaces and self._pidfd is not None:
-            # The first process is of the command's group, and has to be there when the command ends.
+            # The first process belongs to the command's group, and has to run when the command ends.
             _send(self._pidfd, signal.SIGCONT)
         return sent
 
@@ -325,7 +325,7 @@ class SandboxedChild:
         """Signal the group of the command; False when it has ended."""
         try:
             group = os.getpgid(command)
-            # Only now the number is certainly its own.
+            # Only now the pid certainly belongs to the command.
             if self._command() != command:
                 return False
             os.killpg(group, number)
@@ -339,7 +339,7 @@ class SandboxedChild:
         except OSError:
             return  # It has ended.
         try:
-            # Only now the number is certainly its own.
+            # Only now the pid certainly belongs to the command.
             if self._command() == command:
                 _send(pidfd, number)
         finally:
@@ -355,10 +355,10 @@ class SandboxedChild:
             if self.namespaces:
                 with open(f"/proc/{self._first}/task/{self._first}/children", "rb") as file:
                     found = next(map(int, file.read().split()), None)
-            # Before it has a group of its own it is still being set up.
+            # Until it has a group of its own, it is still being set up.
             if found is None or os.getpgid(found) == self._launcher:
                 return None
-            # Fails when it is reaped: then what was read was perhaps another's.
+            # Fails when the first process is reaped: then `children` may have been that of another process.
             signal.pidfd_send_signal(pidfd, 0)
         except OSError:
             return None

@@ -1,11 +1,11 @@
 """Start a child on the vfork path, in a session of its own, with exactly the named descriptors.
 
-`os.posix_spawn` and a change of directory on the loop's thread: no Python runs between fork
-and exec, the parent's heap is not copied, and no other thread of the daemon uses a relative
-path. All descriptors of the daemon are close-on-exec.
+The loop's thread changes the directory and calls `os.posix_spawn`: no Python runs between fork and exec,
+the parent's heap is not copied, and no other thread of the daemon uses a relative path. All descriptors of
+the daemon are close-on-exec.
 
-The tag by which descendants are told (`execserver.descendants`) is set on the daemon itself
-just before the spawn, so that the child has it from its first instruction.
+The ownership tag (`execserver.descendants`) is set on the daemon itself just before the spawn, so that the
+child has it from its first instruction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from execserver.fault_points import reach
 from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import thread_limits
 
-# What the daemon ignores would stay ignored in the child.
+# A signal that the daemon ignores would stay ignored in the child.
 _DEFAULT_SIGNALS = [
     signal.SIGPIPE,
     signal.SIGXFSZ,
@@ -49,12 +49,12 @@ class Spawned(msgspec.Struct):
     pidfd: int
     stdin: int | None
     outputs: list[int]
-    """`[stdout, stderr]`, or `[master]` of a terminal (then `stdin` is None: write to the master)."""
+    """`[stdout, stderr]`, or `[master]` of a terminal, which takes the input, too (then `stdin` is None)."""
     relay: tuple[int, int, int, int] | None = None
-    """Of a terminal: the ends (read, write) of the pipes that its output and its input pass through.
-    `splice` moves nothing between a terminal and a file."""
+    """Of a terminal: the ends (read, write) of the inner pipes for its output and its input. `splice` moves
+    nothing between a terminal and a file."""
     status: int | None = None
-    """What the launcher of a sandbox reports."""
+    """The file for the report of a sandbox's launcher."""
 
     def kept(self) -> list[int]:
         """The descriptors in the order in which the supervisor keeps them, the pidfd first."""
@@ -68,10 +68,10 @@ class Spawned(msgspec.Struct):
 
     @classmethod
     def from_kept(cls, pid: int, descriptors: Sequence[int], *, tty: bool) -> Spawned:
-        """What `kept` gave, handed back.
+        """Restore the result of `kept`.
 
         Raises:
-            ValueError: these are not all of them.
+            ValueError: descriptors are missing.
         """
         pidfd, *ends = descriptors
         if tty:
@@ -82,12 +82,12 @@ class Spawned(msgspec.Struct):
 
 
 class Spawner:
-    """What all spawns of the daemon share.
+    """Spawns children.
 
     Args:
-        home: descriptor of the daemon's own working directory, to come back to.
+        home: descriptor of the daemon's own working directory.
         null: `/dev/null`, open for reading and writing.
-        nofile: the soft descriptor limit to give to children, or None to leave ours.
+        nofile: the soft descriptor limit of children; None for the daemon's.
     """
 
     def __init__(self, home: int, null: int, nofile: int | None) -> None:
@@ -106,8 +106,8 @@ class Spawner:
                 descendants, and reaps it.
 
         Raises:
-            OSError: the program or the directory is missing, or the system is out of something.
-            ValueError: a NUL byte, or a variable name that cannot be.
+            OSError: the program or the directory is missing, or the system is out of a resource.
+            ValueError: a NUL byte, or an invalid variable name.
         """
         opened: list[int] = [] if spec.status is None else [spec.status]
         try:
@@ -155,7 +155,7 @@ class Spawner:
         relay = (*_pipe(opened), *_pipe(opened))
         termios.tcsetwinsize(slave, spec.size)
         terminal = os.ttyname(slave)
-        # A session leader without a terminal gets the first one that it opens, unless it says otherwise.
+        # A session leader without a terminal gets the first one that it opens, unless O_NOCTTY is set.
         flags = os.O_RDWR | (os.O_NOCTTY if spec.takes_terminal else 0)
         pid = self._run(
             spec,
@@ -179,7 +179,7 @@ class Spawner:
         file_actions: Sequence[tuple[int | str, ...]],
         terminal: str | None = None,
     ) -> int:
-        # Onto itself: that is how a descriptor is passed under its own number.
+        # A dup2 onto itself passes a descriptor under its own number.
         passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spec.passed]
 
         def spawn() -> int:
@@ -206,9 +206,9 @@ class Spawner:
             os.fchdir(self._home)
 
     def _adopt(self, pid: int, theirs: Sequence[int], undo: Callable[[int], None], opened: list[int]) -> int:
-        """Close the child's ends and open its pidfd; the child cannot be left behind."""
-        # The ends first: so a table that was just big enough for them has room for the pidfd, and nothing has
-        # to be undone that runs.
+        """Close the child's ends and open its pidfd. Without one the child is ended."""
+        # The ends first: then a table that was just big enough for them has room for the pidfd, and the child
+        # need not be killed.
         for fd in theirs:
             opened.remove(fd)
             os.close(fd)
@@ -216,14 +216,14 @@ class Spawner:
         try:
             return os.pidfd_open(pid)
         except OSError:
-            # Out of descriptors: a child that cannot be watched must not run.
+            # No descriptor: a child that cannot be watched must not run.
             undo(pid)
             raise
 
     def _limit_descriptors(self, soft: int | None) -> None:
-        """Set our own soft limit for the moment of a spawn: the child has it from its first
-        instruction. The interpreter lock is held all the while; only a thread that is inside the
-        kernel just then could miss a descriptor above the limit.
+        """Set our own soft limit for the moment of a spawn, so that the child has it from its first
+        instruction. The interpreter lock is held meanwhile: only a thread inside the kernel could fail to get
+        a descriptor above the limit.
         """
         if self._nofile is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._hard if soft is None else soft, self._hard))
