@@ -97,7 +97,7 @@ second-tests: setup
 
 # What depends on signals, users and folders, as a background job of an ordinary user below /tmp runs it:
 # `make test` holds there too. BACKGROUND=tests/faults runs a whole folder so.
-BACKGROUND = tests/unit/test_trust.py tests/unit/supervisor tests/unit/processes/test_inside.py \
+BACKGROUND = tests/unit/test_trust.py tests/unit/supervisor tests/unit/processes/test_sandboxed_child.py \
 	tests/unit/sandbox/test_state_folder.py tests/integration/supervisor tests/integration/commands \
 	$(addprefix tests/integration/client/,test_quickstart.py test_stdio.py test_sync.py) \
 	-k '(signal or interrupt or nohup or hangup or ctrl or ignored or trust or state or background) and not any_line'

@@ -1,26 +1,25 @@
-"""Whose descendant is it? Membership of processes, kept by the kernel.
+"""The descendants of a service and of its processes, found by ownership tags that the kernel keeps.
 
 Rules of this file:
 
-1. A process is a member of a service instance when its *soft RLIMIT_RTTIME* holds the
-   instance's tag. The limit is inherited through fork, setsid, double fork, exec and
-   `env -i`; it acts on real-time scheduled threads only, and a tag is 146,000 years.
-2. Descendants (by parent pid) of a member are members too: a nested execserver gives its
+1. A process belongs to a service instance when its *soft RLIMIT_RTTIME* holds the instance's tag. The limit
+   is inherited through fork, setsid, double fork, exec and `env -i`. It limits real-time threads only, and a
+   tag is 146,000 years.
+2. Descendants (by parent pid) of a tagged process belong to the instance too: a nested execserver gives its
    own children another tag.
-3. A pid is a number only while we look; a signal goes through a pidfd whose process a
-   *later* scan still found to be a member. So a reused pid is never hit.
-4. The calling process, what the caller excludes, kernel threads and zombies are never members.
+3. A pid is a number only while we look. A signal goes through a pidfd whose process a *later* scan still
+   found to be a descendant, so a reused pid is never hit.
+4. The calling process, excluded pids, kernel threads and zombies never count.
 
     bit 62 | 30 bits: service instance (random) | 32 bits: process number (0 = the service itself)
 
-A process that changes its own RLIMIT_RTTIME and is an orphan is not found. Standard library
-only: the supervisor, the server and its worker threads all use this module; it has no state
-but the hard limit.
+An orphan that changes its own RLIMIT_RTTIME is not found. Standard library only: the supervisor, the server
+and its worker threads all use this module. It has no state but the hard limit.
 """
 
 from __future__ import annotations
 
-# The module above it brings `enum`, for which the first server would have to wait.
+# `signal` imports `enum`, which would delay the first server.
 import _signal as signal  # type: ignore[import-not-found]
 import errno
 import itertools
@@ -29,7 +28,7 @@ import resource
 import select
 import time
 
-TYPE_CHECKING = False  # `typing` takes longer, too
+TYPE_CHECKING = False  # importing `typing` takes time, too
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -40,10 +39,10 @@ _TAG_BIT = 1 << (INSTANCE_BITS + NUMBER_BITS)
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 _PF_KTHREAD = 0x0020_0000  # include/linux/sched.h; field 9 of /proc/PID/stat
-# While some of the killed do not die (stuck in the kernel), newborns are still looked for this often.
+# While killed processes are stuck in the kernel, new descendants are looked for this often.
 _RESCAN_S = 0.1
 
-# Nobody can be looked at now: that does not mean that nobody is there.
+# The scan failed: there may be processes all the same.
 _BLIND = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 _SIGNALLED_AT_ONCE = 64
@@ -56,12 +55,12 @@ _hard_limit = resource.getrlimit(_RTTIME)[1]
 
 
 class TagUnavailableError(RuntimeError):
-    """A process may not carry a tag; only descent by parent pid tells its members then."""
+    """A process may not carry a tag; its descendants are found by parent pid only."""
 
 
 def new_instance() -> int:
     """A random instance number, 1 to 2³⁰ - 1."""
-    # The source behind `secrets`, whose import would cost the supervisor several milliseconds.
+    # What `secrets` uses; importing that would cost the supervisor several milliseconds.
     return int.from_bytes(os.urandom(4), "little") % ((1 << INSTANCE_BITS) - 1) + 1
 
 
@@ -93,19 +92,19 @@ def set_own_tag(value: int) -> None:
     try:
         resource.setrlimit(_RTTIME, (value, _hard_limit))
     except ValueError:
-        # Either the tag is above the hard limit or somebody lowered that since we looked.
+        # The tag is above the hard limit, or the hard limit was lowered meanwhile.
         _hard_limit = resource.getrlimit(_RTTIME)[1]
         try:
             resource.setrlimit(_RTTIME, (value, _hard_limit))
         except ValueError:
             raise TagUnavailableError(
-                f"the hard limit RLIMIT_RTTIME is {_hard_limit} µs and a membership tag needs {value}; "
+                f"the hard limit RLIMIT_RTTIME is {_hard_limit} µs and an ownership tag needs {value}; "
                 "raise it (`ulimit -H -R unlimited`, systemd: LimitRTTIME=infinity)"
             ) from None
 
 
 def own_limit() -> int:
-    """The soft limit of this process now: a tag or whatever it had before one."""
+    """The soft limit of this process now: a tag, or the limit from before one."""
     return resource.getrlimit(_RTTIME)[0]
 
 
@@ -119,42 +118,42 @@ def tag_of(pid: int) -> int | None:
     """The tag of a process, or None: it has none, or it is gone. Zombies keep theirs until reaped."""
     try:
         value = resource.prlimit(pid, _RTTIME)[0]
-    except PermissionError:  # of another user, such as a setuid program started by a member
+    except PermissionError:  # of another user, such as a setuid program that a descendant started
         value = _limit_from_proc(pid)
     except ProcessLookupError:
         return None
     return value if value >= _TAG_BIT else None
 
 
-def members(
+def find_descendants(
     instance: int,
     number: int | Collection[int] | None = None,
     *,
     exclude: Collection[int] = (),
     roots: Collection[int] = (),
 ) -> set[int]:
-    """The living processes of an instance, or of some numbers of it: bearers and all their descendants.
+    """The living processes of an instance, or of some of its numbers: tagged ones and all their descendants.
 
     Args:
         instance: the service instance.
-        number: only this process number, or these; None is every one, 0 included.
-        exclude: pids that are never members. They bound the descent too, except that with
-            `number=None` the descendants of an excluded *bearer* (the server) count.
-        roots: pids whose descendants count whatever their tag is. Without tags
-            (`TagUnavailableError`) this is the only way to name a tree. A root that is no
-            child of the caller must be held by a pidfd: else its number may be another's.
+        number: only this process number, or these; None is every number, 0 included.
+        exclude: pids that never count. They bound the descent too, except that with `number=None` the
+            descendants of an excluded *tagged* process (the server) count.
+        roots: pids whose descendants count whatever their tag is. Without tags (`TagUnavailableError`) this
+            is the only way to name a tree. A root that is no child of the caller must be held by a pidfd:
+            otherwise its number may belong to another process.
 
     Raises:
-        OSError: no descriptor, or no memory, to look at them all.
+        OSError: no descriptor, or no memory, for a whole scan.
     """
     excluded = {os.getpid(), *exclude}
     numbers = (number,) if isinstance(number, int) else number
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    bearers = {pid for pid in pids if _belongs(tag_of(pid), instance, numbers)}
-    found = (bearers | set(roots)) - excluded
+    tagged = {pid for pid in pids if _belongs(tag_of(pid), instance, numbers)}
+    found = (tagged | set(roots)) - excluded
     pending = [*found, *roots]
     if numbers is None:
-        pending += bearers & excluded
+        pending += tagged & excluded
     children = _children_from_tasks if _HAS_CHILDREN_FILES else _children_from_table(pids)
     while pending:
         for child in children(pending.pop()):
@@ -164,29 +163,29 @@ def members(
     return {pid for pid in found if _parent(pid) is not None}
 
 
-def members_by_number(
+def descendants_by_number(
     instance: int, leaders: Mapping[int, int], *, exclude: Collection[int] = ()
 ) -> dict[int, set[int]]:
-    """The living processes of an instance by process number, from one look at all processes.
+    """The living processes of an instance by process number, from one scan.
 
-    A descendant that bears no tag of the instance belongs where its nearest ancestor does that is known.
+    A descendant without a tag of the instance belongs to the number of its nearest known ancestor.
 
     Args:
         instance: the service instance.
         leaders: pids by number; with their descendants they count whether tagged or not.
-        exclude: pids that are never members; they bound the descent.
+        exclude: pids that never count; they bound the descent.
 
     Raises:
-        OSError: no descriptor, or no memory, to look at them all.
+        OSError: no descriptor, or no memory, for a whole scan.
     """
     excluded = {os.getpid(), *exclude}
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     owners: dict[int, int] = {}
     for pid in pids:
         tag = tag_of(pid)
-        bearer = None if tag is None else split_tag(tag)
-        if bearer is not None and bearer[0] == instance and bearer[1]:
-            owners[pid] = bearer[1]
+        owner = None if tag is None else split_tag(tag)
+        if owner is not None and owner[0] == instance and owner[1]:
+            owners[pid] = owner[1]
     owners.update({pid: number for number, pid in leaders.items()})
     pending = [pid for pid in owners if pid not in excluded]
     children = _children_from_tasks if _HAS_CHILDREN_FILES else _children_from_table(pids)
@@ -209,7 +208,7 @@ def children_of(pid: int) -> set[int]:
     return {child for child in pids if _parent(child) == pid}
 
 
-def signal_members(
+def signal_descendants(
     instance: int,
     number: int | Collection[int] | None,
     signal_number: int,
@@ -218,35 +217,35 @@ def signal_members(
     roots: Collection[int] = (),
     passed: set[int],
 ) -> int:
-    """Send a signal once to every member that there is; may be called from any thread.
+    """Send a signal once to every descendant; may be called from any thread.
 
-    What is born while this runs may go without, but for SIGSTOP: that goes on until nobody is found who did
-    not get it.
+    A process that is born meanwhile may not get it, except for SIGSTOP: that is repeated until a scan finds
+    no process without it.
 
     Args:
-        instance: as for `members`, like `number`, `exclude` and `roots`.
+        instance: as for `find_descendants`, like `number`, `exclude` and `roots`.
         number: see there.
-        signal_number: any but SIGKILL, for which there is `kill_members`.
+        signal_number: any but SIGKILL, for which there is `kill_descendants`.
         exclude: see there.
         roots: see there.
-        passed: pids that do not get it, and whose descendants do. Those that got it are added: after an
-            error the rest can be done with the same set.
+        passed: pids that do not get it, while their descendants do. Signalled pids are added: after an error
+            the call can be repeated with the same set.
 
     Returns:
-        How many got it. Those of another user may not be signalled, and do not count.
+        How many got it. Processes of another user cannot be signalled and do not count.
 
     Raises:
-        OSError: there are no descriptors for a look and for a handle beside it.
+        OSError: no descriptors for a scan and for a pidfd beside it.
     """
     sent = 0
     for _ in range(_MOST_SIGNAL_SCANS):
-        waiting = members(instance, number, exclude=exclude, roots=roots) - passed
+        waiting = find_descendants(instance, number, exclude=exclude, roots=roots) - passed
         if not waiting:
             break
         while waiting:
             handles = _open_some(waiting)
             try:
-                living = members(instance, number, exclude=exclude, roots=roots)
+                living = find_descendants(instance, number, exclude=exclude, roots=roots)
                 sent += sum(_send(handles[pid], signal_number) for pid in living & handles.keys())
             finally:
                 for handle in handles.values():
@@ -259,10 +258,10 @@ def signal_members(
 
 
 def _open_some(pids: set[int]) -> dict[int, int]:
-    """Handles of some of the processes; those that are gone are dropped from the set.
+    """Pidfds of some of the processes; ended processes are dropped from the set.
 
     Raises:
-        OSError: no descriptor is to be had, or none for a scan beside it.
+        OSError: no descriptor is available, or none for a scan beside it.
     """
     handles: dict[int, int] = {}
     try:
@@ -271,7 +270,7 @@ def _open_some(pids: set[int]) -> dict[int, int]:
                 handles[pid] = os.pidfd_open(pid)
             except ProcessLookupError:
                 pids.discard(pid)
-        _require_room()
+        _require_descriptor()
     except OSError:
         if handles:
             os.close(handles.popitem()[1])
@@ -280,7 +279,7 @@ def _open_some(pids: set[int]) -> dict[int, int]:
     return handles
 
 
-def _require_room() -> None:
+def _require_descriptor() -> None:
     """Raise OSError when there is no descriptor for a scan."""
     os.close(os.open("/proc", os.O_RDONLY | os.O_CLOEXEC))
 
@@ -293,7 +292,7 @@ def _send(handle: int, signal_number: int) -> bool:
     return True
 
 
-def kill_members(
+def kill_descendants(
     instance: int,
     number: int | Collection[int] | None = None,
     *,
@@ -301,25 +300,25 @@ def kill_members(
     roots: Collection[int] = (),
     timeout: float = 2.0,
 ) -> list[int]:
-    """Kill every member and wait for their ends; may be called from any thread.
+    """Kill every descendant and wait until they have ended; may be called from any thread.
 
-    SIGSTOP every member found, scan again until nothing new, SIGKILL, until two scans in a row are empty: one
-    does not see who is born during it of somebody that ends during it. Those for whom no descriptor is left
-    have their turn when others are dead.
+    SIGSTOP every descendant found, scan again until nothing is new, SIGKILL; repeat until two scans in a row
+    are empty. One empty scan is not enough: it misses a child that is born during the scan of a parent that
+    ends during the scan. Processes for which no descriptor is left are killed after others are dead.
 
     Args:
-        instance: as for `members`, like `number`, `exclude` and `roots`.
+        instance: as for `find_descendants`, like `number`, `exclude` and `roots`.
         number: see there.
         exclude: see there; the calling process is always excluded.
         roots: see there.
         timeout: seconds.
 
     Returns:
-        The pids of those that live on at `timeout` (stuck in the kernel) or that may not be
-        signalled (of another user). Empty is success.
+        The pids that are alive at `timeout` (stuck in the kernel) or cannot be signalled (of another user).
+        Empty is success.
 
     Raises:
-        OSError: no descriptors for a look and for a handle beside it. Some may be stopped or killed already.
+        OSError: no descriptors for a scan and for a pidfd beside it. Some may be stopped or killed already.
     """
     deadline = time.monotonic() + timeout
     # Half the time for stopping: a fork bomb must not keep us from killing.
@@ -333,13 +332,13 @@ def kill_members(
                 try:
                     signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
                 except ProcessLookupError:
-                    pass  # reaped meanwhile; its handle becomes readable
+                    pass  # reaped meanwhile; its pidfd becomes readable
                 except PermissionError:
                     untouchable.add(pid)
                     os.close(handles.pop(pid))
             _wait_for_ends(handles, min(time.monotonic() + _RESCAN_S, deadline))
             for _ in range(2):
-                living = members(instance, number, exclude=exclude, roots=roots) | handles.keys()
+                living = find_descendants(instance, number, exclude=exclude, roots=roots) | handles.keys()
                 if not living <= untouchable:
                     break
             if living <= untouchable or time.monotonic() >= deadline:
@@ -358,22 +357,22 @@ def _stop_all(
     handles: dict[int, int],
     until: float,
 ) -> set[int]:
-    """SIGSTOP members until a scan finds no new one, or no descriptor is left; their pidfds are in `handles`.
+    """SIGSTOP descendants until a scan finds no new one or no descriptor is left; fills `handles` (pidfds).
 
     Raises:
-        OSError: nobody could be stopped for want of descriptors.
+        OSError: no process could be stopped for want of descriptors.
     """
     stopped: set[int] = set()
     for scan in itertools.count(1):
-        found = members(instance, number, exclude=exclude, roots=roots)
+        found = find_descendants(instance, number, exclude=exclude, roots=roots)
         for pid in handles.keys() - stopped - found:  # ended, or a reused pid: not ours to signal
             os.close(handles.pop(pid))
-        for pid in (found - stopped) & handles.keys():  # opened before this scan, and still a member
+        for pid in (found - stopped) & handles.keys():  # opened before this scan, and still a descendant
             stopped.add(pid)
             try:
                 signal.pidfd_send_signal(handles[pid], signal.SIGSTOP)
             except (ProcessLookupError, PermissionError):
-                continue  # SIGKILL will tell the same
+                continue  # SIGKILL will fail in the same way
         unopened = found - handles.keys()
         full: OSError | None = None
         try:
@@ -383,10 +382,10 @@ def _stop_all(
                 except ProcessLookupError:
                     continue
             if unopened:
-                _require_room()
-        except OSError as error:  # kill those we hold, then come back
+                _require_descriptor()
+        except OSError as error:  # kill the processes that have a pidfd, then come back
             full = error
-            # Only after the next scan they are stopped, and that needs one, too.
+            # Only the next scan stops these, and it needs a descriptor, too.
             for pid in [*(handles.keys() - stopped)][:1]:
                 os.close(handles.pop(pid))
         over = not unopened or (full is not None and handles.keys() <= stopped)
@@ -400,7 +399,7 @@ def _stop_all(
 
 
 def _wait_for_ends(handles: dict[int, int], until: float) -> None:
-    """Wait until the processes ended (zombies have); drop the handles of those that did."""
+    """Wait until the processes have ended (as zombies have); close the pidfds of the ended ones."""
     poll = select.poll()
     pids = {handle: pid for pid, handle in handles.items()}
     for handle in pids:
@@ -416,8 +415,8 @@ def _wait_for_ends(handles: dict[int, int], until: float) -> None:
 
 
 def _belongs(tag: int | None, instance: int, numbers: Collection[int] | None) -> bool:
-    bearer = None if tag is None else split_tag(tag)
-    return bearer is not None and bearer[0] == instance and (numbers is None or bearer[1] in numbers)
+    owner = None if tag is None else split_tag(tag)
+    return owner is not None and owner[0] == instance and (numbers is None or owner[1] in numbers)
 
 
 def _parent(pid: int) -> int | None:
@@ -425,7 +424,7 @@ def _parent(pid: int) -> int | None:
     try:
         stat = _read(f"/proc/{pid}/stat")
     except OSError as error:
-        _require_sight(error)
+        _raise_if_blind(error)
         return None
     # The command, field 2, may contain anything; what follows the last parenthesis is plain.
     state, parent, *rest = stat[stat.rindex(b")") + 2 :].split(b" ", 18)
@@ -435,26 +434,26 @@ def _parent(pid: int) -> int | None:
 
 
 def _children_from_tasks(pid: int) -> list[int]:
-    """The children of every thread. Costs nothing for the processes that are none of ours.
+    """The children of every thread of a process. Reads nothing of unrelated processes.
 
-    A child may be missed while a sibling ends; those who must have all scan until nothing is new.
+    A child may be missed while a sibling ends; callers that need all scan until nothing is new.
     """
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError as error:
-        _require_sight(error)
+        _raise_if_blind(error)
         return []
     children: list[int] = []
     for task in tasks:
         try:
             children += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
         except OSError as error:
-            _require_sight(error)
+            _raise_if_blind(error)
     return children
 
 
 def _children_from_table(pids: Iterable[int]) -> Callable[[int], list[int]]:
-    """The same for kernels without CONFIG_PROC_CHILDREN, from one look at every process."""
+    """The same for kernels without CONFIG_PROC_CHILDREN, from one scan of all processes."""
     children: dict[int, list[int]] = {}
     for pid in pids:
         parent = _parent(pid)
@@ -467,7 +466,7 @@ def _limit_from_proc(pid: int) -> int:
     try:
         limits = _read(f"/proc/{pid}/limits")
     except OSError as error:
-        _require_sight(error)
+        _raise_if_blind(error)
         return -1
     for line in limits.splitlines():
         if line.startswith(b"Max realtime timeout"):
@@ -476,8 +475,8 @@ def _limit_from_proc(pid: int) -> int:
     return -1
 
 
-def _require_sight(error: OSError) -> None:
-    """Raise what does not tell that a process is gone, or not ours to look at."""
+def _raise_if_blind(error: OSError) -> None:
+    """Raise an error that does not mean that a process is gone or inaccessible."""
     if error.errno in _BLIND:
         raise error
 
@@ -487,7 +486,7 @@ def _read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = b""
-        # Short reads are no end: `children` files give whole numbers only.
+        # A short read is not the end: `children` files give whole numbers only.
         while piece := os.read(descriptor, 4096):
             content += piece
         return content

@@ -45,7 +45,7 @@ async def load_when_quiet(executor: Executor, *, only_stdio: bool) -> None:
     try:
         await asyncio.sleep(LOAD_AFTER_SECONDS)
         await quiet_moment()
-        await executor.with_spares(partial(load_late_modules, only_stdio=only_stdio))
+        await executor.reserved.run(partial(load_late_modules, only_stdio=only_stdio))
     except OSError as error:
         log.warning("what is needed later cannot be loaded now", reason=str(error))
     except Exception as error:  # a broken installation
@@ -67,7 +67,7 @@ def load_late_modules(*, only_stdio: bool = False) -> None:
     sys.setswitchinterval(100e-6)
     try:
         for name in LATE_MODULES[:1] if only_stdio else LATE_MODULES:
-            LOADER.load_without_spares(partial(import_module, name))
+            LOADER.load_without_reserved(partial(import_module, name))
     finally:
         sys.setswitchinterval(usual)
     gc.freeze()  # as `freeze_heap`

@@ -25,14 +25,14 @@ class Loader:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.lend: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Gives up the reserved descriptors inside the context."""
+        self.use_reserved_descriptors: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Releases the reserved descriptors for the body of a `with` statement."""
 
     def load(self, work: Callable[[], T]) -> T:
         """Run a function that imports.
 
         Raises:
-            OSError: no descriptor is free, nor a reserved one (EMFILE, ENFILE).
+            OSError: there is no descriptor, not even a reserved one (EMFILE, ENFILE).
             ImportError: the installation is broken.
         """
         with self._lock:
@@ -41,11 +41,11 @@ class Loader:
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-            with self.lend():
+            with self.use_reserved_descriptors():
                 return _import(work)
 
-    def load_without_spares(self, work: Callable[[], T]) -> T:
-        """`load` for a caller that has given up the reserved descriptors itself.
+    def load_without_reserved(self, work: Callable[[], T]) -> T:
+        """The same without the reserved descriptors, which the caller manages.
 
         Raises:
             OSError: no descriptor is free (EMFILE, ENFILE).

@@ -30,8 +30,9 @@ from execserver.loading import LOADER
 from execserver.memory import reuse_buffers, widen_descriptor_table
 from execserver.preflight import check_exposure, daemon_paths, remote_identity
 from execserver.processes.executor import Executor
-from execserver.processes.recovery_state import Legacy, Survival
+from execserver.processes.recovery_state import RecoveredState, RecoveryState
 from execserver.processes.spawn import Spawner
+from execserver.processes.takeover import Takeover
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
 from execserver.sandbox.options import DaemonPaths
@@ -163,12 +164,13 @@ class Server:
     async def serve(self) -> int:
         """Run the server from start-up to its end; return the exit code."""
         self._watch_supervisor()
-        survival, legacy = self._take_over()
-        executor = self._executor = self._make_executor(survival)
+        recovery, recovered = self._take_over()
+        executor = self._executor = self._make_executor(recovery)
         sessions = SessionRegistry(executor, self._config.session_ttl)
-        if legacy is not None:
-            sessions.inherit(legacy)
-            await executor.kill_unfinished_starts(legacy.state.highest)
+        if recovered is not None:
+            takeover = Takeover(executor, self._sandboxes, recovered)
+            sessions.inherit(takeover)
+            await takeover.kill_unfinished_starts()
             reach("take-over-restored")
         loop = asyncio.get_running_loop()
         loop.add_reader(self._hello.fd_store.fileno(), self._keeper_spoke, executor)
@@ -193,7 +195,7 @@ class Server:
         for listener in self._hello.listeners:
             await self._listen(listener, connect, executor, gauges)
         freeze_heap()
-        LOADER.lend = executor.lend_spares
+        LOADER.use_reserved_descriptors = executor.reserved.released
         self._loading = loop.create_task(self._load_late_modules(executor))
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
@@ -217,25 +219,25 @@ class Server:
         loop.add_reader(pidfd, self._supervisor_gone)
         loop.add_reader(self._channel.fileno(), self._supervisor_readable)
 
-    def _take_over(self) -> tuple[Survival, Legacy | None]:
+    def _take_over(self) -> tuple[RecoveryState, RecoveredState | None]:
         """Begin a service, or take over from an earlier server."""
         keeper = self._hello.fd_store
         if not self._hello.take_over:
-            return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
+            return RecoveryState.begin(keeper, self._host.cwd, self._host.provider_id), None
         handed = keeper.take_over()
-        if not Survival.has_begun(handed):
-            return Survival.begin(keeper, self._host.cwd, self._host.provider_id), None
-        survival, legacy = Survival.resume(keeper, handed)
-        service = legacy.state.service
+        if not RecoveryState.has_begun(handed):
+            return RecoveryState.begin(keeper, self._host.cwd, self._host.provider_id), None
+        recovery, recovered = RecoveryState.resume(keeper, handed)
+        service = recovered.state.service
         if service is not None:
             self._host = self._host.continued(service.cwd, service.provider_id)
         fault_points.only_of_take_over(first=service is None or service.servers == 1)
         reach("take-over-begun")
-        if legacy.state.skipped:
-            log.warning("parts of the ledger were not understood", lines=legacy.state.skipped)
-        return survival, legacy
+        if recovered.state.skipped:
+            log.warning("parts of the ledger were not understood", lines=recovered.state.skipped)
+        return recovery, recovered
 
-    def _make_executor(self, survival: Survival) -> Executor:
+    def _make_executor(self, recovery: RecoveryState) -> Executor:
         home = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -246,11 +248,11 @@ class Server:
             Spawner(home, null, nofile if nofile != soft else None),
             self._config.limits,
             self._sandboxes,
-            survival,
-            self._make_spool(survival),
+            recovery,
+            self._make_spool(recovery),
         )
 
-    def _make_spool(self, survival: Survival) -> Spool:
+    def _make_spool(self, recovery: RecoveryState) -> Spool:
         def tell(failing: bool, reason: str) -> None:
             if failing:
                 log.warning("output is kept in memory: the disk takes none", reason=reason)
@@ -264,7 +266,7 @@ class Server:
         except StateFolderError as error:
             log.warning("output is kept in memory", reason=str(error))
         limits = SpoolLimits(disk=self._config.limits.spool_max_bytes)
-        return Spool(folder, limits, tell, survival.small_files)
+        return Spool(folder, limits, tell, recovery.small_files)
 
     def _make_gauges(self, executor: Executor, sessions: SessionRegistry) -> Gauges:
         return Gauges(
@@ -305,7 +307,7 @@ class Server:
                 connect,
                 self._credentials,
                 host_names=self._config.ws_host,
-                may_accept=lambda: not executor.spares_are_out,
+                may_accept=lambda: not executor.reserved.uses,
                 pages=health.pages(gauges),
                 upgrades=lambda: not self._stopping,
             )
@@ -318,7 +320,7 @@ class Server:
         return RemoteExecutor(
             self._identity,
             connect,
-            may_open=lambda: not (self._stopping or executor.spares_are_out),
+            may_open=lambda: not (self._stopping or executor.reserved.uses),
             refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
         )
 
@@ -388,12 +390,12 @@ class Server:
         """Kill all processes and exit: the supervisor, which would do it, is gone."""
         try:
             if self._executor is not None:
-                self._executor.kill_all()
+                self._executor.tree_killer.kill_all()
         finally:
             os._exit(1)
 
     async def _why_no_upgrade(self) -> str | None:
-        tag = self._executor.service_tag if self._executor is not None else None
+        tag = self._executor.tree_killer.tag(0) if self._executor is not None else None
         remote_url = next((each.url for each in self._hello.listeners if each.kind == "remote"), None)
         return await upgrade.why_not(sys.argv[2:], self._host, remote_url, tag)
 
@@ -411,7 +413,7 @@ class Server:
             connection.drain()
         if self._remote is not None:
             self._remote.close()
-        executor.hurry()
+        executor.expedite()
         deadline = asyncio.get_running_loop().time() + LAST_ANSWERS_SECONDS
         while not all(connection.has_answered for connection in self._connections):
             if self._stop_received:
@@ -432,7 +434,7 @@ class Server:
         executor.end_all_for("serviceStop")
         for connection in self._connections:
             connection.stop_reading()
-        survivors = await asyncio.to_thread(executor.kill_all)
+        survivors = await asyncio.to_thread(executor.tree_killer.kill_all)
         if survivors:
             log.error("some processes could not be killed", pids=survivors)
         if self._table is not None:

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from execprotocol.errors import InvalidParams, RpcError, SpawnFailed
-from execserver.processes.launch import LaunchPlan, require_program
+from execserver.launch_spec import LaunchSpec
+from execserver.processes.launch import require_program
 from execserver.processes.start_obstacle import require_interpreter
 from execserver.sandbox import refused
 from execserver.sandbox.confinement import Confinement
@@ -81,35 +82,35 @@ def may_read(policy: Policy, path: str) -> bool:
 class Preparation:
     """A confinement that a thread prepares for a start, which may be cancelled meanwhile."""
 
-    def __init__(self, sandboxes: Sandboxes, policy: Policy, make_plan: Callable[[], LaunchPlan]) -> None:
+    def __init__(self, sandboxes: Sandboxes, policy: Policy, make_spec: Callable[[], LaunchSpec]) -> None:
         self._sandboxes = sandboxes
         self._policy = policy
-        self._make_plan = make_plan
+        self._make_spec = make_spec
         self._lock = threading.Lock()
         self._made: Confinement | None = None
         self._given_up = False
 
-    def run(self) -> tuple[LaunchPlan, Confinement]:
-        """Inspect the disk and prepare everything, in the thread.
+    def run(self) -> tuple[LaunchSpec, Confinement]:
+        """In the thread: look at the disk and make everything ready.
 
         Raises:
             InvalidRequest: the command cannot be confined.
             SpawnFailed: the command could not be started without a sandbox either.
         """
         try:
-            plan = self._make_plan()
-            require_program(plan.program, plan.cwd)
-            require_interpreter(plan.program, plan.cwd, partial(may_read, self._policy))
+            spec = self._make_spec()
+            require_program(spec.program, spec.cwd)
+            require_interpreter(spec.program, spec.cwd, partial(may_read, self._policy))
         except (OSError, ValueError) as error:
             measures.failed_starts += 1
             raise SpawnFailed(error) from None
-        confinement = self._sandboxes.prepare(self._policy, plan.command())
+        confinement = self._sandboxes.prepare(self._policy, spec)
         with self._lock:
             if not self._given_up:
                 self._made = confinement
-                return plan, confinement
+                return spec, confinement
         self._sandboxes.release(confinement)
-        return plan, confinement
+        return spec, confinement
 
     def taken(self) -> None:
         """A process has taken the confinement, and will release it."""

@@ -52,7 +52,7 @@ class HandlerTable:
         self._spool_dir = spool_dir
         self._edits: Edits | None = None
         self._mounts = MountTable()
-        launcher = WorkerLauncher(sandboxes, executor.service_tag)
+        launcher = WorkerLauncher(sandboxes, executor.tree_killer.tag(0))
         self._workers = WorkerPool(
             launcher, can_hang=lambda: self._mounts.can_hang, start_failed=launcher.start_failed
         )

@@ -141,5 +141,5 @@ def _entry(process: ManagedProcess, usage: Usage | None, *, with_argv: bool) -> 
 
 
 def _size(process: ManagedProcess) -> WrittenSize | None:
-    size = process.terminal_size
+    size = process.output.terminal_size
     return None if size is None else {"rows": size[0], "cols": size[1]}

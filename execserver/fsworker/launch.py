@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from execserver.filesystem.blocking import run_in_background
 from execserver.fsworker import interpreter
 from execserver.fsworker.process import WorkerProcess, spawn
-from execserver.sandbox.confinement import Command, Confinement
+from execserver.launch_spec import LaunchSpec
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.sandboxes import Sandboxes
 
@@ -75,9 +76,9 @@ class WorkerLauncher:
         run_in_background(lambda: self._sandboxes.release(confinement))
 
 
-def _command() -> Command:
+def _command() -> LaunchSpec:
     command = interpreter.command()
-    return Command(command[0], command, "/", {}, tty=False)
+    return LaunchSpec(command[0], command, "/", {}, tty=False)
 
 
 def _without_terminal(limit: Callable[[str | None], None]) -> Callable[[], None]:

@@ -2,12 +2,12 @@
 
 Rules kept in this file:
 
-1. What a program chose itself, a status or any other signal than SIGKILL, is never put down to us: a kill
-   that came too late killed nothing.
-2. Death by SIGKILL is ours when we were about to send one. Whoever kills says so *before* it does, and
-   the first one to say so is believed.
-3. A SIGKILL that was not ours is the kernel's when it counted a kill for want of memory in the life of the
-   process. The counter names no victim: somebody else's `kill -9` in that time is taken for it.
+1. An exit status, or death by a signal other than SIGKILL, is the program's own: a kill that came too late
+   killed nothing.
+2. Death by SIGKILL is ours when we were about to send one. The reason is recorded *before* the kill, and the
+   first reason counts.
+3. Any other SIGKILL is the kernel's if it counted a kill for want of memory during the life of the process.
+   The counter names no victim, so an unrelated `kill -9` in that time looks the same.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LIMITS = frozenset({128 + signal.SIGXCPU, 128 + signal.SIGXFSZ})
 _BY_SIGNAL = range(128 + 1, 128 + signal.NSIG)
 
 _FRESH_SECONDS = 1.0
-"""How old the last look at the counter may be when a process starts: the file of the whole machine takes
-30 µs to read, which is too much for each of a thousand starts a second."""
+"""How old the last count may be when a process starts: reading the file of the whole machine takes 30 µs,
+which is too much for each of a thousand starts a second."""
 
 _MACHINE = "/proc/vmstat"
 _MOST_BYTES = 64 << 10
@@ -49,12 +49,12 @@ def exit_cause(
     Args:
         code: its exit code on the wire, 128 + N for death by signal N.
         by_signal: whether the process that was waited for died by a signal.
-        ending: why *we* were about to kill it, `unknown` when a server that died may have been; None when
-            nobody was.
+        ending: why *we* were about to kill it; `unknown` if a previous server may have been about to; None
+            for neither.
         oom_kills_before: the kernel's count when it started; None when that is not known.
-        oom_kills_now: the count after its death. Only looked at if `may_be_out_of_memory`.
-        launched: whether it ran below a launcher, which passes death by signal N on as the status 128 + N.
-            A command that gives such a status itself cannot be told from it.
+        oom_kills_now: the count after its death. Only used if `may_be_out_of_memory`.
+        launched: whether it ran below a launcher, which reports death by signal N as the status 128 + N. A
+            command that exits with such a status looks the same.
     """
     if not (by_signal or (launched and code in _BY_SIGNAL)):
         return "normal"
@@ -70,14 +70,14 @@ def exit_cause(
 
 
 def may_be_out_of_memory(code: int, ending: ExitCause | None) -> bool:
-    """Whether a death is worth a look at the counter."""
+    """Whether the counter is needed to find the cause."""
     return code == _KILLED and ending in (None, "unknown")
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed for want of memory: of our own cgroup and those below it
-    where there is a version 2 one with a memory controller, else of the whole machine. None when neither
-    can be read. Takes up to 50 µs.
+    """How many processes the kernel has killed for want of memory: in our own cgroup and those below it if
+    that is a version 2 cgroup with a memory controller, else on the whole machine. None if neither can be
+    read. Takes up to 50 µs.
     """
     try:
         descriptor = os.open(_counter_file(), os.O_RDONLY | os.O_CLOEXEC)
@@ -91,10 +91,10 @@ def oom_kills() -> int | None:
 
 
 class OomCounter:
-    """The count as it was last seen.
+    """The last count.
 
     Args:
-        read: gives the count.
+        read: reads the count.
         clock: monotonic seconds.
     """
 
@@ -113,7 +113,7 @@ class OomCounter:
         return self._seen
 
     def look(self) -> int | None:
-        """The count of now."""
+        """Read the count now."""
         self._looked_at = self._clock()
         self._seen = self._read()
         return self._seen
@@ -121,7 +121,7 @@ class OomCounter:
 
 @cache
 def _counter_file() -> str:
-    """Where the count stands: a service stays in its cgroup."""
+    """The file with the count. Cached: a service stays in its cgroup."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             own = cgroup_of(file.read())

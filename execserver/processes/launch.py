@@ -1,80 +1,51 @@
-"""What will be run, decided before anything runs. Pure but for the look-up of the program."""
+"""Makes the `LaunchSpec` of a request, and looks the program up as `execvp` would."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from execprotocol.limits import TTY_COLUMNS, TTY_ROWS
-from execserver.sandbox.command import Command
+from execserver.launch_spec import LaunchSpec
 
 if TYPE_CHECKING:
-    from execserver.sandbox.confinement import Confinement
+    from execprotocol.process import StartParams
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where a bare program name is looked up when the child has no PATH."""
 
 
-class LaunchPlan(msgspec.Struct, frozen=True):
-    """Everything that a spawn needs.
+def launch_spec(params: StartParams, environment: dict[str, str], login_shell: str) -> LaunchSpec:
+    """What a request wants to run: resolves the program, and completes the environment.
 
-    `arguments` is the child's `argv`, its first element possibly another name than the
-    program's (`arg0`).
-    """
-
-    program: str
-    arguments: tuple[str, ...]
-    cwd: str
-    environment: Mapping[str, str]
-    tty: bool
-    pipe_stdin: bool
-    size: tuple[int, int] = (TTY_ROWS, TTY_COLUMNS)
-    """Rows and columns of its terminal."""
-    confinement: Confinement | None = None
-    """The sandbox that it runs in. It belongs to the process, once there is one."""
-
-    def command(self) -> Command:
-        """What a sandbox needs to know of it."""
-        return Command(self.program, self.arguments, self.cwd, self.environment, self.tty)
-
-
-def plan_launch(
-    argv: list[str],
-    arg0: str | None,
-    cwd: str,
-    environment: dict[str, str],
-    *,
-    tty: bool,
-    pipe_stdin: bool,
-    login_shell: str,
-    size: tuple[int, int] = (TTY_ROWS, TTY_COLUMNS),
-) -> LaunchPlan:
-    """Resolve the program and settle the environment.
+    Args:
+        params: the request.
+        environment: the child's variables; a terminal's gets a SHELL if there is none.
+        login_shell: that SHELL.
 
     Raises:
-        OSError: the program is not there, or is not executable.
+        OSError: the program is missing or not executable.
         ValueError: the program's name is empty, or something holds a NUL byte.
     """
-    program = argv[0]
+    program, *arguments = params.argv
     if not program:
         raise ValueError("the program name is empty")
-    if tty and "SHELL" not in environment:
+    if params.tty and "SHELL" not in environment:
         environment["SHELL"] = login_shell
+    name = program if params.arg0 is None else params.arg0
     if "/" not in program:
-        program = find_program(program, environment.get("PATH", DEFAULT_PATH), cwd)
-    return LaunchPlan(
-        program=program,
-        arguments=(argv[0] if arg0 is None else arg0, *argv[1:]),
-        cwd=cwd,
-        environment=environment,
-        tty=tty,
-        pipe_stdin=pipe_stdin and not tty,
-        size=size,
+        program = find_program(program, environment.get("PATH", DEFAULT_PATH), params.cwd)
+    size = params.size
+    return LaunchSpec(
+        program,
+        (name, *arguments),
+        params.cwd,
+        environment,
+        params.tty,
+        params.pipe_stdin and not params.tty,
+        (TTY_ROWS, TTY_COLUMNS) if size is None else (size.rows, size.cols),
     )
 
 
@@ -103,10 +74,10 @@ def find_program(name: str, path: str, cwd: str) -> str:
 
 
 def require_program(program: str, cwd: str) -> None:
-    """What the spawn would say of a program, for one that is not spawned by us but inside a sandbox.
+    """Raise the error that a spawn would, for a program that a launcher starts inside a sandbox.
 
     Raises:
-        OSError: the working directory or the program is not there, or may not be executed.
+        OSError: the working directory or the program is missing, or may not be executed.
     """
     for path, needs_file in ((cwd, False), (os.path.join(cwd, program), True)):
         status = os.stat(path)

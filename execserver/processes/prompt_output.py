@@ -1,18 +1,16 @@
-"""Looking for what a child says to its input before the write is answered.
+"""Takes the immediate output of a child after a write, so that it is sent together with the reply.
 
-What a child answers at once (an interpreter its prompt, a terminal its echo) is there within some fifty
-microseconds. A server that went to sleep meanwhile has to be woken, which takes as long again, and its client
-is woken twice, for the reply to the write and for the output. So the reply waits for a moment, and leaves
-together with the answer.
+An interpreter's prompt or a terminal's echo arrives within some fifty microseconds. If the server sleeps
+meanwhile, waking it takes as long again, and the client wakes up twice: for the reply to the write, and for
+the output. So the server waits for a moment before it replies.
 
 Rules kept in this file:
 
-1. A look is bounded. Of writes that come together only the first is followed by one.
-2. A child that does not answer is looked at ever more seldom, down to one write of 256: one that only takes
-   input, and one that thinks for longer, costs next to nothing. The same holds where every processor is
-   busy: then nobody answers in time.
-3. With a single processor nobody looks: the child needs it.
-4. Nothing here touches a byte. What is found is taken as if the loop had found it.
+1. The wait is bounded. Of writes that come together, only the first is followed by one.
+2. After unsuccessful waits the server tries less often, down to one write of 256: a child that only takes
+   input, or computes for longer, costs next to nothing. So does a machine whose processors are all busy.
+3. With a single processor the server never waits: the child needs that processor.
+4. Nothing here reads output. The callback of the watch does, as if the loop had found it.
 """
 
 from __future__ import annotations
@@ -26,16 +24,15 @@ from execserver.busy_poll import SINGLE_PROCESSOR, Backoff
 from execserver.processes.poller import READABLE, Watch
 from execserver.spool.system_calls import unread_bytes
 
-LOOK_SECONDS: Final = 150e-6
-"""How long a look takes at the most. Of the answers of `cat` nine in ten come within 50 us, on a terminal
-within 115 us."""
+WAIT_SECONDS: Final = 150e-6
+"""How long to wait at most. Nine in ten answers of `cat` arrive within 50 us, on a terminal within 115 us."""
 
 TOGETHER_SECONDS: Final = 50e-6
-"""Writes that follow each other faster came together: a client that waits for replies needs longer."""
+"""Writes in faster succession came together: a client that waits for replies needs longer."""
 
 
-class Habit:
-    """Whether a child answers its input at once, by what it did before.
+class PromptPredictor:
+    """Predicts from earlier writes whether a child answers its input at once.
 
     Args:
         terminal: whether its input comes from a terminal.
@@ -46,11 +43,11 @@ class Habit:
     def __init__(self, *, terminal: bool) -> None:
         self.terminal = terminal
         self._last = 0.0
-        """When the last write was, or the look that followed it ended."""
+        """When the last write was, or the wait after it ended."""
         self._backoff = Backoff()
 
     def is_prompt(self) -> bool:
-        """Whether to look after this write. To be asked once for each."""
+        """Whether to wait after this write. To be called once for each write."""
         if SINGLE_PROCESSOR:
             return False
         if not self._backoff.is_due():
@@ -59,40 +56,39 @@ class Habit:
         last, self._last = self._last, now
         return now - last > TOGETHER_SECONDS
 
-    def looked(self, *, answered: bool) -> None:
-        """What a look brought."""
+    def observed(self, *, answered: bool) -> None:
+        """Record the result of a wait."""
         self._last = perf_counter()
         self._backoff.tried(unsuccessful=not answered)
 
 
-def look(habit: Habit, outputs: Sequence[Watch]) -> None:
-    """Wait for a moment until there is output, and let it be taken.
+def wait_for_output(predictor: PromptPredictor, outputs: Sequence[Watch]) -> None:
+    """Wait for a moment until there is output, and take it.
 
     Args:
-        habit: of the child that was given input.
-        outputs: pipes or a terminal, as far as they are read now.
+        predictor: of the child that got input.
+        outputs: the pipes or the terminal, as far as they are read now.
     """
     now = perf_counter()
-    end = now + LOOK_SECONDS
+    end = now + WAIT_SECONDS
     answered = False
     while now < end and not answered:
-        if habit.terminal:
-            # What passes a terminal's bytes on is a worker of the kernel, which may be waiting for the very
-            # processor that we are on.
+        if predictor.terminal:
+            # A worker of the kernel forwards a terminal's bytes. It may be waiting for this processor.
             os.sched_yield()
         answered = _take(outputs)
         now = perf_counter()
-    # Whoever else wants the processor may have got it for long: that is no answer in time either.
-    habit.looked(answered=answered and now < end + LOOK_SECONDS)
+    # Another process may have had the processor for long: then the answer was not in time either.
+    predictor.observed(answered=answered and now < end + WAIT_SECONDS)
 
 
 def _take(outputs: Sequence[Watch]) -> bool:
-    """Whether there was something. To count is cheaper than to poll, and polling a terminal can sleep until
+    """Take what there is. Counting bytes is cheaper than polling, and polling a terminal can sleep until
     that worker is done.
     """
     found = False
     for watch in outputs:
-        # A callback may have ended the interest in another one.
+        # An earlier callback may have stopped this watch.
         if watch.events & READABLE and unread_bytes(watch.fd):
             watch.callback(READABLE)
             found = True

@@ -1,13 +1,13 @@
-"""Taking a terminal's output without ever holding it in memory of our own.
+"""Moves a terminal's output into the log without copying it into our memory.
 
 Rules kept in this file:
 
 1. `splice(2)` moves nothing from a terminal to a file, so an inner pipe lies in between. The supervisor keeps
-   both its ends: what a dead server had moved so far is found in it by its successor.
-2. What is in the inner pipe comes before what is in the terminal.
-3. Whoever waits watches the terminal only. So a take leaves nothing in the inner pipe, unless the log
-   takes nothing more.
-4. The terminal is at its end when it says so *and* the inner pipe is empty.
+   both its ends: a new server finds in it what the previous server had moved so far.
+2. The bytes in the inner pipe come before the bytes in the terminal.
+3. Only the terminal is watched. So a take leaves nothing in the inner pipe, unless the log takes nothing
+   more.
+4. The terminal is at its end when it reports so *and* the inner pipe is empty.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 FILL_BYTES = 64 << 10
-"""What the inner pipe holds."""
+"""The size of the inner pipe."""
 
 _MORE_BYTES = 2048
-"""A terminal hands out 4,095 bytes at a time, however many it has. One that gave so many is asked again, so
-that a flood does not become a chunk for each; one that gave less has no more."""
+"""A read of a terminal gives 4,095 bytes at most. After a read of so many there is probably more, and reading
+on makes larger chunks of a flood; after a smaller one there is not."""
 
 
-class Taker(Protocol):
+class OutputSink(Protocol):
     """The log that output goes to (`OutputLog`)."""
 
     ended: set[Stream]
@@ -39,7 +39,7 @@ class Taker(Protocol):
 
 
 class TerminalRelay:
-    """The way from a terminal to its log. The descriptors, all non-blocking, belong to the process.
+    """The path from a terminal to its log. The descriptors, all non-blocking, belong to the process.
 
     Args:
         master: the terminal.
@@ -55,21 +55,21 @@ class TerminalRelay:
         "held",
     )
 
-    def __init__(self, log: Taker, master: int, read: int, write: int) -> None:
+    def __init__(self, log: OutputSink, master: int, read: int, write: int) -> None:
         self._log = log
         self._master = master
         self._read = read
         self._write = write
         self.held = unread_bytes(read)
-        """Bytes in the inner pipe: 0 after a take, unless the log refused them. Where a dead server left
-        some, the terminal itself may have nothing more to wake anybody: somebody has to `take` them.
+        """Bytes in the inner pipe: 0 after a take, unless the log refused them. If the previous server left
+        some, the terminal may never become readable again: the owner has to call `take`.
         """
 
     def take(self) -> int:
         """Move what there is into the log, 64 KiB at most: one chunk, as a rule.
 
         Returns the number of bytes taken; 0 when there is nothing now or ever again. The stream is in the
-        log's `ended` while the terminal is at its end: it leaves that when somebody opens it again.
+        log's `ended` while the terminal is at its end, which is over when a process opens it again.
         """
         size = self._empty()
         if not size and not self.held and self.fill():
@@ -87,7 +87,7 @@ class TerminalRelay:
             except BlockingIOError:
                 break
             except OSError:
-                # Nobody has the other side open (EIO).
+                # No process has the other side open (EIO).
                 size = 0
             if not size and not self.held:
                 self._log.ended.add("pty")

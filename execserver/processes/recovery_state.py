@@ -1,17 +1,16 @@
-"""What is written down and handed to the supervisor, so that processes outlive the server.
+"""Records state in the ledger and the supervisor's fd store, so that processes outlive the server
+(`docs/explanation/reliability.md`).
 
 Rules kept in this file:
 
-1. Nobody is told of anything that a successor would not know: a record or a descriptor is in its place
-   before the answer or the event that speaks of it.
+1. No client is told of anything that a new server would not know: a record or a descriptor is in its place
+   before the answer or the event that mentions it.
 2. A process counts as started when it is in the ledger *and* its descriptors are kept; the ledger comes
-   first. Starts are made one after the other, on the loop's thread, with rising numbers: so whoever bears
-   the tag of a higher number than all that count was started by a server that died over it.
-3. The supervisor lets go of a process's ends when it is closed, of its files when it is forgotten.
-4. Without memory for a record nothing begins and no input is accepted. What ends, ends all the same: a
-   process that cannot be killed, reaped or forgotten would be worse than a successor that does not know why.
-
-`docs/explanation/reliability.md`
+   first. Starts are made one after the other, on the loop's thread, with rising numbers. So a process with
+   the tag of a higher number was started by a server that died before it had recorded the start.
+3. The supervisor closes a process's ends when the process is closed, and its files when it is forgotten.
+4. Without memory for a record nothing begins and no input is accepted. Ends happen all the same: a process
+   that cannot be killed, reaped or forgotten would be worse than a new server that does not know why.
 """
 
 from __future__ import annotations
@@ -64,69 +63,69 @@ log = Logger()
 
 _DROP_SECONDS = 0.05
 _MANY_DROPS = 256
-"""When the supervisor hears of descriptors that are of no more use: together with those of others."""
+"""Drops are sent together: after so much time, or when there are so many."""
 
 Slots = dict[int, list[int]]
 """Descriptors by slot."""
 
 
-class Keeper(Protocol):
-    """The supervisor, which keeps descriptors (`supervisor/fd_store_client.py`)."""
+class FdStore(Protocol):
+    """The supervisor's store of descriptors (`supervisor/fd_store_client.py`)."""
 
     def keep(self, number: int, slot: int, descriptors: Sequence[int], *, urgent: bool = False) -> None:
-        """Keep copies in the place of what the slot holds."""
+        """Keep copies, in the place of the present content of the slot."""
 
     def release(self, number: int, *, urgent: bool = False) -> None:
-        """Let go of everything under a number."""
+        """Close everything under a number."""
 
     def drop(self, slots: Sequence[tuple[int, int]]) -> None:
-        """Let go of what is in some slots, each a number and a slot."""
+        """Close the content of slots, each given as a number and a slot."""
 
     def reaped(self, number: int) -> None:
         """The end of an inherited process is recorded."""
 
 
-class Legacy(msgspec.Struct):
-    """What the server before this one left."""
+class RecoveredState(msgspec.Struct):
+    """The state that the previous server left."""
 
     state: State
     slots: dict[int, Slots] = msgspec.field(default_factory=dict)
-    """What the supervisor kept, by process number."""
+    """The descriptors that the supervisor kept, by process number."""
     indices: dict[int, ProcessIndex] = msgspec.field(default_factory=dict)
     exits: dict[int, int] = msgspec.field(default_factory=dict)
-    """Processes that ended since, with their status as `os.waitpid` gives it."""
+    """The status (as `os.waitpid` gives it) of the processes that have ended since, by number."""
 
 
-class Survival:
-    """The ledger and the keeper, and the order in which they are told."""
+class RecoveryState:
+    """The ledger and the fd store, and the order of their updates."""
 
-    def __init__(self, keeper: Keeper, ledger: Ledger, arena: IndexArena, small: SmallFiles) -> None:
+    def __init__(self, fd_store: FdStore, ledger: Ledger, arena: IndexArena, small: SmallFiles) -> None:
         self.arena = arena
         self.small_files = small
-        self._keeper = keeper
+        self._fd_store = fd_store
         self._ledger = ledger
         self._compacting = False
         self._dropped: list[tuple[int, int]] = []
         self._drop_timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def begin(cls, keeper: Keeper, cwd: str, provider_id: str) -> Survival:
-        """For the first server of a service.
+    def begin(cls, fd_store: FdStore, cwd: str, provider_id: str) -> RecoveryState:
+        """The state of the first server of a service.
 
         Raises:
-            OSError: no descriptor or no memory is to be had.
+            OSError: no descriptor or no memory is available.
         """
-        survival = cls(keeper, Ledger.create(), IndexArena.create(), SmallFiles.create())
-        survival._append(Service(cwd, provider_id))
-        keeper.keep(SERVICE, SMALL, [survival.small_files.fd])
-        keeper.keep(SERVICE, LEDGER, [survival._ledger.fd])
-        keeper.keep(SERVICE, ARENA, [survival.arena.fd])
-        return survival
+        recovery = cls(fd_store, Ledger.create(), IndexArena.create(), SmallFiles.create())
+        recovery._append(Service(cwd, provider_id))
+        fd_store.keep(SERVICE, SMALL, [recovery.small_files.fd])
+        fd_store.keep(SERVICE, LEDGER, [recovery._ledger.fd])
+        fd_store.keep(SERVICE, ARENA, [recovery.arena.fd])
+        return recovery
 
     @staticmethod
     def has_begun(handed: Sequence[fd_store_client.StoredSlot | fd_store_client.EndedProcess]) -> bool:
-        """Whether there is anything to resume. Not if the server before this one ended before it had handed
-        over the ledger and the index, of which the first process needs both: what it left is closed then.
+        """Whether there is anything to resume. There is not if the previous server ended before it had handed
+        over the ledger and the index, which the first process needs: then its descriptors are closed.
         """
         if any(
             isinstance(entry, fd_store_client.EndedProcess) or entry.number != SERVICE for entry in handed
@@ -142,12 +141,12 @@ class Survival:
 
     @classmethod
     def resume(
-        cls, keeper: Keeper, handed: Iterable[fd_store_client.StoredSlot | fd_store_client.EndedProcess]
-    ) -> tuple[Survival, Legacy]:
-        """For a server that goes on where another one ended.
+        cls, fd_store: FdStore, handed: Iterable[fd_store_client.StoredSlot | fd_store_client.EndedProcess]
+    ) -> tuple[RecoveryState, RecoveredState]:
+        """The state of a new server that continues where the previous one ended.
 
         Raises:
-            ValueError: what was handed over is not what such a server leaves.
+            ValueError: the handed-over descriptors are incomplete.
             OSError: no memory.
         """
         slots: dict[int, Slots] = {}
@@ -161,27 +160,27 @@ class Survival:
         if not {LEDGER, ARENA, SMALL} <= service.keys():
             raise ValueError("the server before this one left no ledger: it ended before it began")
         ledger, arena = Ledger(service[LEDGER][0]), IndexArena(service[ARENA][0])
-        legacy = Legacy(ledger.replay(), slots, arena.restore(), exits)
-        known = (index for number, index in legacy.indices.items() if number in legacy.state.processes)
+        recovered = RecoveredState(ledger.replay(), slots, arena.restore(), exits)
+        known = (index for number, index in recovered.indices.items() if number in recovered.state.processes)
         taken = {slot for index in known if (slot := small_slot(index)) is not None}
-        survival = cls(keeper, ledger, arena, SmallFiles(service[SMALL][0], taken))
-        before = legacy.state.service
+        recovery = cls(fd_store, ledger, arena, SmallFiles(service[SMALL][0], taken))
+        before = recovered.state.service
         if before is not None:
-            survival._append(Service(before.cwd, before.provider_id, before.servers + 1))
-        return survival, legacy
+            recovery._append(Service(before.cwd, before.provider_id, before.servers + 1))
+        return recovery, recovered
 
     # -- sessions
 
     def session_opened(self, session_id: str) -> None:
-        """A client is about to be told of its session."""
+        """Record a session, before its client is told of it."""
         self._append(SessionOpened(session_id))
 
     def session_ending(self, session_id: str) -> None:
-        """Everything of it is about to be killed, and nobody can resume it."""
+        """Record that all of a session is about to be killed, and that no client can resume it."""
         self._note(SessionEnding(session_id))
 
     def session_ended(self, session_id: str) -> None:
-        """Nothing of it is left."""
+        """Record that nothing of a session is left."""
         self._note(SessionEnded(session_id))
 
     # -- processes
@@ -193,19 +192,19 @@ class Survival:
         report: int | None = None,
         sandbox: Sequence[int] = (),
     ) -> list[int]:
-        """A process was spawned. Returns the slots beside `PROCESS` in which something is kept.
+        """Record and keep a spawned process. Returns the slots beside `PROCESS` that are in use.
 
         Args:
             record: what it is.
             descriptors: its pidfd and our ends (`Spawned.kept`).
-            report: what the launcher of its sandbox writes to.
-            sandbox: what keeps its mount points from being swept.
+            report: the file that the launcher of its sandbox writes to.
+            sandbox: the locks that keep its mount points from being swept.
         """
         reach("after-spawn")
         self._append(record)
         reach("after-ledger")
         slots = self._keep_sandbox(record.number, report, sandbox) if report is not None or sandbox else []
-        self._keeper.keep(record.number, PROCESS, descriptors)
+        self._fd_store.keep(record.number, PROCESS, descriptors)
         reach("after-registration")
         return slots
 
@@ -216,61 +215,61 @@ class Survival:
         if report is not None:
             slots[STATUS] = [report]
         for slot, descriptors in slots.items():
-            self._keeper.keep(number, slot, descriptors)
+            self._fd_store.keep(number, slot, descriptors)
         reach("after-locks")
         return list(slots)
 
     def keep_data(self, number: int, slot: int, fd: int) -> None:
-        """A data file of a process, `registration.DATA` or `MEMORY`."""
-        self._keeper.keep(number, slot, [fd])
+        """Keep a data file of a process, in the slot `DATA` or `MEMORY`."""
+        self._fd_store.keep(number, slot, [fd])
 
     def drop_data(self, number: int) -> None:
-        """The output of a process is not kept any longer."""
+        """Drop the data files of a process."""
         self._drop([(number, DATA), (number, MEMORY)], urgent=False)
 
     def keep_input(self, number: int, fd: int) -> None:
-        """The file that accepted input goes through."""
-        self._keeper.keep(number, INPUT, [fd])
+        """Keep the file that accepted input goes through."""
+        self._fd_store.keep(number, INPUT, [fd])
 
     def keep_ends(self, number: int, descriptors: Sequence[int]) -> None:
-        """The pidfd and our ends of a process whose input was closed, in the place of those with it: its
-        other side waits for the close.
+        """Keep the pidfd and our ends of a process without its input, in the place of those with it: the
+        child waits for the close.
         """
-        self._keeper.keep(number, PROCESS, descriptors, urgent=True)
+        self._fd_store.keep(number, PROCESS, descriptors, urgent=True)
         reach("after-ends-without-input")
 
     def written(self, number: int, write_id: str, end: int) -> None:
-        """Input is about to be accepted."""
+        """Record input, before it is accepted."""
         self._append(Written(number, write_id, end))
 
     def stdin_closed(self, number: int) -> None:
-        """Nothing is accepted any more behind the input that was."""
+        """Record that no more input is accepted."""
         self._append(StdinClosed(number))
         reach("after-stdin-closed")
 
     def ending(self, number: int, cause: str, *, tree: bool = False) -> None:
-        """A process is about to be killed by us, or with `tree` all that came of it."""
+        """Record why we are about to kill a process, or with `tree` all its descendants."""
         self._note(Ending(number, cause, tree))
         if tree:
             reach("before-tree-kill")
 
     def exited(self, number: int, code: int, cause: str, failure: str | None) -> None:
-        """The leader has ended, and was not reaped yet."""
+        """Record the end of a leader, before it is reaped."""
         reach("before-exit-journal")
         self._note(Exited(number, code, cause, failure, time.monotonic()))
         reach("after-exit-journal")
 
     def reaped(self, number: int) -> None:
-        """The end of an inherited leader is in the ledger: the supervisor may reap it."""
-        self._keeper.reaped(number)
+        """The end of an inherited leader is recorded: let the supervisor reap it."""
+        self._fd_store.reaped(number)
 
     def closed(self, number: int, slots: Iterable[int], *, told: bool, urgent: bool) -> None:
-        """A process is closed: its output is of use, its ends and whatever else is in these slots are not.
+        """A process is closed: drop its ends and the content of these slots, but not its output.
 
         Args:
             number: of the process.
             slots: beside `PROCESS`.
-            told: whether the ledger has its end of just now, which will do.
+            told: whether its end was recorded just now, which makes a record of the close needless.
             urgent: as for `forgotten`.
         """
         if not told:
@@ -278,19 +277,19 @@ class Survival:
         self._drop([(number, PROCESS), *((number, slot) for slot in slots)], urgent=urgent)
 
     def forgotten(self, number: int, *, kept: bool = True, urgent: bool = False) -> None:
-        """Nothing of a process is wanted any more.
+        """Record that a process is forgotten, and drop all of it.
 
         Args:
             number: of the process.
             kept: whether the supervisor has anything of it.
-            urgent: whether somebody may wait for its ends to be closed.
+            urgent: whether a process may wait for its ends to be closed.
         """
         self._note(Forgotten(number))
         if kept:
             self._drop([(number, EVERY_SLOT)], urgent=urgent)
 
     def _drop(self, slots: Iterable[tuple[int, int]], *, urgent: bool) -> None:
-        """Many at a time: nothing depends on it, but the number of descriptors."""
+        """Drop many at a time: only the number of descriptors depends on it."""
         self._dropped += slots
         if urgent or len(self._dropped) > _MANY_DROPS:
             self._send_drops()
@@ -302,16 +301,16 @@ class Survival:
             self._drop_timer.cancel()
             self._drop_timer = None
         dropped, self._dropped = self._dropped, []
-        self._keeper.drop(dropped)
+        self._fd_store.drop(dropped)
 
     def unknown(self, number: int) -> None:
-        """Whatever the supervisor has under this number belongs to nothing."""
-        self._keeper.release(number)
+        """Close what the supervisor has under the number of an unknown process."""
+        self._fd_store.release(number)
 
     # -- the ledger
 
     def _note(self, record: AnyRecord) -> None:
-        """Write down what happens in any case (rule 4)."""
+        """Record an end, which happens in any case (rule 4)."""
         try:
             self._append(record)
         except OSError as error:
@@ -331,17 +330,17 @@ class Survival:
             compaction.add_done_callback(lambda done: self._switch_ledger(done, size))
 
     def _compacted(self, size: int) -> Ledger:
-        """In a thread: it takes a tenth of a second for each hundred thousand records."""
+        """Runs in a thread: it takes a tenth of a second for each hundred thousand records."""
         return Ledger.compacted(self._ledger.replay(size).records())
 
     def _switch_ledger(self, compaction: asyncio.Future[Ledger], size: int) -> None:
-        """On the loop's thread: what came meanwhile is added, then the new one takes the place of the old."""
+        """On the loop's thread: add the newer records, then replace the old ledger by the new one."""
         self._compacting = False
         new: Ledger | None = None
         try:
             new = compaction.result()
             new.absorb(self._ledger, size)
-            self._keeper.keep(SERVICE, LEDGER, [new.fd])
+            self._fd_store.keep(SERVICE, LEDGER, [new.fd])
         except (OSError, asyncio.CancelledError) as error:
             log.warning("the ledger could not be compacted", reason=str(error))
             if new is not None:

@@ -1,11 +1,11 @@
-"""The inside of a sandboxed process, as the launcher reports it.
+"""The sandbox of one process, and the command inside it.
 
-The process that we spawned is the launcher, which waits outside. It writes into a file (a memfd) the pid of
-the first process inside, and at the end the exit code, *if* the set-up succeeded. What is meant for
-the command is sent inside: a signal to the launcher would end the watch and not the command.
+With bubblewrap the process that we spawned is a launcher, which waits outside. It writes a report into a file
+(a memfd): the pid of the first process inside, and at the end the exit code, *if* the setup succeeded.
+Signals for the command are sent inside: a signal to the launcher would end the launcher and not the command.
 
-The report is looked at when it is needed and never used up. So a server that takes over from one that was
-killed makes an `Inside` of the same file, and knows all that its predecessor knew.
+The report is read when it is needed, and stays as it is. So a new server knows all that the previous server
+knew, from the same file.
 """
 
 from __future__ import annotations
@@ -15,32 +15,135 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from execserver import descendants
-from execserver.processes.poller import READABLE, DescriptorPoller, Watch
+from execserver.processes.output_log import OutputLog
+from execserver.processes.poller import READABLE, DescriptorPoller
+
+if TYPE_CHECKING:
+    from execserver.sandbox.confinement import Confinement
 
 _RETRY_SECONDS = 0.002
 _MOST_RETRIES = 2500
-"""A command that was sent a signal at once gets it when there is one: 5 s at most."""
+"""A signal that comes before there is a command waits for it: 5 s at most."""
 
 _STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 
+_JUDGED_BYTES = 1 << 20
+"""How much of the last output is searched for signs of a denial; what the reference keeps."""
+
+_EVIDENCE_BYTES = 128 << 10
+"""How much of the last output is searched for evidence, line by line: a few milliseconds. The reason for a
+failure is at the end."""
+
+_LAUNCHER_BYTES = 4096
+"""How much of the last output is searched for an error of the launcher."""
+
+_SANDBOX_END_SECONDS = 3.0
+"""How long the end of a sandbox may take. It takes a millisecond, unless something in it hangs in the
+kernel."""
+
 _MOST_REPORT_BYTES = 64 << 10
-"""What a launcher says is a few hundred bytes."""
+"""A launcher's report has a few hundred bytes."""
 
 
-class Inside:
-    """The sandbox of one process.
+class SandboxOwner(Protocol):
+    """The process that a sandbox belongs to."""
+
+    log: OutputLog
+    failure: str | None
+    """Why the command was never run."""
+
+    def sandbox_left(self, unknown: bool) -> None:
+        """Nothing runs inside any more, or it is `unknown` whether something does."""
+
+    def sandbox_ended(self) -> None:
+        """Nothing of the sandbox is left, or its end took too long."""
+
+
+class ProcessSandbox:
+    """The sandbox of one process: what confines it, what runs inside, and what it seems to have denied."""
+
+    __slots__ = ("_denied", "_evidence", "child", "confinement", "stands")
+
+    def __init__(self, confinement: Confinement) -> None:
+        self.confinement = confinement
+        self.child: SandboxedChild | None = None
+        """The command inside, where a launcher waits outside."""
+        self.stands = False
+        """Whether the launcher has ended, and something of the sandbox may be left."""
+        self._denied: tuple[int, bool] | None = None
+        self._evidence: tuple[int, dict[str, object]] | None = None
+        """Each with the number of bytes of output that it was found in."""
+
+    def denied(self, exit_code: int, log: OutputLog) -> bool:
+        """Whether the sandbox seems to be the reason for this exit code, by the last output."""
+        if self._denied is None or self._denied[0] != log.total:
+            from execserver.sandbox.denial import denied  # with sandboxes only: its patterns take 0.3 MiB
+
+            # The words may come after the exit, from a descendant that holds the output.
+            self._denied = (log.total, denied(exit_code, log.tail(_JUDGED_BYTES)))
+        return self._denied[1]
+
+    def evidence(self, exit_code: int, log: OutputLog) -> dict[str, object]:
+        """The evidence for a denial in the last output, as JSON."""
+        if self._evidence is not None and self._evidence[0] == log.total:
+            return self._evidence[1]
+        from execserver.sandbox.denial import evidence
+
+        confinement = self.confinement
+        found = evidence(
+            confinement.policy,
+            exit_code,
+            log.tail(_EVIDENCE_BYTES),
+            confinement.cwd,
+            landlock=confinement.backend == "landlock",
+        )
+        self._evidence = log.total, found.as_json()
+        return self._evidence[1]
+
+    def watch(self, launcher: int, report: int, tag: int | None, poller: DescriptorPoller) -> None:
+        """Find the command by the launcher's report; the arguments are those of `SandboxedChild`."""
+        self.child = SandboxedChild(launcher, report, self.confinement.namespaces, tag, poller)
+
+    def leave(self, owner: SandboxOwner, *, by_signal: bool, whole: bool) -> None:
+        """The process that was spawned, a launcher or the command itself, has ended.
+
+        Args:
+            owner: is closed when nothing of the sandbox is left, so that a client that looks then finds the
+                workspace as it was.
+            by_signal: whether that process was killed.
+            whole: whether all descendants of the command are to end.
+        """
+        self.stands = True
+        asyncio.get_running_loop().call_later(_SANDBOX_END_SECONDS, owner.sandbox_ended)
+        child = self.child
+        reports = child is not None and child.launcher_ended(lambda: owner.sandbox_left(False), whole=whole)
+        if child is not None and not child.set_up and not by_signal:
+            owner.failure = _set_up_failure(owner.log)
+        if not reports:
+            # A backend without a process namespace ends like one with it: nothing may run on.
+            owner.sandbox_left(child is not None or self.confinement.backend in ("landlock", "seatbelt"))
+
+
+def _set_up_failure(log: OutputLog) -> str:
+    lines = [line for line in log.tail(_LAUNCHER_BYTES).splitlines() if line.startswith(b"bwrap: ")]
+    reason = lines[-1].decode("utf-8", "replace") if lines else "the launcher gave no reason"
+    return f"failed to prepare process sandbox: {reason}"
+
+
+class SandboxedChild:
+    """The command inside a sandbox, found by the launcher's report.
 
     Args:
         launcher: the pid of the process that was spawned.
         report: the file that the launcher writes to; it belongs to this object from now on.
         namespaces: whether the first process inside is the `init` of a pid namespace.
-        tag: the membership tag that it must bear; None when there are no tags.
-        poller: tells when the first process has ended.
+        tag: the ownership tag that it must bear; None without tags.
+        poller: reports the end of the first process.
     """
 
     def __init__(
@@ -56,25 +159,25 @@ class Inside:
         self._gone = False
         """Whether the first process is known to have ended."""
         self._stranger = False
-        """Whether the number of the first process is somebody else's by now."""
+        """Whether the pid of the first process belongs to another process by now."""
         self._waiting: deque[tuple[int, bool]] = deque()
         """Signals for a command that is not there yet, oldest first, each with whether it is for the command
-        alone."""
+        alone and not for its group."""
         self._retries = 0
         self.set_up = False
         """Whether the command was run; final once the launcher has ended."""
 
-    # -- what is meant for the command
+    # -- signals for the command
 
     def signal(self, number: int, *, leader: bool = False) -> None:
         """Send any signal but SIGKILL to the command's process group, or to the command alone, as soon as
-        there is one. Several that wait are sent in this order, equal ones once; SIGCONT and what stops a
-        process undo each other.
+        there is one. Waiting signals are sent in order, equal ones once; SIGCONT and stop signals cancel each
+        other.
         """
         wanted, idle = (number, leader), not self._waiting
         undone = _STOPS if number == signal.SIGCONT else {signal.SIGCONT} if number in _STOPS else ()
         if undone:
-            # As the kernel does with signals that a process has not taken yet.
+            # As the kernel does with pending signals.
             self._waiting = deque(each for each in self._waiting if each[0] not in undone)
         if wanted in self._waiting:
             return
@@ -88,17 +191,17 @@ class Inside:
         """Whether a signal waits for the command."""
         return bool(self._waiting)
 
-    def apparatus(self) -> set[int] | None:
-        """The pids of what made the sandbox and holds it together, none of which is the command; None while
-        there is no command.
+    def setup_pids(self) -> set[int] | None:
+        """The pids of the processes that set the sandbox up and wait for its end, without the command; None
+        while there is no command.
         """
         if self._command() is None or self._first is None:
             return None
         return {self._launcher, self._first} if self.namespaces else {self._launcher}
 
     def kill(self) -> None:
-        """SIGKILL everything inside that can be told from here. The launcher is the caller's affair, and so
-        is what has left the command's group where no namespace ends it (`launcher_ended`).
+        """SIGKILL the processes inside that are known here. The caller kills the launcher. Without a process
+        namespace the caller also has to find what has left the command's group (`launcher_ended`).
         """
         self._waiting.clear()
         pidfd = self._find_first()
@@ -106,20 +209,20 @@ class Inside:
             return
         command = None if self.namespaces else self._command()
         if command is not None:
-            # Before its first process is: who is reaped has no group any more.
+            # Before the first process: a reaped command has no group any more.
             self._signal_group(command, signal.SIGKILL)
         _send(pidfd, signal.SIGKILL)
 
     def launcher_ended(self, on_end: Callable[[], None], *, whole: bool = False) -> bool:
-        """The launcher was reaped: nobody inside has a reason to go on.
+        """The launcher has ended, so what is left inside has to end.
 
         Args:
             on_end: called, but not before the return, when nothing runs inside any more.
-            whole: whether all that ever came of the command is to end.
+            whole: whether all descendants of the command have to end.
 
         Returns:
-            Whether that will be told; if not, others have to look by the tag: the first process is not known,
-            or all is to end and no namespace sees to that.
+            Whether `on_end` will be called. If not, the caller has to search by the tag: the first process is
+            not known, or all descendants have to end and no namespace ensures that.
         """
         pidfd = self._find_first()
         self._close_report()
@@ -132,7 +235,7 @@ class Inside:
         if pidfd is None:
             if not self._gone:
                 return False
-            # The others of a pid namespace are reaped before its first process is.
+            # The other processes of a pid namespace are reaped before its first one.
             asyncio.get_running_loop().call_soon(on_end)
             return True
         if self.namespaces:
@@ -140,7 +243,7 @@ class Inside:
 
         def ended(_events: int) -> None:
             self._gone, self._pidfd = True, None
-            _close(watch)
+            watch.close()
             on_end()
 
         watch = self._poller.watch(pidfd, READABLE, ended)
@@ -159,7 +262,7 @@ class Inside:
             self._gone = True
             return None
         except OSError:
-            return None  # no descriptor is to be had
+            return None  # no descriptor is available
         if self._tag is not None and descendants.tag_of(self._first) != self._tag:
             os.close(pidfd)
             self._stranger = True
@@ -170,20 +273,20 @@ class Inside:
     def _read(self) -> None:
         if self._report is None or self.set_up:
             return
-        # By offset: the launcher writes where the descriptor stands.
+        # By offset: the launcher writes at the descriptor's position.
         for line in os.pread(self._report, _MOST_REPORT_BYTES, 0).split(b"\n")[:-1]:
             self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:
-            said: Any = msgspec.json.decode(line)
+            fields: Any = msgspec.json.decode(line)
         except msgspec.DecodeError:
             return
-        if not isinstance(said, dict):
+        if not isinstance(fields, dict):
             return
-        if "exit-code" in said:
+        if "exit-code" in fields:
             self.set_up = True
-        first = said.get("child-pid")
+        first = fields.get("child-pid")
         if isinstance(first, int) and self._first is None:
             self._first = first
 
@@ -198,8 +301,8 @@ class Inside:
         while self._waiting and self._deliver(*self._waiting[0]):
             self._waiting.popleft()
         self._retries -= 1
-        nobody = self._gone or self._stranger or (self._report is None and self._pidfd is None)
-        if nobody or self._retries <= 0:
+        unreachable = self._gone or self._stranger or (self._report is None and self._pidfd is None)
+        if unreachable or self._retries <= 0:
             self._waiting.clear()
         if self._waiting:
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._try_signals)
@@ -214,7 +317,7 @@ class Inside:
             return True
         sent = self._signal_group(command, number)
         if sent and number == signal.SIGSTOP and self.namespaces and self._pidfd is not None:
-            # The first process is of the command's group, and has to be there when the command ends.
+            # The first process belongs to the command's group, and has to run when the command ends.
             _send(self._pidfd, signal.SIGCONT)
         return sent
 
@@ -222,7 +325,7 @@ class Inside:
         """Signal the group of the command; False when it has ended."""
         try:
             group = os.getpgid(command)
-            # Only now the number is certainly its own.
+            # Only now the pid certainly belongs to the command.
             if self._command() != command:
                 return False
             os.killpg(group, number)
@@ -236,7 +339,7 @@ class Inside:
         except OSError:
             return  # It has ended.
         try:
-            # Only now the number is certainly its own.
+            # Only now the pid certainly belongs to the command.
             if self._command() == command:
                 _send(pidfd, number)
         finally:
@@ -252,10 +355,10 @@ class Inside:
             if self.namespaces:
                 with open(f"/proc/{self._first}/task/{self._first}/children", "rb") as file:
                     found = next(map(int, file.read().split()), None)
-            # Before it has a group of its own it is still being set up.
+            # Until it has a group of its own, it is still being set up.
             if found is None or os.getpgid(found) == self._launcher:
                 return None
-            # Fails when it is reaped: then what was read was perhaps another's.
+            # Fails when the first process is reaped: then `children` may have been that of another process.
             signal.pidfd_send_signal(pidfd, 0)
         except OSError:
             return None
@@ -267,13 +370,3 @@ def _send(pidfd: int, number: int) -> None:
         signal.pidfd_send_signal(pidfd, number)
     except OSError:
         return  # It has ended already.
-
-
-def _close(watch: Watch) -> None:
-    watch.set(0)
-    watch.callback = _ignore
-    os.close(watch.fd)
-
-
-def _ignore(_: int) -> None:
-    """Nothing."""

@@ -7,11 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import bubblewrap, seccomp
 from execserver.sandbox.bare_roots import WatchedRoots
 from execserver.sandbox.bubblewrap import SealedProgram, memory_file
-from execserver.sandbox.confinement import Command, Confinement, Wrapped
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.mount_points.registry import Lease
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Policy
@@ -70,7 +72,7 @@ class BubblewrapConfinement(Confinement):
             made=made,
         )
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         opened: list[int] = []
         try:
@@ -92,12 +94,13 @@ class BubblewrapConfinement(Confinement):
                 os.close(fd)
             raise
         sealed = self._tools.sealed
-        return Wrapped(
-            self._tools.bubblewrap if sealed is None else sealed.path,
-            ("bwrap", "--args", str(arguments_file), "--", *self._command_line(command)),
-            {},
-            (program, status_inside, arguments_file, *self._take_held()),
-            status,
+        return replace(
+            command,
+            program=self._tools.bubblewrap if sealed is None else sealed.path,
+            arguments=("bwrap", "--args", str(arguments_file), "--", *self._command_line(command)),
+            environment={},
+            passed=(program, status_inside, arguments_file, *self._take_held()),
+            status=status,
             null=self._null,
             takes_terminal=command.tty,
         )
@@ -112,7 +115,7 @@ class BubblewrapConfinement(Confinement):
         held, self._held = tuple(self._held.values()), {}
         return held
 
-    def _command_line(self, command: Command) -> Sequence[str]:
+    def _command_line(self, command: LaunchSpec) -> Sequence[str]:
         line = _named(command, self._tools.bash)
         # The command takes the terminal inside, so the terminal's signals never reach the launcher.
         return [self._tools.setsid, "-c", *line] if command.tty and self._tools.setsid is not None else line
@@ -137,10 +140,10 @@ class ThreadConfinement(Confinement):
             namespaces_denied=policy.limits_files,
         )
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
-        # `dies_with_parent` means nothing here: the parent would be the thread.
-        return Wrapped(command.program, tuple(command.arguments), command.environment, limit=self._limit)
+        # `dies_with_parent` has no meaning here: the parent would be the thread.
+        return replace(command, limit=self._limit)
 
     def _limit(self, terminal: str | None) -> None:
         if not self.policy.limits_files:
@@ -163,27 +166,32 @@ class SeatbeltConfinement(Confinement):
         super().__init__(policy, cwd, None)
         self._profile = profile
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         from execserver.sandbox import seatbelt
 
         line = seatbelt.arguments(self._profile, [command.program, *command.arguments[1:]])
-        return Wrapped(seatbelt.PROGRAM, tuple(line), {**command.environment, **seatbelt.ENVIRONMENT})
+        return replace(
+            command,
+            program=seatbelt.PROGRAM,
+            arguments=tuple(line),
+            environment={**command.environment, **seatbelt.ENVIRONMENT},
+        )
 
 
-def needs_own_name(command: Command) -> bool:
+def needs_own_name(command: LaunchSpec) -> bool:
     """Whether the program's `argv[0]` differs from the path or name by which the program is found."""
     name = command.arguments[0]
     return name != command.program and not _is_bare_name(command, name)
 
 
-def _is_bare_name(command: Command, name: str) -> bool:
+def _is_bare_name(command: LaunchSpec, name: str) -> bool:
     # A name that begins with a hyphen would be taken for an option of bubblewrap or setsid.
     by_name = name == os.path.basename(command.program) and "PATH" in command.environment
     return by_name and not name.startswith("-")
 
 
-def _named(command: Command, bash: str | None) -> Sequence[str]:
+def _named(command: LaunchSpec, bash: str | None) -> Sequence[str]:
     """The command line that sets `argv[0]`, which bubblewrap cannot do before 0.9."""
     if needs_own_name(command) and bash is not None:
         return [

@@ -2,7 +2,7 @@
 
 The backends are in `backends.py`, which is imported when the first sandbox is made.
 
-Sandboxes.prepare ──▶ Confinement ──wrap, on the loop's thread──▶ Wrapped ──▶ spawn
+Sandboxes.prepare ──▶ Confinement ──wrap, on the loop's thread──▶ LaunchSpec ──▶ spawn
  (in a thread)            └── release, after the last process inside has ended
 """
 
@@ -11,12 +11,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from execserver.sandbox.command import Command, Wrapped
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.mount_points import description
 from execserver.sandbox.mount_points.description import VERSION, Backend, Description
 from execserver.sandbox.policy import Policy
-
-__all__ = ["Command", "Confinement", "Wrapped"]
 
 if TYPE_CHECKING:
     from execserver.sandbox.bare_roots import WatchedRoots
@@ -39,7 +37,7 @@ class Confinement(ABC):
         self._watched = watched
 
     @abstractmethod
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """Prepare the spawn.
 
         Raises:

@@ -40,7 +40,8 @@ from execserver.sandbox.options import TOOL_PATH, DaemonPaths, SandboxOptions
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
-    from execserver.sandbox.confinement import Command, Confinement
+    from execserver.launch_spec import LaunchSpec
+    from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.policy import Policy
 
 log = Logger()
@@ -101,7 +102,7 @@ class Sandboxes:
     def prepare(
         self,
         policy: Policy,
-        command: Command,
+        command: LaunchSpec,
         extra: tuple[str, ...] = (),
     ) -> Confinement:
         """Make the confinement of one command.
@@ -172,7 +173,7 @@ class Sandboxes:
 
     # -- backends
 
-    def _prepare(self, policy: Policy, command: Command, extra: tuple[str, ...]) -> Confinement:
+    def _prepare(self, policy: Policy, command: LaunchSpec, extra: tuple[str, ...]) -> Confinement:
         if sys.platform == "darwin":
             return self._seatbelted(policy, command)
         if not sys.platform.startswith("linux"):
@@ -198,7 +199,12 @@ class Sandboxes:
         return self._limited(policy, seen, command)
 
     def _bubblewrapped(
-        self, result: probe.ProbeResult, path: str, policy: Policy, command: Command, extra: tuple[str, ...]
+        self,
+        result: probe.ProbeResult,
+        path: str,
+        policy: Policy,
+        command: LaunchSpec,
+        extra: tuple[str, ...],
     ) -> Confinement:
         tools = backends.HostPrograms(
             path,
@@ -258,7 +264,7 @@ class Sandboxes:
             )
         return folder
 
-    def _seatbelted(self, policy: Policy, command: Command) -> Confinement:
+    def _seatbelted(self, policy: Policy, command: LaunchSpec) -> Confinement:
         from execserver.sandbox import seatbelt  # not on Linux
 
         if not os.access(seatbelt.PROGRAM, os.X_OK):
@@ -272,7 +278,7 @@ class Sandboxes:
         granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
         return backends.SeatbeltConfinement(policy, command.cwd, seatbelt.profile(granted))
 
-    def _limited(self, policy: Policy, seen: view.View, command: Command) -> Confinement:
+    def _limited(self, policy: Policy, seen: view.View, command: LaunchSpec) -> Confinement:
         try:
             return backends.ThreadConfinement(policy, seen, command.cwd, self._own)
         except seccomp.UnknownArchitectureError as error:

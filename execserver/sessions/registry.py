@@ -13,8 +13,8 @@ from execserver.fault_points import reach
 from execserver.memory import give_back
 from execserver.processes.executor import Executor
 from execserver.processes.process import ManagedProcess
-from execserver.processes.recovery_state import Legacy
 from execserver.processes.store import ProcessStore
+from execserver.processes.takeover import Takeover
 from execserver.sessions.session import Session
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -62,7 +62,7 @@ class SessionRegistry:
     def open(self, holder: AttachedConnection) -> Session:
         """Open a session for a connection."""
         session_id = str(uuid.uuid4())
-        self._executor.survival.session_opened(session_id)
+        self._executor.recovery.session_opened(session_id)
         session = Session(session_id, ProcessStore(self._executor, session_id))
         self._sessions[session.id] = session
         self._holders[session.id] = holder
@@ -126,19 +126,19 @@ class SessionRegistry:
             ending = self._begin_end(session)
         return asyncio.shield(ending)
 
-    def inherit(self, legacy: Legacy) -> None:
-        """Take over the sessions of a dead server: detached, each with its full time to expiry."""
+    def inherit(self, takeover: Takeover) -> None:
+        """Go on with the sessions of a dead server: detached, each with the whole of its time."""
         stores: dict[str, ProcessStore] = {}
-        for session_id in legacy.state.sessions:
+        for session_id in takeover.state.sessions:
             stores[session_id] = ProcessStore(self._executor, session_id)
 
         def on_closed(session_id: str) -> Callable[[ManagedProcess], None]:
             store = stores.get(session_id)
             return store.on_closed if store is not None else _ignore
 
-        inherited = self._executor.inherit(legacy, on_closed)
+        inherited = takeover.inherit(on_closed)
         closed: list[ManagedProcess] = []
-        for session_id, state in legacy.state.sessions.items():
+        for session_id, state in takeover.state.sessions.items():
             session = Session(session_id, stores[session_id])
             processes = inherited.pop(session_id, [])
             session.processes.inherit(processes, state.numbers)
@@ -152,7 +152,7 @@ class SessionRegistry:
                 self._set_expiry(session)
 
         def over_since(process: ManagedProcess) -> float | None:
-            return legacy.state.processes[process.number].over_since
+            return takeover.state.processes[process.number].over_since
 
         for process in sorted(closed, key=lambda process: over_since(process) or math.inf):
             stores[process.started.session].on_closed(process, over_since(process))
@@ -178,7 +178,7 @@ class SessionRegistry:
     def _begin_end(self, session: Session) -> asyncio.Task[None]:
         measures.sessions_ended += 1
         self._sessions.pop(session.id, None)
-        self._executor.survival.session_ending(session.id)
+        self._executor.recovery.session_ending(session.id)
         session.processes.refuse_starts()
         reach("session-ending")
         return self._kill_soon(session)
@@ -192,7 +192,7 @@ class SessionRegistry:
     async def _kill(self, session: Session) -> None:
         processes = len(session.processes)
         survivors = await session.processes.end()
-        self._executor.survival.session_ended(session.id)
+        self._executor.recovery.session_ended(session.id)
         log.info("session ended", session=session.id, processes=processes, survivors=survivors)
         # Shows a leak without a debugger.
         self._tidy_up_soon()

@@ -1,13 +1,13 @@
-"""The data files of one process: a slot in memory for its first bytes, one on disk, and one in memory for
-when the disk takes nothing.
+"""The data files of one process: a slot in memory for its first bytes, a file on disk, and a file in memory
+while the disk takes nothing.
 
 Rules kept in this file:
 
 1. A file is given to the supervisor, and its size recorded, before anything is moved into it.
-2. The first bytes go to the slot (`small_files.py`). While the disk takes nothing the others stay in their
+2. The first bytes go to the slot (`small_files.py`). While the disk takes nothing, later bytes stay in their
    pipe, and then go to a file in memory; after a second the disk is tried again.
-3. Where the next bytes go is recorded before they are moved. What a killed server moved and did not
-   record is therefore known: it lies between that place and the one that the file has reached.
+3. The place of the next bytes is recorded before they are moved. So the bytes that a killed server moved and
+   did not record are known: they lie between that place and the offset of the file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, RETRY_SECONDS
 from execserver.supervisor.fd_store_protocol import DATA, MEMORY
 
 _NOT_THE_DISK = (errno.ENOMEM, errno.ENOBUFS)
-"""What passes by itself. Everything else is a disk that takes nothing: besides a full one there are dead
+"""Shortages that pass. Every other error means that the disk takes nothing: besides full disks there are dead
 mounts (ENOTCONN, ESTALE) and broken file systems."""
 
 _SPAN_BYTES = 1 << 20
-"""Chunks that lie next to each other are read together, up to this size."""
+"""Adjacent chunks are read together, up to this size."""
 
 _GIVEN_BACK_DISK = 1 << 20
 _GIVEN_BACK_MEMORY = 128 << 10
@@ -40,7 +40,7 @@ class UnreadableError(Exception):
     """The bytes of a chunk are gone.
 
     Args:
-        record: the newest of those that could not be read.
+        record: the newest unreadable one.
     """
 
     def __init__(self, record: Record) -> None:
@@ -49,7 +49,7 @@ class UnreadableError(Exception):
 
 
 class Moved:
-    """Bytes that are in a file and not recorded."""
+    """Bytes that are in a file and not recorded yet."""
 
     __slots__ = ("in_memory", "kind", "position", "size")
 
@@ -68,8 +68,7 @@ class LogFiles:
         spool: where files come from.
         retained_bytes: how much the process keeps.
         keep: called with a slot and the descriptor of a new file.
-        make_room: called with a file that is about to be written: what would be overwritten has to be
-            dropped.
+        make_room: called with a file that is about to be written: it has to drop what would be overwritten.
     """
 
     __slots__ = (
@@ -102,7 +101,7 @@ class LogFiles:
         self._index = index
         self._spool = spool
         self._retained_bytes = retained_bytes
-        # Chunks are dropped as a whole: who keeps little keeps it in small ones.
+        # Chunks are dropped as a whole: a process that keeps little keeps small ones.
         self._may_be_large = retained_bytes >= 2 * LARGE_CHUNK_BYTES
         self._keep = keep
         self._make_room = make_room
@@ -110,12 +109,12 @@ class LogFiles:
         """Bytes that a file which cannot splice did not take."""
 
     def move(self, kind: Kind, fd: int) -> Moved | None:
-        """Move what `fd` has into a file: 64 KiB at most, or 128 KiB into that on disk if nobody waits for
-        an answer. None at its end.
+        """Move what `fd` has into a file: 64 KiB at most, or 128 KiB into the file on disk if no client waits
+        for an answer. None at its end.
 
         Raises:
             BlockingIOError: there is nothing now.
-            OSError: no descriptor or no memory is to be had; the bytes are where they were.
+            OSError: no descriptor or no memory is available; the bytes are where they were.
         """
         while True:
             file = self._choose()
@@ -141,7 +140,7 @@ class LogFiles:
                 return Moved(kind, size, position, file.in_memory) if size else None
 
     def _most(self, file: DataFile) -> int:
-        if file is self.disk and self._may_be_large and not self._spool.hurried():
+        if file is self.disk and self._may_be_large and not self._spool.expedited():
             return LARGE_CHUNK_BYTES
         return CHUNK_BYTES
 
@@ -163,7 +162,7 @@ class LogFiles:
 
     @property
     def carries(self) -> bool:
-        """Whether bytes are in our hands, which the next move stores before it looks at its descriptor."""
+        """Whether bytes were read and not stored; the next move stores them before it reads."""
         return self._carried is not None
 
     def disk_works(self) -> None:
@@ -226,8 +225,8 @@ class LogFiles:
     # -- taking over
 
     def restore(self, disk: int | None, memory: int | None) -> None:
-        """Go on with the files of a server before this one: record what it moved and did not record, and
-        drop what was in a file that is not there.
+        """Continue with the files of the previous server: record what it moved and did not record, and drop
+        the chunks of a missing file.
 
         Raises:
             ValueError: a file is not the one that the index is about.
@@ -257,7 +256,7 @@ class LogFiles:
         if fd is None:
             return None
         if not capacity:
-            # Kept, and then nothing was moved into it: the next file takes its place.
+            # Nothing was moved into it: the next file takes its place.
             os.close(fd)
             return None
         return DataFile(fd, capacity, in_memory)
@@ -282,8 +281,7 @@ class LogFiles:
             raise ValueError(f"the data file of process {index.number} is not the one of its index")
         if size:
             start %= file.capacity
-            # What stood there before may be recorded: whoever takes over from us must not find the place
-            # where that began.
+            # An older record may begin at the former place: the next server must not find that place.
             index.begin(pending.kind, start, pending.in_memory)
             self.record(Moved(pending.kind, size, start, pending.in_memory))
 
@@ -359,7 +357,7 @@ class LogFiles:
 
 
 def small_slot(index: ProcessIndex) -> int | None:
-    """The slot that holds the first bytes of a process, or may; None when it never had one."""
+    """The slot that may hold the first bytes of a process; None when it never had one."""
     pending = index.pending
     first = index.first_chunk()
     for place in (None if first is None else first, None if pending is None else pending):

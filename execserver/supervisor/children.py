@@ -49,13 +49,15 @@ def kill_all(instance: int, exclude: Collection[int], timeout: float) -> list[in
     deadline = monotonic() + timeout
     empty_scans = 0
     while True:
-        left = descendants.members(instance, exclude=exclude, roots=roots)
+        left = descendants.find_descendants(instance, exclude=exclude, roots=roots)
         empty_scans = 0 if left else empty_scans + 1
         remaining = deadline - monotonic()
         if empty_scans == 2 or remaining <= 0:
             return sorted(left)
         if left:
-            survivors = descendants.kill_members(instance, exclude=exclude, roots=roots, timeout=remaining)
+            survivors = descendants.kill_descendants(
+                instance, exclude=exclude, roots=roots, timeout=remaining
+            )
             if survivors:
                 return survivors
         reap(lambda _pid, _status: False)

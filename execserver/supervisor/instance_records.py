@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from execserver.descendants import kill_members, new_instance
+from execserver.descendants import kill_descendants, new_instance
 from execserver.private_folder import lock, lock_folder, open_private, runtime_folder, state_folder
 
 
@@ -68,7 +68,7 @@ def sweep(stale: list[Record]) -> list[int]:
     """Kill the processes of dead instances; returns the pids of survivors, whose records stay."""
     survivors = []
     for record in stale:
-        living = kill_members(record.instance)
+        living = kill_descendants(record.instance)
         if living:
             survivors += living
             record.close()

@@ -9,7 +9,7 @@ The duties of the server (messages: `program.py`):
    after it exit 0, once the new code is known to start.
 4. Watch `fileno()` and `open_supervisor_pidfd(hello.supervisor_pid)`. On `stop`: end all work, exit 0 within
    10 s. When the supervisor is *gone* (pidfd readable, `receive()` is None or `SupervisorGoneError`):
-   `kill_members(hello.instance, roots=[os.getpid()])`, then exit 1.
+   `kill_descendants(hello.instance, roots=[os.getpid()])`, then exit 1.
 5. With `hello.take_over`: call `hello.fd_store.take_over()` before `ready`, once. Kill all other processes
    with a tag of the instance.
 6. Store descriptors that have to outlive the server in `hello.fd_store` before any client learns of them.

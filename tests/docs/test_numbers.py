@@ -147,7 +147,7 @@ LIMITS: dict[str, list[str | int]] = {
         "execprotocol.limits.REMEMBERED_WRITE_IDS",
         "execserver.spool.records.REMEMBERED_WRITES",
     ],
-    "kept of a command line": ["execserver.processes.usage.MAX_KEPT_ARGV"],
+    "kept of a command line": ["execserver.processes.start_options.MAX_KEPT_ARGV"],
     "terminal": [
         "execprotocol.limits.TTY_ROWS",
         "execprotocol.limits.TTY_COLUMNS",

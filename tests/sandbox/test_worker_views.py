@@ -25,7 +25,7 @@ from execserver.fsworker.confined_files import ConfinedFiles, ConfinedRequests
 from execserver.fsworker.launch import WorkerLauncher
 from execserver.fsworker.pool import PoolTimes, WorkerPool
 from execserver.fsworker.process import WorkerProcess
-from execserver.sandbox.confinement import Command
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import Access, Policy, Rule
 from execserver.sandbox.sandboxes import Sandboxes
@@ -219,8 +219,8 @@ class Scene:
         return "Read-only file system" in caught.value.message
 
     async def run_another(self) -> None:
-        """Make the sandbox of a command with the same policy, and release it."""
-        command = Command("/bin/true", ("/bin/true",), "/", {}, tty=False)
+        """Make the sandbox of a command with the same policy, and let it go again."""
+        command = LaunchSpec("/bin/true", ("/bin/true",), "/", {}, tty=False)
         confinement = await asyncio.to_thread(self.sandboxes.prepare, self.policy, command)
         await asyncio.to_thread(self.sandboxes.release, confinement)
 

@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 
-from execserver.descendants import kill_members, own_limit, set_own_tag, tag_value
+from execserver.descendants import kill_descendants, own_limit, set_own_tag, tag_value
 from execserver.supervisor.server_channel import ServerChannel, open_supervisor_pidfd
 
 
@@ -97,7 +97,7 @@ def main() -> int:
     while True:
         readable = select.select(watched, [], [])[0]
         if supervisor in readable:
-            journal("orphaned", survivors=kill_members(hello.instance, roots=[os.getpid()]))
+            journal("orphaned", survivors=kill_descendants(hello.instance, roots=[os.getpid()]))
             return 1
         if channel.fileno() in readable:
             message = channel.receive()

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from execserver.descendants import kill_members, set_own_tag, tag_value
+from execserver.descendants import kill_descendants, set_own_tag, tag_value
 from execserver.supervisor import fd_store_protocol
 from execserver.supervisor.fd_store_client import EndedProcess, StoredSlot
 from execserver.supervisor.server_channel import Hello, ServerChannel, open_supervisor_pidfd
@@ -217,7 +217,7 @@ def main() -> int:
             supervisor, channel.fileno(), listening.fileno(), *(each.fileno() for each in clients)
         )
         if supervisor in readable:
-            kill_members(hello.instance, roots=[os.getpid()])
+            kill_descendants(hello.instance, roots=[os.getpid()])
             return 1
         if channel.fileno() in readable:
             message = channel.receive()

@@ -354,7 +354,7 @@ def _run(
         out, errors = process.communicate(timeout=timeout)
     except BaseException:
         # By parent pid, since a sandbox has its own session; no process has the tag of a new instance.
-        descendants.kill_members(descendants.new_instance(), roots=(process.pid,), timeout=_AFTER_KILL)
+        descendants.kill_descendants(descendants.new_instance(), roots=(process.pid,), timeout=_AFTER_KILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_AFTER_KILL)
         for stream in (process.stdout, process.stderr):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.bare_roots import WatchedRoots
-from execserver.sandbox.confinement import Command, Confinement, Wrapped
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.mount_points.description import Description
 from execserver.sandbox.mount_points.registry import Lease, MountPoints
 from execserver.sandbox.policy import Policy
@@ -24,7 +25,7 @@ class AdoptedSandbox(Confinement):
         self.backend = description.backend
         self.namespaces = description.namespaces
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """Raises:
         ValueError: always.
         """
@@ -47,7 +48,7 @@ class UnknownSandbox(Confinement):
         self._descriptors = list(descriptors)
         self._registry = registry
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """Raises:
         ValueError: always.
         """

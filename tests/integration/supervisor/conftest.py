@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from execserver.descendants import kill_members
+from execserver.descendants import kill_descendants
 from execserver.supervisor import restart_policy
 from tests.support import fake_server
 
@@ -120,7 +120,7 @@ class Service:
         while select.select([self._journal], [], [], 0)[0]:
             self._read_journal()
         if self.instance is not None:
-            kill_members(self.instance)
+            kill_descendants(self.instance)
         os.close(self._journal)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:

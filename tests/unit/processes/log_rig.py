@@ -43,7 +43,7 @@ class Rig:
         self._arenas.append(arena)
         index = max(arena.restore().items())[1]
         files = [os.dup(self.kept[slot]) if slot in self.kept else None for slot in (DATA, MEMORY)]
-        log = OutputLog.restore(index, self.spool, self.budget, retained, self._keep, *files)
+        log = OutputLog(index, self.spool, self.budget, retained, self._keep).restore(*files)
         self._logs.append(log)
         return log
 

@@ -63,10 +63,10 @@ def test_chunks_are_small_while_clients_speak(
     log = rig.log(1 << 20)
     enlarge_pipe(pipe[0], 8 * CHUNK_BYTES)
     os.write(pipe[1], bytes(6 * CHUNK_BYTES))
-    monkeypatch.setattr(spool, "HURRIED_SECONDS", 60.0)
+    monkeypatch.setattr(spool, "EXPEDITE_SECONDS", 60.0)
     measures.received(1)
     assert [log.take("stdout", pipe[0]) for _ in range(3)] == [CHUNK_BYTES] * 3
-    monkeypatch.setattr(spool, "HURRIED_SECONDS", 0.0)
+    monkeypatch.setattr(spool, "EXPEDITE_SECONDS", 0.0)
     measures.received(1)
     assert [log.take("stdout", pipe[0]) for _ in range(2)] == [CHUNK_BYTES, 2 * CHUNK_BYTES]
 
@@ -336,7 +336,7 @@ class LogAgainstModel(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, RETAINED))
     def budget_pressure(self, size: int) -> None:
-        self.log.evict_to(size)
+        self.log._evict(size, size, size)
         self.model.evict(size)
 
     @rule(data=st.data(), max_bytes=st.integers(0, 2 * RETAINED))

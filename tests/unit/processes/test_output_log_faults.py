@@ -68,7 +68,8 @@ def server(
     def keep(slot: int, fd: int) -> None:
         socket.send_fds(channel, [bytes([slot])], [fd])
 
-    log = OutputLog.restore(indexes[1], spool, SpoolBudget(limits), retained, keep, kept.get(1), kept.get(2))
+    log = OutputLog(indexes[1], spool, SpoolBudget(limits), retained, keep)
+    log.restore(kept.get(1), kept.get(2))
     poller = select.poll()
     poller.register(pipe, select.POLLIN)
     channel.send(b"ready")
@@ -125,7 +126,8 @@ def test_whenever_a_server_is_killed_its_successor_has_every_byte_once(
     limits = SpoolLimits(process_memory=RETAINED, small=0)
     spool, budget = Spool(folder, limits), SpoolBudget(limits)
     index = IndexArena(os.dup(arena.fd)).restore()[1]
-    log = OutputLog.restore(index, spool, budget, retained, lambda _slot, _fd: None, kept.get(1), kept.get(2))
+    log = OutputLog(index, spool, budget, retained, lambda _slot, _fd: None)
+    log.restore(kept.get(1), kept.get(2))
     while log.take("stdout", read):
         log.trim()
     assert log.ended == {"stdout"}
@@ -314,7 +316,7 @@ def test_on_a_full_disk_output_goes_on_in_memory_and_returns_to_the_disk(small_d
     assert found.disk_held == 2 << 20
 
     # Once its output is dropped, the memory is given back.
-    found.evict_to(1 << 20)
+    found._evict(1 << 20, 1 << 20, 1 << 20)
     assert found.memory_held == 0
     assert os.fstat(rig.kept[2]).st_blocks == 0
     for fd in pipe:

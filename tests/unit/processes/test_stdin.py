@@ -207,7 +207,7 @@ async def test_a_full_queue_makes_the_next_writer_wait_until_the_child_reads(ben
     while not is_full(writer):
         writer.write(data, "w")
     assert bench.budget.held > QUEUE_BYTES
-    waiting = asyncio.create_task(writer.wait_to_reply())
+    waiting = asyncio.create_task(writer.wait_for_space())
     await asyncio.sleep(0)
     assert not waiting.done()
     while is_full(writer):
@@ -225,7 +225,7 @@ async def test_a_full_daemon_leaves_a_short_queue_a_child(bench: Bench) -> None:
     assert not is_full(writer)
     writer.write(bytes(MIB), "w2")
     assert is_full(writer)
-    waiting = asyncio.create_task(writer.wait_to_reply())
+    waiting = asyncio.create_task(writer.wait_for_space())
     await asyncio.sleep(0)
     writer.close()
     await waiting

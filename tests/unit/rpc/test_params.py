@@ -19,7 +19,7 @@ from execprotocol import environment, filesystem, process
 from execprotocol.errors import InvalidParams
 from execprotocol.limits import TTY_COLUMNS, TTY_ROWS
 from execprotocol.methods import METHODS, extension_names
-from execserver.processes import start_digest
+from execserver.processes import start_options
 from execserver.rpc import ordering
 from execserver.rpc.params import NOTHING, decode_params
 from tests.support.schemas import params_schema
@@ -360,11 +360,11 @@ def test_equal_starts_have_equal_digests(request: tuple[str, dict[str, Any]]) ->
         one, other = (decode(*request) for _ in range(2))
     except InvalidParams:
         return
-    assert start_digest.start_digest(one) == start_digest.start_digest(other)
+    assert start_options.start_digests(one) == start_options.start_digests(other)
 
 
 def test_the_digest_of_a_start_is_of_all_its_parameters_but_two() -> None:
-    compared = [field.encode_name for field in start_digest._COMPARED]
+    compared = [field.encode_name for field in start_options._COMPARED]
     assert compared == [name for name in members("process/start") if name not in ("processId", "ifExists")]
 
 
@@ -382,7 +382,7 @@ def test_digests_are_those_that_earlier_versions_have_kept() -> None:
         "tty": True,
         "size": {"rows": 2, "cols": 3},
     }
-    assert start_digest.start_digest(decode("process/start", everything)) == {
+    assert start_options.start_digests(decode("process/start", everything)) == {
         "argv": "c6710e41ae0f4f41",
         "cwd": "e16c2e7c1a9e72d4",
         "env": "01e7b720ff566d53",
@@ -396,7 +396,7 @@ def test_digests_are_those_that_earlier_versions_have_kept() -> None:
 
 def test_the_size_that_every_terminal_has_is_no_other_start() -> None:
     def digest(**size: Any) -> dict[str, str]:
-        return start_digest.start_digest(decode("process/start", START | {"tty": True} | size))
+        return start_options.start_digests(decode("process/start", START | {"tty": True} | size))
 
     usual_size = {"rows": TTY_ROWS, "cols": TTY_COLUMNS}
     assert digest() == digest(size=None) == digest(size=usual_size)

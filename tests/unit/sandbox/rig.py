@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import bubblewrap, state_folder
 from execserver.sandbox.backends import BubblewrapConfinement, HostPrograms
 from execserver.sandbox.bare_roots import BareRoots
-from execserver.sandbox.confinement import Command
 from execserver.sandbox.devices import Devices
 from execserver.sandbox.mount_points.registry import MountPoints
 from execserver.sandbox.options import DaemonPaths
@@ -84,7 +84,7 @@ class Rig:
         cwd: str | Path = "/",
         own: DaemonPaths | None = None,
         environment: Mapping[str, str] | None = None,
-        arguments: Sequence[str] | None = None,
+        arguments: tuple[str, ...] | None = None,
         program: str = "/bin/sh",
     ) -> Ran:
         """Run a shell script, or a command line, under a policy; nothing is left of it afterwards."""
@@ -96,7 +96,7 @@ class Rig:
         )
         try:
             wrapped = confinement.wrap(
-                Command(
+                LaunchSpec(
                     program,
                     arguments or ("sh", "-c", script),
                     str(cwd),

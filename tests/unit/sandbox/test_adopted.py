@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from execserver.sandbox.confinement import Command, Confinement
+from execserver.launch_spec import LaunchSpec
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.denial import evidence
 from execserver.sandbox.mount_points.adopted import AdoptedSandbox, UnknownSandbox
 from execserver.sandbox.mount_points.registry import MountPoints
@@ -28,7 +29,7 @@ from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
 # A server that makes the sandboxes it is told to on its standard input, and hands over what is to be kept.
 _SERVER = """
 import json, os, socket, subprocess, sys
-from execserver.sandbox.confinement import Command
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.options import SandboxOptions
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.options import DaemonPaths
@@ -46,7 +47,7 @@ for line in sys.stdin:
     elif verb == "release":
         boxes.release(made.pop(0))
     else:
-        command = Command("/bin/sh", ("sh", "-c", rest[1]), "/", {"PATH": PATH}, False)
+        command = LaunchSpec("/bin/sh", ("sh", "-c", rest[1]), "/", {"PATH": PATH}, False)
         made.append(boxes.prepare(workspace(rest[0]), command))
         if rest[1]:
             wrapped = made[-1].wrap(command)
@@ -416,5 +417,5 @@ def test_a_limit_on_the_network_alone_is_adopted_too(boxes: Sandboxes) -> None:
     boxes.release(confinement)
 
 
-def _command(cwd: str) -> Command:
-    return Command("/bin/sh", ("sh",), cwd, {"PATH": PATH}, tty=False)
+def _command(cwd: str) -> LaunchSpec:
+    return LaunchSpec("/bin/sh", ("sh",), cwd, {"PATH": PATH}, tty=False)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import bubblewrap
 from execserver.sandbox.backends import BubblewrapConfinement, HostPrograms, ThreadConfinement, needs_own_name
-from execserver.sandbox.confinement import Command, Wrapped
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.view import View
 from tests.unit.sandbox.rig import PATH, READ, TOOLS, WRITE, Rig, policy, workspace
@@ -25,8 +25,8 @@ def command(
     program: str = "/bin/sh",
     environment: Mapping[str, str] | None = None,
     tty: bool = False,
-) -> Command:
-    return Command(program, arguments, "/", {"PATH": PATH} if environment is None else environment, tty)
+) -> LaunchSpec:
+    return LaunchSpec(program, arguments, "/", {"PATH": PATH} if environment is None else environment, tty)
 
 
 def bubblewrapped(
@@ -36,12 +36,12 @@ def bubblewrapped(
     return BubblewrapConfinement(limits, rig.build_view(limits), "/", None, tools, rig.sources)
 
 
-def close(wrapped: Wrapped) -> None:
+def close(wrapped: LaunchSpec) -> None:
     for fd in (*wrapped.passed, *([] if wrapped.status is None else [wrapped.status])):
         os.close(fd)
 
 
-def line(rig: Rig, given: Command, tools: HostPrograms = TOOLS) -> Sequence[str]:
+def line(rig: Rig, given: LaunchSpec, tools: HostPrograms = TOOLS) -> Sequence[str]:
     """The command line inside."""
     wrapped = bubblewrapped(rig, tools=tools).wrap(given)
     close(wrapped)
@@ -122,7 +122,7 @@ def test_whether_there_are_processes_of_its_own_is_the_views_affair(rig: Rig) ->
     ],
     ids=["path", "bare", "login", "other", "no-PATH", "hyphen"],
 )
-def test_a_name_that_is_not_the_programs_own_needs_a_tool(given: Command, own: bool) -> None:
+def test_a_name_that_is_not_the_programs_own_needs_a_tool(given: LaunchSpec, own: bool) -> None:
     assert needs_own_name(given) is own
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from execprotocol.errors import InvalidRequest
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder, view
 from execserver.sandbox.backends import BubblewrapConfinement, ThreadConfinement
-from execserver.sandbox.confinement import Command, Confinement
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.diagnostics.probe import ProbeResult, probe
 from execserver.sandbox.mount_points.registry import MountPoints
 from execserver.sandbox.options import DaemonPaths, SandboxOptions
@@ -53,8 +54,8 @@ def make(base: Path) -> Iterator[Make]:
         one.close()
 
 
-def command(*arguments: str, tty: bool = False, cwd: str = "/") -> Command:
-    return Command("/bin/sh", arguments or ("sh",), cwd, {"PATH": PATH}, tty)
+def command(*arguments: str, tty: bool = False, cwd: str = "/") -> LaunchSpec:
+    return LaunchSpec("/bin/sh", arguments or ("sh",), cwd, {"PATH": PATH}, tty)
 
 
 def run(confinement: Confinement, script: str) -> subprocess.CompletedProcess[str]:
@@ -255,7 +256,7 @@ def test_a_tool_that_is_missing_is_named_with_its_package(
     make: Make,
     base: Path,
     monkeypatch: pytest.MonkeyPatch,
-    given: Command,
+    given: LaunchSpec,
     tool: str,
     package: str,
     field: str,

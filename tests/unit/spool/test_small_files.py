@@ -33,7 +33,7 @@ class Server:
         self.budget = SpoolBudget(LIMITS)
         self.spool = Spool(None, LIMITS, small_files=self.small)
         self.logs = {
-            number: OutputLog.restore(index, self.spool, self.budget, 1 << 20, self._keep, None, None)
+            number: OutputLog(index, self.spool, self.budget, 1 << 20, self._keep).restore(None, None)
             for number, index in indices.items()
         }
 

@@ -16,7 +16,7 @@ import pytest
 
 from execserver import descendants
 from execserver.processes.poller import DescriptorPoller
-from execserver.processes.sandboxed_child import Inside
+from execserver.processes.sandboxed_child import SandboxedChild
 from execserver.sandbox.bubblewrap import memory_file
 
 SECONDS = 20.0
@@ -64,12 +64,14 @@ class Launcher:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._said = b""
-        self.inside = Inside(self.process.pid, report, self._namespaces, tag, poller)
+        self.inside = SandboxedChild(self.process.pid, report, self._namespaces, tag, poller)
         self.ended = False
 
     def hand_over(self) -> None:
         """The server is another one now, which has what was kept of its predecessor."""
-        self.inside = Inside(self.process.pid, os.dup(self.kept), self._namespaces, None, self._poller)
+        self.inside = SandboxedChild(
+            self.process.pid, os.dup(self.kept), self._namespaces, None, self._poller
+        )
 
     async def says(self, word: str) -> None:
         assert self.process.stdout is not None
@@ -198,8 +200,8 @@ async def test_who_left_the_group_is_left_to_others_where_there_is_a_tag_to_find
     assert len(os.listdir("/proc/self/fd")) == before - 2, "the report and the first process"
     if tagged:
         instance, _ = descendants.split_tag(tag or 0) or (0, 0)
-        assert len(descendants.members(instance)) == 1
-        assert descendants.kill_members(instance) == []
+        assert len(descendants.find_descendants(instance)) == 1
+        assert descendants.kill_descendants(instance) == []
 
 
 async def test_a_kill_without_namespaces_reaches_the_group_before_the_command_can_be_reaped(
@@ -208,7 +210,7 @@ async def test_a_kill_without_namespaces_reaches_the_group_before_the_command_ca
     for _ in range(20):
         launcher = launch("sleep 61 & echo ready; exec sleep 60")
         await launcher.says("ready")
-        assert launcher.inside.apparatus() is not None
+        assert launcher.inside.setup_pids() is not None
         group = int(Path(f"/proc/{launcher.process.pid}/task/{launcher.process.pid}/children").read_text())
         launcher.inside.kill()
         await launcher.over()
@@ -267,7 +269,7 @@ async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoll
     report = memory_file(b"")
     write = os.dup(report)
     child = subprocess.Popen(["sleep", "60"], start_new_session=True, preexec_fn=hear_interrupts)
-    inside = Inside(0, report, False, None, poller)
+    inside = SandboxedChild(0, report, False, None, poller)
     try:
         for line in (b"no json", b"[1]", b'{"child-pid": "x"}', b'{"other": 1}', b"\xff"):
             os.write(write, line + b"\n")
@@ -287,7 +289,7 @@ async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoll
 
 
 async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: DescriptorPoller) -> None:
-    inside = Inside(0, memory_file(b""), True, None, poller)
+    inside = SandboxedChild(0, memory_file(b""), True, None, poller)
     inside.signal(signal.SIGINT)
     inside.kill()
     assert not inside.launcher_ended(lambda: None)
@@ -297,7 +299,7 @@ async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: Des
 
 async def test_a_launcher_that_says_too_much_is_not_listened_to_any_more(poller: DescriptorPoller) -> None:
     report = memory_file(b"x" * (1 << 20) + b"\n" + b'{"child-pid": %d}\n{"exit-code": 0}\n' % os.getpid())
-    inside = Inside(0, report, True, None, poller)
+    inside = SandboxedChild(0, report, True, None, poller)
     assert not inside.launcher_ended(lambda: None)
     assert not inside.set_up
     poller.close()
@@ -309,7 +311,7 @@ async def test_a_process_with_another_tag_has_the_number_of_one_that_is_gone(
     other = descendants.tag_value(descendants.new_instance(), 7)
     stranger = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
     try:
-        inside = Inside(0, memory_file(b'{"child-pid": %d}\n' % stranger.pid), False, other, poller)
+        inside = SandboxedChild(0, memory_file(b'{"child-pid": %d}\n' % stranger.pid), False, other, poller)
         inside.kill()
         inside.signal(signal.SIGINT)
         assert not inside.launcher_ended(lambda: None), "others have to look"
@@ -325,7 +327,7 @@ async def test_what_has_ended_before_anybody_looked_is_told_afterwards(poller: D
     child = subprocess.Popen(["/bin/true"])
     child.wait()
     told: list[bool] = []
-    inside = Inside(0, memory_file(b'{"child-pid": %d}\n' % child.pid), True, None, poller)
+    inside = SandboxedChild(0, memory_file(b'{"child-pid": %d}\n' % child.pid), True, None, poller)
     assert inside.launcher_ended(lambda: told.append(True))
     assert not told, "the caller is still busy with the launcher's end"
     await until(lambda: told == [True])
@@ -340,13 +342,13 @@ async def test_what_holds_a_sandbox_together_is_known_when_there_is_a_command(
 ) -> None:
     launcher = launch("echo ready; exec sleep 60", *NAMESPACES)
     await launcher.says("ready")
-    apparatus = launcher.inside.apparatus()
-    assert apparatus is not None
-    assert launcher.process.pid in apparatus
-    names = sorted(Path(f"/proc/{pid}/comm").read_text() for pid in apparatus)
+    setup_pids = launcher.inside.setup_pids()
+    assert setup_pids is not None
+    assert launcher.process.pid in setup_pids
+    names = sorted(Path(f"/proc/{pid}/comm").read_text() for pid in setup_pids)
     assert names == ["bwrap\n", "bwrap\n"]
-    nobody = Inside(0, memory_file(b""), True, None, poller)
-    assert nobody.apparatus() is None
+    nobody = SandboxedChild(0, memory_file(b""), True, None, poller)
+    assert nobody.setup_pids() is None
     nobody.launcher_ended(lambda: None)
 
 
@@ -365,8 +367,8 @@ async def test_the_last_word_is_whether_a_command_stops_or_goes_on(
     launcher = launch(["sleep", "60"], *NAMESPACES)
     for letter in numbers:
         launcher.inside.signal({"S": signal.SIGSTOP, "C": signal.SIGCONT}[letter])
-    await until(lambda: launcher.inside.apparatus() is not None and not launcher.inside.waiting)
-    (init,) = (pid for pid in launcher.inside.apparatus() or () if pid != launcher.process.pid)
+    await until(lambda: launcher.inside.setup_pids() is not None and not launcher.inside.waiting)
+    (init,) = (pid for pid in launcher.inside.setup_pids() or () if pid != launcher.process.pid)
     command = Path(f"/proc/{init}/task/{init}/children").read_text().split()[0]
     await until(lambda: Path(f"/proc/{command}/stat").read_text().rpartition(") ")[2][0] == state)
     launcher.inside.kill()

@@ -1,8 +1,17 @@
-"""A flood of small pieces is left to gather, and nothing else is."""
+"""A flood of small pieces is batched, and nothing else is; so many pipes of floods are made larger."""
 
 from __future__ import annotations
 
-from execserver.processes.output_batching import LEAST_BYTES, Gathering
+import fcntl
+import os
+
+from execserver.processes.output_batching import (
+    FLOOD_PIPE_BYTES,
+    LEAST_BYTES,
+    MOST_LARGE_PIPES,
+    LargePipes,
+    OutputBatching,
+)
 from execserver.spool.spool import CHUNK_BYTES
 
 PIECE = 8 << 10
@@ -12,7 +21,7 @@ class Stream:
     """A stream that is taken from at a steady pace."""
 
     def __init__(self, pace: float = 0.00002) -> None:
-        self.gathering = Gathering()
+        self.batching = OutputBatching()
         self.pace = pace
         self.now = 100.0
 
@@ -21,7 +30,7 @@ class Stream:
         rests = []
         for _ in range(times):
             self.now += self.pace
-            rests.append(self.gathering.rests_after(size, self.now))
+            rests.append(self.batching.delays_after(size, self.now))
         return rests
 
 
@@ -84,3 +93,30 @@ def test_a_rest_in_vain_now_and_then_is_none() -> None:
     for _ in range(100):
         assert stream.take(PIECE * 5) == [True]
         assert stream.take(PIECE, 2) == [True, True]
+
+
+def size(pipe: int) -> int:
+    return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+
+
+def test_so_many_pipes_are_large_at_a_time_and_no_more() -> None:
+    large = LargePipes()
+    pipes = [os.pipe() for _ in range(MOST_LARGE_PIPES + 1)]
+    assert [large.enlarge(read) for read, _ in pipes] == [True] * MOST_LARGE_PIPES + [False]
+    assert [size(read) for read, _ in pipes] == [FLOOD_PIPE_BYTES] * MOST_LARGE_PIPES + [65_536]
+    large.closed()
+    assert large.enlarge(pipes[-1][0])
+    assert size(pipes[-1][0]) == FLOOD_PIPE_BYTES
+    for ends in pipes:
+        for end in ends:
+            os.close(end)
+
+
+def test_what_is_no_pipe_is_left_alone_and_not_counted() -> None:
+    large = LargePipes()
+    with open(os.devnull, "rb") as other:
+        assert not any(large.enlarge(other.fileno()) for _ in range(2 * MOST_LARGE_PIPES))
+    read, write = os.pipe()
+    assert large.enlarge(read)
+    os.close(read)
+    os.close(write)

@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 
 from execserver import descendants
-from execserver.descendants import kill_members, members, set_own_tag, signal_members, tag_of, tag_value
+from execserver.descendants import (
+    find_descendants,
+    kill_descendants,
+    set_own_tag,
+    signal_descendants,
+    tag_of,
+    tag_value,
+)
 from tests.support.wire import wait_gone
 
 
@@ -27,7 +34,7 @@ def instance() -> Iterator[int]:
     number = descendants.new_instance()
     yield number
     descendants.clear_own_tag(before)
-    assert kill_members(number) == []
+    assert kill_descendants(number) == []
 
 
 def start(instance: int, number: int, program: str) -> tuple[subprocess.Popen[bytes], list[int]]:
@@ -96,7 +103,7 @@ def test_the_own_tag_leaves_the_hard_limit_and_can_be_taken_off(instance: int) -
 def test_a_low_hard_limit_is_said_in_clear_words() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_RTTIME, (1000, 1000))\n"
-        "from execserver import membership\n"
+        "from execserver import descendants\n"
         "try: descendants.set_own_tag(descendants.tag_value(1))\n"
         "except descendants.TagUnavailableError as error: print(error)\n"
     )
@@ -123,11 +130,11 @@ def test_the_tag_of_a_stranger_without_permission_comes_from_proc(
 
 def test_a_daemon_in_its_own_session_with_an_empty_environment_is_a_member(instance: int) -> None:
     process, [daemon] = start(instance, 4, DAEMON)
-    assert members(instance) == {process.pid, daemon}
-    assert members(instance, 4) == {process.pid, daemon}
-    assert members(instance, [3, 4]) == {process.pid, daemon}
-    assert members(instance, 5) == members(instance, []) == set()
-    assert kill_members(instance, 4) == []
+    assert find_descendants(instance) == {process.pid, daemon}
+    assert find_descendants(instance, 4) == {process.pid, daemon}
+    assert find_descendants(instance, [3, 4]) == {process.pid, daemon}
+    assert find_descendants(instance, 5) == find_descendants(instance, []) == set()
+    assert kill_descendants(instance, 4) == []
     assert process.wait() == -signal.SIGKILL
 
 
@@ -143,10 +150,10 @@ def test_descendants_with_another_tag_are_members(
         "subprocess.run(['/bin/sh', '-c', 'echo \\$\\$; echo go; exec sleep 600'])\"; exec sleep 600"
     )
     process, pids = start(instance, 1, program)
-    assert members(instance, 1) == {process.pid, *pids}
-    assert kill_members(instance) == []
+    assert find_descendants(instance, 1) == {process.pid, *pids}
+    assert kill_descendants(instance) == []
     process.wait()
-    assert members(nested) == set()
+    assert find_descendants(nested) == set()
 
 
 def test_excluded_processes_bound_the_descent_of_a_number_but_not_of_the_instance(instance: int) -> None:
@@ -159,20 +166,20 @@ def test_excluded_processes_bound_the_descent_of_a_number_but_not_of_the_instanc
         "os.write(1, b'%d\\ngo\\n' % child.pid); child.wait()\"; exec sleep 600"
     )
     process, [child] = start(instance, 8, program)
-    middle = next(iter(members(instance) - {process.pid, child}))
-    assert members(instance, 8, exclude=[middle]) == {process.pid}
-    assert members(instance, exclude=[middle]) == {process.pid, child}
-    assert kill_members(instance) == []
+    middle = next(iter(find_descendants(instance) - {process.pid, child}))
+    assert find_descendants(instance, 8, exclude=[middle]) == {process.pid}
+    assert find_descendants(instance, exclude=[middle]) == {process.pid, child}
+    assert kill_descendants(instance) == []
     process.wait()
 
 
 def test_without_tags_a_tree_is_named_by_its_root(instance: int) -> None:
     root = untagged("sleep 600 & echo $!; sleep 600 & wait")
-    assert members(instance) == set()
-    found = members(instance, roots=[root.pid])
+    assert find_descendants(instance) == set()
+    found = find_descendants(instance, roots=[root.pid])
     assert root.pid in found
     assert len(found) >= 2
-    assert kill_members(instance, roots=[root.pid]) == []
+    assert kill_descendants(instance, roots=[root.pid]) == []
     assert root.wait() == -signal.SIGKILL
 
 
@@ -180,7 +187,7 @@ def test_the_caller_and_the_excluded_are_never_hit(instance: int) -> None:
     kept, [kept_pid] = start(instance, 1, "echo $$; echo go; exec sleep 600")
     killed, _ = start(instance, 1, "echo $$; echo go; exec sleep 600")
     set_own_tag(tag_value(instance, 1))
-    assert kill_members(instance, exclude=[kept_pid]) == []
+    assert kill_descendants(instance, exclude=[kept_pid]) == []
     assert killed.wait() == -signal.SIGKILL
     assert kept.poll() is None
     kept.kill()
@@ -192,11 +199,11 @@ def test_other_instances_and_untagged_processes_are_not_hit(instance: int) -> No
     neighbour, [pid] = start(other, 1, "echo $$; echo go; exec sleep 600")
     stranger = untagged()
     mine, _ = start(instance, 1, "echo $$; echo go; exec sleep 600")
-    assert kill_members(instance) == []
+    assert kill_descendants(instance) == []
     mine.wait()
-    assert members(other) == {pid}
+    assert find_descendants(other) == {pid}
     assert stranger.poll() is None
-    assert kill_members(other) == []
+    assert kill_descendants(other) == []
     neighbour.wait()
     stranger.kill()
     stranger.wait()
@@ -209,7 +216,7 @@ def test_zombies_are_no_members(instance: int) -> None:
     assert ended(pidfd, 10)
     os.close(pidfd)
     assert tag_of(pid) == tag_value(instance, 1)
-    assert members(instance) == set()
+    assert find_descendants(instance) == set()
     process.wait()
 
 
@@ -223,8 +230,8 @@ def test_a_process_whose_main_thread_ended_is_a_member(instance: int) -> None:
         "ctypes.CDLL(None).pthread_exit(None)\n"
     )
     process, [pid] = start(instance, 1, f'exec {sys.executable} -I -c "{program}"')
-    assert members(instance) == {pid}
-    assert kill_members(instance) == []
+    assert find_descendants(instance) == {pid}
+    assert kill_descendants(instance) == []
     process.wait()
 
 
@@ -237,8 +244,8 @@ def test_a_pid_that_is_no_member_at_the_second_look_is_not_signalled(
     def scan(*_: object, exclude: Collection[int] = (), roots: Collection[int] = ()) -> set[int]:
         return next(scans, set())
 
-    monkeypatch.setattr(descendants, "members", scan)
-    assert kill_members(instance) == []
+    monkeypatch.setattr(descendants, "find_descendants", scan)
+    assert kill_descendants(instance) == []
     monkeypatch.undo()
     assert Path(f"/proc/{stranger.pid}/stat").read_text().split()[2] not in "TZ"
     stranger.kill()
@@ -249,7 +256,7 @@ def test_a_program_that_forks_without_end_is_killed(instance: int) -> None:
     # Each link starts the next one in its own session and ends a moment later.
     link = "echo go; while :; do setsid sleep 600 & n=$((n+1)); [ $n -gt 2000 ] && sleep 600; done"
     process, _ = start(instance, 1, link)
-    assert kill_members(instance, timeout=20) == []
+    assert kill_descendants(instance, timeout=20) == []
     assert process.wait() == -signal.SIGKILL
 
 
@@ -270,7 +277,7 @@ def test_more_members_than_descriptors_are_killed_in_turns(instance: int, left: 
     process, pids = start(instance, 1, f"{SEVEN}; echo go; wait")
     handles = [os.pidfd_open(pid) for pid in pids]
     with descriptors_left(left):
-        assert kill_members(instance, timeout=20) == []
+        assert kill_descendants(instance, timeout=20) == []
     assert [ended(handle) for handle in handles] == [True] * 7
     process.wait()
     for handle in handles:
@@ -281,9 +288,9 @@ def test_more_members_than_descriptors_are_killed_in_turns(instance: int, left: 
 def test_without_descriptors_nobody_is_killed_and_the_caller_is_told(instance: int, left: int) -> None:
     process, _ = start(instance, 1, "echo go; exec sleep 600")
     with descriptors_left(left), pytest.raises(OSError):
-        kill_members(instance, timeout=600)
+        kill_descendants(instance, timeout=600)
     assert process.poll() is None
-    assert kill_members(instance) == []
+    assert kill_descendants(instance) == []
     process.wait()
 
 
@@ -303,9 +310,9 @@ def test_members_that_cannot_be_looked_at_are_not_taken_for_dead(
         # As when another thread takes the last descriptor in the middle of a look.
         monkeypatch.setattr(os, "listdir", list_and_be_short)
         with pytest.raises(OSError):
-            members(instance)
-    assert members(instance) == {process.pid}
-    assert kill_members(instance) == []
+            find_descendants(instance)
+    assert find_descendants(instance) == {process.pid}
+    assert kill_descendants(instance) == []
     process.wait()
 
 
@@ -314,7 +321,7 @@ def test_who_is_born_during_a_scan_that_finds_nobody_is_killed(
 ) -> None:
     process, _ = start(instance, 1, DAEMON)
     born: list[subprocess.Popen[bytes]] = []
-    scan = members
+    scan = find_descendants
 
     def scan_and_bear(*arguments: Any, **named: Any) -> set[int]:
         found = scan(*arguments, **named)
@@ -322,8 +329,8 @@ def test_who_is_born_during_a_scan_that_finds_nobody_is_killed(
             born.append(start(instance, 1, "echo go; exec sleep 600")[0])
         return found
 
-    monkeypatch.setattr(descendants, "members", scan_and_bear)
-    assert kill_members(instance) == []
+    monkeypatch.setattr(descendants, "find_descendants", scan_and_bear)
+    assert kill_descendants(instance) == []
     monkeypatch.undo()
     assert [child.wait(5) for child in (process, *born)] == [-signal.SIGKILL, -signal.SIGKILL]
 
@@ -331,13 +338,13 @@ def test_who_is_born_during_a_scan_that_finds_nobody_is_killed(
 def test_kernel_threads_are_never_members(instance: int) -> None:
     if Path("/proc/2/comm").read_text() != "kthreadd\n":
         pytest.skip("no kernel threads in this pid namespace")
-    assert members(instance, roots=[2]) == set()
+    assert find_descendants(instance, roots=[2]) == set()
 
 
 def test_killing_works_from_a_worker_thread(instance: int) -> None:
     process, _ = start(instance, 1, DAEMON)
     result: list[list[int]] = []
-    thread = threading.Thread(target=lambda: result.append(kill_members(instance)))
+    thread = threading.Thread(target=lambda: result.append(kill_descendants(instance)))
     thread.start()
     thread.join()
     assert result == [[]]
@@ -347,7 +354,7 @@ def test_killing_works_from_a_worker_thread(instance: int) -> None:
 def test_no_descriptor_is_left_open(instance: int) -> None:
     before = os.listdir("/proc/self/fd")
     process, _ = start(instance, 1, DAEMON)
-    kill_members(instance)
+    kill_descendants(instance)
     process.wait()
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
@@ -361,7 +368,7 @@ def test_those_that_may_not_be_signalled_are_named_at_once(
         raise PermissionError
 
     monkeypatch.setattr("execserver.descendants.signal.pidfd_send_signal", refuse)
-    assert kill_members(instance, timeout=600) == [pid]
+    assert kill_descendants(instance, timeout=600) == [pid]
     monkeypatch.undo()
     process.kill()
     process.wait()
@@ -379,10 +386,10 @@ def test_children_of_names_the_living_children() -> None:
 
 
 def _all_stop(instance: int, count: int | None = None) -> bool:
-    """Whether the members all stop; a process does so when it next comes to run."""
+    """Whether all descendants stop; a process does so when it next comes to run."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        found = members(instance)
+        found = find_descendants(instance)
         states = [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in found]
         if set(states) == {"T"} and count in (None, len(states)):
             return True
@@ -394,13 +401,13 @@ def test_a_signal_reaches_every_member_once_but_those_that_are_passed_over(insta
     process, [daemon] = start(instance, 4, DAEMON)
     other, _ = start(instance, 5, "echo go; exec sleep 600")
     passed = {process.pid}
-    assert signal_members(instance, 4, signal.SIGUSR1, passed=passed) == 1
+    assert signal_descendants(instance, 4, signal.SIGUSR1, passed=passed) == 1
     assert passed == {process.pid, daemon}
-    assert signal_members(instance, 4, signal.SIGUSR1, passed=passed) == 0
-    assert signal_members(instance, 6, signal.SIGUSR1, passed=set()) == 0
+    assert signal_descendants(instance, 4, signal.SIGUSR1, passed=passed) == 0
+    assert signal_descendants(instance, 6, signal.SIGUSR1, passed=set()) == 0
     assert wait_gone(daemon)
-    assert members(instance) == {process.pid, other.pid}
-    assert kill_members(instance) == []
+    assert find_descendants(instance) == {process.pid, other.pid}
+    assert kill_descendants(instance) == []
     assert (process.wait(), other.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
@@ -408,10 +415,10 @@ def test_sigstop_overtakes_those_that_are_born_meanwhile(instance: int) -> None:
     born = "while :; do (setsid sleep 0.01 &); (exec true); done"
     process, _ = start(instance, 4, f"echo go; {born}")
     try:
-        signal_members(instance, 4, signal.SIGSTOP, passed=set())
+        signal_descendants(instance, 4, signal.SIGSTOP, passed=set())
         assert _all_stop(instance)
     finally:
-        assert kill_members(instance) == []
+        assert kill_descendants(instance) == []
         process.wait()
 
 
@@ -420,9 +427,9 @@ def test_more_members_than_are_signalled_at_once_all_get_it(
 ) -> None:
     monkeypatch.setattr(descendants, "_SIGNALLED_AT_ONCE", 3)
     process, _ = start(instance, 4, f"{SEVEN}; echo go; wait")
-    assert signal_members(instance, 4, signal.SIGSTOP, passed=set()) == 8
+    assert signal_descendants(instance, 4, signal.SIGSTOP, passed=set()) == 8
     assert _all_stop(instance, 8)
-    assert kill_members(instance) == []
+    assert kill_descendants(instance) == []
     process.wait()
 
 
@@ -430,9 +437,9 @@ def test_more_members_than_are_signalled_at_once_all_get_it(
 def test_more_members_than_descriptors_all_get_a_signal(instance: int, left: int) -> None:
     process, _ = start(instance, 4, f"{SEVEN}; echo go; wait")
     with descriptors_left(left):
-        assert signal_members(instance, 4, signal.SIGSTOP, passed=set()) == 8
+        assert signal_descendants(instance, 4, signal.SIGSTOP, passed=set()) == 8
     assert _all_stop(instance, 8)
-    assert kill_members(instance) == []
+    assert kill_descendants(instance) == []
     process.wait()
 
 
@@ -443,9 +450,9 @@ def test_without_a_descriptor_nobody_is_signalled_and_the_caller_is_told(instanc
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
         with pytest.raises(OSError):
-            signal_members(instance, 4, signal.SIGTERM, passed=set())
+            signal_descendants(instance, 4, signal.SIGTERM, passed=set())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert process.poll() is None
-    assert kill_members(instance) == []
+    assert kill_descendants(instance) == []
     process.wait()

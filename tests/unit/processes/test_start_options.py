@@ -1,8 +1,9 @@
-"""Starts that are the same, and the first parameter in which others differ."""
+"""Digests of starts, the first parameter in which two differ, and the bounds of a shown command line."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from hashlib import blake2b
 from typing import Any
@@ -11,7 +12,13 @@ import pytest
 
 from execprotocol.model import decode
 from execprotocol.process import StartParams
-from execserver.processes.start_digest import differing, start_digest
+from execserver.processes.start_options import (
+    MAX_KEPT_ARGV,
+    bounded_argv,
+    bounded_path,
+    first_difference,
+    start_digests,
+)
 from tests.sandbox.profiles import READ_ONLY, WORKSPACE, context
 
 BASE: dict[str, Any] = {
@@ -26,12 +33,12 @@ INHERIT = {"inherit": "core", "ignoreDefaultExcludes": True, "exclude": [], "set
 
 
 def digest(**changes: Any) -> dict[str, str]:
-    return start_digest(decode(StartParams, {**BASE, **changes}))
+    return start_digests(decode(StartParams, {**BASE, **changes}))
 
 
 def test_the_same_parameters_have_the_same_digests() -> None:
     assert digest() == digest()
-    assert differing(digest(), digest()) is None
+    assert first_difference(digest(), digest()) is None
 
 
 def test_what_is_not_said_is_the_default() -> None:
@@ -84,17 +91,19 @@ def test_neither_the_id_nor_what_to_do_with_it_is_compared() -> None:
 )  # fmt: skip
 def test_each_parameter_makes_a_difference_and_is_named(name: str, value: Any) -> None:
     changed = digest(**{name: value})
-    assert differing(digest(), changed) == name
-    assert differing(changed, digest()) == name
-    assert differing(changed, changed) is None
+    assert first_difference(digest(), changed) == name
+    assert first_difference(changed, digest()) == name
+    assert first_difference(changed, changed) is None
 
 
 def test_what_is_inside_a_sandbox_makes_a_difference() -> None:
-    assert differing(digest(sandbox=context(READ_ONLY)), digest(sandbox=context(WORKSPACE))) == "sandbox"
+    assert (
+        first_difference(digest(sandbox=context(READ_ONLY)), digest(sandbox=context(WORKSPACE))) == "sandbox"
+    )
 
 
 def test_the_first_of_several_is_named() -> None:
-    assert differing(digest(), digest(timeoutMs=5, env={}, tty=True)) == "env"
+    assert first_difference(digest(), digest(timeoutMs=5, env={}, tty=True)) == "env"
 
 
 def test_a_digest_says_nothing_and_outlives_the_process_that_made_it() -> None:
@@ -112,5 +121,26 @@ def test_a_digest_says_nothing_and_outlives_the_process_that_made_it() -> None:
 
 
 def test_a_parameter_of_another_version_is_a_difference_only_when_it_was_used() -> None:
-    assert differing({**digest(), "someFutureThing": "0123456789abcdef"}, digest()) == "someFutureThing"
-    assert differing(digest(), digest()) is None
+    assert (
+        first_difference({**digest(), "someFutureThing": "0123456789abcdef"}, digest()) == "someFutureThing"
+    )
+    assert first_difference(digest(), digest()) is None
+
+
+@pytest.mark.parametrize("argv", [["a"], [""] * 100, ["x" * (MAX_KEPT_ARGV - 1)]])
+def test_a_short_command_line_is_kept_whole(argv: list[str]) -> None:
+    assert bounded_argv(argv) == argv
+
+
+@pytest.mark.parametrize("argv", [["x" * MAX_KEPT_ARGV], ["y"] * 100_000, [""] * 100_000, ["a", "z" * 10**6]])
+def test_a_long_command_line_is_cut(argv: list[str]) -> None:
+    kept = bounded_argv(argv)
+    assert kept[-1].endswith("…")
+    assert kept[:-1] == argv[: len(kept) - 1]
+    assert sum(map(len, kept)) + len(kept) <= MAX_KEPT_ARGV + 2
+
+
+def test_a_folder_is_kept_as_text() -> None:
+    assert bounded_path("/tmp/ü") == "/tmp/ü"
+    assert bounded_path(os.fsdecode(b"/\xff")) == "/\ufffd"
+    assert len(bounded_path("/" + "x" * 10_000)) == MAX_KEPT_ARGV

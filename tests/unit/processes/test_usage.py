@@ -1,4 +1,4 @@
-"""What is kept of command lines, and measurements that are shared."""
+"""What processes use together, and measurements that are shared."""
 
 from __future__ import annotations
 
@@ -10,26 +10,7 @@ import threading
 import pytest
 
 from execserver import descendants
-from execserver.processes.usage import MAX_KEPT_ARGV, Meter, Usage, bounded_argv, kept_folder, measure
-
-
-@pytest.mark.parametrize("argv", [["a"], [""] * 100, ["x" * (MAX_KEPT_ARGV - 1)]])
-def test_a_short_command_line_is_kept_whole(argv: list[str]) -> None:
-    assert bounded_argv(argv) == argv
-
-
-@pytest.mark.parametrize("argv", [["x" * MAX_KEPT_ARGV], ["y"] * 100_000, [""] * 100_000, ["a", "z" * 10**6]])
-def test_a_long_command_line_is_cut(argv: list[str]) -> None:
-    kept = bounded_argv(argv)
-    assert kept[-1].endswith("…")
-    assert kept[:-1] == argv[: len(kept) - 1]
-    assert sum(map(len, kept)) + len(kept) <= MAX_KEPT_ARGV + 2
-
-
-def test_a_folder_is_kept_as_text() -> None:
-    assert kept_folder("/tmp/ü") == "/tmp/ü"
-    assert kept_folder(os.fsdecode(b"/\xff")) == "/\ufffd"
-    assert len(kept_folder("/" + "x" * 10_000)) == MAX_KEPT_ARGV
+from execserver.processes.usage import Meter, Usage, measure
 
 
 def test_members_are_measured_together_and_the_dead_do_not_count() -> None:
@@ -48,7 +29,7 @@ def test_children_belong_to_the_number_of_their_leader() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60 & echo up; wait"], stdout=subprocess.PIPE) as leader:
         assert leader.stdout is not None
         leader.stdout.readline()
-        found = descendants.members_by_number(instance, {3: leader.pid})
+        found = descendants.descendants_by_number(instance, {3: leader.pid})
         for pid in found[3]:
             os.kill(pid, 9)
     assert leader.pid in found[3]
