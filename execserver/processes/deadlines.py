@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-Passed = Literal["timeout", "idleTimeout"]
+DeadlineKind = Literal["timeout", "idleTimeout"]
 
 CONFIRM_SECONDS = 0.02
 """More than one turn of a busy loop, and too little to matter."""
@@ -97,9 +97,9 @@ class DeadlineQueue:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def passed(self, now: float) -> list[tuple[int, Passed]]:
+    def passed(self, now: float) -> list[tuple[int, DeadlineKind]]:
         """Remove the processes whose deadline has passed; returns each with the kind of deadline."""
-        found: list[tuple[int, Passed]] = []
+        found: list[tuple[int, DeadlineKind]] = []
         while self._heap and self._heap[0][0] <= now:
             _, number = heapq.heappop(self._heap)
             deadline = self._deadlines.get(number)
@@ -131,7 +131,7 @@ class Deadlines:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_passed: Callable[[int, Passed], None],
+        on_passed: Callable[[int, DeadlineKind], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execserver.processes.deadlines import Deadlines, Passed
+from execserver.processes.deadlines import DeadlineKind, Deadlines
 from execserver.processes.exit_cause import OomCounter
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
@@ -330,12 +330,12 @@ class Executor:
         self.live -= 1
         on_closed(process)
 
-    def _deadline_passed(self, number: int, which: Passed) -> None:
+    def _deadline_passed(self, number: int, which: DeadlineKind) -> None:
         process = self._processes.get(number)
         if (
             process is not None
             and process.running
-            and not (which == "idleTimeout" and process.is_throttled())
+            and not (which == "idleTimeout" and process.postpone_if_throttled())
         ):
             log.info("process ended by the daemon", process=process.process_id, cause=which)
             process.leader.end_for(which, tree=True)

@@ -103,7 +103,7 @@ class OutputLog:
         self._retained_bytes = retained_bytes
         self._memory_share = spool.memory_share(retained_bytes)
         self._files = LogFiles(index, spool, retained_bytes, keep, self._make_room)
-        budget.join(self)
+        budget.add(self)
 
     def restore(self, disk: int | None, memory: int | None) -> Self:
         """Continue the log of a previous server, whose index this log was made with. Returns the log.
@@ -116,10 +116,10 @@ class OutputLog:
             ValueError: a data file is not the one that the index is about.
             OSError: a data file cannot be used, or there is no memory.
         """
-        self._budget.leave(self)
+        self._budget.remove(self)
         self._files.restore(disk, memory)
         self._count_held()
-        self._budget.join(self)
+        self._budget.add(self)
         self.trim()
         return self
 
@@ -158,7 +158,7 @@ class OutputLog:
             self._budget.disk_held += size
             if files.retry_at or self._spool.failing:
                 files.disk_works()
-        if files.carries:
+        if files.has_leftover:
             # No event may follow: the pipe may be empty, or at its end. What cannot be stored stays there.
             with suppress(OSError):
                 size += self.take(stream, fd)
@@ -199,9 +199,9 @@ class OutputLog:
         return self._index.total
 
     @property
-    def carries(self) -> bool:
+    def has_leftover(self) -> bool:
         """Whether taken bytes could not be stored yet; the next `take` tries again."""
-        return self._files.carries
+        return self._files.has_leftover
 
     @property
     def expedited(self) -> bool:
@@ -307,12 +307,12 @@ class OutputLog:
 
     # -- dropping
 
-    def make_way(self, disk: int, memory: int) -> bool:
+    def shrink_to(self, disk: int, memory: int) -> bool:
         """Drop oldest chunks until at most so many bytes are held on disk and in memory, and free their
         space. Returns whether any was dropped.
         """
         dropped = self._evict(self.held, disk, memory)
-        self._files.give_back(self.disk_held, self.memory_held)
+        self._files.free_space(self.disk_held, self.memory_held)
         return dropped
 
     @property
@@ -327,7 +327,7 @@ class OutputLog:
 
     def close(self) -> None:
         """Give everything up; do not use the log any more."""
-        self._budget.leave(self)
+        self._budget.remove(self)
         self._files.close()
         self.disk_held = self.memory_held = 0
         self._index.free()
@@ -365,10 +365,10 @@ class OutputLog:
         ]
 
     def _drop_unreadable(self, newest: Record) -> None:
-        self._budget.leave(self)
+        self._budget.remove(self)
         self._index.evict_through(newest)
         self._count_held()
-        self._budget.join(self)
+        self._budget.add(self)
 
     def _evict(self, total: int, disk: int, memory: int) -> bool:
         """Drop oldest chunks until at most so many bytes are kept together, on disk, and in memory, and at
@@ -400,7 +400,7 @@ class OutputLog:
         self._budget.memory_held -= self.memory_held - held_memory
         self.disk_held, self.memory_held = held_disk, held_memory
         if not held_memory:
-            self._files.give_back_memory(0)
+            self._files.free_memory_space(0)
         return True
 
     def _count_held(self) -> None:

@@ -294,7 +294,7 @@ class OutputReader:
                 return
         if self.paused:
             return
-        if events == HANGUP and self._relay is None and not self._log.carries:
+        if events == HANGUP and self._relay is None and not self._log.has_leftover:
             # The pipe has no writer and is empty.
             self._end(stream)
             return
@@ -353,7 +353,7 @@ class OutputReader:
         if watch in self._watches.values():
             watch.want(READABLE, not (self.paused or self._hung_up))
             watch.want(WRITABLE, self._input_waits)
-            if self._log.carries or (self._relay is not None and self._relay.held):
+            if self._log.has_leftover or (self._relay is not None and self._relay.held):
                 watch.callback(READABLE)
 
     def _look_again_later(self) -> None:

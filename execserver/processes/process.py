@@ -342,7 +342,7 @@ class ManagedProcess:
         """Take output again, beginning with what is there."""
         self.output.resume()
 
-    def is_throttled(self) -> bool:
+    def postpone_if_throttled(self) -> bool:
         """Whether the process is quiet because its output is not taken; then its idle time begins anew."""
         if self.output.paused and self._deadline is not None:
             self._deadline.touch(self._context.deadlines.clock())
@@ -452,7 +452,7 @@ class ManagedProcess:
             return
         self.closed_seq = self.log.number_event("closed")
         # An urgent drop wakes the supervisor: a process may wait for the terminal to be hung up.
-        self._context.recovery.closed(self.number, self._other_slots, told=self._exiting, urgent=self.tty)
+        self._context.recovery.closed(self.number, self._other_slots, recorded=self._exiting, urgent=self.tty)
         self._notify()
         self._on_closed(self)
 

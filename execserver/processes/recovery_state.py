@@ -158,7 +158,7 @@ class RecoveryState:
                 exits[entry.number] = entry.status
         service = slots.pop(SERVICE, {})
         if not {LEDGER, ARENA, SMALL} <= service.keys():
-            raise ValueError("the server before this one left no ledger: it ended before it began")
+            raise ValueError("the previous server left no ledger: it ended before it began")
         ledger, arena = Ledger(service[LEDGER][0]), IndexArena(service[ARENA][0])
         recovered = RecoveredState(ledger.replay(), slots, arena.restore(), exits)
         known = (index for number, index in recovered.indices.items() if number in recovered.state.processes)
@@ -263,16 +263,16 @@ class RecoveryState:
         """The end of an inherited leader is recorded: let the supervisor reap it."""
         self._fd_store.reaped(number)
 
-    def closed(self, number: int, slots: Iterable[int], *, told: bool, urgent: bool) -> None:
+    def closed(self, number: int, slots: Iterable[int], *, recorded: bool, urgent: bool) -> None:
         """A process is closed: drop its ends and the content of these slots, but not its output.
 
         Args:
             number: of the process.
             slots: beside `PROCESS`.
-            told: whether its end was recorded just now, which makes a record of the close needless.
+            recorded: whether its end was recorded just now, which makes a record of the close needless.
             urgent: as for `forgotten`.
         """
-        if not told:
+        if not recorded:
             self._note(Closed(number, time.monotonic()))
         self._drop([(number, PROCESS), *((number, slot) for slot in slots)], urgent=urgent)
 

@@ -158,7 +158,7 @@ class SandboxedChild:
         self._pidfd: int | None = None
         self._gone = False
         """Whether the first process is known to have ended."""
-        self._stranger = False
+        self._replaced = False
         """Whether the pid of the first process belongs to another process by now."""
         self._waiting: deque[tuple[int, bool]] = deque()
         """Signals for a command that is not there yet, oldest first, each with whether it is for the command
@@ -254,7 +254,7 @@ class SandboxedChild:
     def _find_first(self) -> int | None:
         """A pidfd of the first process inside; None: there is none yet, or none any more."""
         self._read()
-        if self._first is None or self._pidfd is not None or self._gone or self._stranger:
+        if self._first is None or self._pidfd is not None or self._gone or self._replaced:
             return self._pidfd
         try:
             pidfd = os.pidfd_open(self._first)
@@ -265,7 +265,7 @@ class SandboxedChild:
             return None  # no descriptor is available
         if self._tag is not None and descendants.tag_of(self._first) != self._tag:
             os.close(pidfd)
-            self._stranger = True
+            self._replaced = True
             return None
         self._pidfd = pidfd
         return pidfd
@@ -301,7 +301,7 @@ class SandboxedChild:
         while self._waiting and self._deliver(*self._waiting[0]):
             self._waiting.popleft()
         self._retries -= 1
-        unreachable = self._gone or self._stranger or (self._report is None and self._pidfd is None)
+        unreachable = self._gone or self._replaced or (self._report is None and self._pidfd is None)
         if unreachable or self._retries <= 0:
             self._waiting.clear()
         if self._waiting:

@@ -142,7 +142,7 @@ class Spawner:
             [first, (os.POSIX_SPAWN_DUP2, out_write, 1), (os.POSIX_SPAWN_DUP2, err_write, 2)],
         )
         theirs = (out_write, err_write) if stdin is None else (out_write, err_write, child_stdin)
-        pidfd = self._adopt(pid, theirs, undo, opened)
+        pidfd = self._open_pidfd(pid, theirs, undo, opened)
         os.set_blocking(out_read, False)
         os.set_blocking(err_read, False)
         return Spawned(pid, pidfd, stdin, [out_read, err_read])
@@ -167,7 +167,7 @@ class Spawner:
             ],
             terminal,
         )
-        pidfd = self._adopt(pid, (slave,), undo, opened)
+        pidfd = self._open_pidfd(pid, (slave,), undo, opened)
         for fd in (master, *relay):
             os.set_blocking(fd, False)
         return Spawned(pid, pidfd, None, [master], relay)
@@ -205,7 +205,9 @@ class Spawner:
             self._limit_descriptors(None)
             os.fchdir(self._home)
 
-    def _adopt(self, pid: int, theirs: Sequence[int], undo: Callable[[int], None], opened: list[int]) -> int:
+    def _open_pidfd(
+        self, pid: int, theirs: Sequence[int], undo: Callable[[int], None], opened: list[int]
+    ) -> int:
         """Close the child's ends and open its pidfd. Without one the child is ended."""
         # The ends first: then a table that was just big enough for them has room for the pidfd, and the child
         # need not be killed.

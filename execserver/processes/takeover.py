@@ -140,7 +140,7 @@ class Takeover:
         closed = known.closed_at is not None or restored.closed_seq is not None
         if closed and (ends or slots):
             # The server was killed before the supervisor let go of them.
-            self._recovery.closed(number, slots, told=True, urgent=True)
+            self._recovery.closed(number, slots, recorded=True, urgent=True)
         confinement = None
         if started.sandbox is not None and not closed:
             confinement = self._sandboxes.adopt(started.sandbox, _take_locks(slots))

@@ -109,7 +109,7 @@ class IndexArena:
             else:
                 # Its block 0 was given back, the others were to follow.
                 for block in blocks.values():
-                    self.give_back(block)
+                    self.free_block(block)
         return restored
 
     def open(self, number: int) -> ProcessIndex:
@@ -121,14 +121,14 @@ class IndexArena:
         Raises:
             OSError: no memory.
         """
-        return ProcessIndex(self, number, [self.hand_out(number, 0)])
+        return ProcessIndex(self, number, [self.allocate(number, 0)])
 
     def free(self, index: ProcessIndex) -> None:
         """Forget a process. Its index is empty from now on."""
         blocks = index.detach()
         # Without its block 0 a process is gone.
         for block in blocks:
-            self.give_back(block)
+            self.free_block(block)
 
     def close(self) -> None:
         """Close the descriptor. The mapping ends with the last reference to the arena or an index."""
@@ -136,7 +136,7 @@ class IndexArena:
 
     # -- for `ProcessIndex`
 
-    def hand_out(self, number: int, ordinal: int) -> int:
+    def allocate(self, number: int, ordinal: int) -> int:
         """Give an empty block to a process.
 
         Raises:
@@ -151,7 +151,7 @@ class IndexArena:
         view[base + OWNER] = number
         return block
 
-    def give_back(self, block: int) -> None:
+    def free_block(self, block: int) -> None:
         """Take a block from its process."""
         view, base = self.place(block)
         view[base + OWNER] = 0

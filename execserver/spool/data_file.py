@@ -122,7 +122,7 @@ class DataFile:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return data
 
-    def give_back(self, held: int, at_least: int) -> None:
+    def free_space(self, held: int, at_least: int) -> None:
         """Free the space of everything but the last `held` bytes, if that is at least `at_least` bytes. Stops
         trying when the file system cannot free space.
         """

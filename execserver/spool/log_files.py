@@ -72,9 +72,9 @@ class LogFiles:
     """
 
     __slots__ = (
-        "_carried",
         "_index",
         "_keep",
+        "_leftover",
         "_make_room",
         "_may_be_large",
         "_retained_bytes",
@@ -105,7 +105,7 @@ class LogFiles:
         self._may_be_large = retained_bytes >= 2 * LARGE_CHUNK_BYTES
         self._keep = keep
         self._make_room = make_room
-        self._carried: tuple[Kind, bytes] | None = None
+        self._leftover: tuple[Kind, bytes] | None = None
         """Bytes that a file which cannot splice did not take."""
 
     def move(self, kind: Kind, fd: int) -> Moved | None:
@@ -122,17 +122,17 @@ class LogFiles:
             if file is self.small:
                 self.small.prepare()
             position = file.position
-            carried = self._carried
-            if carried is not None:
-                kind = carried[0]
+            leftover = self._leftover
+            if leftover is not None:
+                kind = leftover[0]
             self._index.begin(kind, position, file.in_memory)
             try:
                 most = self._most(file)
-                size = file.splice_from(fd, most) if carried is None else self._store(file, carried)
+                size = file.splice_from(fd, most) if leftover is None else self._store(file, leftover)
             except BlockingIOError:
                 raise
             except NotStoredError as error:
-                self._carried = (kind, error.data)
+                self._leftover = (kind, error.data)
                 self._failed(file, error.cause)
             except OSError as error:
                 self._failed(file, error)
@@ -161,9 +161,9 @@ class LogFiles:
         reach("after-index")
 
     @property
-    def carries(self) -> bool:
+    def has_leftover(self) -> bool:
         """Whether bytes were read and not stored; the next move stores them before it reads."""
-        return self._carried is not None
+        return self._leftover is not None
 
     def disk_works(self) -> None:
         """The disk took something."""
@@ -204,16 +204,16 @@ class LogFiles:
         """
         return self._read(record, record.length, record)
 
-    def give_back(self, disk_held: int, memory_held: int) -> None:
+    def free_space(self, disk_held: int, memory_held: int) -> None:
         """Free the space of what is not held any more, when that is worth it."""
         if self.disk is not None:
-            self.disk.give_back(disk_held, _GIVEN_BACK_DISK)
-        self.give_back_memory(memory_held)
+            self.disk.free_space(disk_held, _GIVEN_BACK_DISK)
+        self.free_memory_space(memory_held)
 
-    def give_back_memory(self, held: int) -> None:
+    def free_memory_space(self, held: int) -> None:
         """The same for the file in memory only."""
         if self.memory is not None:
-            self.memory.give_back(held, _GIVEN_BACK_MEMORY)
+            self.memory.free_space(held, _GIVEN_BACK_MEMORY)
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -249,7 +249,7 @@ class LogFiles:
                 ]
                 if lost:
                     index.evict_through(lost[-1])
-        self._adopt()
+        self._recover_moved()
 
     def _restored(self, fd: int | None, in_memory: bool) -> DataFile | None:
         capacity = self._index.capacity(in_memory)
@@ -261,7 +261,7 @@ class LogFiles:
             return None
         return DataFile(fd, capacity, in_memory)
 
-    def _adopt(self) -> None:
+    def _recover_moved(self) -> None:
         index = self._index
         pending = index.pending
         if pending is None:
@@ -271,7 +271,7 @@ class LogFiles:
         if newest is not None and (newest.in_memory, newest.position) == (pending.in_memory, start):
             start += newest.length
         if pending.in_memory and slot_of(start) is not None:
-            self._adopt_small(pending.kind, start)
+            self._recover_small(pending.kind, start)
             return
         file = self.memory if pending.in_memory else self.disk
         if file is None:
@@ -285,7 +285,7 @@ class LogFiles:
             index.begin(pending.kind, start, pending.in_memory)
             self.record(Moved(pending.kind, size, start, pending.in_memory))
 
-    def _adopt_small(self, kind: Kind, start: int) -> None:
+    def _recover_small(self, kind: Kind, start: int) -> None:
         size = 0 if self.small is None else self.small.moved_beyond(start)
         if self.small is not None and size:
             self._index.append(kind, size, start, True)
@@ -336,10 +336,10 @@ class LogFiles:
         self.retry_at = time.monotonic() + RETRY_SECONDS
         self._spool.disk_failed(error)
 
-    def _store(self, file: DataFile, carried: tuple[Kind, bytes]) -> int:
-        kind, data = carried
+    def _store(self, file: DataFile, leftover: tuple[Kind, bytes]) -> int:
+        kind, data = leftover
         size = file.store(data)
-        self._carried = (kind, data[size:]) if size < len(data) else None
+        self._leftover = (kind, data[size:]) if size < len(data) else None
         return size
 
     def _read(self, first: Record, size: int, last: Record) -> bytes:

@@ -73,10 +73,10 @@ class Pending(NamedTuple):
 class Blocks(Protocol):
     """The arena, as an index sees it."""
 
-    def hand_out(self, number: int, ordinal: int) -> int:
+    def allocate(self, number: int, ordinal: int) -> int:
         """A block for a process, empty."""
 
-    def give_back(self, block: int) -> None:
+    def free_block(self, block: int) -> None:
         """Take a block from its process."""
 
     def place(self, block: int) -> tuple[memoryview, int]:
@@ -242,7 +242,7 @@ class ProcessIndex:
         self._head[self._head_base + _EVICTED_THROUGH] = seq
         blocks = self._blocks
         while len(blocks) > 2 and (self._low + 1) * RECORDS_A_BLOCK <= seq - KEPT_EVICTIONS:
-            self._arena.give_back(blocks.pop(1))
+            self._arena.free_block(blocks.pop(1))
             self._low += 1
 
     def newest_chunk(self) -> Record | None:
@@ -304,7 +304,7 @@ class ProcessIndex:
         ordinal = (self.next_seq - 1) // RECORDS_A_BLOCK
         if self._view[self._base + ORDINAL] == ordinal:
             return
-        block = self._arena.hand_out(self.number, ordinal)
+        block = self._arena.allocate(self.number, ordinal)
         self._blocks.append(block)
         self._view, self._base = self._arena.place(block)
 

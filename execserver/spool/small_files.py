@@ -71,7 +71,7 @@ class SmallFiles:
         self._next += 1
         return SmallFile(self, self._next - 1)
 
-    def give_back(self, slot: int, used: int) -> None:
+    def free_space(self, slot: int, used: int) -> None:
         """Take a slot back from its process."""
         self._free.append(slot)
         if used and len(self._free) > _KEPT_FREE:
@@ -137,12 +137,12 @@ class SmallFile(DataFile):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return data
 
-    def give_back(self, held: int, at_least: int) -> None:
+    def free_space(self, held: int, at_least: int) -> None:
         """Nothing: a slot is freed as a whole."""
 
     def close(self) -> None:
         """Give the slot back."""
-        self._slots.give_back(self._slot, self.position - self._begin)
+        self._slots.free_space(self._slot, self.position - self._begin)
 
 
 def slot_of(place: int) -> int | None:

@@ -204,13 +204,13 @@ class Spool:
             self._folder = None
 
 
-class Holder(Protocol):
+class BudgetedLog(Protocol):
     """The budget's view of a log."""
 
     disk_held: int
     memory_held: int
 
-    def make_way(self, disk: int, memory: int) -> bool:
+    def shrink_to(self, disk: int, memory: int) -> bool:
         """Drop oldest output until at most so many bytes are held on disk and in memory, and free their
         space. Returns whether any was dropped.
         """
@@ -223,20 +223,20 @@ class SpoolBudget:
         self.limits = limits
         self.disk_held = 0
         self.memory_held = 0
-        self._logs: set[Holder] = set()
+        self._logs: set[BudgetedLog] = set()
 
     @property
     def held(self) -> int:
         """On disk and in memory."""
         return self.disk_held + self.memory_held
 
-    def join(self, log: Holder) -> None:
+    def add(self, log: BudgetedLog) -> None:
         """Count this log and its output from now on."""
         self._logs.add(log)
         self.disk_held += log.disk_held
         self.memory_held += log.memory_held
 
-    def leave(self, log: Holder) -> None:
+    def remove(self, log: BudgetedLog) -> None:
         """Count it no longer."""
         if log in self._logs:
             self._logs.remove(log)
@@ -249,10 +249,10 @@ class SpoolBudget:
         while self.disk_held > limits.disk:
             largest = max(self._logs, key=lambda log: log.disk_held)
             excess = self.disk_held - limits.disk + limits.disk // _ENFORCED_FRACTION
-            if not largest.make_way(max(0, largest.disk_held - excess), largest.memory_held):
+            if not largest.shrink_to(max(0, largest.disk_held - excess), largest.memory_held):
                 return
         while self.memory_held > limits.memory:
             largest = max(self._logs, key=lambda log: log.memory_held)
             excess = self.memory_held - limits.memory + limits.memory // _ENFORCED_FRACTION
-            if not largest.make_way(largest.disk_held, max(0, largest.memory_held - excess)):
+            if not largest.shrink_to(largest.disk_held, max(0, largest.memory_held - excess)):
                 return

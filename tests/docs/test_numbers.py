@@ -257,7 +257,7 @@ def test_the_defaults_in_the_table_of_limits_are_those_of_the_settings() -> None
             "how-to/limits.md",
             r"keeps (\d+) for itself, .* when (\d+) for each process, (\d+) more for one in a sandbox",
             [
-                "execserver.processes.executor._RESERVED_DESCRIPTORS",
+                "execserver.processes.executor._FREE_DESCRIPTORS",
                 "execserver.processes.executor._DESCRIPTORS_A_PROCESS",
                 "execserver.processes.executor._DESCRIPTORS_A_SANDBOX",
             ],

@@ -89,7 +89,7 @@ def test_a_chunk_that_cannot_be_recorded_stays_in_its_pipe(
         take_bytes(log, b"x")
     os.write(pipe[1], bytes(4 * CHUNK_BYTES))
     # From now on there is no memory for another block of records.
-    monkeypatch.setattr(rig.arena, "hand_out", no_memory)
+    monkeypatch.setattr(rig.arena, "allocate", no_memory)
     assert log.take("stdout", pipe[0]) == 2 * CHUNK_BYTES
     with pytest.raises(OSError, match="Cannot allocate"):
         log.take("stdout", pipe[0])

@@ -305,7 +305,7 @@ def test_on_a_full_disk_output_goes_on_in_memory_and_returns_to_the_disk(small_d
     assert data == counter(lost, len(data))
     assert (1 << 20) - (64 << 10) <= log.memory_held == log.held <= 1 << 20
 
-    # A new server finds the same, and the room that somebody made on the disk.
+    # A new server finds the same, and the space that was freed on the disk.
     found = rig.restored(8 << 20)
     assert everything(found) == (lost, data)
     subprocess.run(["mount", "-o", "remount,size=16m", small_disk], check=True)

@@ -1,4 +1,4 @@
-"""Descriptors are reported when they are ready, and not while they rest."""
+"""Descriptors are reported when they are ready, and not while they are delayed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pipe(poller: DescriptorPoller) -> Iterator[Pipe]:
 
 
 async def rested() -> None:
-    """Long after the end of any rest."""
+    """Long after the end of any delay."""
     await asyncio.sleep(20 * DELAY_SECONDS)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def test_who_rests_already_is_reported_once_after_it(poller: DescriptorPol
 async def test_the_others_are_reported_meanwhile(poller: DescriptorPoller, pipe: Pipe) -> None:
     other = Pipe(poller)
     try:
-        # By hand: nobody ends this rest.
+        # By hand: no timer ends this delay.
         pipe.watch.delay()
         os.write(pipe.write, b"x")
         os.write(other.write, b"x")

@@ -19,7 +19,7 @@ from execserver.processes.poller import READABLE, Watch
 from execserver.processes.prompt_output import TOGETHER_SECONDS, PromptPredictor, wait_for_output
 
 pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) == 1, reason="with a single processor nobody looks"
+    len(os.sched_getaffinity(0)) == 1, reason="with a single processor the server never waits"
 )
 
 OFTEN = 2000
@@ -55,7 +55,7 @@ def output(pipe: tuple[int, int]) -> Iterator[Output]:
 
 
 def prompts(predictor: PromptPredictor, writes: int) -> int:
-    """After how many of so many writes, apart from each other, somebody looks."""
+    """After how many of so many separate writes the server waits."""
     count = 0
     for _ in range(writes):
         predictor._last = 0.0

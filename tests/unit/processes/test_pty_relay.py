@@ -1,4 +1,4 @@
-"""A terminal's output on its way to the log, whoever is killed in between."""
+"""A terminal's output on its way to the log, also when the server is killed in between."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Terminal:
         return TerminalRelay(self.log, self.master, self.read, self.write)
 
     def say(self, data: bytes) -> None:
-        """Write all of it; what a terminal takes in one go, or somebody has to take it meanwhile."""
+        """Write all of it; what a terminal takes in one go, or another thread has to take it meanwhile."""
         while data:
             data = data[os.write(self.slave, data) :]
 
@@ -185,7 +185,7 @@ def test_an_inner_pipe_that_is_full_of_small_pieces_is_emptied_and_filled_again(
 
 
 def test_no_byte_of_a_terminal_is_lost_or_doubled_over_30_kills(terminal: Terminal) -> None:
-    """The file, its position and the inner pipe are shared with whoever is killed, as with the supervisor."""
+    """The file, its position and the inner pipe are shared with the killed process, as by the supervisor."""
     random_source = random.Random(4)
     said = bytearray()
     stop = threading.Event()

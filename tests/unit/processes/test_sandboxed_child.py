@@ -64,14 +64,12 @@ class Launcher:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._said = b""
-        self.inside = SandboxedChild(self.process.pid, report, self._namespaces, tag, poller)
+        self.child = SandboxedChild(self.process.pid, report, self._namespaces, tag, poller)
         self.ended = False
 
     def hand_over(self) -> None:
-        """The server is another one now, which has what was kept of its predecessor."""
-        self.inside = SandboxedChild(
-            self.process.pid, os.dup(self.kept), self._namespaces, None, self._poller
-        )
+        """A new server takes over, with what the previous one kept."""
+        self.child = SandboxedChild(self.process.pid, os.dup(self.kept), self._namespaces, None, self._poller)
 
     async def says(self, word: str) -> None:
         assert self.process.stdout is not None
@@ -86,7 +84,7 @@ class Launcher:
     async def over(self, *, whole: bool = False) -> int:
         """Wait for the launcher, and tell what it left inside that it is gone."""
         await until(lambda: self.process.poll() is not None)
-        self.told = self.inside.launcher_ended(self._on_ended, whole=whole)
+        self.told = self.child.launcher_ended(self._on_ended, whole=whole)
         return self.process.returncode
 
     def _on_ended(self) -> None:
@@ -119,7 +117,7 @@ def launch(poller: DescriptorPoller) -> Iterator[Launch]:
 
     yield start
     for launcher in launched:
-        launcher.inside.kill()
+        launcher.child.kill()
         launcher.process.kill()
         launcher.process.wait()
         assert launcher.process.stdout is not None
@@ -137,16 +135,16 @@ async def test_an_interrupt_reaches_the_command_and_its_own_exit_code_comes_back
 ) -> None:
     launcher = launch(TRAP, *options)
     await launcher.says("ready")
-    launcher.inside.signal(signal.SIGINT)
+    launcher.child.signal(signal.SIGINT)
     assert await launcher.over() == 7
     await launcher.says("trapped")
-    assert launcher.inside.set_up
+    assert launcher.child.set_up
 
 
 async def test_an_interrupt_that_comes_before_the_command_reaches_it_when_it_is_there(launch: Launch) -> None:
     # Not through a shell: one that has just begun may lose a signal of its own accord.
     launcher = launch(["sleep", "60"], *NAMESPACES)
-    launcher.inside.signal(signal.SIGINT)
+    launcher.child.signal(signal.SIGINT)
     assert await launcher.over() == 128 + signal.SIGINT
 
 
@@ -157,16 +155,16 @@ async def test_interrupts_can_be_repeated(launch: Launch) -> None:
         *NAMESPACES,
     )
     await launcher.says("ready")
-    launcher.inside.signal(signal.SIGINT)
+    launcher.child.signal(signal.SIGINT)
     await launcher.says("got 1")
-    launcher.inside.signal(signal.SIGINT)
+    launcher.child.signal(signal.SIGINT)
     assert await launcher.over() == 3
 
 
 async def test_a_kill_ends_everything_inside_also_what_left_its_session(launch: Launch) -> None:
     launcher = launch("setsid sleep 61 & echo ready; sleep 60", *NAMESPACES)
     await launcher.says("ready")
-    launcher.inside.kill()
+    launcher.child.kill()
     assert await launcher.over() == 128 + signal.SIGKILL
     assert launcher.told
     await until(lambda: launcher.ended)
@@ -175,7 +173,7 @@ async def test_a_kill_ends_everything_inside_also_what_left_its_session(launch: 
 async def test_a_kill_without_namespaces_ends_the_commands_group_and_not_the_launcher(launch: Launch) -> None:
     launcher = launch("sleep 61 & echo ready; sleep 60")
     await launcher.says("ready")
-    launcher.inside.kill()
+    launcher.child.kill()
     assert await launcher.over() == 128 + signal.SIGKILL
 
 
@@ -187,16 +185,16 @@ async def test_who_left_the_group_is_left_to_others_where_there_is_a_tag_to_find
     tag = descendants.tag_value(descendants.new_instance(), 7) if tagged else None
     launcher = launch("setsid sh -c 'echo ready; exec sleep 5' & sleep 60", tag=tag)
     await launcher.says("ready")
-    launcher.inside.kill()
+    launcher.child.kill()
     before = len(os.listdir("/proc/self/fd"))
     assert await launcher.over(whole=whole) == 128 + signal.SIGKILL
     assert launcher.told == (not (tagged and whole))
     if launcher.told:
         await until(lambda: launcher.ended)
     # Nor is it looked for any more.
-    launcher.inside.signal(signal.SIGTERM)
+    launcher.child.signal(signal.SIGTERM)
     await asyncio.sleep(0.01)
-    assert not launcher.inside.waiting
+    assert not launcher.child.waiting
     assert len(os.listdir("/proc/self/fd")) == before - 2, "the report and the first process"
     if tagged:
         instance, _ = descendants.split_tag(tag or 0) or (0, 0)
@@ -210,9 +208,9 @@ async def test_a_kill_without_namespaces_reaches_the_group_before_the_command_ca
     for _ in range(20):
         launcher = launch("sleep 61 & echo ready; exec sleep 60")
         await launcher.says("ready")
-        assert launcher.inside.setup_pids() is not None
+        assert launcher.child.setup_pids() is not None
         group = int(Path(f"/proc/{launcher.process.pid}/task/{launcher.process.pid}/children").read_text())
-        launcher.inside.kill()
+        launcher.child.kill()
         await launcher.over()
         await until(partial(group_is_gone, group))
 
@@ -256,13 +254,13 @@ async def test_the_set_up_has_succeeded_when_the_launcher_tells_an_exit_code(
 ) -> None:
     launcher = launch(f"exit {status}", *NAMESPACES)
     assert await launcher.over() == status
-    assert launcher.inside.set_up
+    assert launcher.child.set_up
 
 
 async def test_a_set_up_that_fails_is_told_apart_from_a_command_that_fails(launch: Launch) -> None:
     launcher = launch("exit 1", *NAMESPACES, "--bind", "/no/such/folder", "/mnt")
     assert await launcher.over() == 1
-    assert not launcher.inside.set_up
+    assert not launcher.child.set_up
 
 
 async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoller) -> None:
@@ -342,21 +340,21 @@ async def test_what_holds_a_sandbox_together_is_known_when_there_is_a_command(
 ) -> None:
     launcher = launch("echo ready; exec sleep 60", *NAMESPACES)
     await launcher.says("ready")
-    setup_pids = launcher.inside.setup_pids()
-    assert setup_pids is not None
-    assert launcher.process.pid in setup_pids
-    names = sorted(Path(f"/proc/{pid}/comm").read_text() for pid in setup_pids)
+    setup = launcher.child.setup_pids()
+    assert setup is not None
+    assert launcher.process.pid in setup
+    names = sorted(Path(f"/proc/{pid}/comm").read_text() for pid in setup)
     assert names == ["bwrap\n", "bwrap\n"]
-    nobody = SandboxedChild(0, memory_file(b""), True, None, poller)
-    assert nobody.setup_pids() is None
-    nobody.launcher_ended(lambda: None)
+    unknown = SandboxedChild(0, memory_file(b""), True, None, poller)
+    assert unknown.setup_pids() is None
+    unknown.launcher_ended(lambda: None)
 
 
 async def test_signals_that_wait_for_the_command_come_in_their_order(launch: Launch) -> None:
     launcher = launch(["sleep", "60"], *NAMESPACES)
-    launcher.inside.signal(signal.SIGSTOP)
-    launcher.inside.signal(signal.SIGCONT, leader=True)
-    launcher.inside.signal(signal.SIGTERM, leader=True)
+    launcher.child.signal(signal.SIGSTOP)
+    launcher.child.signal(signal.SIGCONT, leader=True)
+    launcher.child.signal(signal.SIGTERM, leader=True)
     assert await launcher.over() == 128 + signal.SIGTERM
 
 
@@ -366,12 +364,12 @@ async def test_the_last_word_is_whether_a_command_stops_or_goes_on(
 ) -> None:
     launcher = launch(["sleep", "60"], *NAMESPACES)
     for letter in numbers:
-        launcher.inside.signal({"S": signal.SIGSTOP, "C": signal.SIGCONT}[letter])
-    await until(lambda: launcher.inside.setup_pids() is not None and not launcher.inside.waiting)
-    (init,) = (pid for pid in launcher.inside.setup_pids() or () if pid != launcher.process.pid)
+        launcher.child.signal({"S": signal.SIGSTOP, "C": signal.SIGCONT}[letter])
+    await until(lambda: launcher.child.setup_pids() is not None and not launcher.child.waiting)
+    (init,) = (pid for pid in launcher.child.setup_pids() or () if pid != launcher.process.pid)
     command = Path(f"/proc/{init}/task/{init}/children").read_text().split()[0]
     await until(lambda: Path(f"/proc/{command}/stat").read_text().rpartition(") ")[2][0] == state)
-    launcher.inside.kill()
+    launcher.child.kill()
     assert await launcher.over() == 128 + signal.SIGKILL
 
 
@@ -382,10 +380,10 @@ async def test_a_new_server_interrupts_what_its_predecessor_started(launch: Laun
     launcher = launch(TRAP, *NAMESPACES)
     await launcher.says("ready")
     launcher.hand_over()
-    launcher.inside.signal(signal.SIGINT)
+    launcher.child.signal(signal.SIGINT)
     assert await launcher.over() == 7
     await launcher.says("trapped")
-    assert launcher.inside.set_up
+    assert launcher.child.set_up
     await until(lambda: launcher.ended)
 
 
@@ -394,7 +392,7 @@ async def test_a_new_server_kills_everything_inside(launch: Launch) -> None:
     await launcher.says("ready")
     launcher.hand_over()
     launcher.hand_over()
-    launcher.inside.kill()
+    launcher.child.kill()
     assert await launcher.over() == 128 + signal.SIGKILL
     assert launcher.told
     await until(lambda: launcher.ended)
@@ -416,11 +414,11 @@ async def test_a_report_that_a_dead_server_has_read_is_there_for_the_new_one(
 ) -> None:
     launcher = launch(f"exit {status}", *NAMESPACES)
     assert await launcher.over() == status
-    assert launcher.inside.set_up
+    assert launcher.child.set_up
     launcher.hand_over()
     assert await launcher.over() == status
     assert launcher.told
-    assert launcher.inside.set_up, "a command that ran is no sandbox that could not be set up"
+    assert launcher.child.set_up, "a command that ran is no sandbox that could not be set up"
 
 
 async def test_a_new_server_tells_a_set_up_that_failed_too(launch: Launch) -> None:
@@ -428,4 +426,4 @@ async def test_a_new_server_tells_a_set_up_that_failed_too(launch: Launch) -> No
     assert await launcher.over() == 1
     launcher.hand_over()
     await launcher.over()
-    assert not launcher.inside.set_up
+    assert not launcher.child.set_up

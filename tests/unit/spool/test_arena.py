@@ -206,7 +206,7 @@ SMALL_STEP = 64 << 10
 
 
 class Driven:
-    """A small arena and a model of each of its processes, at which operations are carried out."""
+    """A small arena and a model of each of its processes, at which operations are leftover out."""
 
     def __init__(self) -> None:
         self.patch = pytest.MonkeyPatch()
