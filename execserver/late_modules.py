@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from execserver.processes.executor import Executor
 
 LATE_MODULES = ("structlog", "execserver.transports.websocket")
-"""The first is what stdio needs, too."""
+"""A server on stdio needs the first one only."""
 
 LOAD_AFTER_SECONDS = 0.1
 """The time without traffic after which they are loaded. A client that starts a daemon for one command does

@@ -36,7 +36,7 @@ class Effective:
         self.file = file
         """The configuration file that was read."""
         self.warnings = warnings
-        """Sentences for the operator about mistakes that are no errors."""
+        """Sentences for the operator about mistakes that are not errors."""
         self._sources = sources
 
     def origin(self, name: str) -> str:

@@ -139,7 +139,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     ws_auth: Annotated[
         Literal["capability-token", "signed-bearer-token"] | None,
-        _option("what a client must present", group=WEBSOCKET, unset="nothing, on loopback only"),
+        _option(
+            "the credentials that a client must present", group=WEBSOCKET, unset="nothing, on loopback only"
+        ),
     ] = None
     ws_token_file: Annotated[
         Path | None,

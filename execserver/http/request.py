@@ -100,7 +100,7 @@ class UrlError(ValueError):
 
 class Target(msgspec.Struct, frozen=True):
     """A parsed URL. `host` is in ASCII, an IPv6 address in brackets; `path` has the query and no
-    fragment; `credentials` are what stood before the `@`.
+    fragment; `credentials` are the part before the `@`.
     """
 
     scheme: str

@@ -210,7 +210,7 @@ class Exchanges:
         return stream
 
     def close(self) -> None:
-        """The connection has ended."""
+        """End all streams and drop all bodies: the connection has ended."""
         for stream in list(self._streams.values()):
             stream.close()
         for body in list(self._bodies):

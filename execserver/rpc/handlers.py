@@ -75,8 +75,8 @@ class Caller(Protocol):
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """A result as JSON. `after` is called when the reply is queued, and begins what may not overtake the
-    reply.
+    """A result as JSON. `after` is called when the reply is queued, and begins work whose messages may not
+    overtake the reply.
 
     `begun` marks the result of a request that began something which continues after the reply. Its `after` is
     called even if there is no reply, and it is never refused for the size of other replies.

@@ -388,7 +388,7 @@ def _encode_response(response: ResponseObject) -> tuple[bytes, ...]:
 
 
 def _run_after(reply: ResponseObject | InvalidRequest | None) -> None:
-    """Begin what may not overtake the reply."""
+    """Call `after` of a reply that has been queued."""
     if isinstance(reply, dict) and "result" in reply and reply["result"].after is not None:
         reply["result"].after()
 

@@ -1,8 +1,8 @@
-"""The order of the requests of one connection: what each of them accesses, and which of them it waits for. No
+"""The order of the requests of one connection: their accesses, and the requests that each one waits for. No
 I/O.
 
 A request runs when every *earlier, unfinished* request of the connection that it conflicts with is finished.
-Its accesses (`ResourceAccess`) decide what conflicts:
+Its accesses (`ResourceAccess`) decide about conflicts:
 
 - An *exclusive* access to a key conflicts with every access to that key.
 - A *write* of a path conflicts with every access to a path that equals it, contains it or is contained in it
@@ -255,7 +255,7 @@ def _shortened(path: str) -> str:
     return "/".join(path.split("/", MAX_DEPTH + 1)[: MAX_DEPTH + 1])
 
 
-# -- what each request accesses
+# -- the accesses of each request
 
 _SNAPSHOT = ResourceAccess(Mode.SNAPSHOT, None)
 _WATCH = (ResourceAccess(Mode.EXCLUSIVE, "watch"),)

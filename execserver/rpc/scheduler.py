@@ -288,7 +288,7 @@ class Scheduler:
         ticket, pending.ticket = pending.ticket, None
         del self._by_ticket[ticket]
         for ready in self.order.finish(ticket):
-            # A cancelled start has no ticket any more.
+            # A cancelled start no longer has a ticket.
             if ready in self._by_ticket:
                 self._runnable.append(self._by_ticket[ready])
 

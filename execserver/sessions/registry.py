@@ -117,7 +117,7 @@ class SessionRegistry:
     def end(self, session: Session) -> Awaitable[None]:
         """End an attached session for its client; a second call waits for the same end.
 
-        Its id is unknown at once, and no process starts in it any more. The awaitable is done once all its
+        Its id is unknown at once, and no process can start in it. The awaitable is done once all its
         processes are gone; cancelling it has no effect.
         """
         ending = session.ending

@@ -1,6 +1,6 @@
 """W3C Trace Context: the `trace` member of a request, parsed, and as headers again.
 
-A request may carry `trace: {traceparent, tracestate}`. A context that does not parse is no error: the
+A request may carry `trace: {traceparent, tracestate}`. A context that does not parse is not an error: the
 specification wants it treated as absent.
 """
 

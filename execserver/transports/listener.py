@@ -161,7 +161,7 @@ async def serve_socket(
         may_accept: called before connections are taken; while it returns false they wait in the backlog.
         accept_seconds: how long a peer may take until its protocol is known.
         ping_seconds: the time between pings on WebSocket connections.
-        pages: the answers to HTTP requests that are no upgrade.
+        pages: the answers to HTTP requests that are not upgrades.
         upgrades: whether new connections are taken; while it returns false, only pages are served.
     """
     if kind == "tcp":
