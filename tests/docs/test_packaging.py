@@ -104,3 +104,11 @@ def test_every_requirement_is_pinned_and_explained() -> None:
         name = name_of(requirement)
         assert name == "execclient" or name in pinned, requirement
         assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", page), requirement
+
+
+def test_the_hooks_before_a_commit_run_the_programs_of_the_environment() -> None:
+    text = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert set(re.findall(r"repo: (.*)", text)) == {"local"}  # nothing is fetched
+    programs = re.findall(r"entry: (\S+)", text)
+    assert len(programs) == 4
+    assert all((ROOT / program).is_file() for program in programs)
