@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from execprotocol.relay import frames
-from execserver.relay.service.rendezvous import Limits
+from execserver.relay.service.queues import Limits
 from tests.support.rendezvous_peers import FakePeer, Relay
 
 KIB, MIB = 1 << 10, 1 << 20

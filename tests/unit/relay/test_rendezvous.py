@@ -7,7 +7,7 @@ import pytest
 from execprotocol.relay import frames
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.endpoints import ENDED_STREAMS
-from execserver.relay.service.rendezvous import Limits
+from execserver.relay.service.queues import Limits
 from tests.support.rendezvous_peers import FakePeer, Relay
 
 GONE = (1013, "executor_gone")
