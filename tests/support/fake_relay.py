@@ -70,7 +70,7 @@ class FakeRelay:
         self.validate_gate: asyncio.Event | None = None
         """Set it to hold answers back until the event is set."""
         self.orphans: list[Frame] = []
-        """Frames of the executor for streams that nobody has."""
+        """Frames of the executor for unknown streams."""
         self._streams: dict[str, RelayClient] = {}
         self._socket: web.WebSocketResponse | None = None
         self._runner: web.AppRunner

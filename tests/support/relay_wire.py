@@ -61,7 +61,7 @@ class RawPeer:
             await self._socket.send_bytes(message)
 
     async def send_text(self, message: str) -> None:
-        """Send what nobody may send."""
+        """Send an invalid message."""
         await self._socket.send_str(message)
 
     async def message(self) -> bytes:
@@ -117,7 +117,7 @@ class Wire:
         self.executor_token = executor_token
         self.client_token = client_token
         self._session: aiohttp.ClientSession
-        self._peers: list[RawPeer] = []  # a socket that nobody holds is closed by its library
+        self._peers: list[RawPeer] = []  # a socket without a reference is closed by its library
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))

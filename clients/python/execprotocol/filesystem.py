@@ -50,7 +50,7 @@ class PathParams(_Sandboxed):
     """A request about one path."""
 
     path: PathUri
-    """The path."""
+    """The path of the request."""
 
 
 class ReadFileParams(PathParams):

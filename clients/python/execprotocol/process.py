@@ -187,7 +187,7 @@ class ShellSnapshot(Params):
     """The name under which a snapshot is shared: 1 to 256 bytes of UTF-8."""
 
     shell: SnapshotShell
-    """The shell."""
+    """The shell of the snapshot."""
 
 
 class ManagedNetwork(Params):

@@ -105,10 +105,10 @@ def _token_revoke(options: argparse.Namespace) -> int:
 
 
 def _environments(options: argparse.Namespace) -> int:
-    from execserver.relay.service.control_socket import NoRelayError, ask
+    from execserver.relay.service.control_socket import NoRelayError, ask_relay
 
     try:
-        answer = ask(Path(options.state_dir).absolute(), "/environments")
+        answer = ask_relay(Path(options.state_dir).absolute(), "/environments")
     except NoRelayError as error:
         return _print_error(str(error))
     found = json.loads(answer)

@@ -50,7 +50,7 @@ def bind(folder: int) -> socket.socket:
     return listening
 
 
-def ask(state_dir: Path, path: str) -> bytes:
+def ask_relay(state_dir: Path, path: str) -> bytes:
     """The body of `GET PATH` on the control socket of a running relay.
 
     Args:

@@ -40,7 +40,7 @@ def listen(address: ListenAddress, environment: MutableMapping[str, str]) -> soc
     except listener.ListenError as error:
         raise RelayListenError(str(error)) from None
     if not found:
-        return bind("--listen", address)
+        return bind_address("--listen", address)
     asked = replace(address, scheme="ws", prefix="").url(address.port)  # as the listener calls itself
     other = next((each for each in found if each.url != asked), found[1] if len(found) > 1 else None)
     if other is not None:
@@ -55,7 +55,7 @@ def listen(address: ListenAddress, environment: MutableMapping[str, str]) -> soc
     return listening
 
 
-def bind(flag: str, address: ListenAddress) -> socket.socket:
+def bind_address(flag: str, address: ListenAddress) -> socket.socket:
     """Listen on an address.
 
     Args:

@@ -4,7 +4,7 @@
   dialing, keeps its environment against every other key. The same key is always accepted; its older socket
   ends when the newer one opens.
 - A ticket or an authorization is for one environment and one registration, and expires.
-- What a token allowed ends with the token (`RelayRegistry.revoked`).
+- Access ends with the token that granted it (`RelayRegistry.revoked`).
 - Tickets and authorizations are kept as SHA-256 only: the relay's memory holds no usable secret.
 
 Time is the injected clock (seconds, monotonic). See `docs/protocol.md`, "Relay".

@@ -17,16 +17,12 @@ from functools import partial
 from execserver.relay.service.bus import Bus
 from execserver.relay.service.endpoints import TRY_AGAIN, ExecutorEndpoint, HarnessEndpoint, RelayContext
 from execserver.relay.service.queues import (
-    SLOW_CONSUMER,
     CallLater,
     Counters,
     Limits,
     Queues,
     RelayPeer,
-    Timer,
 )
-
-__all__ = ["SLOW_CONSUMER", "CallLater", "Counters", "Limits", "RelayPeer", "Rendezvous", "Timer"]
 
 REPLACED, RESTART = 1001, 1012
 """Close codes: replaced by a newer socket; the relay ends, and may be restarted."""

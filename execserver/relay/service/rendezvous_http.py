@@ -14,8 +14,9 @@ from aiohttp import web
 
 from execprotocol.relay.contract import REJECTION_REASON_HEADER, check_environment_id
 from execserver.relay.service.errors import HttpError, peer_of
+from execserver.relay.service.queues import RelayPeer
 from execserver.relay.service.registry import Harness, Registration, RelayRegistry, Revoked, TicketRefused
-from execserver.relay.service.rendezvous import RelayPeer, Rendezvous
+from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.sockets import PING_SECONDS, WebSocketPeer, new_socket
 from execserver.telemetry.logs import Logger
 

@@ -30,7 +30,13 @@ from execserver.memory import reuse_buffers, widen_descriptor_table
 from execserver.relay.service import control_socket
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard, library_log
-from execserver.relay.service.listening import BACKLOG, RelayListenError, bind, load_certificate, tls_context
+from execserver.relay.service.listening import (
+    BACKLOG,
+    RelayListenError,
+    bind_address,
+    load_certificate,
+    tls_context,
+)
 from execserver.relay.service.listening import listen as listen_on
 from execserver.relay.service.pages import MetricsReader, Pages
 from execserver.relay.service.registry import RelayRegistry
@@ -173,7 +179,7 @@ class RelayServer:
             ) from None
         await self._site(pages.private(), bound)
         if settings.metrics is not None:
-            await self._site(pages.metrics_only(), bind("--metrics-listen", settings.metrics))
+            await self._site(pages.metrics_only(), bind_address("--metrics-listen", settings.metrics))
         routes = [
             *registry_http.routes(listen.prefix),
             *self._sockets.routes(listen.prefix),

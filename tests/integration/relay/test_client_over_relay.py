@@ -364,7 +364,7 @@ async def test_an_executor_whose_socket_is_cut_comes_back_and_so_do_its_clients(
 
 
 @pytest.mark.statement("R46")
-async def test_a_relay_that_is_killed_and_started_anew_is_noticed_by_nobody(tmp_path: Path) -> None:
+async def test_a_restart_of_a_killed_relay_loses_nothing(tmp_path: Path) -> None:
     with RelayService(tmp_path / "state") as relay:
         place = Place(relay, "box", new_tokens(relay, "box"))
         with place.executor():

@@ -329,7 +329,7 @@ async def test_a_client_that_leaves_before_the_executor_has_answered_leaves_noth
             assert await socket.receive_str() == "the next"
 
 
-async def test_nobody_gets_in_while_the_relay_drains(tmp_path: Path) -> None:
+async def test_no_client_is_admitted_while_the_relay_drains(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
         Executor(relay)
         relay.draining = True

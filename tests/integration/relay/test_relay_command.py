@@ -1,4 +1,4 @@
-"""`execserver relay …` as somebody types it: what it prints, what it refuses, and with which words."""
+"""`execserver relay …` on the command line: output, refusals and error texts."""
 
 from __future__ import annotations
 

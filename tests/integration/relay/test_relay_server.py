@@ -193,7 +193,7 @@ def test_a_register_that_is_refused_for_its_host_has_no_effect(
         )
         assert answer.status == 400
 
-    # Neither has its URL gone, nor is anybody else kept out: the first is as it was.
+    # Its URL is still valid, and others are still admitted.
     with closing(RawSocket(begun.json["url"])):
         conflict = ask(
             relay.url, f"{path}/register", "POST", token=executor_token, body=registration(OTHER_KEYS)
@@ -342,7 +342,7 @@ def test_web_pages_are_sent_away(relay: RelayService, executor_token: str) -> No
     assert answer.status == 403
 
 
-def test_health_and_readiness_are_for_everybody(relay: RelayService) -> None:
+def test_health_and_readiness_need_no_credentials(relay: RelayService) -> None:
     assert ask(relay.url, "/healthz").status == 200
     assert ask(relay.url, "/readyz").content == b"ready\n"
 
@@ -668,7 +668,7 @@ def test_the_log_names_the_peer_of_a_socket_that_has_ended(relay: RelayService, 
     assert all(peer.startswith("127.0.0.1:") for peer in ended())
 
 
-def test_the_state_folder_is_for_nobody_else(relay: RelayService, pair: Pair) -> None:
+def test_only_the_owner_can_use_the_state_folder(relay: RelayService, pair: Pair) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in Path(relay.state).iterdir()}
 
     assert relay.state.stat().st_mode & 0o777 == 0o700

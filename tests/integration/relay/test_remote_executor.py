@@ -242,7 +242,7 @@ async def test_a_client_that_is_not_on_the_list_is_told_so_until_it_is(
     relay: FakeRelay, serve: Serve, tmp_path: Path
 ) -> None:
     allowed = tmp_path / "clients"
-    allowed.write_text("# nobody yet\n")
+    allowed.write_text("# no client yet\n")
     daemon = await serve("--remote-allowed-clients", str(allowed))
     await relay.online()
     key = KeyPair.generate()
@@ -255,7 +255,7 @@ async def test_a_client_that_is_not_on_the_list_is_told_so_until_it_is(
     assert await client.open() == b""
     await client.initialize()
 
-    allowed.chmod(0o666)  # anybody could put themselves on it
+    allowed.chmod(0o666)  # any user could add a key
     with pytest.raises(StreamEnded, match="noise_relay_protocol_error"):
         await relay.client(key).open()
 

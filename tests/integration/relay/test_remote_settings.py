@@ -113,7 +113,7 @@ def test_no_sandbox_shows_the_files_that_make_an_executor() -> None:
     assert set(own.files) == {"/etc/x/token", "/etc/x/key", "/etc/x/clients"} | usual
 
 
-def test_the_folder_of_the_token_is_hidden_when_nobody_else_and_no_work_is_in_it(tmp_path: Path) -> None:
+def test_the_folder_of_the_token_is_hidden_if_it_is_private_and_has_no_work_in_it(tmp_path: Path) -> None:
     closed, shared = tmp_path / "closed", tmp_path / "shared"
     closed.mkdir(mode=0o700)
     shared.mkdir()

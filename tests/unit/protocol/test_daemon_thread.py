@@ -1,4 +1,4 @@
-"""Calls in threads that nobody waits for."""
+"""Calls in daemon threads, and look-ups of addresses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_who_is_cancelled_goes_at_once_and_a_late_result_is_dropped() -> N
 
 
 def test_neither_the_loop_nor_the_interpreter_waits_for_what_hangs(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")  # nobody ever writes: opening it waits for ever
+    os.mkfifo(tmp_path / "fifo")  # without a writer, opening it blocks for ever
     program = (
         "import asyncio, sys\n"
         "from execprotocol.daemon_thread import run_in_daemon_thread\n"

@@ -35,7 +35,7 @@ def test_fingerprints_stand_one_a_line_between_comments(path: Path) -> None:
     assert not clients.admits("2" * 64)
 
 
-def test_an_empty_file_lets_nobody_in(path: Path) -> None:
+def test_an_empty_file_admits_no_client(path: Path) -> None:
     assert not AllowedClients(path).admits(ONE)
 
 
@@ -56,7 +56,7 @@ def test_a_line_that_is_no_fingerprint_is_named(path: Path, line: str) -> None:
     assert fault(path).startswith(f"{path}:2: must be 64 hexadecimal digits")
 
 
-def test_a_list_that_has_become_unusable_lets_nobody_in_until_it_is_mended(path: Path) -> None:
+def test_a_list_that_became_invalid_admits_no_client_until_it_is_fixed(path: Path) -> None:
     path.write_text(f"{ONE}\n")
     clients = AllowedClients(path)
     assert clients.admits(ONE)
@@ -123,7 +123,7 @@ def test_what_belongs_to_others_is_refused(path: Path) -> None:
     assert "uid 12345" in fault(path)
 
 
-def test_a_pipe_and_a_device_do_not_hold_anybody_up(tmp_path: Path) -> None:
+def test_a_pipe_and_a_device_do_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert "no regular file" in fault(tmp_path / "pipe")
     assert "no regular file" in fault(Path("/dev/zero"))

@@ -189,7 +189,9 @@ async def test_what_is_no_handshake_message_is_reset(world: World) -> None:
 
 
 @pytest.mark.statement("R40")
-async def test_data_of_nobody_is_reset_and_a_second_handshake_ends_the_stream(world: World) -> None:
+async def test_data_of_an_unknown_stream_is_reset_and_a_second_handshake_ends_the_stream(
+    world: World,
+) -> None:
     world.multiplexer.frame_received(frames.data("nobody", 0, b"x" * 40))
     assert world.of("nobody") == [RESET]
     await world.enter("a")
@@ -283,7 +285,7 @@ async def test_handshakes_that_wait_for_their_turn_are_reset_once_too_many_faile
 
 
 @pytest.mark.statement("R44")
-async def test_after_eight_refusals_nobody_is_looked_at_for_a_while(
+async def test_after_eight_refusals_no_handshake_is_decrypted_for_a_while(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.registry.answer = False
@@ -297,7 +299,7 @@ async def test_after_eight_refusals_nobody_is_looked_at_for_a_while(
     assert len(world.registry.asked) == FAILURES == 8
     loop = asyncio.get_running_loop()
     ends = loop.time() + admission_module.PAUSE_SECONDS
-    monkeypatch.setattr(loop, "time", lambda: ends)  # nobody waits for it
+    monkeypatch.setattr(loop, "time", lambda: ends)  # without waiting for it
     assert not world.is_paused()
     await world.enter("late")
 
@@ -366,7 +368,7 @@ async def test_no_stream_is_opened_while_there_is_no_room_for_one(world: World) 
     assert world.of("a") == [RESET]
 
 
-async def test_resets_for_nobody_are_left_out_when_the_socket_takes_nothing(world: World) -> None:
+async def test_resets_of_unknown_streams_are_omitted_while_the_socket_is_stuck(world: World) -> None:
     world.socket.unsent = 2 << 20
     world.multiplexer.frame_received(frames.data("nobody", 0, b"x" * 40))
     assert world.socket.sent == []

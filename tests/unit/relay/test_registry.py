@@ -341,7 +341,7 @@ def test_the_same_key_in_two_environments_makes_two_places(registry: RelayRegist
 # -- tokens that end
 
 
-def test_the_end_of_an_executors_token_takes_its_registration_and_nobody_elses(
+def test_the_end_of_an_executors_token_ends_its_registration_and_no_other(
     registry: RelayRegistry,
 ) -> None:
     gone = bring_online(registry)

@@ -16,7 +16,7 @@ import ssl
 import string
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlunsplit
 
 from execclient.connection.address import OnEvent, OnLost, Token
 from execclient.connection.channel import CONNECT_SECONDS
@@ -31,7 +31,7 @@ from execclient.errors import (
     WrongExecutor,
 )
 from execprotocol.daemon_thread import run_in_daemon_thread
-from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, ContractError, check_environment_id
+from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, ContractError, check_environment_id, split_url
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
 from execprotocol.relay.keys import KeyPair, PublicKeys
@@ -206,13 +206,13 @@ def relay_address(url: str) -> RelayAddress:
     Raises:
         UnsupportedUrl: the URL is invalid.
     """
+    parts = split_url(url, "relay+https", "relay+http")
     try:
-        parts: SplitResult = urlsplit(url)
-        wrong = not parts.hostname or parts.port == 0
-        queries = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else []
+        query = parts.query if parts is not None else ""
+        queries = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError:
-        wrong = True
-    if wrong or not url.isascii() or any(character <= " " for character in url):
+        parts = None
+    if parts is None:
         raise UnsupportedUrl(
             f"cannot connect to {url!r}: it is no relay+https://HOST[:PORT][/BASE]?environment=ID"
         )

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from execprotocol.relay.keys import InvalidKeyError, PublicKeys
 from execprotocol.relay.noise import MAX_AUTHORIZATION_BYTES
@@ -54,6 +54,16 @@ def check_environment_id(text: str) -> str:
     if not _ENVIRONMENT_ID.match(text):
         raise ContractError(f"`environment_id` must be 1 to 256 letters, digits, - or _, not {text[:40]!r}")
     return text
+
+
+def split_url(url: str, *schemes: str) -> SplitResult | None:
+    """The parts of a URL with a host and one of the schemes; None for any other text."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if valid and url.isascii() and not any(character <= " " for character in url) else None
 
 
 def path(environment_id: str, action: str) -> str:
@@ -252,12 +262,7 @@ def _authorization(members: dict[str, object]) -> str:
 
 def _web_socket_url(members: dict[str, object]) -> str:
     url = _text(members, "url")
-    try:
-        parts = urlsplit(url)
-        right = parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        right = False
-    if not right or not url.isascii() or any(character <= " " for character in url):
+    if split_url(url, "ws", "wss") is None:
         raise ContractError("`url` must be a ws:// or wss:// URL")
     return url
 

@@ -329,12 +329,8 @@ class _Network(httpcore.AnyIOBackend):
 
 
 def _base(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        right = False
-    if not right or not url.isascii() or any(character <= " " for character in url):
+    parts = contract.split_url(url, "http", "https")
+    if parts is None:
         raise ValueError("a registry's URL is http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]")
     if parts.username is not None or parts.query or parts.fragment:
         # Not shown, because it may contain a secret.

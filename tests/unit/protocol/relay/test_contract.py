@@ -52,7 +52,7 @@ PARSERS: dict[str, Callable[[bytes], Body]] = {
 }
 REQUESTS = [name for name in BODIES if name.endswith("request")]
 ANSWERS = [name for name in BODIES if name.endswith("answer")]
-# An answer's environment is compared with the one that was asked for, by whoever asked.
+# An answer's environment is compared with the requested one by the caller.
 MEMBERS = [(name, member) for name, body in BODIES.items() for member in body.to_json()]
 
 

@@ -316,7 +316,9 @@ async def test_what_was_sent_before_a_close_arrives_while_the_relay_goes_on_send
     assert received == 32 * (64 << 10)
 
 
-async def test_a_close_that_nobody_reads_is_cut_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_whose_close_is_not_answered_is_dropped_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dialing, "CLOSE_SECONDS", 0.05)
     over = asyncio.Event()
 
@@ -462,7 +464,7 @@ async def test_who_hangs_up_or_speaks_something_else_is_a_failure_without_the_ti
         assert "ws://127.0.0.1:" in str(raised.value)
 
 
-async def test_where_nobody_listens_the_failure_says_so() -> None:
+async def test_a_refused_connection_is_a_failure_that_says_so() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"ws://127.0.0.1:{unused.getsockname()[1]}/?ticket=hidden"
@@ -519,7 +521,7 @@ async def test_over_tls_the_certificate_must_hold(tmp_path: Path) -> None:
         await listener.reason()
 
 
-async def test_a_certificate_that_nobody_knows_is_a_failure_that_says_so(tmp_path: Path) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_a_failure_that_says_so(tmp_path: Path) -> None:
     make_authority(tmp_path)
     context = server_context(tmp_path)
     listening = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)

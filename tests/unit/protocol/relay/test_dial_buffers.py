@@ -28,7 +28,7 @@ class Sender:
         self.socket = socket
 
     def frame_received(self, message: bytes) -> None:
-        raise AssertionError("nobody sends anything")
+        raise AssertionError("no data is expected")
 
     def room(self) -> None:
         while not self.socket.is_full:

@@ -196,7 +196,7 @@ def test_the_owner_finds_the_secret_that_was_encapsulated() -> None:
     assert encapsulate(PUBLIC.mlkem768) != (secret, ciphertext)
 
 
-def test_anybody_else_finds_another_secret() -> None:
+def test_another_key_pair_gets_another_secret() -> None:
     secret, ciphertext = encapsulate(PUBLIC.mlkem768)
     assert KeyPair.generate().decapsulate(ciphertext) != secret
     forged = bytes([ciphertext[0] ^ 1]) + ciphertext[1:]

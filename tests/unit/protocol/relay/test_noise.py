@@ -287,7 +287,7 @@ def test_both_keys_of_the_executor_count(part: str) -> None:
 
 
 class Pretender(KeyPair):
-    """Shows somebody else's public keys, of which it has no private one."""
+    """Shows public keys of another peer, without the private ones."""
 
     shown: PublicKeys
 

@@ -236,7 +236,7 @@ async def test_a_registry_that_says_nothing_is_given_up_in_time() -> None:
         over.set()
 
 
-async def test_where_nobody_listens_the_error_says_so_and_nothing_of_the_token() -> None:
+async def test_a_refused_connection_is_an_error_without_the_token() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         base = f"http://127.0.0.1:{unused.getsockname()[1]}"
