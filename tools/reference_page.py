@@ -319,9 +319,8 @@ def is_error(found: griffe.Object) -> bool:
 
 
 def resolved(found: griffe.Object | griffe.Alias) -> griffe.Object:
-    """What a name stands for; the module `connect` has in it what the package means by its name."""
-    target = found.final_target if isinstance(found, griffe.Alias) else found
-    return target[target.name] if isinstance(target, griffe.Module) else target
+    """The object behind an alias."""
+    return found.final_target if isinstance(found, griffe.Alias) else found
 
 
 def methods_of(owner: griffe.Class) -> Sequence[griffe.Function]:

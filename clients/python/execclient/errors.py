@@ -45,6 +45,7 @@ The wire's codes: `docs/protocol.md`, "Error codes".
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -53,8 +54,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from execprotocol import errors as wire
 
 if TYPE_CHECKING:
-    from execclient.filesystem import WalkEntry
-    from execclient.run import RunResult
+    from execclient.results import RunResult, WalkEntry
 
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)\Z")
@@ -394,7 +394,7 @@ class CallFailed(ExecServerError):
 
 
 _BY_ERRNO: dict[tuple[type, int], type[CallFailed]] = {}
-"""Classes that are for one `errno` only, by that and by the class for all others: `execclient.os_errors`."""
+"""Classes that are for one `errno` only, by that and by the class for all others."""
 
 
 class Refused(CallFailed):
@@ -467,3 +467,35 @@ def os_error_number(text: str) -> int | None:
     """The number of a failed system call, as the wire writes it at the end of a text; None without one."""
     found = _OS_ERROR.search(text)
     return None if found is None else int(found[1])
+
+
+# Classes for one `errno` each, so that `except FileNotFoundError` catches a program or a file that is missing
+# at the executor. They share the `code` of their first base; programs name that base or the class of Python.
+
+
+class Denied(Refused, PermissionError, errnos=(errno.EACCES, errno.EPERM)):
+    """The executor has no permission for the path."""
+
+
+class StartDenied(SystemFailure, PermissionError, errnos=(errno.EACCES, errno.EPERM)):
+    """There is no permission to use the program or its working directory."""
+
+
+class StartMissing(SystemFailure, FileNotFoundError, errnos=(errno.ENOENT,)):
+    """The program, its interpreter or its working directory does not exist."""
+
+
+class AlreadyThere(SystemFailure, FileExistsError, errnos=(errno.EEXIST,)):
+    """The path to create exists already."""
+
+
+class IsDirectory(SystemFailure, IsADirectoryError, errnos=(errno.EISDIR,)):
+    """The path is a directory, but a file is needed."""
+
+
+class NotDirectory(SystemFailure, NotADirectoryError, errnos=(errno.ENOTDIR,)):
+    """A part of the path is a file, but a directory is needed."""
+
+
+class CommandTimedOut(CommandFailed, TimeoutError):
+    """A command of `run(…, check=True)` ran into a time limit."""

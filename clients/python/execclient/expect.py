@@ -152,7 +152,7 @@ class RemoteSpawn(_SpawnBase):
         except BaseException:
             self._end_connection()
             raise
-        self._output = self._process._output  # noqa: SLF001 - one package
+        self._output = self._process.output
         self.pid = self._process.pid
         self._echo = RemoteEcho(self._executor, self.name, self.pid)
         self.terminated = False

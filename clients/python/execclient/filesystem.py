@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from pybase64 import b64decode, b64encode
 
@@ -14,8 +13,9 @@ from execclient import arguments
 from execclient.arguments import AnyPath
 from execclient.connection.connection import Json
 from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
+from execclient.results import Copied, Entry, Progress, Stat, WalkEntry
 from execclient.session.session import Session
-from execclient.transfer import Copied, Download, Progress, RemoteFile, Upload
+from execclient.transfer import Download, RemoteFile, Upload
 from execprotocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_WALK_DEPTH,
@@ -33,42 +33,6 @@ DIGEST_SECONDS = COPY_SECONDS = 3600.0
 _SET_METADATA = "fs/setMetadata"
 
 ShowProgress = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """What a path is: that of a link's target, but for `is_symlink`. Times are seconds since 1970."""
-
-    is_dir: bool
-    is_file: bool
-    is_symlink: bool
-    size: int
-    modified: float
-    created: float | None
-    """None where the file system does not know."""
-    mode: int | None = None
-    """The permission bits; None from an executor of an earlier version, as the times below."""
-    modified_ns: int | None = None
-    """The same time as `modified`, exactly: in nanoseconds."""
-    accessed_ns: int | None = None
-
-
-class Entry(NamedTuple):
-    """One name in a directory, and the kind of what it names; neither for a device or a socket."""
-
-    name: str
-    is_dir: bool
-    is_file: bool
-
-
-class WalkEntry(NamedTuple):
-    """One file or directory of a tree."""
-
-    path: str
-    """Absolute, at the executor."""
-    is_dir: bool
-    error: str | None = None
-    """Why this directory could not be looked into."""
 
 
 class FileSystem:

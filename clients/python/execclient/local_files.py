@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
 
-from execclient.identifiers import new_id
+from execclient.arguments import new_id
 
 MAX_NAME_BYTES = 230
 """Of a file's name in that of its part file; a name has at most 255."""

@@ -9,7 +9,7 @@ from pexpect.exceptions import ExceptionPexpect
 
 from execclient.arguments import AnyPath
 from execclient.errors import NotFound, SystemFailure
-from execclient.run import RunResult
+from execclient.results import RunResult
 from execclient.sync import Executor
 
 POLL_SECONDS = 0.1

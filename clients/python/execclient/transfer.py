@@ -18,21 +18,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
+from typing import BinaryIO, Protocol, Self
 
 from pybase64 import b64decode, b64encode
 
-from execclient.cancellation import cancel
+from execclient.arguments import AnyPath, new_id
 from execclient.connection.connection import Json
 from execclient.errors import CallFailed, ExecServerError, NotFound, OutcomeUnknown, TransferFailed
-from execclient.identifiers import new_id
 from execclient.local_files import Attributes, Place, Source, opened, part_path
-from execclient.session.session import Session
+from execclient.results import Copied, Progress, Stat
+from execclient.session.session import Session, cancel
 from execprotocol.limits import MAX_BLOCK_BYTES
-
-if TYPE_CHECKING:
-    from execclient.arguments import AnyPath
-    from execclient.filesystem import FileSystem
 
 BLOCKS_AHEAD = 8
 """Requests for blocks that are on their way at a time: enough to hide the way there and back."""
@@ -48,23 +44,17 @@ _INSTALL_SECONDS = 3600.0
 """A file that is written in place takes as long as it is large and its disk slow."""
 
 
-class Progress(NamedTuple):
-    """How far a transfer has come, in bytes."""
+class Files(Protocol):
+    """The methods of `FileSystem` that an upload uses."""
 
-    done: int
-    total: int | None
-    """None when the size is not known before."""
-
-
-class Copied(NamedTuple):
-    """What a copy came to."""
-
-    size: int | None
-    """Bytes that were copied; None where they were not counted."""
-    in_place: bool = False
-    """Whether a file that is there could not be replaced, such as a mount point, and was written in place."""
-    mode_kept: bool = True
-    """False when an executor of an earlier version does not tell or set permission bits."""
+    def uri(self, path: AnyPath) -> str: ...  # noqa: D102 - as there
+    async def resolve(self, path: AnyPath) -> str: ...  # noqa: D102
+    async def stat(self, path: AnyPath) -> Stat: ...  # noqa: D102
+    async def exists(self, path: AnyPath) -> bool: ...  # noqa: D102
+    async def digest(self, path: AnyPath) -> str: ...  # noqa: D102
+    async def copy(self, source: AnyPath, destination: AnyPath) -> Copied: ...  # noqa: D102
+    async def rename(self, source: AnyPath, destination: AnyPath) -> None: ...  # noqa: D102
+    async def remove(self, path: AnyPath, *, missing_ok: bool) -> None: ...  # noqa: D102
 
 
 class RemoteFile:
@@ -282,9 +272,7 @@ class Upload:
         progress: is told.
     """
 
-    def __init__(
-        self, files: FileSystem, session: Session, progress: Callable[[Progress], None] | None
-    ) -> None:
+    def __init__(self, files: Files, session: Session, progress: Callable[[Progress], None] | None) -> None:
         self._files = files
         self._session = session
         self._progress = progress

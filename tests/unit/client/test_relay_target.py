@@ -28,8 +28,9 @@ from execclient import (
     connect,
 )
 from execclient.connection import relay_channel
-from execclient.connection.address import Target, target
+from execclient.connection.address import target
 from execclient.connection.connection import Connection
+from execclient.connection.target import Target
 from execclient.errors import ConnectionLost, ExecServerError
 from execprotocol.relay import frames, noise
 from execprotocol.relay.contract import ConnectAnswer, ConnectRequest, error_body

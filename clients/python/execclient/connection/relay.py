@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
-from execclient.connection.address import OnEvent, OnLost, Token
 from execclient.connection.channel import CONNECT_SECONDS
 from execclient.connection.connection import Connection
 from execclient.connection.relay_channel import RelayChannel
+from execclient.connection.target import OnEvent, OnLost, Token
 from execclient.errors import (
     AccessDenied,
     ConnectionFailed,

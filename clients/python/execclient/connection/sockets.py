@@ -11,8 +11,7 @@ import socket
 import struct
 from typing import cast
 
-from execclient.connection.channel import CONNECT_SECONDS, Receiver
-from execclient.connection.lines import LineSplitter, MessageTooLong
+from execclient.connection.channel import CONNECT_SECONDS, LineSplitter, MessageTooLong, Receiver
 from execclient.errors import ConnectionFailed, DaemonNotRunning, UntrustedServer
 from execclient.fork_safety import withhold
 

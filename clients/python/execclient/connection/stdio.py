@@ -20,8 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-from execclient.connection.channel import Receiver
-from execclient.connection.lines import LineSplitter, MessageTooLong
+from execclient.connection.channel import LineSplitter, MessageTooLong, Receiver
 from execclient.errors import ConnectionFailed
 from execclient.fork_safety import withhold
 

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult
 from picows import WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport
 
 from execclient.connection.channel import CONNECT_SECONDS, Receiver
-from execclient.connection.loopback import is_loopback
+from execclient.connection.target import is_loopback
 from execclient.errors import AccessDenied, ConnectionFailed, DaemonNotRunning, UntrustedServer
 from execclient.fork_safety import withhold
 from execprotocol.limits import MAX_WEBSOCKET_REPLY_BYTES, WEBSOCKET_FRAGMENT_BYTES
