@@ -319,8 +319,9 @@ def is_error(found: griffe.Object) -> bool:
 
 
 def resolved(found: griffe.Object | griffe.Alias) -> griffe.Object:
-    """The object behind an alias."""
-    return found.final_target if isinstance(found, griffe.Alias) else found
+    """The object behind an alias. The name of a module stands for the function of the same name in it."""
+    target = found.final_target if isinstance(found, griffe.Alias) else found
+    return target[target.name] if isinstance(target, griffe.Module) else target
 
 
 def methods_of(owner: griffe.Class) -> Sequence[griffe.Function]:

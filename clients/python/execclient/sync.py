@@ -37,7 +37,7 @@ import execclient as core
 from execclient.arguments import AnyPath
 from execclient.errors import ExecutorClosed, OutputGap
 from execclient.filesystem import ShowProgress
-from execclient.loop_thread import Call, Disposal, LoopThread
+from execclient.loop_thread import Disposal, LoopCall, LoopThread
 from execclient.results import Chunk, Progress, TextChunk
 
 __all__ = ["Executor", "FileSystem", "Process", "TextStream", "connect"]
@@ -89,7 +89,7 @@ def _transferring(
             return self._thread.call(lambda: method(self._core, *args, **kwargs))
         news: SimpleQueue[Progress | None] = SimpleQueue()
         kwargs["progress"] = news.put
-        transfer = Call(self._thread, lambda: method(self._core, *args, **kwargs), lambda: news.put(None))
+        transfer = LoopCall(self._thread, lambda: method(self._core, *args, **kwargs), lambda: news.put(None))
         try:
             transfer.start()
             for progress in iter(news.get, None):
@@ -230,7 +230,7 @@ class OutputQueue:
         self._thread = thread
         self._process = process
         self._waiting: deque[Chunk | OutputGap] = deque()
-        self._fetch: Call[bool] | None = None
+        self._fetch: LoopCall[bool] | None = None
         """Its result is whether it brought output; after its end or its failure there is no other."""
         self._lock = threading.Lock()
         self._listeners: set[Callable[[], object]] = set()
@@ -284,7 +284,7 @@ class OutputQueue:
             if fetch is None or fetch.done:
                 if fetch is not None and not fetch.undelivered():
                     return True
-                fetch = Call(self._thread, self._fetch_batch, self._notify)
+                fetch = LoopCall(self._thread, self._fetch_batch, self._notify)
                 # If this is interrupted here, the next call starts the fetch.
                 self._fetch = fetch
         fetch.start()
