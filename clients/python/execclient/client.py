@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ssl as tls
 from collections.abc import Container, Generator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 
 from execclient import arguments
 from execclient.arguments import AnyPath
 from execclient.connection.address import target
 from execclient.connection.connection import Json
-from execclient.connection.target import Target
 from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import NoSuchProcess, Refused
 from execclient.filesystem import FileSystem
@@ -337,19 +337,25 @@ class connect:  # noqa: N801 - called like a function, as `open`
         key_file: AnyPath | None = None,
         allow_insecure_token: bool = False,
     ) -> None:
-        self._url = url
-        self._token = token
-        self._token_file = token_file
-        self._command = command
-        self._ssl = ssl
-        self._session_id = session_id
-        self._keep = keep
-        self._call_timeout = arguments.seconds(call_timeout, "call_timeout", instead=_NO_LIMIT)
-        self._recovery_timeout = arguments.seconds(recovery_timeout, "recovery_timeout", instead=_NO_LIMIT)
-        self._client_name = client_name
-        self._executor_key_sha256 = executor_key_sha256
-        self._key_file = key_file
-        self._allow_insecure_token = allow_insecure_token
+        self._target = partial(
+            target,
+            url,
+            token=token,
+            token_file=token_file,
+            command=command,
+            ssl=ssl,
+            executor_key_sha256=executor_key_sha256,
+            key_file=key_file,
+            allow_insecure_token=allow_insecure_token,
+        )
+        self._session = partial(
+            Session,
+            call_timeout=arguments.seconds(call_timeout, "call_timeout", instead=_NO_LIMIT),
+            recovery_timeout=arguments.seconds(recovery_timeout, "recovery_timeout", instead=_NO_LIMIT),
+            client_name=client_name,
+            session_id=session_id,
+            keep=keep,
+        )
         self._executor: Executor | None = None
 
     def __await__(self) -> Generator[object, None, Executor]:
@@ -367,25 +373,6 @@ class connect:  # noqa: N801 - called like a function, as `open`
 
     async def _open(self) -> Executor:
         found = self._target()
-        session = Session(
-            found,
-            self._call_timeout,
-            self._recovery_timeout,
-            client_name=self._client_name,
-            session_id=self._session_id,
-            keep=self._keep,
-        )
+        session = self._session(found)
         initialized = await session.open()
         return Executor(session, found.url, initialized.get("environmentInfo") or {})
-
-    def _target(self) -> Target:
-        return target(
-            self._url,
-            token=self._token,
-            token_file=self._token_file,
-            command=self._command,
-            ssl=self._ssl,
-            executor_key_sha256=self._executor_key_sha256,
-            key_file=self._key_file,
-            allow_insecure_token=self._allow_insecure_token,
-        )

@@ -1,4 +1,4 @@
-"""The one tree of errors, each with a stable `code`.
+"""The tree of errors. Each error has a stable `code`.
 
     ExecServerError                exec_server_error
     ├── UnsupportedUrl             unsupported_url      the client does not support this URL

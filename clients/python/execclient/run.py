@@ -1,4 +1,4 @@
-"""Commands: what a process is started with, the start itself, and a command that runs to its end."""
+"""Start processes, and run commands to their end."""
 
 from __future__ import annotations
 
@@ -117,10 +117,9 @@ class Starter:
 
     def deadlines(self, inbox: Inbox, options: StartOptions) -> Deadlines | None:
         """The time limits that the server does not enforce; it would ignore them silently."""
-        run, idle = (
-            None if f"process/start.{member}" in self.session.capabilities else seconds
-            for member, seconds in (("timeoutMs", options.timeout), ("idleTimeoutMs", options.idle_timeout))
-        )
+        served = self.session.capabilities
+        run = None if "process/start.timeoutMs" in served else options.timeout
+        idle = None if "process/start.idleTimeoutMs" in served else options.idle_timeout
         return None if run is None and idle is None else Deadlines(self.session, inbox, run, idle)
 
     def _params(self, process_id: str, options: StartOptions) -> dict[str, Json]:

@@ -78,9 +78,9 @@ class Session:
     def __init__(
         self,
         target: Target,
+        *,
         call_timeout: float,
         recovery_timeout: float,
-        *,
         client_name: str,
         session_id: str | None = None,
         keep: bool = False,
