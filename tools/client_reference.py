@@ -20,14 +20,14 @@ from tools.tools_reference import ToolsPage
 from tools.wire_docs.generated import split_check, write_or_check
 
 ENTRANCES = ("connect", "Executor", "Process", "TextStream", "FileSystem")
-"""What one works with. Other names are values, or errors."""
+"""The classes to work with. Other names are values or errors."""
 
 _HEAD = """\
 # The Python client
 
 <!-- Written by `make schemas` from the docstrings in clients/python/execclient; edits here are lost. -->
 
-`pip install execclient` brings the client alone, `pip install execserver` the daemon and the client. Extras
+`pip install execclient` installs the client alone, `pip install execserver` the daemon and the client. Extras
 of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expect` for pexpect, `tools` for
 [the tools of a model](tools.md), `policy` for rule files, `cli` for the commands. It has three modules:
 
@@ -35,21 +35,20 @@ of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expec
 | --- | --- |
 | [`execclient`](#execclient) | asyncio |
 | [`execclient.sync`](#execclientsync) | code without an event loop: the same names, and calls that block |
-| [`execclient.expect`](#execclientexpect) | programs to be talked to at a terminal, in pexpect's way |
+| [`execclient.expect`](#execclientexpect) | interactive programs, with the interface of pexpect |
 
-How they are used: [a first session](../tutorial/first-session.md), [in a program](../how-to/client.md),
+For their use see [a first session](../tutorial/first-session.md), [in a program](../how-to/client.md),
 [interactive programs](../how-to/interactive-programs.md),
 [long-running services](../how-to/long-running-services.md), [other machines](../how-to/ssh.md).
 
-What holds everywhere:
+Rules for all methods:
 
-- Times are seconds, sizes are bytes, unless a name says something else.
-- Paths are those of the daemon's machine, relative ones begin in `Executor.cwd`; `local` paths are our own.
-- A call also raises, beside the errors that it names, those of every call: [`CallTimeout`](#calltimeout),
-  [`SessionLost`](#sessionlost) when a lost connection cannot be recovered,
-  [`OutcomeUnknown`](#outcomeunknown) when it was lost at a time after which the call must not be repeated,
-  [`ExecutorClosed`](#executorclosed) after the end.
-- A parameter behind the `*` is given by its name.
+- Times are in seconds and sizes in bytes, unless a name says otherwise.
+- Paths are on the daemon's machine, relative to `Executor.cwd`; `local` paths are on the client's machine.
+- Each call may also raise [`CallTimeout`](#calltimeout), [`SessionLost`](#sessionlost) if a lost connection
+  cannot be replaced, [`OutcomeUnknown`](#outcomeunknown) if the connection was lost and the call must not be
+  repeated, and [`ExecutorClosed`](#executorclosed) after the end.
+- Parameters after the `*` are keyword-only.
 """
 
 
@@ -60,7 +59,7 @@ class ClientPage(ReferencePage):
         super().__init__(sources, _HEAD)
 
     def text(self) -> str:
-        """All of it, in Markdown.
+        """The page, in Markdown.
 
         Raises:
             DriftError: a public name has no place.
@@ -70,7 +69,7 @@ class ClientPage(ReferencePage):
         self._add("\n## `execclient`\n")
         for name in ENTRANCES:
             self._object(self._public[name])
-        self._add("\n## What calls give\n")
+        self._add("\n## Results\n")
         for name in values:
             self._object(self._public[name])
         self._errors()
@@ -95,8 +94,8 @@ class ClientPage(ReferencePage):
     def _errors(self) -> None:
         self._add(
             "\n## Errors\n",
-            "\nOne tree. The word beside each class is its `code`, which programs may match on; a number is",
-            " that of the [wire](errors.md).\n",
+            "\nAll errors are in one tree. The word beside each class is its `code`, for programs; a number",
+            " is the code on the [wire](errors.md).\n",
         )
         self._error_tree(self._package["errors"], self._public, "execclient")
 

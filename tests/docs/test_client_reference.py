@@ -124,6 +124,8 @@ def test_every_error_has_its_code_and_its_place_in_the_tree(
     ]
     assert kinds
     for kind in kinds:
+        if "code" not in vars(kind) and len(kind.__bases__) == 2:
+            continue  # joins a class of Python, for one `errno`, with another error
         assert re.search(rf"\b{kind.__name__} +{kind.code}\b", tree), kind
         assert f"\n### `{kind.__name__}`\n\n`{kind.code}`; a kind of " in text
 
@@ -237,7 +239,9 @@ def replace_in(file: Path, old: str, new: str) -> None:
 
 
 def test_changed_docstrings_make_their_pages_stale(changed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    replace_in(changed / "execclient" / "client.py", "Start a process, and go on.", "Start a process.")
+    replace_in(
+        changed / "execclient" / "client.py", "Start a process, and return while it runs.", "Start a process."
+    )
     replace_in(changed / "execclient" / "tools" / "toolset.py", "Carry out a model's call.", "Do it.")
     assert main(["--check", str(changed), str(PAGE), str(TOOLS_PAGE)]) == 1
     lines = capsys.readouterr().err.splitlines()
@@ -250,7 +254,7 @@ def test_changed_docstrings_make_their_pages_stale(changed: Path, capsys: pytest
     [
         (
             "client.py",
-            '"""Start a process, and go on.\n',
+            '"""Start a process, and return while it runs.\n',
             'r"""\n    Yields:\n        int: x\n\n',
             "no place",
         ),

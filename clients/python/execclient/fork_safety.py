@@ -1,12 +1,12 @@
-"""Connections belong to the process that made them: the child of a fork has none of them.
+"""Keep connections out of forked children.
 
-A forked child has a copy of each descriptor. As long as it lives, which may be longer than its parent
-(`multiprocessing`), the other end would not see that the parent has closed the connection, or has died: a
-daemon over `stdio:` would not end, and a session would not be taken for left, with all that runs in it. So
-the child's copies are made `/dev/null`: their numbers stay taken, whoever closes them closes nothing else,
-and what a child writes by mistake goes nowhere instead of between the parent's messages.
+A forked child has a copy of each descriptor. While the child lives, which may be longer than its parent
+(`multiprocessing`), the peer would not notice that the parent has closed the connection or has died: a daemon
+over `stdio:` would not end, and a session would not count as abandoned. So the child's copies are replaced by
+`/dev/null`: their numbers stay in use, closing them affects no other file, and data that the child writes by
+mistake does not mix with the parent's messages.
 
-Programs that are executed have no copies anyway, and no `subprocess` forks by this way.
+Executed programs have no copies anyway, and `subprocess` does not run fork handlers.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import os
 from typing import Protocol
 
 _withheld: dict[int, tuple[int, int]] = {}
-"""By number, which file it was, device and inode: a number may be somebody else's by the time of a fork."""
+"""Device and inode by descriptor: at the time of a fork the number may stand for another file."""
 
 
 class _File(Protocol):
     def fileno(self) -> int:
-        """Its number; negative, or ValueError, when it is closed."""
+        """The descriptor; negative, or ValueError, if the file is closed."""
 
 
 def withhold(transport: asyncio.BaseTransport) -> None:
-    """Keep the transport's descriptor from children that are forked from now on.
+    """Keep the descriptor of a transport out of children that are forked from now on.
 
     Args:
-        transport: one of an event loop, for a socket or a pipe, that was connected just now.
+        transport: of a socket or a pipe on an event loop, just connected.
     """
     file: _File | None = transport.get_extra_info("socket") or transport.get_extra_info("pipe")
     if file is None:
-        return  # as below, with uvloop
+        return  # closed already, with uvloop
     try:
         descriptor = file.fileno()
         _withheld[descriptor] = _identity(descriptor)
     except (ValueError, OSError):
-        return  # the other end was faster: it is closed again
+        return  # the peer was faster: closed already
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def _is(descriptor: int, identity: tuple[int, int]) -> bool:
     try:
         return _identity(descriptor) == identity
     except OSError:
-        return False  # it was closed
+        return False  # closed
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork

@@ -202,7 +202,7 @@ def test_the_echo_of_what_has_ended_is_a_clear_error(spawn: Spawn) -> None:
     child.wait()
 
     for ask in (child.getecho, child.waitnoecho, lambda: child.setecho(False)):
-        with pytest.raises(pexpect.ExceptionPexpect, match=r"the echo of <true> is out of reach: "):
+        with pytest.raises(pexpect.ExceptionPexpect, match=r"the echo of <true> is not accessible: "):
             ask()
     child.close()
     with pytest.raises(ValueError, match="closed"):

@@ -200,7 +200,7 @@ async def test_output_that_nobody_takes_is_dropped_beyond_its_limit_and_stated(e
 async def test_a_process_of_another_session_is_unknown(shared_url: str) -> None:
     async with connect(shared_url) as executor, connect(shared_url) as other:
         process = await other.start(["sleep", "60"])
-        stranger = Process(executor._session, process._inbox)
+        stranger = Process(executor._session, process.output)
         with pytest.raises(NoSuchProcess):
             await stranger.read()
         with pytest.raises(NoSuchProcess):

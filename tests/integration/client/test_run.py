@@ -101,9 +101,9 @@ async def test_arguments_and_variables_may_be_paths(executor: Executor, tmp_path
     [
         (["touch", b"made"], {}, r"argv\[1\] is text or a path, not bytes"),
         (["touch", "made", 5], {}, r"argv\[2\] is text or a path, not int"),
-        (["touch", "made", "\udcff"], {}, r"argv\[2\] holds bytes that are no UTF-8"),
+        (["touch", "made", "\udcff"], {}, r"argv\[2\] holds bytes that are not UTF-8"),
         (["touch", "made"], {"NAME": b"x"}, r"env\['NAME'\] is text or a path, not bytes"),
-        (["touch", "made"], {"NAME": "\udcff"}, r"env\['NAME'\] holds bytes that are no UTF-8"),
+        (["touch", "made"], {"NAME": "\udcff"}, r"env\['NAME'\] holds bytes that are not UTF-8"),
         (["touch", "made"], {b"NAME": "x"}, "a name in env is text or a path, not bytes"),
     ],
 )

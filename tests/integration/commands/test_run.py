@@ -144,7 +144,7 @@ def test_stopping_us_stops_nothing_there(execserver: CommandLine) -> None:
         (["run", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
         (["run", "--cwd", "/nowhere", "true"], 125, "/nowhere: not a folder at the daemon"),
         (["run", "--cwd", "", "true"], 125, "cwd is empty"),
-        (["run", "echo", os.fsdecode(b"\xff")], 125, "argv[1] holds bytes that are no UTF-8"),
+        (["run", "echo", os.fsdecode(b"\xff")], 125, "argv[1] holds bytes that are not UTF-8"),
         (["run", "--timeout", "0.2", "sleep", "60"], 124, ""),
         (["run", "--timeout", "1e20", "true"], 125, "timeout is at most"),
         (["run"], 2, "Missing argument"),

@@ -175,7 +175,7 @@ async def test_a_call_that_is_cancelled_after_its_command_ended_kills_what_that_
     tools = make(sandbox=OPEN)
     call = asyncio.create_task(sh(tools, "sleep 60 & echo $! >pid.new; mv pid.new pid; exit 0"))
     pid = await written(workspace / "pid")
-    (inbox,) = executor._session._all_inboxes()
+    (inbox,) = executor._session.inboxes
     await until(lambda: inbox.exit_code == 0)
     assert not call.done()
 
@@ -357,7 +357,7 @@ async def test_a_child_in_the_background_holds_up_nobody_and_costs_nothing(
     await asyncio.sleep(0.3)
 
     assert result.exit_code == 0
-    inboxes = executor._session._all_inboxes()
+    inboxes = list(executor._session.inboxes)
     assert [inbox._size for inbox in inboxes] == [0]
     pid = await written(workspace / "pid")
     await executor._session.kill(inboxes[0])

@@ -176,7 +176,7 @@ def test_what_a_page_begins_behind_is_a_gap_though_it_does_not_say_so() -> None:
 @pytest.mark.parametrize("told_by", ["the page", "an earlier page", "nobody yet"])
 def test_the_number_of_the_exit_is_no_gap(told_by: str) -> None:
     box = inbox()
-    box.states_losses = told_by == "nobody yet"  # a long page of ours does not tell it
+    box.reports_losses = told_by == "nobody yet"  # a long page of ours does not tell it
     box.push(*output(1, b"a"))
     box.hold()
     if told_by == "an earlier page":
@@ -209,19 +209,19 @@ def test_what_was_pushed_out_of_order_meanwhile_is_known_to_lack_something() -> 
     box = inbox()
     box.hold()
     box.push(*output(2, b"b"))
-    assert box.lacks_some()
+    assert box.has_gaps()
     box.fill(page((1, b"a"), next_seq=2))
-    assert not box.lacks_some()
+    assert not box.has_gaps()
     box.push(*output(4, b"d"))
-    assert box.lacks_some()
+    assert box.has_gaps()
     box.push(*output(3, b"c"))
-    assert not box.lacks_some()
+    assert not box.has_gaps()
     box.push(*output(9, b"i", lostBytes=5, firstSeq=9))
-    assert not box.lacks_some()
+    assert not box.has_gaps()
     box.push(*exited(11))
-    assert box.lacks_some()
+    assert box.has_gaps()
     box.push(*output(10, b"j"))
-    assert not box.lacks_some()
+    assert not box.has_gaps()
     box.release()
     assert data(box) == [b"a", b"b", b"c", b"d", 5, b"i", b"j"]
 
@@ -294,7 +294,7 @@ async def test_what_arrived_can_be_taken_before_the_failure_is_told() -> None:
 
 def test_a_state_tells_the_end_at_once_but_the_closing_only_behind_all_events() -> None:
     box = inbox()
-    box.state({"nextSeq": 4, "exited": True, "exitCode": 3, "closed": True, "cause": "normal"})
+    box.update_state({"nextSeq": 4, "exited": True, "exitCode": 3, "closed": True, "cause": "normal"})
     assert (box.exit_code, box.cause, box.closed) == (3, "normal", False)
 
     box.push(*output(1, b"a"))
@@ -305,7 +305,7 @@ def test_a_state_tells_the_end_at_once_but_the_closing_only_behind_all_events() 
 
 def test_one_that_begins_behind_all_events_is_closed_by_the_state() -> None:
     box = Inbox("p", None, after_seq=3)
-    box.state({"nextSeq": 4, "exited": True, "exitCode": 0, "closed": True})
+    box.update_state({"nextSeq": 4, "exited": True, "exitCode": 0, "closed": True})
 
     assert (box.exit_code, box.closed) == (0, True)
 

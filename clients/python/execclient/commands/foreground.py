@@ -19,11 +19,11 @@ from execclient import (
     StdinUnavailable,
     Unsupported,
 )
-from execclient.cancellation import cancel
 from execclient.commands.detach_keys import Detached, DetachKeys
 from execclient.commands.failures import FAILED, OUTPUT_CLOSED, TIMED_OUT, Failure, complain
 from execclient.commands.signals import Signalled, Signals
 from execclient.commands.streams import Output, StandardInput
+from execclient.session.session import cancel
 
 LINGER_SECONDS = 0.5
 """How long the output may be silent after the exit: a child in the background may hold it open for

@@ -1,11 +1,11 @@
-"""One connection to a daemon: requests out, answers and events in, over whatever channel.
+"""One connection to a daemon, over any channel: sends requests, receives responses and events.
 
 Rules kept in this file:
 
-1. Messages go out in the order of the calls, whole, and are dispatched in the order of arrival.
-2. Every request ends: with its answer, with `ConnectionLost`, or by being cancelled.
+1. Messages are sent whole, in the order of the calls, and dispatched in the order of arrival.
+2. Every request ends: with its response, with `ConnectionLost`, or by cancellation.
 
-It knows neither sessions nor processes. `docs/protocol.md`, "Envelope".
+This module knows neither sessions nor processes. `docs/protocol.md`, "Envelope".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,22 +23,15 @@ from execprotocol.errors import PARSE_ERROR_ID
 from execprotocol.limits import MAX_LINE_BYTES
 
 Json = Any
-"""A decoded JSON value; what takes it apart gives it a type."""
+"""A decoded JSON value."""
 
 OUTPUT = b'{"method":"process/output",'
 CHUNK = b',"chunk":"'
 HEAD_BYTES = 1024
-"""Where the chunk of an output event begins, unless somebody put much before it."""
+"""The chunk of an output event begins within this length, unless other members before it are long."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
-
-
-class Caller(Protocol):
-    """A request and its result; what processes and files are made of."""
-
-    async def __call__(self, method: str, params: Mapping[str, Json], *, limit: float | None = None) -> Json:
-        """The result, within `limit` seconds. Raises as `Session.call` does."""
 
 
 class _Pending(NamedTuple):
@@ -50,11 +43,11 @@ class Connection:
     """A connection, from `channel_opened` until `lost`. `address.Target.open` makes one.
 
     Args:
-        on_event: told of each notification, its method and its params. The `chunk` of a
-            `process/output` is base64, a `str` or a `memoryview` of it.
-        on_lost: told once, and why.
-        max_unanswered: bytes of requests without an answer above which no further one is sent; for channels
-            that nobody can hold back. None for no limit.
+        on_event: called with the method and the params of each notification. The `chunk` of a
+            `process/output` is base64, as `str` or `memoryview`.
+        on_lost: called once, with the reason.
+        max_unanswered: bytes of requests without a response above which the next request waits; for channels
+            without flow control. None for no limit.
     """
 
     def __init__(
@@ -73,7 +66,7 @@ class Connection:
         self._writable.set()
         self._max_unanswered = max_unanswered
         self._unanswered: dict[int, int] = {}
-        """The sizes of requests, also of those whose caller gave up waiting: the server has them still."""
+        """The sizes of requests, including those whose caller gave up waiting: the server still has them."""
         self._unanswered_bytes = 0
         self._answered = asyncio.Event()
         self._answered.set()
@@ -81,12 +74,12 @@ class Connection:
         self._fault: str | None = None
 
     async def request(self, method: str, params: Mapping[str, Json]) -> Json:
-        """Send a request, and wait for its result as long as it takes.
+        """Send a request, and wait for its result without limit.
 
         Raises:
-            CallFailed: the server answered with an error.
-            ConnectionLost: the connection ended first; `sent` says whether the request had gone out.
-            RequestTooLarge: the request does not fit a message; the connection goes on.
+            CallFailed: the server responded with an error.
+            ConnectionLost: the connection ended first; `sent` says whether the request was sent.
+            RequestTooLarge: the request does not fit a message; the connection stays open.
         """
         number = next(self._ids)
         message = _encode({"id": number, "method": method, "params": params})
@@ -113,7 +106,7 @@ class Connection:
         self._channel.send(_encode({"method": method}))
 
     async def close(self) -> None:
-        """Send what is still to be sent, and end the connection; a second call does nothing."""
+        """Send all buffered data, and end the connection. A second call does nothing."""
         self._channel.close()
         await self._ended.wait()
 
@@ -123,10 +116,10 @@ class Connection:
         await self._ended.wait()
 
     def cut(self) -> None:
-        """End the connection at once, and do not wait until that is done."""
+        """End the connection at once, without waiting until that is done."""
         self._channel.abort()
 
-    # -- what the channel tells
+    # -- calls of the channel
 
     def channel_opened(self, channel: Channel) -> None:
         """As `Receiver.channel_opened`."""
@@ -178,11 +171,11 @@ class Connection:
         number = message["id"]
         if number == PARSE_ERROR_ID:
             self.protocol_broken(
-                f"the server could not read a message of ours: {message['error']['message']}"
+                f"the server could not read a message from this client: {message['error']['message']}"
             )
             return
         self._count(number, 0)
-        # The caller of an unknown id gave up waiting.
+        # An unknown id: the caller gave up waiting.
         pending = self._pending.pop(number, None)
         if pending is None or pending.reply.done():
             return
@@ -201,7 +194,7 @@ class Connection:
             pending.reply.set_result(message["result"])
 
     def _count(self, number: int, size: int) -> None:
-        """A request of so many bytes was sent; none: it was answered."""
+        """A request of so many bytes was sent; 0: its response has arrived."""
         most = self._max_unanswered
         if most is None:
             return
@@ -214,19 +207,18 @@ class Connection:
             self._answered.set()
 
     def _reason(self, reason: str | None) -> ExecServerError:
-        # One exception for each who is told: each raises its own.
+        # A new exception for each caller, since each raises it.
         if self._fault is not None:
             return ProtocolFault(self._fault)
         return ConnectionLost("the connection to the daemon was lost" + (f": {reason}" if reason else ""))
 
 
 def decode_message(data: bytes | bytearray) -> Json:
-    """The value of a JSON text; the `chunk` of an output event as it stands, to be decoded as base64.
+    """The value of a JSON text; the `chunk` of an output event stays encoded in base64.
 
-    A JSON parser looks at each byte of a chunk, which is five times the work of finding its end and of
-    the base64 decoder. The quote before `chunk` cannot end a string, since after a string no name can
-    follow without another quote; that the chunk is that of the event, and not of something within, is
-    seen by the number put in its place.
+    A JSON parser reads each byte of a chunk, which takes five times as long as finding its end and decoding
+    base64. The quote before `chunk` cannot end a string, since no name can follow a string without another
+    quote. The number put in its place shows that the chunk is that of the event, and not of a nested object.
     """
     if data.startswith(OUTPUT):
         begin = data.find(CHUNK, 0, HEAD_BYTES) + len(CHUNK)

@@ -1,6 +1,6 @@
-"""Unix sockets, a message a line.
+"""Unix sockets, with one message per line.
 
-Nothing is sent before the server's uid was checked: ours, or root's.
+No data is sent before the server's uid is checked: the client's own, or root.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import socket
 import struct
 from typing import cast
 
-from execclient.connection.channel import CONNECT_SECONDS, Receiver
-from execclient.connection.lines import LineSplitter, MessageTooLong
+from execclient.connection.channel import CONNECT_SECONDS, LineSplitter, MessageTooLong, Receiver
 from execclient.errors import ConnectionFailed, DaemonNotRunning, UntrustedServer
 from execclient.fork_safety import withhold
 
@@ -51,34 +50,34 @@ class SocketChannel(asyncio.Protocol):
         self._receiver.channel_opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Data arrived."""
         try:
             self._splitter.feed(data)
         except MessageTooLong as error:
             self._receiver.protocol_broken(f"the server sent {error}")
 
     def pause_writing(self) -> None:
-        """The server does not take what we send."""
+        """The send buffer is full."""
         self._receiver.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The send buffer has drained."""
         self._receiver.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over, from whichever side."""
+        """The connection has ended, from either side."""
         self._splitter.stop()
         self.ended.set()
         self._receiver.channel_lost(str(exc) if exc else None)
 
 
 async def open_unix(path: str, url: str, receiver: Receiver) -> None:
-    """Connect, and check who answers.
+    """Connect, and check the uid of the server.
 
     Raises:
-        DaemonNotRunning: nobody listens.
-        UntrustedServer: who listens is neither our uid nor root; `receiver` was told of the end.
-        ConnectionFailed: anything else that kept us from connecting.
+        DaemonNotRunning: no server is listening.
+        UntrustedServer: the server runs neither as the client's uid nor as root; `receiver` was notified.
+        ConnectionFailed: any other failure.
     """
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
@@ -87,11 +86,11 @@ async def open_unix(path: str, url: str, receiver: Receiver) -> None:
             )
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise DaemonNotRunning(
-            f"nobody answers at {url} ({error.strerror}). "
+            f"no server is listening at {url} ({error.strerror}). "
             f"Start a daemon with: execserver serve --listen {url}"
         ).about(path=path, errno=error.errno) from error
     except OSError as error:
-        failure = ConnectionFailed(f"cannot connect to {url}: {error.strerror or 'no answer'}")
+        failure = ConnectionFailed(f"cannot connect to {url}: {error.strerror or 'no response'}")
         raise failure.about(path=path, errno=error.errno) from error
     try:
         _check_server(transport.get_extra_info("socket"), url)
@@ -105,7 +104,9 @@ def _check_server(connected: socket.socket, url: str) -> None:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     if pid == 0 and uid == 0xFFFFFFFF:
-        # A listener whose queue is full: asyncio takes the kernel's "try again" for a connection.
-        raise ConnectionFailed(f"cannot connect to {url}: too many clients wait there already")
+        # The listener's queue is full: asyncio takes the kernel's EAGAIN for a connection.
+        raise ConnectionFailed(f"cannot connect to {url}: too many clients are waiting there already")
     if uid not in (os.geteuid(), 0):
-        raise UntrustedServer(f"the server at {url} runs as uid {uid}, which is neither ours nor root's")
+        raise UntrustedServer(
+            f"the server at {url} runs as uid {uid}, which is neither the client's nor root"
+        )

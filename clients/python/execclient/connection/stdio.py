@@ -1,11 +1,11 @@
-"""A daemon as our own child, a message a line: over its standard input and output.
+"""A daemon as a child process: one message per line on its standard input and output.
 
     spawned ──> open ──its output ends, or it does──> leaving ──both, or EXIT_SECONDS──> ended
                   └──close: end of file──> closing ──END_SECONDS──> killed ──────────────┘
 
-Its standard error is kept, as much as an error message may want, and goes to the logger
-`execclient.connection.stdio`. The child is ended by its pid and never by name; what a remote command (`ssh`)
-started elsewhere ends because its input does.
+The end of its standard error is kept for error messages, and all of it goes to the logger
+`execclient.connection.stdio`. The child is ended by its pid and never by name; a process that a remote
+command (`ssh`) started elsewhere ends with its input.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-from execclient.connection.channel import Receiver
-from execclient.connection.lines import LineSplitter, MessageTooLong
+from execclient.connection.channel import LineSplitter, MessageTooLong, Receiver
 from execclient.errors import ConnectionFailed
 from execclient.fork_safety import withhold
 
 KEPT_BYTES = 64 << 10
-"""Of the standard error, the end."""
+"""Of the end of the standard error."""
 
 SHOWN_CHARACTERS = 500
 """Of the last line of the standard error, in an error message."""
 
 END_SECONDS = 4.0
-"""From the end of its input until a child is killed: a daemon ends its processes first, for which
-it takes up to 2 s. Less than the 5 s in which a session that closes wants to be gone."""
+"""From the end of its input until a child is killed: a daemon first ends its processes, which takes up to
+2 s. Less than the 5 s that closing a session may take."""
 
 EXIT_SECONDS = 1.0
-"""Between the end of its output and its own, or the other way round. Somebody whom a child left
-behind may hold the one or the other open for hours (`ssh` with ControlPersist does)."""
+"""Between the end of the output and the exit of the child, in either order. A background process of the child
+may keep either open for hours (`ssh` with ControlPersist does)."""
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
-# The shell becomes the command. An ignored signal stays ignored across exec, and `ssh` leaves it at that.
-_DEAF = ("/bin/sh", "-c", "trap '' INT QUIT; exec \"$@\"", "sh")
+# The shell executes the command. Ignored signals stay ignored across exec, and `ssh` does not change that.
+_IGNORING_INTERRUPTS = ("/bin/sh", "-c", "trap '' INT QUIT; exec \"$@\"", "sh")
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +68,14 @@ class ChildChannel(asyncio.SubprocessProtocol):
         self._stdin.write(message + b"\n")
 
     def close(self) -> None:
-        """As `Channel.close`: end of file, and the child's own end is waited for."""
+        """As `Channel.close`: send end of file, and wait for the child to exit."""
         if self._leaving:
             return
         self._stdin.close()
         self._leave(END_SECONDS)
 
     def abort(self) -> None:
-        """As `Channel.abort`: kill it."""
+        """As `Channel.abort`: kill the child."""
         self._aborted = True
         self._splitter.stop()
         self._finish()
@@ -92,10 +91,10 @@ class ChildChannel(asyncio.SubprocessProtocol):
         self._receiver.channel_opened(self)
 
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
-        """It wrote."""
+        """The child wrote data."""
         assert isinstance(data, bytes)
         if fd == STDERR:
-            self._said(data)
+            self._keep_error(data)
             return
         try:
             self._splitter.feed(data)
@@ -111,19 +110,19 @@ class ChildChannel(asyncio.SubprocessProtocol):
             self._log_lines(last=True)
 
     def process_exited(self) -> None:
-        """It was reaped."""
+        """The child was reaped."""
         self._part_ended()
 
     def pause_writing(self) -> None:
-        """It does not take what we send."""
+        """The send buffer is full."""
         self._receiver.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The send buffer has drained."""
         self._receiver.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone, and so are its streams."""
+        """The child has exited, and its streams are closed."""
         if self._timer is not None:
             self._timer.cancel()
         self._splitter.stop()
@@ -145,13 +144,13 @@ class ChildChannel(asyncio.SubprocessProtocol):
 
     def _finish(self) -> None:
         self._leaving = True
-        # Kills a child that was not reaped yet, and closes the streams.
+        # Kills the child if it was not reaped yet, and closes the streams.
         self._transport.close()
 
     def _reason(self) -> str:
         status = self._transport.get_returncode()
         if self._aborted:
-            return f"{self._name} was killed by us"
+            return f"{self._name} was killed by the client"
         if status is None:
             how = "closed its standard output"
         elif status < 0:
@@ -163,7 +162,7 @@ class ChildChannel(asyncio.SubprocessProtocol):
 
     # -- its standard error
 
-    def _said(self, data: bytes) -> None:
+    def _keep_error(self, data: bytes) -> None:
         self._stderr += data
         del self._stderr[:-KEPT_BYTES]
         self._unlogged += data
@@ -172,7 +171,7 @@ class ChildChannel(asyncio.SubprocessProtocol):
     def _log_lines(self, *, last: bool = False) -> None:
         lines = self._unlogged.split(b"\n")
         self._unlogged = bytearray() if last else lines.pop()
-        if len(self._unlogged) > KEPT_BYTES:  # a line without end
+        if len(self._unlogged) > KEPT_BYTES:  # a very long line
             lines.append(self._unlogged)
             self._unlogged = bytearray()
         for line in lines:
@@ -184,30 +183,30 @@ def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"signal {number}"  # most of the real-time ones have no name
+        return f"signal {number}"  # most real-time signals have no name
 
 
 def default_command() -> list[str]:
     """The daemon of this installation.
 
     Raises:
-        ConnectionFailed: the interpreter does not say where it is.
+        ConnectionFailed: the path of the interpreter is unknown.
     """
     if not sys.executable:
-        raise ConnectionFailed("stdio: this program does not know its Python; give command=[…]")
-    # -P: the folder that we happen to be in is no place to import from.
+        raise ConnectionFailed("stdio: the path of the Python interpreter is unknown; pass command=[…]")
+    # -P: do not import from the current directory.
     return [sys.executable, "-P", "-m", "execserver", "serve", "--listen", "stdio"]
 
 
 async def open_child(command: Sequence[str] | None, receiver: Receiver) -> None:
     """Spawn a daemon.
 
-    Ctrl-C at our terminal does not reach it: who is interrupted here still wants to clean up there. A
-    given command stays in our process group, so that `ssh` can ask for a password, and ignores the key.
+    Ctrl-C at the terminal does not end the daemon, so that an interrupted client can still clean up. A given
+    command stays in the client's process group, so that `ssh` can ask for a password, and ignores Ctrl-C.
 
     Args:
-        command: what serves the protocol on its standard streams; by default `default_command`.
-        receiver: told of what comes.
+        command: serves the protocol on its standard streams; by default `default_command`.
+        receiver: of the messages.
 
     Raises:
         ConnectionFailed: there is no such program, or it could not be spawned.
@@ -223,7 +222,7 @@ async def open_child(command: Sequence[str] | None, receiver: Receiver) -> None:
     try:
         await asyncio.get_running_loop().subprocess_exec(
             lambda: ChildChannel(receiver, name),
-            *(argv if command is None else [*_DEAF, *argv]),
+            *(argv if command is None else [*_IGNORING_INTERRUPTS, *argv]),
             start_new_session=command is None,
         )
     except (OSError, ValueError) as error:

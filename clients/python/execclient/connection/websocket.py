@@ -1,8 +1,8 @@
-"""WebSocket, a message a WebSocket message: ws:// and wss://.
+"""WebSockets: ws:// and wss://, with one message per WebSocket message. `docs/protocol.md`, "WebSocket".
 
-picows does the framing, because it is a dependency of the package anyway; with TLS it takes messages
-at half the cost of `websockets`, without at two thirds. It is imported here and on the way to relays only,
-and this module only when there is such a URL. `docs/protocol.md`, "WebSocket".
+picows does the framing: it is a dependency of the package anyway, and handles messages at half the cost of
+`websockets` with TLS, at two thirds without. Only this module and those of relays import it, and only if the
+URL needs them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from urllib.parse import SplitResult
 from picows import WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport
 
 from execclient.connection.channel import CONNECT_SECONDS, Receiver
-from execclient.connection.loopback import is_loopback
+from execclient.connection.target import is_loopback
 from execclient.errors import AccessDenied, ConnectionFailed, DaemonNotRunning, UntrustedServer
 from execclient.fork_safety import withhold
 from execprotocol.limits import MAX_WEBSOCKET_REPLY_BYTES, WEBSOCKET_FRAGMENT_BYTES
 from execprotocol.relay import websocket_client
 
 PING_SECONDS = 30.0
-"""Between pings. As the server."""
+"""Between pings; the same as in the server."""
 
 GRACE_SECONDS = 5.0
-"""For an answer after a silence of `PING_SECONDS`, to a second ping: it may be we who stood still."""
+"""For the response to a second ping after a silence of `PING_SECONDS`: the client itself may have stood
+still."""
 
 BUFFER_BYTES = 256 << 10
-"""The read buffer at first, and one read of a busy connection."""
+"""The initial read buffer, and one read of a busy connection."""
 
 SHOWN_CHARACTERS = 200
-"""Of the body of a refusal."""
+"""Of the body of an error response."""
 
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
@@ -52,7 +53,7 @@ class WebSocketChannel(WSListener):  # type: ignore[misc, unused-ignore]
         self._transport: WSTransport
         self._begun: bytearray | None = None
         self._reason: str | None = None
-        self._heard = True
+        self._received = True
         self._unsent = 0
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
@@ -88,18 +89,18 @@ class WebSocketChannel(WSListener):  # type: ignore[misc, unused-ignore]
         if self._timer is not None:
             self._timer.cancel()
 
-    # -- what picows calls
+    # -- calls of picows
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        """The server has agreed."""
+        """The server has accepted the upgrade."""
         self._transport = transport
         withhold(transport.underlying_transport)
         self._timer = self._loop.call_later(PING_SECONDS, self._ping)
         self._receiver.channel_opened(self)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        """A frame came; picows has answered it already if it was a ping."""
-        self._heard = True
+        """A frame arrived. If it is a ping, picows has responded already."""
+        self._received = True
         if self._stopped:
             return
         kind = frame.msg_type
@@ -121,16 +122,16 @@ class WebSocketChannel(WSListener):  # type: ignore[misc, unused-ignore]
             self.close()
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        """The connection is over, from whichever side."""
+        """The connection has ended, from either side."""
         self._stop()
         self._receiver.channel_lost(self._reason)
 
     def pause_writing(self) -> None:
-        """The server does not take what we send."""
+        """The send buffer is full."""
         self._receiver.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The send buffer has drained."""
         self._receiver.resume_writing()
 
     def _continued(self, frame: WSFrame) -> None:
@@ -147,11 +148,11 @@ class WebSocketChannel(WSListener):  # type: ignore[misc, unused-ignore]
                 self._begun = None
                 self._receiver.message_received(bytes(begun))
 
-    # -- is anybody there?
+    # -- pings
 
     def _ping(self) -> None:
-        silent = not self._heard
-        self._heard = False
+        silent = not self._received
+        self._received = False
         self._unsent = self._transport.underlying_transport.get_write_buffer_size()
         self._transport.send_ping()
         if silent:
@@ -161,11 +162,11 @@ class WebSocketChannel(WSListener):  # type: ignore[misc, unused-ignore]
 
     def _grace_over(self) -> None:
         unsent = self._transport.underlying_transport.get_write_buffer_size()
-        # A ping behind much that is being sent has not left yet: while that moves, silence says nothing.
-        if self._heard or 0 < unsent < self._unsent:
+        # A ping behind a full send buffer has not left yet: while the buffer drains, silence means nothing.
+        if self._received or 0 < unsent < self._unsent:
             self._ping()
             return
-        self._reason = f"the server has not answered for {PING_SECONDS + GRACE_SECONDS:g} s"
+        self._reason = f"the server has not responded for {PING_SECONDS + GRACE_SECONDS:g} s"
         self.abort()
 
 
@@ -180,15 +181,15 @@ async def open_websocket(
 
     Args:
         url: `ws` or `wss`, with a host.
-        receiver: told of what comes.
+        receiver: of the messages.
         headers: of the upgrade.
-        context: for `wss`; by default the system's certificates are believed.
+        context: for `wss`; by default the system's certificates are trusted.
 
     Raises:
-        DaemonNotRunning: nobody listens on this machine.
-        AccessDenied: the server wants another token, or none of us.
-        UntrustedServer: its certificate does not hold.
-        ConnectionFailed: anything else that kept us from connecting.
+        DaemonNotRunning: no server is listening on this machine.
+        AccessDenied: the server requires another token, or refuses this client.
+        UntrustedServer: the server's certificate is not valid.
+        ConnectionFailed: any other failure.
     """
     shown = url.geturl()
     try:
@@ -206,21 +207,21 @@ async def open_websocket(
     except ConnectionRefusedError as error:
         if is_loopback(url.hostname or ""):
             raise DaemonNotRunning(
-                f"nobody answers at {shown} ({error.strerror}). "
+                f"no server is listening at {shown} ({error.strerror}). "
                 f"Start a daemon with: execserver serve --listen {url.scheme}://{url.netloc}"
             ).about(errno=error.errno) from error
-        failure = ConnectionFailed(f"cannot connect to {shown}: nobody listens there")
+        failure = ConnectionFailed(f"cannot connect to {shown}: no server is listening there")
         raise failure.about(errno=error.errno) from error
     except ssl.SSLCertVerificationError as error:
         raise UntrustedServer(
-            f"the certificate of {shown} does not hold: {error.verify_message}. If it is right and only "
+            f"the certificate of {shown} is not valid: {error.verify_message}. If it is right and only "
             "unknown here, pass ssl=ssl.create_default_context(cafile=…)"
         ) from error
     except (OSError, ValueError) as error:
         failure = ConnectionFailed(f"cannot connect to {shown}: {_text(error)}")
         raise failure.about(errno=getattr(error, "errno", None)) from error
     if channel is None:
-        raise ConnectionFailed(f"{shown} hung up instead of answering the upgrade")
+        raise ConnectionFailed(f"{shown} hung up instead of responding to the upgrade")
 
 
 def _refused(url: str, error: WSHandshakeError) -> ConnectionFailed:
@@ -228,10 +229,10 @@ def _refused(url: str, error: WSHandshakeError) -> ConnectionFailed:
         return ConnectionFailed(f"{url} is no WebSocket server: {error}")
     status = int(error.response.status)
     body = (error.raw_body or b"").decode(errors="replace").strip()[:SHOWN_CHARACTERS]
-    said = f"{url} refused the connection with {status}" + (f" ({body})" if body else "")
+    text = f"{url} refused the connection with {status}" + (f" ({body})" if body else "")
     if status == UNAUTHORIZED:
         return AccessDenied(
-            f"{said}: give the daemon's token with token=, token_file=, EXECSERVER_TOKEN or "
+            f"{text}: give the daemon's token with token=, token_file=, EXECSERVER_TOKEN or "
             "EXECSERVER_TOKEN_FILE",
             status,
         )
@@ -240,11 +241,11 @@ def _refused(url: str, error: WSHandshakeError) -> ConnectionFailed:
             ": connect to its address instead of a name, or start the daemon with the name in --ws-host; no "
             "Origin header may be added on the way"
         )
-        return AccessDenied(said if body else said + names, status)
-    return ConnectionFailed(said)
+        return AccessDenied(text if body else text + names, status)
+    return ConnectionFailed(text)
 
 
 def _text(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer"
+        return "no response"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

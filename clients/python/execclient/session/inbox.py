@@ -1,11 +1,11 @@
-"""What arrives for one process: every event once, in the order of their numbers.
+"""The events of a process: each delivered once, in the order of their numbers.
 
 Rules kept in this file:
 
-1. Numbers are dense. What is behind the cursor is dropped: it was seen already.
-2. While the inbox is held, after a lost connection, nothing is delivered: pushed events wait
-   until the page that a `process/read` gave has filled the gap before them.
-3. What is missing for good becomes an `OutputGap` at its place, never a silence.
+1. Numbers are dense. An event at or before the cursor is dropped: it was delivered already.
+2. While an inbox is held, after a lost connection, nothing is delivered: pushed events wait until a page from
+   `process/read` has filled the gap before them.
+3. Output that is lost for good becomes an `OutputGap` at its place.
 
 No I/O. `docs/protocol.md`, "Output" and "Resuming".
 """
@@ -14,83 +14,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
 
 from pybase64 import b64decode
 
 from execclient.connection.connection import Json
 from execclient.errors import ExecServerError, OutputGap
+from execclient.results import Chunk, Page
 
 Key = tuple[str | None, str]
-"""A process: its session, None for our own, and its id."""
-
-
-class Chunk(NamedTuple):
-    """A piece of output, cut anywhere, also within a character."""
-
-    stream: str
-    """`stdout`, `stderr`, or `pty`."""
-    data: bytes
-
+"""A process: its session, None for the client's own, and its id."""
 
 Piece = Chunk | OutputGap
-"""What comes of a process's output, in its order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The answer to a long poll: the output after a number, and the state of the process."""
-
-    chunks: list[Chunk]
-    next_seq: int
-    """Read on with `after_seq=next_seq - 1`."""
-    exited: bool
-    exit_code: int | None
-    closed: bool
-    """The process has ended and so has its output."""
-    lost_bytes: int
-    """Output after `after_seq` that is not kept any more; it was before `chunks`."""
-    cause: str | None = None
-    """Why the process ended (`docs/protocol.md`, X8); None while it runs, and from another server."""
-    failure: str | None = None
-    """What broke the sandbox before the command began (`docs/protocol.md`, C35)."""
-    denial: Mapping[str, Json] | None = None
-    """Whether the sandbox was in the way of a command, with the evidence (`docs/protocol.md`, X7)."""
-
-    @property
-    def data(self) -> bytes:
-        """All chunks in one, whatever their stream."""
-        return b"".join(chunk.data for chunk in self.chunks)
-
-
-def page_from(result: Mapping[str, Json]) -> Page:
-    """The result of `process/read`. Empty chunks only stand for numbers that were lost."""
-    chunks = [Chunk(chunk["stream"], b64decode(chunk["chunk"], validate=True)) for chunk in result["chunks"]]
-    return Page(
-        chunks=[chunk for chunk in chunks if chunk.data],
-        next_seq=result["nextSeq"],
-        exited=result["exited"],
-        exit_code=result.get("exitCode"),
-        closed=result["closed"],
-        lost_bytes=result.get("lostBytes", 0),
-        cause=result.get("cause"),
-        failure=result.get("failure"),
-        denial=result.get("denial"),
-    )
+"""An element of a process's output."""
 
 
 class Inbox:
-    """The events of one process until somebody takes them.
+    """The events of one process until they are taken.
 
     Args:
         process_id: the process.
-        limit: bytes of output that may wait; beyond it the oldest are dropped, and stated as a
-            gap. None for no limit.
-        session_id: its session, when that is not ours.
+        limit: bytes of output that may wait; beyond this the oldest are dropped, and reported as a gap. None
+            for no limit.
+        session_id: its session, unless that is the client's own.
         after_seq: the number after which to begin.
-        sink: takes every piece at once, instead of letting it wait here.
+        sink: takes each piece at once, so that none waits here.
     """
 
     def __init__(
@@ -106,46 +54,45 @@ class Inbox:
         self.session_id = session_id
         self.key: Key = (session_id, process_id)
         self.started = False
-        """Whether the process is known to be there."""
+        """Whether the process is known to exist."""
         self.attaching = False
-        """Whether somebody else than the recovery sees to it that it is filled."""
-        self.states_losses = False
-        """Whether the server says what it lost; of another than execserver only the numbers do."""
+        """Whether `Session.attach` fills it; the recovery then leaves it alone."""
+        self.reports_losses = False
+        """Whether the server reports lost output; other servers than execserver only skip numbers."""
         self.interactive = False
-        """Whether it was asked for the right to resize."""
+        """Whether the right to resize was requested."""
         self.last_seq = after_seq
-        """The number of the last event that was delivered."""
+        """The number of the last delivered event."""
         self.exit_code: int | None = None
         self.cause: str | None = None
         self.forced_cause: str | None = None
-        """Why we killed it, for a server that does not tell causes."""
+        """Why the client killed the process, for a server that does not report causes."""
         self.broken_sandbox: str | None = None
         self.denial: Mapping[str, Json] | None = None
         self.closed = False
         self.failure: ExecServerError | None = None
         self.clock: Callable[[], float] | None = None
-        """Set by whoever wants to know `active_at`."""
+        """If set, `active_at` is kept up to date."""
         self.active_at = 0.0
-        """When the last event came."""
+        """The time of the last event."""
         self._limit = limit
         self._waiting: deque[Piece] = deque()
         self._size = 0
         self._add = self._keep if sink is None else sink
         self._exit_passed = False
-        """Whether the number of the exit is known to be one of those up to `last_seq`."""
+        """Whether the number of the exit is known to be at or before `last_seq`."""
         self._held = False
         self._ahead: dict[int, tuple[str, Json]] = {}
         self._waiters: list[asyncio.Future[None]] = []
 
-    # -- in
+    # -- events
 
     def push(self, method: str, params: Json) -> bool:
-        """A notification came.
+        """Process a notification.
 
         Returns:
-            Whether what comes before it did not come, and nobody says that it was lost: nothing is delivered
-            until `fill` and `release`. A stock executor sends the end of a process before its last output now
-            and then.
+            Whether earlier events are missing, and not reported as lost: nothing is delivered until `fill`
+            and `release`. A stock executor sometimes sends the end of a process before its last output.
         """
         seq = params["seq"]
         if seq <= self.last_seq:
@@ -174,7 +121,7 @@ class Inbox:
             if data:
                 self._add(Chunk(params["stream"], data))
             else:
-                return  # stands for a number that was lost
+                return  # stands for a lost number
         elif method == "process/exited":
             self._exited(params)
             self._exit_passed = True
@@ -184,20 +131,20 @@ class Inbox:
             self._wake()
 
     def hold(self) -> None:
-        """Something is missing: deliver nothing until `fill` and `release`."""
+        """Deliver nothing until `fill` and `release`."""
         self._held = True
 
     def fill(self, result: Mapping[str, Json]) -> Page:
-        """What `process/read` gave for everything after `last_seq`."""
-        # What was only late is here by now, and the server may have no room for it any more.
+        """Process the result of a `process/read` for everything after `last_seq`."""
+        # Late events have arrived by now, and the server may have discarded their output.
         while (following := self._ahead.pop(self.last_seq + 1, None)) is not None:
             self._deliver(*following)
         chunks = [chunk for chunk in result["chunks"] if chunk["seq"] > self.last_seq]
-        page = page_from({**result, "chunks": chunks})
+        page = Page.decode({**result, "chunks": chunks})
         exit_is_new = result["exited"] and not self._exit_passed
         if page.lost_bytes:
             self._add(OutputGap(page.lost_bytes))
-        elif chunks and not self.states_losses and chunks[0]["seq"] - self.last_seq - 1 > exit_is_new:
+        elif chunks and not self.reports_losses and chunks[0]["seq"] - self.last_seq - 1 > exit_is_new:
             self._add(OutputGap(None))
         for chunk in page.chunks:
             self._add(chunk)
@@ -205,25 +152,25 @@ class Inbox:
         if exit_is_new and last_seq - self.last_seq > len(chunks):
             self._exit_passed = True
         self.last_seq = last_seq
-        self.state(result)
+        self.update_state(result)
         return page
 
-    def state(self, result: Mapping[str, Json]) -> None:
-        """What `process/read` or `process/subscribe` says of the process as it is now."""
+    def update_state(self, result: Mapping[str, Json]) -> None:
+        """Process the state of the process in the result of `process/read` or `process/subscribe`."""
         if result["exited"]:
             self._exited(result)
-        # What was not delivered yet, the closing among it, comes in its turn.
+        # Undelivered events, among them the closing, are delivered in order.
         if result["closed"] and self.last_seq >= result["nextSeq"] - 1:
             self.closed = True
         self._wake()
 
     @property
     def held(self) -> bool:
-        """Whether nothing is delivered now."""
+        """Whether delivery is stopped."""
         return self._held
 
-    def lacks_some(self) -> bool:
-        """Whether something is missing before, or among, what was pushed meanwhile."""
+    def has_gaps(self) -> bool:
+        """Whether events are missing before, or between, the events pushed while it was held."""
         methods = [method for method, _ in self._ahead.values()]
         spare = self._exit_unplaced and "process/exited" not in methods
         last = self.last_seq
@@ -236,7 +183,7 @@ class Inbox:
         return False
 
     def release(self) -> None:
-        """Deliver what was pushed meanwhile, and from now on at once."""
+        """Deliver the events pushed while it was held, and later events at once."""
         self._held = False
         ahead, self._ahead = self._ahead, {}
         for seq in sorted(ahead):
@@ -244,19 +191,19 @@ class Inbox:
                 self._deliver(*ahead[seq])
 
     def fail(self, error: ExecServerError) -> None:
-        """Nothing more will come."""
+        """No more events will arrive, because of this error."""
         self.failure = error
         self._wake()
 
-    # -- out
+    # -- output
 
     async def take(self) -> Chunk:
         """The next chunk.
 
         Raises:
             StopAsyncIteration: the output has ended.
-            OutputGap: some is missing here; what follows can still be taken.
-            ExecServerError: nothing more will come, and this is why.
+            OutputGap: output is missing here; later output can still be taken.
+            ExecServerError: no more output will arrive, because of this error.
         """
         while not self._waiting:
             if self.closed:
@@ -268,17 +215,17 @@ class Inbox:
         self._size -= len(piece.data)
         return piece
 
-    def discard(self) -> list[Piece]:
-        """All that waits; what comes from now on is dropped unseen, but for the end of the process."""
-        self._add = _dropped
-        return self.take_all()
-
     def take_all(self) -> list[Piece]:
-        """All that waits, without waiting for more."""
+        """All waiting output, without waiting for more."""
         pieces = list(self._waiting)
         self._waiting.clear()
         self._size = 0
         return pieces
+
+    def discard(self) -> list[Piece]:
+        """All waiting output. Later output is dropped; the end of the process is still noticed."""
+        self._add = _dropped
+        return self.take_all()
 
     async def until_exited(self) -> int:
         """Wait for the end of the process; its exit code."""
@@ -287,7 +234,7 @@ class Inbox:
         return self.exit_code
 
     async def exits_within(self, seconds: float) -> bool:
-        """Wait for the end of the process, for so long; whether it came."""
+        """Wait at most so long for the end of the process; whether it has exited."""
         try:
             async with asyncio.timeout(seconds):
                 await self.until_exited()
@@ -323,12 +270,12 @@ class Inbox:
 
     @property
     def _exit_unplaced(self) -> bool:
-        """Whether a page told of the exit, and one number that is left out may be its."""
+        """Whether a page reported the exit, so that one missing number may be that of the exit."""
         return self.exit_code is not None and not self._exit_passed
 
     def _exited(self, params: Mapping[str, Json]) -> None:
         self.exit_code = params["exitCode"]
-        # It may have ended by itself, just before we killed it.
+        # The process may have exited by itself just before the client killed it.
         self.cause = self.forced_cause if self.forced_cause and self.exit_code else params.get("cause")
         self.denial = params.get("denial") or self.denial
         self.broken_sandbox = params.get("failure") or self.broken_sandbox
@@ -352,4 +299,64 @@ class Inbox:
 
 
 def _dropped(piece: Piece) -> None:
-    """Takes output that nobody wants any more."""
+    """Drop discarded output."""
+
+
+class InboxTable:
+    """The inboxes of a session, by process. Several may be attached to one process.
+
+    Args:
+        on_missing: called with an inbox that an event has shown to be incomplete.
+    """
+
+    def __init__(self, on_missing: Callable[[Inbox], object]) -> None:
+        self._on_missing = on_missing
+        self._inboxes: dict[Key, list[Inbox]] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._inboxes
+
+    def __getitem__(self, key: Key) -> list[Inbox]:
+        return self._inboxes[key]
+
+    def __iter__(self) -> Iterator[Inbox]:
+        """All inboxes, as they are now: the table may change meanwhile."""
+        return iter([inbox for inboxes in self._inboxes.values() for inbox in inboxes])
+
+    def own_ids(self) -> list[str]:
+        """The ids of the client's own processes."""
+        return [process_id for session_id, process_id in self._inboxes if session_id is None]
+
+    def add(self, inbox: Inbox) -> None:
+        """Deliver the events of its process to an inbox, until the process is closed."""
+        self._inboxes.setdefault(inbox.key, []).append(inbox)
+
+    def forget(self, inbox: Inbox) -> None:
+        """Deliver no more events to an inbox."""
+        inboxes = self._inboxes.get(inbox.key)
+        if inboxes is not None and inbox in inboxes:
+            inboxes.remove(inbox)
+            if not inboxes:
+                del self._inboxes[inbox.key]
+
+    def forget_closed(self, inboxes: list[Inbox] | None = None) -> None:
+        """Deliver no more events to inboxes whose process is closed; by default among all."""
+        for inbox in list(self) if inboxes is None else inboxes.copy():
+            if inbox.closed:
+                self.forget(inbox)
+
+    def deliver(self, method: str, params: Json) -> None:
+        """Process a notification of the connection."""
+        if not method.startswith("process/"):
+            return
+        inboxes = self._inboxes.get((params.get("sessionId"), params["processId"]))
+        if inboxes is not None:
+            for inbox in inboxes:
+                if inbox.push(method, params):
+                    self._on_missing(inbox)
+            if method == "process/closed":
+                self.forget_closed(inboxes)
+
+    def progress(self) -> int:
+        """A number that grows with each delivered event."""
+        return sum(inbox.last_seq for inbox in self)

@@ -1,7 +1,7 @@
-"""Filling inboxes: with what was written before they were there, or while the connection was lost.
+"""Replay: fill inboxes with events from before they were there, or from the time without a connection.
 
-What is ours is read; the daemon goes on notifying by itself. Another session's process has to be
-subscribed to on each connection anew, which sends what came after a number and then goes on.
+The client's own processes are read; the daemon sends their later events by itself. A process of another
+session has to be subscribed to on each new connection; the daemon then sends the events after a number.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from execprotocol.limits import MAX_CHUNK_BYTES, MAX_PAGE_BYTES
 
 
 def reference(key: Key) -> dict[str, Json]:
-    """The members that name a process in a request."""
+    """The parameters that name a process in a request."""
     session_id, process_id = key
     if session_id is None:
         return {"processId": process_id}
     return {"processId": process_id, "sessionId": session_id}
 
 
-async def read_rest(connection: Connection, inbox: Inbox) -> None:
-    """Fill an inbox with what came since its last event, and let it go on.
+async def read_missing(connection: Connection, inbox: Inbox) -> None:
+    """Fill an inbox with all events since its last one, and release it.
 
     Raises:
-        ConnectionLost: the inbox stays held, and what it got stays.
-        CallFailed: the process is not there.
+        ConnectionLost: the inbox stays held, with the events that were read.
+        CallFailed: there is no such process.
     """
     params = {**reference(inbox.key), "maxBytes": None, "waitMs": 0}
     while not inbox.closed:
@@ -37,8 +37,8 @@ async def read_rest(connection: Connection, inbox: Inbox) -> None:
         page = inbox.fill(await connection.request("process/read", {**params, "afterSeq": before}))
         # A page ends before the chunk that would make it too large.
         is_last = sum(len(chunk.data) for chunk in page.chunks) + MAX_CHUNK_BYTES <= MAX_PAGE_BYTES
-        # What came meanwhile may have overtaken something, too.
-        if is_last and not (inbox.lacks_some() and inbox.last_seq > before):
+        # Events pushed meanwhile may have overtaken others, too.
+        if is_last and not (inbox.has_gaps() and inbox.last_seq > before):
             break
     inbox.release()
 
@@ -46,16 +46,16 @@ async def read_rest(connection: Connection, inbox: Inbox) -> None:
 async def subscribe(
     connection: Connection, inboxes: Iterable[Inbox], *, interactive: bool
 ) -> Mapping[str, Json]:
-    """Have the events of another session's process sent, to inboxes that are equally far.
+    """Subscribe to another session's process, for inboxes that have the same last event.
 
-    A second subscription moves the daemon's cursor; what comes twice then, an inbox drops.
+    A second subscription moves the daemon's cursor; inboxes drop the events that are sent twice.
 
     Returns:
-        What the daemon says of the process.
+        The state of the process.
 
     Raises:
         ConnectionLost: the inboxes stay held.
-        CallFailed: the process is not there, or not for us.
+        CallFailed: there is no such process, or access is denied.
     """
     inboxes = list(inboxes)
     params: dict[str, Json] = {
@@ -65,38 +65,38 @@ async def subscribe(
     }
     state: Mapping[str, Json] = await connection.request("process/subscribe", params)
     for inbox in inboxes:
-        inbox.state(state)
+        inbox.update_state(state)
         inbox.release()
     return state
 
 
-async def go_on(connection: Connection, inboxes: Iterable[Inbox]) -> None:
-    """After a resume: whatever an inbox missed, and then what comes.
+async def replay(connection: Connection, inboxes: Iterable[Inbox]) -> None:
+    """After a resume: fill all inboxes with missed events, and release them.
 
-    A process that is not there any more fails alone.
+    An inbox whose process is gone fails alone.
 
     Raises:
-        ConnectionLost: cut again; the inboxes stay held, and what they got stays.
+        ConnectionLost: the inboxes stay held, with the events that were read.
     """
     tasks = []
     observed: dict[Key, list[Inbox]] = {}
     for inbox in inboxes:
         if inbox.attaching:
-            continue  # whoever attaches it tries again
-        inbox.hold()  # also if an earlier try got as far as to let it go on
+            continue  # `Session.attach` repeats its attempt
+        inbox.hold()  # also if an earlier attempt released it
         if inbox.session_id is not None:
             observed.setdefault(inbox.key, []).append(inbox)
         elif inbox.started:
-            tasks.append(_alone(read_rest(connection, inbox), [inbox]))
+            tasks.append(_fill(read_missing(connection, inbox), [inbox]))
         else:
             inbox.release()
     for group in observed.values():
         interactive = any(inbox.interactive for inbox in group)
-        tasks.append(_alone(subscribe(connection, group, interactive=interactive), group))
+        tasks.append(_fill(subscribe(connection, group, interactive=interactive), group))
     await asyncio.gather(*tasks)
 
 
-async def _alone(filling: Coroutine[Any, Any, object], inboxes: list[Inbox]) -> None:
+async def _fill(filling: Coroutine[Any, Any, object], inboxes: list[Inbox]) -> None:
     try:
         await filling
     except CallFailed as error:

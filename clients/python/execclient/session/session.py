@@ -1,24 +1,23 @@
-"""One session with a daemon, over as many connections as it takes.
+"""A session with a daemon, over any number of connections.
 
     open ──> connected ──connection lost──> recovering ──not resumed──> lost
                  ^                              │
                  └────────── resumed ───────────┘            any ── close ──> closed
 
-Calls made while it recovers wait. Of the calls that were under way, those in `SENT_AGAIN` are sent
-again, because twice is as good as once; the others raise `OutcomeUnknown`.
+Calls made during a recovery wait. Of the calls under way, those in `IDEMPOTENT` are sent again; the others
+raise `OutcomeUnknown`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from execclient.cancellation import cancel
-from execclient.connection.address import Target
 from execclient.connection.connection import Connection, Json
+from execclient.connection.target import Target
 from execclient.errors import (
     CallFailed,
     CallTimeout,
@@ -30,12 +29,12 @@ from execclient.errors import (
     SessionLost,
     Unsupported,
 )
-from execclient.session.inbox import Inbox, Key
-from execclient.session.recovery import Link, Pace, join, resume
-from execclient.session.replay import go_on, read_rest, reference, subscribe
+from execclient.session.inbox import Inbox, InboxTable
+from execclient.session.recovery import Connector, Recovery, join
+from execclient.session.replay import read_missing, reference, subscribe
 from execprotocol.path_uri import parse_path_uri
 
-SENT_AGAIN = frozenset(
+IDEMPOTENT = frozenset(
     {
         "process/list",
         "process/read",
@@ -54,24 +53,24 @@ SENT_AGAIN = frozenset(
     }
 )
 
-NOT_OF_THE_PROTOCOL = (ValueError, LookupError, TypeError, AttributeError)
-"""What taking apart a value raises that is not what it should be."""
+INVALID_VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
+"""The errors of code that takes apart an invalid value from the server."""
 
 _PATHS = ("path", "sourcePath")
-"""The parameters that say what an error is about."""
+"""The parameters that name the path of an error."""
 
 KILL_SECONDS = 5.0
-"""How long the answer to a terminate is waited for by somebody who wants to be gone."""
+"""How long the end of a client waits for the response to a terminate."""
 
 
 class Session:
     """Calls, the inboxes of the session's processes, and the recovery of a lost connection.
 
     Args:
-        target: where the daemon is.
-        call_timeout: seconds for the answer to a call, recovery included.
-        recovery_timeout: seconds in which a lost connection must be back.
-        client_name: how the daemon is to call us.
+        target: the daemon.
+        call_timeout: seconds for the response to a call, recovery included.
+        recovery_timeout: seconds in which a lost connection must be replaced.
+        client_name: the client's name in the daemon's log.
         session_id: a session to resume, instead of a new one.
         keep: leave the session to the daemon at the end.
     """
@@ -79,45 +78,47 @@ class Session:
     def __init__(
         self,
         target: Target,
+        *,
         call_timeout: float,
         recovery_timeout: float,
-        *,
         client_name: str,
         session_id: str | None = None,
         keep: bool = False,
     ) -> None:
         self.id = session_id or ""
         self.call_timeout = call_timeout
-        self.recoveries = 0
-        """How often a lost connection was replaced."""
-        self._recovery_timeout = recovery_timeout
-        self._link = Link(target, client_name, self._event, self._connection_lost)
-        self._pace = Pace(target.longest_pause)
-        self._connection: Connection | None = None
-        self._settled = asyncio.Event()
-        """Not recovering: connected, lost or closed."""
-        self._failure: ExecServerError | None = None
-        self._closed = False
         self.keep = keep
-        """Whether closing leaves the session to the daemon, and lets processes go on."""
-        self.let_go: set[str] = set()
-        """Our own processes that are to outlive the session's client."""
-        self._inboxes: dict[Key, list[Inbox]] = {}
+        """Whether closing leaves the session to the daemon, and lets processes run on."""
+        self.detached: set[str] = set()
+        """The client's own processes that are to outlive the session's client."""
+        self.inboxes = InboxTable(self._read_missing_soon)
         self.capabilities: frozenset[str] = frozenset()
         """The extensions that the daemon serves (`docs/protocol.md`, D3)."""
         self.temporary_folder = ""
-        """The daemon's folder for temporary files; empty when it does not tell."""
+        """The daemon's folder for temporary files; empty if the daemon does not report it."""
         self.ttl: float | None = None
-        """Seconds for which the daemon keeps it without a connection (`docs/protocol.md`, X12)."""
-        self._recovery: asyncio.Task[None] | None = None
+        """Seconds for which the daemon keeps the session without a connection (`docs/protocol.md`, X12)."""
+        self._connector = Connector(target, client_name, self.inboxes.deliver, self._connection_lost)
+        self._recovery = Recovery(self._connector, self.inboxes, recovery_timeout)
+        self._connection: Connection | None = None
+        self._settled = asyncio.Event()
+        """Set unless recovering: connected, lost or closed."""
+        self._failure: ExecServerError | None = None
+        self._closed = False
+        self._recovering: asyncio.Task[None] | None = None
         self._last_calls: set[asyncio.Task[None]] = set()
-        """Those that end something; closing waits for them."""
+        """Background calls that end something; closing waits for them."""
         self._readings: set[asyncio.Task[None]] = set()
-        """Those that get what events left out."""
+        """Background calls that read missing events."""
+
+    @property
+    def recoveries(self) -> int:
+        """How often a lost connection was replaced."""
+        return self._recovery.count
 
     async def open(self) -> Json:
-        """Connect, and open a new session, or resume the one that was named; the result of `initialize`."""
-        connection, result = await join(self._link, self.id or None)
+        """Connect, and open a new session or resume the given one; the result of `initialize`."""
+        connection, result = await join(self._connector, self.id or None)
         try:
             self.id = result["sessionId"]
             environment = result.get("environmentInfo") or {}
@@ -127,7 +128,7 @@ class Session:
             self.capabilities = frozenset(capabilities.get("execserver") or ())
             ttl = result.get("sessionTtlMs")
             self.ttl = None if ttl is None else ttl / 1000
-        except NOT_OF_THE_PROTOCOL as error:
+        except INVALID_VALUE_ERRORS as error:
             await connection.abort()
             raise _fault("the handshake", error) from error
         self._connection = connection
@@ -137,14 +138,14 @@ class Session:
         return result
 
     async def close(self, *, keep: bool | None = None) -> None:
-        """End the session and the connection; a second call does nothing.
+        """End the session and the connection. A second call does nothing.
 
-        A connection that is being recovered is waited for, `KILL_SECONDS` at most: without one the daemon
-        ends the session itself, as with `keep`.
+        Waits for a recovery, `KILL_SECONDS` at most: without a connection the daemon ends the session by
+        itself, as with `keep`.
 
         Args:
             keep: leave the session to the daemon, which ends it `--session-ttl` seconds later; otherwise all
-                that was started in it is killed. By default what `keep` of the session says.
+                processes that were started in it are killed. By default the session's `keep`.
         """
         if self._closed:
             return
@@ -158,27 +159,27 @@ class Session:
             await self._disconnect()
 
     def _end_soon(self) -> None:
-        """Begin to kill what was started here, but for what was let go of."""
+        """Begin to kill all processes started in the session, except for detached ones."""
         if "session/end" not in self.capabilities:
-            for session_id, process_id in list(self._inboxes):
-                if session_id is None:
-                    self.terminate_soon(process_id)
-        elif self.let_go:
-            self._soon(partial(self.kill_trees, lambda process_id: process_id not in self.let_go))
+            for process_id in self.inboxes.own_ids():
+                self.terminate_soon(process_id)
+        elif self.detached:
+            self._soon(partial(self.kill_trees, lambda process_id: process_id not in self.detached))
         else:
             self._soon(self._end_session)
 
     async def _end_session(self) -> None:
         await self.call("session/end", {})
-        self._closed = True  # the daemon closes the connection now, and there is nothing to recover
+        self._closed = True  # the daemon closes the connection now, which needs no recovery
 
     async def _disconnect(self) -> None:
         self._closed = True
         self._settled.set()
         connection, self._connection = self._connection, None
-        for inbox in self._all_inboxes():
+        for inbox in self.inboxes:
             inbox.fail(ExecutorClosed("the executor was closed"))
-        await cancel({*self._last_calls, *self._readings, *({self._recovery} if self._recovery else ())})
+        recovering = () if self._recovering is None else (self._recovering,)
+        await cancel({*self._last_calls, *self._readings, *recovering})
         if connection is not None:
             try:
                 async with asyncio.timeout(KILL_SECONDS):
@@ -189,18 +190,18 @@ class Session:
     # -- calls
 
     async def call(self, method: str, params: Mapping[str, Json], *, limit: float | None = None) -> Json:
-        """Any request of the wire, and its result.
+        """Send any request of the wire, and return its result.
 
         Args:
             method: its name.
             params: its parameters.
-            limit: seconds, recovery of a lost connection included; by default `call_timeout`.
+            limit: seconds, recovery of a lost connection included; `call_timeout` by default.
 
         Raises:
-            CallFailed: the server answered with an error.
-            CallTimeout: no answer in time.
-            OutcomeUnknown: the connection was lost, and this request is not sent twice.
-            SessionLost, ExecutorClosed: there is no session any more.
+            CallFailed: the server responded with an error.
+            CallTimeout: no response in time.
+            OutcomeUnknown: the connection was lost, and the request must not be sent twice.
+            SessionLost, ExecutorClosed: the session has ended.
         """
         seconds = self.call_timeout if limit is None else limit
         try:
@@ -210,7 +211,7 @@ class Session:
                     try:
                         return await connection.request(method, params)
                     except ConnectionLost as error:
-                        if error.sent and method not in SENT_AGAIN:
+                        if error.sent and method not in IDEMPOTENT:
                             raise OutcomeUnknown(
                                 f"{method}: {error}; whether it was done is unknown"
                             ) from error
@@ -221,10 +222,10 @@ class Session:
             raise _named(CallTimeout(method, seconds), params) from None
 
     async def connected(self) -> Connection:
-        """The connection, once there is one.
+        """The connection; waits for a recovery.
 
         Raises:
-            SessionLost, ExecutorClosed: there will be none.
+            SessionLost, ExecutorClosed: the session has ended.
         """
         while self._connection is None:
             await self._settled.wait()
@@ -233,6 +234,16 @@ class Session:
             if self._failure is not None:
                 raise SessionLost(str(self._failure)) from self._failure
         return self._connection
+
+    def require(self, *extensions: str) -> None:
+        """Check that the daemon serves these extensions.
+
+        Raises:
+            Unsupported: the daemon does not serve one of them.
+        """
+        for extension in extensions:
+            if extension not in self.capabilities:
+                raise Unsupported(extension)
 
     def drop_connection(self) -> None:
         """Cut the connection as a fault would."""
@@ -243,41 +254,19 @@ class Session:
 
     # -- processes
 
-    def require(self, *extensions: str) -> None:
-        """Make sure that the daemon serves these.
-
-        Raises:
-            Unsupported: it does not serve one of them.
-        """
-        for extension in extensions:
-            if extension not in self.capabilities:
-                raise Unsupported(extension)
-
-    def knows(self, process_id: str) -> bool:
-        """Whether one of our own has this id."""
-        return (None, process_id) in self._inboxes
-
     def add(self, inbox: Inbox) -> None:
-        """Bring it the events of its process from now on, until that is closed."""
-        inbox.states_losses = bool(self.capabilities)
-        self._inboxes.setdefault(inbox.key, []).append(inbox)
-
-    def forget(self, inbox: Inbox) -> None:
-        """Bring it no more events."""
-        inboxes = self._inboxes.get(inbox.key)
-        if inboxes is not None and inbox in inboxes:
-            inboxes.remove(inbox)
-            if not inboxes:
-                del self._inboxes[inbox.key]
+        """Deliver the events of its process to an inbox, until the process is closed."""
+        inbox.reports_losses = bool(self.capabilities)
+        self.inboxes.add(inbox)
 
     async def attach(self, inbox: Inbox) -> Mapping[str, Json]:
-        """Bring it the events of a process that is there already, those after its `last_seq`.
+        """Deliver the events of an existing process to an inbox, those after its `last_seq`.
 
         Returns:
-            What the daemon says of another session's process; nothing of one of our own.
+            The state of another session's process; empty for one of the client's own.
 
         Raises:
-            CallFailed: there is no such process, or it is not for us.
+            CallFailed: there is no such process, or access is denied.
             CallTimeout, SessionLost, ExecutorClosed: as for calls.
         """
         inbox.attaching = inbox.started = True
@@ -292,7 +281,7 @@ class Session:
                 raise CallTimeout("process/read", self.call_timeout) from None
             raise
         if inbox.closed:
-            self.forget(inbox)
+            self.inboxes.forget(inbox)
         return state
 
     async def _attach(self, inbox: Inbox) -> Mapping[str, Json]:
@@ -300,52 +289,49 @@ class Session:
         while True:
             connection = await self.connected()
             try:
-                others = [other for other in self._inboxes[inbox.key] if not other.attaching]
+                others = [other for other in self.inboxes[inbox.key] if not other.attaching]
                 if inbox.session_id is not None:
                     interactive = inbox.interactive or any(other.interactive for other in others)
                     state = await subscribe(connection, others or [inbox], interactive=interactive)
                 if inbox.session_id is None or others:
-                    await read_rest(connection, inbox)
+                    await read_missing(connection, inbox)
             except ConnectionLost:
                 continue
             if connection is self._connection:
                 inbox.attaching = False
                 return state
-            inbox.hold()  # it was let go on when the connection was lost already
+            inbox.hold()  # it was released after the connection was lost
 
     async def detach(self, inbox: Inbox) -> None:
-        """Bring it no more events, and let the daemon send none in vain."""
-        self.forget(inbox)
-        if inbox.session_id is not None and not inbox.closed and inbox.key not in self._inboxes:
+        """Deliver no more events to an inbox, and end a subscription that is no longer needed."""
+        self.inboxes.forget(inbox)
+        if inbox.session_id is not None and not inbox.closed and inbox.key not in self.inboxes:
             with suppress(CallFailed):  # the session is gone, and the subscription with it
                 await self.call("process/unsubscribe", reference(inbox.key))
 
-    def _all_inboxes(self) -> list[Inbox]:
-        return [inbox for inboxes in self._inboxes.values() for inbox in inboxes]
-
     async def kill(self, inbox: Inbox) -> None:
-        """Kill a process and its descendants. Goes on in the background when it is cancelled."""
+        """Kill a process and its descendants. Continues in the background if cancelled."""
         await asyncio.wait({self.terminate_soon(inbox.id)}, timeout=KILL_SECONDS)
 
-    async def kill_trees(self, is_meant: Callable[[str], bool]) -> None:
-        """Kill what is left of processes of this session, also of those that have exited. Those of which the
-        daemon keeps nothing any more are left alone.
+    async def kill_trees(self, selects: Callable[[str], bool]) -> None:
+        """Kill the remaining descendants of processes of this session, also of those that have exited.
+        Processes that the daemon has forgotten are left alone.
 
         Args:
-            is_meant: whether the process of this id is one of them.
+            selects: whether to kill the tree of the process of this id.
         """
-        own = {process_id for session_id, process_id in self._inboxes if session_id is None}
+        own = set(self.inboxes.own_ids())
         if "process/list" in self.capabilities:
             with suppress(ExecServerError):
                 listed = await self.call("process/list", {}, limit=KILL_SECONDS)
                 own.update(entry["processId"] for entry in listed["processes"])
-        killing = {self.terminate_soon(process_id) for process_id in own if is_meant(process_id)}
+        killing = {self.terminate_soon(process_id) for process_id in own if selects(process_id)}
         if killing:
             await asyncio.wait(killing, timeout=KILL_SECONDS)
 
     def terminate_soon(self, process_id: str, scope: str = "tree") -> asyncio.Task[None]:
-        """Kill one of our processes, if it exists, as soon as there is a connection."""
-        # Another server than execserver ignores the scope, and kills the group.
+        """Kill one of the client's own processes, if it exists, as soon as there is a connection."""
+        # Other servers than execserver ignore the scope, and kill the group.
         params = {"processId": process_id, "scope": scope}
         return self._soon(partial(self.call, "process/terminate", params))
 
@@ -354,7 +340,7 @@ class Session:
         call: Callable[[], Coroutine[Any, Any, object]],
         among: set[asyncio.Task[None]] | None = None,
     ) -> asyncio.Task[None]:
-        """Make a call in the background; whether it succeeds is nobody's concern."""
+        """Make a call in the background, and ignore its errors."""
         tasks = self._last_calls if among is None else among
 
         async def made() -> None:
@@ -366,113 +352,77 @@ class Session:
         task.add_done_callback(tasks.discard)
         return task
 
-    # -- what connections tell
+    # -- events and the loss of a connection
 
-    def _event(self, method: str, params: Json) -> None:
-        if not method.startswith("process/"):
-            return
-        inboxes = self._inboxes.get((params.get("sessionId"), params["processId"]))
-        if inboxes is not None:
-            for inbox in inboxes:
-                if inbox.push(method, params):
-                    self._soon(partial(self._read_missing, inbox), self._readings)
-            if method == "process/closed":
-                for inbox in inboxes.copy():
-                    if inbox.closed:
-                        self.forget(inbox)
+    def _read_missing_soon(self, inbox: Inbox) -> None:
+        self._soon(partial(self._read_missing, inbox), self._readings)
 
     async def _read_missing(self, inbox: Inbox) -> None:
-        """Get what should have come before an event. It may only be late."""
+        """Read the events that are missing before a delivered one. They may only be late."""
         try:
             async with asyncio.timeout(self.call_timeout):
                 while inbox.held:
                     connection = await self.connected()
-                    with suppress(ConnectionLost):  # unless the recovery reads it, too
-                        await read_rest(connection, inbox)
+                    with suppress(ConnectionLost):  # unless the recovery reads them, too
+                        await read_missing(connection, inbox)
         except CallFailed:
-            inbox.release()  # and says that something is missing
+            inbox.release()  # which reports the gap
         except TimeoutError:
-            if self._connection is not None:  # else the recovery reads it
+            if self._connection is not None:  # else the recovery reads them
                 inbox.release()
-        except NOT_OF_THE_PROTOCOL as error:
+        except INVALID_VALUE_ERRORS as error:
             inbox.fail(_fault("the answer to a process/read", error))
         if inbox.closed:
-            self.forget(inbox)
+            self.inboxes.forget(inbox)
 
     def _connection_lost(self, connection: Connection, reason: ExecServerError) -> None:
         if connection is not self._connection:
-            return  # closed by us, or one of a recovery, which sees it by itself
+            return  # closed by the client, or a connection of the recovery, which notices by itself
         self._connection = None
         if self._closed:
             return
-        for inbox in self._all_inboxes():
+        for inbox in self.inboxes:
             inbox.hold()
-        if isinstance(reason, ProtocolFault) or not self._link.target.recoverable:
+        if isinstance(reason, ProtocolFault) or not self._connector.target.recoverable:
             self._give_up(reason)
         else:
             self._settled.clear()
-            self._recovery = asyncio.create_task(self._recover())
+            self._recovering = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
         try:
-            connection = await self._resumed()
+            connection = await self._recovery.run(self.id)
         except ExecServerError as error:
             self._give_up(error)
             return
-        except NOT_OF_THE_PROTOCOL as error:
+        except INVALID_VALUE_ERRORS as error:
             self._give_up(_fault("an answer after the session was resumed", error))
             return
-        for inbox in self._all_inboxes():
-            if inbox.closed:
-                self.forget(inbox)
+        self.inboxes.forget_closed()
         self._connection = connection
         self._settled.set()
 
-    async def _resumed(self) -> Connection:
-        clock = asyncio.get_running_loop().time
-        begin, reached = clock(), self._reached()
-        while True:
-            await asyncio.sleep(self._pace.lost(clock(), self._reached()))
-            connection = await resume(self._link, self.id, self._recovery_timeout)
-            self.recoveries += 1  # before anything comes of it
-            self._pace.connected(clock(), self._reached())
-            try:
-                async with asyncio.timeout(self._recovery_timeout):
-                    await go_on(connection, self._all_inboxes())
-            except ConnectionLost:
-                pass  # cut again
-            except TimeoutError:
-                await connection.abort()
-                raise SessionLost("the daemon does not answer after the session was resumed") from None
-            except BaseException:
-                await connection.abort()
-                raise
-            if not connection.lost:
-                return connection
-            if self._reached() != reached:
-                begin, reached = clock(), self._reached()
-            elif clock() - begin >= self._recovery_timeout:
-                raise SessionLost(
-                    f"each connection of {self._recovery_timeout:g} s was lost before it brought anything"
-                )
-
-    def _reached(self) -> int:
-        """Grows with whatever a connection brings."""
-        return sum(inbox.last_seq for inbox in self._all_inboxes())
-
     def _give_up(self, error: ExecServerError) -> None:
         self._failure = error
-        for inbox in self._all_inboxes():
+        for inbox in self.inboxes:
             inbox.fail(SessionLost(str(error)))
         self._settled.set()
 
 
-def _fault(what: str, error: Exception) -> ProtocolFault:
-    return ProtocolFault(f"{what} is not of the protocol: {type(error).__name__} {error}")
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, wait until they have ended, and ignore their errors."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _fault(message: str, error: Exception) -> ProtocolFault:
+    return ProtocolFault(f"{message} is not of the protocol: {type(error).__name__} {error}")
 
 
 def _named(error: ExecServerError, params: Mapping[str, Json]) -> ExecServerError:
-    """The error of a call, with what the call was about."""
+    """The error of a call, with the program, path and directory of the call."""
     argv, cwd = params.get("argv"), params.get("cwd")
     path = next((params[name] for name in _PATHS if isinstance(params.get(name), str)), None)
     try:

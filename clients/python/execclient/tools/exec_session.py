@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from execclient.errors import ExecServerError, OutputGap
-from execclient.process import Process, until_silent
+from execclient.process import Process
 from execclient.session.inbox import Piece
 from execclient.tools.head_tail import HeadTailBuffer, Snapshot
 
@@ -108,7 +108,7 @@ class ExecSession:
 
     async def kill(self) -> None:
         """Kill the process with all that came of it, and wait for the rest of what it has printed."""
-        await self.process._session.kill(self.process._inbox)  # noqa: SLF001 - one package
+        await self.process.kill()
         await self.collect(KILLED_SECONDS)
 
     async def end(self, reason: str) -> None:
@@ -123,20 +123,20 @@ class ExecSession:
             await asyncio.wait({self._pump})
 
     async def _collect(self) -> None:
-        process, inbox = self.process, self.process._inbox  # noqa: SLF001 - one package
+        process = self.process
         output = asyncio.create_task(self._take_all())
         try:
             await process.wait()
             try:
                 # A child in the background may hold the output open for hours.
-                await until_silent(process._session, inbox)  # noqa: SLF001 - one package
+                await process.linger()
             except ExecServerError:
                 self._lost = Lost(self._lost.size, True)
         except ExecServerError as error:
             self.failure = error
         finally:
             output.cancel()
-            self._took(inbox.discard())
+            self._took(process.output.discard())
             self.finished.set()
             await asyncio.wait({output})
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from execclient.arguments import new_id
 from execclient.client import Executor
 from execclient.connection.connection import Json
 from execclient.errors import ExecServerError
@@ -34,7 +35,6 @@ from execclient.govern.approvals import Approvals
 from execclient.govern.policy.decision import Requirement
 from execclient.govern.policy.policy import Policy
 from execclient.govern.sandbox import SandboxPolicy, WorkspaceWrite
-from execclient.identifiers import new_id
 from execclient.shells import Shell
 from execclient.tools.apply_patch import ApplyPatchHandler, intercepted_patch
 from execclient.tools.config import ToolsConfig, Turn
@@ -260,11 +260,7 @@ class Toolset:
         while self._services.started:
             executor, process_id = self._services.started.popleft()
             started.setdefault(executor, set()).add(process_id)
-        killing = (
-            executor._session.kill_trees(ids.__contains__)  # noqa: SLF001 - one package
-            for executor, ids in started.items()
-        )
-        await asyncio.gather(*killing)
+        await asyncio.gather(*(executor.kill_trees(ids) for executor, ids in started.items()))
 
     async def __aenter__(self) -> Self:
         return self

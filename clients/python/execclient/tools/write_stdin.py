@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from execclient.errors import ConnectionLost, ExecutorClosed, NoSuchProcess, StdinUnavailable
-from execclient.run import LINGER_SECONDS
+from execclient.process import LINGER_SECONDS
 from execclient.tools import exec_text
 from execclient.tools.arguments import WriteStdinArguments
 from execclient.tools.context import CallContext, ToolSession

@@ -9,8 +9,8 @@ import time
 import msgspec
 import pytest
 
+from execclient.connection.channel import LineSplitter, MessageTooLong
 from execclient.connection.connection import decode_message
-from execclient.connection.lines import LineSplitter, MessageTooLong
 
 LINES = [b'{"a":1}', b"", b"x" * 1000, b"y", b"", b"z" * 70_000]
 STREAM = b"".join(line + b"\n" for line in LINES)
