@@ -1,6 +1,6 @@
 """Confinement of requests: policies, and the backends that enforce them.
 
-    SandboxContext ──resolve──▶ Policy ──look at the disk──▶ View ──▶ arguments of a backend ──▶ spawn
+    SandboxContext ──resolve──▶ Policy ───read the disk───▶ View ──▶ arguments of a backend ──▶ spawn
       (the wire)    (policy.py)        (view.py, protected.py,      (bubblewrap.py, landlock.py,
                                         tree.py, glob_search.py, disk.py)  seccomp.py, seatbelt.py)
 

@@ -35,7 +35,7 @@ def candidates(policy: Policy) -> list[str]:
     return [folder for folder in folders if not git_files.is_found(f"{folder}/.git")]
 
 
-class _Root:
+class _WatchedRoot:
     __slots__ = ("count", "folder", "watch")
 
     def __init__(self, folder: int, watch: int | None) -> None:
@@ -63,9 +63,9 @@ class BareRoots:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._roots: dict[tuple[int, int], _Root] = {}
+        self._roots: dict[tuple[int, int], _WatchedRoot] = {}
         """Key: device and inode."""
-        self._by_watch: dict[int, _Root] = {}
+        self._by_watch: dict[int, _WatchedRoot] = {}
         self._inotify: int | None = None
         self._wake: int | None = None
 
@@ -105,7 +105,7 @@ class BareRoots:
         key = status.st_dev, status.st_ino
         root = self._roots.get(key)
         if root is None:
-            root = self._roots[key] = _Root(folder, self._watch(folder))
+            root = self._roots[key] = _WatchedRoot(folder, self._watch(folder))
             if root.watch is not None:
                 self._by_watch[root.watch] = root
         else:

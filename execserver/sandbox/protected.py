@@ -36,10 +36,10 @@ def protect(tree: Tree) -> None:
     """
     roots = tree.writable_folders()
     for root in roots:
-        _Root(tree, root.rstrip("/"), roots).protect()
+        _WritableRoot(tree, root.rstrip("/"), roots).protect()
 
 
-class _Root:
+class _WritableRoot:
     """One writable folder; `path` has no trailing slash."""
 
     def __init__(self, tree: Tree, path: str, roots: list[str]) -> None:

@@ -119,8 +119,7 @@ REFUSED_WITHOUT_NAMESPACES = (
     "chroot",
 )
 """And `unshare` and `clone` with flags for namespaces. `clone3`, whose flags lie in memory, fails with
-ENOSYS: C
-libraries then use `clone`.
+ENOSYS: C libraries then use `clone`.
 
 And limits, priorities and CPU affinity of a process given by number, because processes outside can be named
 here; so a thread cannot change those of another thread. And RLIMIT_RTTIME, by which listeners recognize

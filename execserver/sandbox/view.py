@@ -45,8 +45,7 @@ RESOLVER_PATHS = (
     "/run/NetworkManager/no-stub-resolv.conf",
 )
 """The targets of `/etc/resolv.conf` on many systems, so that names can still be resolved. Not the whole
-folder
-of NetworkManager: it also has a socket that lets root do anything.
+folder of NetworkManager: it also has a socket that lets root do anything.
 """
 
 USER_RUNTIME_FOLDERS = (
@@ -81,8 +80,7 @@ _BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
 
 _SYSTEM_FOLDERS = frozenset({"/", "/home", "/mnt", "/opt", "/srv", "/usr", "/var"})
 """Links in these folders belong to the machine (`/home` to `/var/home`). A command of a root daemon can
-change
-them only under a policy that makes everything writable.
+change them only under a policy that makes everything writable.
 """
 
 

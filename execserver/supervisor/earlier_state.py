@@ -36,8 +36,7 @@ _PARTIAL, _ARRIVED = "arriving", "arrived-"
 _INSTANCES = "instances"
 _KINDS = (_INSTANCES, "mount-points", "edits")
 """Folders of records. A daemon locks (flock) the records that it uses; each running daemon has one in the
-first
-folder."""
+first folder."""
 _LOCK = "lock"
 _MAX_BYTES = 64 << 20
 

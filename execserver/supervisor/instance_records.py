@@ -18,7 +18,7 @@ from execserver.descendants import kill_descendants, new_instance
 from execserver.private_folder import lock, lock_folder, open_private, runtime_folder, state_folder
 
 
-class Record:
+class InstanceRecord:
     """The file of an instance, open and locked by us."""
 
     def __init__(self, instance: int, path: str, descriptor: int) -> None:
@@ -40,7 +40,9 @@ class Record:
         os.close(self.descriptor)
 
 
-def claim(environment: Mapping[str, str], instance: int | None = None) -> tuple[Record, list[Record]]:
+def claim(
+    environment: Mapping[str, str], instance: int | None = None
+) -> tuple[InstanceRecord, list[InstanceRecord]]:
     """Create a record for a new instance; also returns the records of instances that were killed.
 
     Args:
@@ -64,7 +66,7 @@ def claim(environment: Mapping[str, str], instance: int | None = None) -> tuple[
         os.close(folder)
 
 
-def sweep(stale: list[Record]) -> list[int]:
+def sweep(stale: list[InstanceRecord]) -> list[int]:
     """Kill the processes of dead instances; returns the pids of survivors, whose records stay."""
     survivors = []
     for record in stale:
@@ -77,7 +79,7 @@ def sweep(stale: list[Record]) -> list[int]:
     return survivors
 
 
-def _take(folder: str, name: str) -> Record | None:
+def _take(folder: str, name: str) -> InstanceRecord | None:
     """The record with this name if its instance is dead."""
     if not (name.isascii() and name.isdigit()):
         return None
@@ -89,10 +91,10 @@ def _take(folder: str, name: str) -> Record | None:
     if not lock(descriptor):
         os.close(descriptor)
         return None
-    return Record(int(name), path, descriptor)
+    return InstanceRecord(int(name), path, descriptor)
 
 
-def _create(folder: str, instance: int) -> Record:
+def _create(folder: str, instance: int) -> InstanceRecord:
     while True:
         path = f"{folder}/{instance}"
         try:
@@ -102,4 +104,4 @@ def _create(folder: str, instance: int) -> Record:
             continue
         if not lock(descriptor):
             raise OSError(f"{path} cannot be locked: its filesystem has no locks")
-        return Record(instance, path, descriptor)
+        return InstanceRecord(instance, path, descriptor)

@@ -1,8 +1,10 @@
 """Listen URLs: which are accepted, and which listeners the command line asks for.
 
-unix:///PATH    absolute path; the default is our private folder's execserver.sock
-ws://IP:PORT    a literal address, [v6] in brackets; port 0 takes a free one
-stdio           also stdio://; at most once
+    unix:///PATH    absolute path; the default is our private folder's execserver.sock
+    ws://IP:PORT    a literal address, [v6] in brackets; port 0 takes a free one
+    stdio           also stdio://; at most once
+
+The listeners themselves are in `listener.py`.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ from execserver.private_folder import FolderError
 from execserver.supervisor import children, launch, server_process
 from execserver.supervisor.activation import listener_on
 from execserver.supervisor.earlier_state import migrate
-from execserver.supervisor.instance_records import Record, claim, sweep
+from execserver.supervisor.instance_records import InstanceRecord, claim, sweep
 from execserver.supervisor.listener import Listener, ListenError
 from execserver.supervisor.listeners import bind_all, requested
 from execserver.supervisor.loop import Loop, Signals
@@ -112,7 +112,7 @@ class Supervisor:
         self._environment = launched.environment
         self._folder = os.getcwdb()
         self._listeners: list[Listener] = []
-        self._record: Record | None = None
+        self._record: InstanceRecord | None = None
         self._instance = launched.instance
         self._other_children = launched.other_children
         self._nofile_soft = launched.nofile_soft

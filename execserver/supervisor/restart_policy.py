@@ -26,14 +26,11 @@ from execserver.supervisor.server_process import ServerProcess
 
 BACKOFF_S = (0, 0.1, 0.4, 1.6, 5)
 """The wait before a start, by the number of failed starts in a row, or by the number of crashes soon after
-`ready`
-minus one; the last value for higher numbers."""
+`ready` minus one; the last value for higher numbers."""
 STEADY_S = 5.0
 """A server that lives this long after `ready` did not crash at its start: clients have reconnected by then,
-and have
-sent requests. It equals the longest wait, so that a crash loop takes at most half of the time."""
-# The interval of checks whether the server hangs in the kernel: there is no event for it. A check costs 50
-# µs.
+and have sent requests. It equals the longest wait, so that a crash loop takes at most half of the time."""
+# The interval of checks whether the server hangs in the kernel, which no event reports. A check costs 50 µs.
 HANG_LOOK_S = 1.0
 # The end of a large process takes a while: the kernel frees its memory before the last thread is gone.
 HANG_GRACE_S = 0.5

@@ -101,8 +101,7 @@ class ServiceLaunch:
         self.nofile_soft = launch.raise_descriptor_limit()
         self.first: tuple[int, int] | None = None
         """Pid and channel of the first server; None if it could not be spawned. The supervisor then tries
-        again
-        when everything else is ready, and reports the error."""
+        again when everything else is ready, and reports the error."""
         try:
             self.first = spawn(command, self.environment, self.instance)
         except OSError:  # no `contextlib.suppress`: importing it takes as long as everything here

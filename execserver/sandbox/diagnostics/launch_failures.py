@@ -23,14 +23,14 @@ _CONTAINER = (
 )
 
 
-class Failure(msgspec.Struct, frozen=True):
+class LaunchFailure(msgspec.Struct, frozen=True):
     """The cause of a failure, and its fix."""
 
     cause: str
     fix: str
 
 
-def explain(text: str, bubblewrap: str, proc: str = "/proc") -> Failure:
+def explain(text: str, bubblewrap: str, proc: str = "/proc") -> LaunchFailure:
     """Explain an error text of bubblewrap.
 
     Args:
@@ -40,20 +40,20 @@ def explain(text: str, bubblewrap: str, proc: str = "/proc") -> Failure:
     """
     error = _last_line(text)
     if "unknown option" in text.lower():
-        return Failure(f"bubblewrap is too old: {error}", INSTALL)
+        return LaunchFailure(f"bubblewrap is too old: {error}", INSTALL)
     if "setuid version" in text:
-        return Failure(
+        return LaunchFailure(
             f"{bubblewrap} is set-user-id, and so cannot forbid nested user namespaces: {error}",
             f"`chmod u-s {bubblewrap}` and allow users to make user namespaces, or name another program with "
             "--bubblewrap",
         )
     if "PR_SET_SECCOMP" in text:
-        return Failure(
+        return LaunchFailure(
             f"the kernel refused the seccomp filter: {error}",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         )
     if "mount proc" in text:
-        return Failure(
+        return LaunchFailure(
             f"a new /proc may not be mounted, because parts of the /proc outside are covered: {error}",
             _CONTAINER,
         )
@@ -61,7 +61,7 @@ def explain(text: str, bubblewrap: str, proc: str = "/proc") -> Failure:
         return _limits(error, proc)
     if any(words in text for words in _NAMESPACE_WORDS):
         return restricted(error, bubblewrap, proc)
-    return Failure(
+    return LaunchFailure(
         f"bubblewrap failed: {error}",
         "see docs/how-to/doctor.md, or try it by hand: "
         f"`{bubblewrap} --ro-bind / / --unshare-user --unshare-pid --proc /proc true`",
@@ -82,7 +82,7 @@ _NAMESPACE_WORDS = (
 )
 
 
-def restricted(error: str, bubblewrap: str, proc: str = "/proc") -> Failure:
+def restricted(error: str, bubblewrap: str, proc: str = "/proc") -> LaunchFailure:
     """Explain why namespaces may not be made or used.
 
     Args:
@@ -91,18 +91,18 @@ def restricted(error: str, bubblewrap: str, proc: str = "/proc") -> Failure:
         proc: the path of procfs.
     """
     if setting(proc, "kernel/unprivileged_userns_clone") == "0":
-        return Failure(
+        return LaunchFailure(
             f"kernel.unprivileged_userns_clone is 0: only root may make user namespaces ({error})",
             "`sysctl kernel.unprivileged_userns_clone=1`, and the same in /etc/sysctl.d/ to keep it",
         )
     if setting(proc, "user/max_user_namespaces") == "0":
         return _limits(error, proc)
     if setting(proc, "kernel/apparmor_restrict_unprivileged_userns") == "1":
-        return Failure(
+        return LaunchFailure(
             f"AppArmor denies capabilities in user namespaces to programs without a profile ({error})",
             apparmor_fix(bubblewrap),
         )
-    return Failure(
+    return LaunchFailure(
         f"namespaces may not be made or used here ({error}): the filter of a container or service forbids it",
         f"{_CONTAINER}; under systemd, remove RestrictNamespaces= and ProtectKernelTunables=",
     )
@@ -127,15 +127,15 @@ def setting(proc: str, name: str) -> str | None:
         return None
 
 
-def _limits(error: str, proc: str) -> Failure:
+def _limits(error: str, proc: str) -> LaunchFailure:
     zero = [kind for kind in ("user", "mnt", "pid", "ipc", "net") if setting(proc, _limit(kind)) == "0"]
     if zero:
         names = " and ".join(f"user.max_{kind}_namespaces" for kind in zero)
-        return Failure(
+        return LaunchFailure(
             f"{names} is 0: such namespaces may not be made ({error})",
             " && ".join(f"`sysctl user.max_{kind}_namespaces=10000`" for kind in zero),
         )
-    return Failure(
+    return LaunchFailure(
         f"the limit of namespaces is reached, or they are nested too deep ({error})",
         "raise the settings user.max_*_namespaces; inside a sandbox of bubblewrap, use the profile external",
     )

@@ -50,7 +50,7 @@ class Outcome(enum.Enum):
     """The folder is in use, or cannot be removed now: the entry has to stay."""
 
 
-class Entry:
+class MountPointEntry:
     """A folder that was made, or was about to be made, for a mount.
 
     `path` is absolute and had no symbolic links. `created`: nanoseconds since 1970. `identity`: device, inode
@@ -130,18 +130,18 @@ def identity(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_dev, status.st_ino, status.st_uid
 
 
-def begin(descriptor: int, path: str) -> Entry:
+def begin(descriptor: int, path: str) -> MountPointEntry:
     """Write the first line to a file (open to append), which may hold an old entry for the same path."""
-    entry = Entry(path, time.clock_gettime_ns(_CLOCK_REALTIME_COARSE))
+    entry = MountPointEntry(path, time.clock_gettime_ns(_CLOCK_REALTIME_COARSE))
     # After a truncation, even of an empty file, ext4 would write the file out when it is closed.
-    if mend_mode(descriptor).st_size:
+    if restore_mode(descriptor).st_size:
         os.ftruncate(descriptor, 0)
     # The output of `json`, at a fraction of the cost.
     _append(descriptor, entry, f'{{"path": {encode_basestring_ascii(path)}, "created": {entry.created}}}\n')
     return entry
 
 
-def complete(descriptor: int, entry: Entry, status: os.stat_result, *, marked: bool) -> None:
+def complete(descriptor: int, entry: MountPointEntry, status: os.stat_result, *, marked: bool) -> None:
     """Write the second line: the folder exists now."""
     entry.identity = identity(status)
     entry.marked = marked
@@ -151,7 +151,7 @@ def complete(descriptor: int, entry: Entry, status: os.stat_result, *, marked: b
     _append(descriptor, entry, line)
 
 
-def read(descriptor: int) -> Entry | None:
+def read(descriptor: int) -> MountPointEntry | None:
     """The entry in a file; None if its first line is incomplete or invalid.
 
     Raises:
@@ -171,7 +171,7 @@ def read(descriptor: int) -> Entry | None:
     return entry
 
 
-def read_again(descriptor: int, known: Entry) -> Entry:
+def read_again(descriptor: int, known: MountPointEntry) -> MountPointEntry:
     """The entry in a file, if the file has changed; else the known entry.
 
     Raises:
@@ -182,18 +182,18 @@ def read_again(descriptor: int, known: Entry) -> Entry:
     return read(descriptor) or known
 
 
-def _append(descriptor: int, entry: Entry, text: str) -> None:
+def _append(descriptor: int, entry: MountPointEntry, text: str) -> None:
     line = text.encode()
     if os.write(descriptor, line) != len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     entry.text += line
 
 
-def _first_line(value: Any) -> Entry | None:
+def _first_line(value: Any) -> MountPointEntry | None:
     match value:
         case {"path": str(path), "created": int(created)}:
             os.fsencode(path)  # ValueError: not a file name
-            return Entry(path, created) if path.startswith("/") and "\0" not in path else None
+            return MountPointEntry(path, created) if path.startswith("/") and "\0" not in path else None
     return None
 
 
@@ -265,7 +265,7 @@ def open_file(folder: int, name: str, flags: int = 0) -> int:
     return os.open(name, flags, 0o600, dir_fd=folder)
 
 
-def mend_mode(descriptor: int) -> os.stat_result:
+def restore_mode(descriptor: int) -> os.stat_result:
     """Set the owner's mode bits of a new file if a strict umask cleared them; returns its status before."""
     status = os.fstat(descriptor)
     if status.st_mode & 0o600 != 0o600:

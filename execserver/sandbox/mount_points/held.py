@@ -22,7 +22,7 @@ from contextlib import suppress
 
 from execserver.sandbox.mount_points.description import MountPoint
 from execserver.sandbox.mount_points.entry import (
-    Entry,
+    MountPointEntry,
     identity,
     is_marked,
     read,
@@ -49,7 +49,7 @@ class HeldMountPoint:
         path: str,
         identity: tuple[int, int, int],
         folder: int | None,
-        entry: Entry | None = None,
+        entry: MountPointEntry | None = None,
         descriptor: int | None = None,
         changed: int = 0,
     ) -> None:
@@ -87,7 +87,7 @@ class HeldMountPoint:
             self.changed = status.st_mtime_ns
         return True
 
-    def left_to_us(self) -> Entry | None:
+    def left_to_us(self) -> MountPointEntry | None:
         """For a foreign folder that was made for mounts: the entry by which to remove it if it is unused."""
         if self.entry is not None or self.folder is None or self.identity[2] != os.geteuid():
             return None
@@ -98,7 +98,7 @@ class HeldMountPoint:
         except OSError:
             return None
         # With `sys.maxsize` as its time, a folder on another device never matches.
-        return Entry(self.path, sys.maxsize, self.identity, marked=True)
+        return MountPointEntry(self.path, sys.maxsize, self.identity, marked=True)
 
     def lock(self) -> None:
         """Take the shared locks, which usually are held already (idempotent)."""

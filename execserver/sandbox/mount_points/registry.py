@@ -38,10 +38,10 @@ from execserver.sandbox.mount_points.entry import (
     Outcome,
     key,
     leads_to,
-    mend_mode,
     open_file,
     read,
     read_again,
+    restore_mode,
     unlink,
 )
 from execserver.sandbox.mount_points.held import HeldMountPoint, adopt, unlock
@@ -220,7 +220,7 @@ class MountPoints:
             os.close(folder)
             raise
         self._descriptors = folder, descriptor
-        mend_mode(descriptor)
+        restore_mode(descriptor)
         return self._descriptors
 
     def _close(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_points.entry import Entry
+from execserver.sandbox.mount_points.entry import MountPointEntry
 from execserver.sandbox.mount_points.registry import MountPoints
 from tests.unit.sandbox.mount_point_daemons import (
     Daemon,
@@ -150,8 +150,8 @@ def test_an_entry_knows_its_folder_by_inode_and_owner_and_by_device_or_age(tmp_p
     device, inode, owner = status.st_dev, status.st_ino, status.st_uid
     older, younger = status.st_ctime_ns - 1, status.st_ctime_ns + 1
     path = str(tmp_path)
-    assert Entry(path, younger, (device, inode, owner)).describes(status)
-    assert Entry(path, older, (device + 1, inode, owner)).describes(status)  # it was mounted again
-    assert not Entry(path, younger, (device + 1, inode, owner)).describes(status)
-    assert not Entry(path, older, (device, inode + 1, owner)).describes(status)
-    assert not Entry(path, older, (device, inode, owner + 1)).describes(status)
+    assert MountPointEntry(path, younger, (device, inode, owner)).describes(status)
+    assert MountPointEntry(path, older, (device + 1, inode, owner)).describes(status)  # it was mounted again
+    assert not MountPointEntry(path, younger, (device + 1, inode, owner)).describes(status)
+    assert not MountPointEntry(path, older, (device, inode + 1, owner)).describes(status)
+    assert not MountPointEntry(path, older, (device, inode, owner + 1)).describes(status)

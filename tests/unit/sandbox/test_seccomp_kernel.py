@@ -33,8 +33,7 @@ UNTRACED = seccomp.program(network=True, files_limited=True, tracing=False)
 
 MARK = 118
 """An errno that none of these calls has by itself. Instead of EPERM it shows that the filter answered, also
-for
-users for whom the kernel itself returns EPERM."""
+for users for whom the kernel itself returns EPERM."""
 
 REFUSED = (
     *(calls_probe.ALWAYS, calls_probe.OTHER_PROCESSES, calls_probe.WITHOUT_NETWORK),
