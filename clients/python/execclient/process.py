@@ -61,7 +61,7 @@ class Deadlines:
 
     def __init__(self, session: Session, inbox: Inbox, run: float | None, idle: float | None) -> None:
         self._session = session
-        self.output = inbox
+        self._inbox = inbox
         self._clock = inbox.clock = asyncio.get_running_loop().time
         self._run = run
         self._end = math.inf
@@ -77,7 +77,7 @@ class Deadlines:
 
     def touch(self) -> None:
         """The process is not idle."""
-        self.output.active_at = self._clock()
+        self._inbox.active_at = self._clock()
 
     def cancel(self) -> None:
         """Enforce the limits no longer."""
@@ -86,11 +86,11 @@ class Deadlines:
 
     async def _enforce(self) -> None:
         try:
-            while not await self.output.exits_within(self._due()[0] - self._clock()):
+            while not await self._inbox.exits_within(self._due()[0] - self._clock()):
                 due, cause = self._due()
                 if due <= self._clock():
-                    self.output.forced_cause = cause
-                    await self._session.kill(self.output)
+                    self._inbox.forced_cause = cause
+                    await self._session.kill(self._inbox)
                     return
         except ExecServerError:
             pass  # the end will not be known, and there is no caller to report this to
@@ -98,7 +98,7 @@ class Deadlines:
     def _due(self) -> tuple[float, str]:
         dues = [(self._end, "timeout")]
         if self._idle is not None:
-            dues.append((self.output.active_at + self._idle, "idleTimeout"))
+            dues.append((self._inbox.active_at + self._idle, "idleTimeout"))
         return min(dues)
 
 

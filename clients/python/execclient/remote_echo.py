@@ -86,7 +86,7 @@ class RemoteEcho:
         status = self._executor.fs.read_text(f"/proc/{self._pid}/stat", errors="replace")
         device = int(status.rpartition(")")[2].split()[4])
         if not device:
-            raise self._unreachable("it has no terminal any more")
+            raise self._unreachable("it has no terminal now")
         return f"/dev/pts/{device & _MINOR_LOW | device >> 12 & _MINOR_HIGH}"
 
     def _unreachable(self, why: str) -> ExceptionPexpect:

@@ -47,7 +47,7 @@ IfExists = Literal["fail", "attach"]
 
 
 class StartOptions(NamedTuple):
-    """The arguments of `Executor.start`, checked as far as they concern the client."""
+    """The arguments of `Executor.start`."""
 
     argv: Sequence[AnyPath]
     cwd: AnyPath | None

@@ -1,4 +1,4 @@
-"""What the daemon serves beyond the reference: signals, sizes, ends of input, and attaching."""
+"""Extensions of the reference: signals, terminal sizes, end of input, and attaching."""
 
 from __future__ import annotations
 

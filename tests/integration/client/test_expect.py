@@ -1,4 +1,4 @@
-"""Programs that people script with pexpect, at a daemon."""
+"""Interactive programs, scripted with pexpect at a daemon."""
 
 from __future__ import annotations
 
@@ -592,7 +592,7 @@ def test_a_user_takes_over_and_gives_back(
     interact: Callable[..., pexpect.spawn[str]], encoding: str | None
 ) -> None:
     user = interact(encoding)
-    user.expect_exact("e")  # was matched by nobody yet
+    user.expect_exact("e")  # was not matched yet
     user.send("gin ü\r")
     user.expect_exact("begin ü\r\nremote> ")
     user.send("cat\r")

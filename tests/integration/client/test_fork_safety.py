@@ -1,4 +1,4 @@
-"""A forked child of a program does not keep the program's connections open."""
+"""A forked child does not keep connections of its parent open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lost connection, with a real daemon: nothing lost, nothing twice."""
+"""A lost connection, with a real daemon: no output is lost or delivered twice."""
 
 from __future__ import annotations
 

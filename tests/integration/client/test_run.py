@@ -16,7 +16,7 @@ PATIENCE = 10.0
 
 
 async def wait_for_file(path: Path, executor: Executor) -> str:
-    """The content of a fifo, once somebody has written to it."""
+    """The content of a fifo, once a process has written to it."""
     return (await executor.run(["cat", str(path)], timeout=PATIENCE)).text
 
 

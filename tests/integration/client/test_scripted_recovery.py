@@ -1,4 +1,4 @@
-"""A lost connection, with a peer that does what a daemon seldom does."""
+"""A lost connection, with a scripted peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that is done leaves nothing running; one that keeps its session, or only goes, leaves all."""
+"""A client that ends its session kills its processes; one that keeps the session or detaches does not."""
 
 from __future__ import annotations
 

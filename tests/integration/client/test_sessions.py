@@ -1,4 +1,4 @@
-"""Whose session it is, and for how long: `await connect(…)`, `keep=`, `session_id=`."""
+"""The owner and the lifetime of a session: `await connect(…)`, `keep=`, `session_id=`."""
 
 from __future__ import annotations
 

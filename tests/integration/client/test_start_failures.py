@@ -1,4 +1,4 @@
-"""A start that fails says what is missing or in the way, and is an error of Python's own, too."""
+"""A failed start names the missing or blocking object, and is a subclass of Python's error."""
 
 from __future__ import annotations
 

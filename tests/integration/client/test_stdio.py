@@ -1,4 +1,4 @@
-"""`stdio:`: a daemon that is the client's own child, and whatever else may be spawned in its place."""
+"""`stdio:`: a daemon as a child of the client, and other commands in its place."""
 
 from __future__ import annotations
 

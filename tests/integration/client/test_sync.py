@@ -523,7 +523,7 @@ def test_nothing_of_a_failed_connect_is_left(tmp_path: Path) -> None:
     before = resources()
 
     with pytest.raises(DaemonNotRunning):
-        connect(f"unix://{tmp_path}/nobody")
+        connect(f"unix://{tmp_path}/none")
 
     assert resources(before) == before
 

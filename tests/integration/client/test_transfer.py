@@ -1,4 +1,4 @@
-"""Renaming, digests, walks, and files on their way between two machines."""
+"""Renaming, digests, walks, and copies between two machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes, times and places of transfers, as a library has them; with servers of earlier versions too."""
+"""Modes, times and targets of transfers; also with older servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebSockets of the client: tokens, TLS, refusals, and a peer that is not there any more."""
+"""WebSockets of the client: tokens, TLS, refusals, and a peer that is gone."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port of this machine on which nobody listens."""
+    """A port of this machine on which no server listens."""
     with socket.socket() as asking:
         asking.bind(("127.0.0.1", 0))
         return int(asking.getsockname()[1])

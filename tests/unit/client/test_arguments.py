@@ -1,4 +1,4 @@
-"""What callers give that cannot be: each error names the argument, and what to give instead."""
+"""Invalid arguments: each error names the argument, and what to pass instead."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_argument_that_cannot_be_is_named(
         ({"call_timeout": "5"}, TypeError, "call_timeout is a number of seconds, not str"),
         ({"call_timeout": None}, TypeError, "not None; math.inf sets no limit"),
         ({"call_timeout": 0}, ValueError, "call_timeout is above 0 seconds, not 0"),
-        # Else it would fail at the first lost connection, and nobody would be there to see it.
+        # Otherwise the call would fail at the first lost connection, in a background task.
         ({"recovery_timeout": "45"}, TypeError, "recovery_timeout is a number of seconds, not str"),
         ({"recovery_timeout": -1}, ValueError, "recovery_timeout is above 0 seconds, not -1"),
     ],

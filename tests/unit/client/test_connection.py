@@ -1,4 +1,4 @@
-"""How much a connection sends before it is answered, where nobody can hold it back."""
+"""The limit of requests without a response, on a channel without flow control."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class RecordingChannel:
         self.sent.append(json.loads(message)["id"])
 
     def close(self) -> None:
-        raise AssertionError("nobody closes it")
+        raise AssertionError("the test does not close it")
 
     def abort(self) -> None:
-        raise AssertionError("nobody aborts it")
+        raise AssertionError("the test does not abort it")
 
 
 class End:

@@ -1,4 +1,4 @@
-"""Errors and results: they pass between processes, and are the errors of Python that they should be."""
+"""Errors and results: they can be pickled, and are subclasses of Python's errors."""
 
 from __future__ import annotations
 

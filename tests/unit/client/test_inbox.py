@@ -173,15 +173,15 @@ def test_what_a_page_begins_behind_is_a_gap_though_it_does_not_say_so() -> None:
     assert data(box) == [b"a", None, b"e"]
 
 
-@pytest.mark.parametrize("told_by", ["the page", "an earlier page", "nobody yet"])
+@pytest.mark.parametrize("told_by", ["the page", "an earlier page", "no page yet"])
 def test_the_number_of_the_exit_is_no_gap(told_by: str) -> None:
     box = inbox()
-    box.reports_losses = told_by == "nobody yet"  # a long page of ours does not tell it
+    box.reports_losses = told_by == "no page yet"  # a long page of execserver does not report it
     box.push(*output(1, b"a"))
     box.hold()
     if told_by == "an earlier page":
         box.fill(page(next_seq=2, code=0))
-    box.fill(page((3, b"c"), next_seq=4, code=None if told_by == "nobody yet" else 0))
+    box.fill(page((3, b"c"), next_seq=4, code=None if told_by == "no page yet" else 0))
     box.release()
     assert data(box) == [b"a", b"c"]
 

@@ -1,4 +1,4 @@
-"""How long a client waits before it connects again."""
+"""The pauses between connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's end of a relayed stream, against a registry, a relay and an executor of the test's own."""
+"""The client's end of a relayed stream, with a registry, a relay and an executor of the test."""
 
 from __future__ import annotations
 

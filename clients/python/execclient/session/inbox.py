@@ -5,7 +5,7 @@ Rules kept in this file:
 1. Numbers are dense. An event at or before the cursor is dropped: it was delivered already.
 2. While an inbox is held, after a lost connection, nothing is delivered: pushed events wait until a page from
    `process/read` has filled the gap before them.
-3. Output that is lost for good becomes an `OutputGap` at its place.
+3. Lost output becomes an `OutputGap` at its place.
 
 No I/O. `docs/protocol.md`, "Output" and "Resuming".
 """

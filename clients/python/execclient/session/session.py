@@ -216,10 +216,10 @@ class Session:
                                 f"{method}: {error}; whether it was done is unknown"
                             ) from error
         except ExecServerError as error:
-            _named(error, params)
+            _with_subject(error, params)
             raise
         except TimeoutError:
-            raise _named(CallTimeout(method, seconds), params) from None
+            raise _with_subject(CallTimeout(method, seconds), params) from None
 
     async def connected(self) -> Connection:
         """The connection; waits for a recovery.
@@ -311,7 +311,8 @@ class Session:
 
     async def kill(self, inbox: Inbox) -> None:
         """Kill a process and its descendants. Continues in the background if cancelled."""
-        await asyncio.wait({self.terminate_soon(inbox.id)}, timeout=KILL_SECONDS)
+        killing = self.terminate_soon(inbox.id, session_id=inbox.session_id)
+        await asyncio.wait({killing}, timeout=KILL_SECONDS)
 
     async def kill_trees(self, selects: Callable[[str], bool]) -> None:
         """Kill the remaining descendants of processes of this session, also of those that have exited.
@@ -329,10 +330,17 @@ class Session:
         if killing:
             await asyncio.wait(killing, timeout=KILL_SECONDS)
 
-    def terminate_soon(self, process_id: str, scope: str = "tree") -> asyncio.Task[None]:
-        """Kill one of the client's own processes, if it exists, as soon as there is a connection."""
-        # Other servers than execserver ignore the scope, and kill the group.
-        params = {"processId": process_id, "scope": scope}
+    def terminate_soon(
+        self, process_id: str, scope: str = "tree", *, session_id: str | None = None
+    ) -> asyncio.Task[None]:
+        """Kill a process, if it exists, as soon as there is a connection.
+
+        Args:
+            process_id: the process.
+            scope: of `process/terminate`; other servers than execserver ignore it, and kill the group.
+            session_id: its session, unless that is this one.
+        """
+        params = {**reference((session_id, process_id)), "scope": scope}
         return self._soon(partial(self.call, "process/terminate", params))
 
     def _soon(
@@ -421,7 +429,7 @@ def _fault(message: str, error: Exception) -> ProtocolFault:
     return ProtocolFault(f"{message} is not of the protocol: {type(error).__name__} {error}")
 
 
-def _named(error: ExecServerError, params: Mapping[str, Json]) -> ExecServerError:
+def _with_subject(error: ExecServerError, params: Mapping[str, Json]) -> ExecServerError:
     """The error of a call, with the program, path and directory of the call."""
     argv, cwd = params.get("argv"), params.get("cwd")
     path = next((params[name] for name in _PATHS if isinstance(params.get(name), str)), None)
