@@ -153,7 +153,7 @@ faults: setup
 fuzz: setup
 	EXECSERVER_FUZZ_MESSAGES=$${EXECSERVER_FUZZ_MESSAGES:-200000} \
 		EXECSERVER_FUZZ_SCRIPTS=$${EXECSERVER_FUZZ_SCRIPTS:-100000} \
-		$(BIN)/python -m pytest -q tests/fuzz tests/unit/client/policy/test_bash_fuzz.py $(FUZZ)
+		$(BIN)/python -m pytest -q tests/fuzz tests/unit/client/govern/policy/test_bash_fuzz.py $(FUZZ)
 
 # -- the reference
 

@@ -14,7 +14,7 @@ import execclient
 from execclient import errors, os_errors
 from execclient.errors import ExecServerError, call_failed
 from execclient.patch import errors as patch_errors
-from execclient.patch.repair import Repair
+from execclient.patch.model import Repair
 from execclient.run import RunResult
 from execclient.session.inbox import page_from
 from execclient.tools import errors as tool_errors
