@@ -166,7 +166,7 @@ faults: setup ## kill, cut, fill and starve the daemon in every state, and at ev
 fuzz: setup ## 200,000 mutated messages over each framing, and 100,000 shell scripts
 	EXECSERVER_FUZZ_MESSAGES=$${EXECSERVER_FUZZ_MESSAGES:-200000} \
 		EXECSERVER_FUZZ_SCRIPTS=$${EXECSERVER_FUZZ_SCRIPTS:-100000} \
-		$(BIN)/python -m pytest -q tests/fuzz tests/unit/client/policy/test_bash_fuzz.py $(FUZZ)
+		$(BIN)/python -m pytest -q tests/fuzz tests/unit/client/govern/policy/test_bash_fuzz.py $(FUZZ)
 
 ##@ The reference and other programs
 

@@ -15,7 +15,7 @@ from execclient.tools.config import ToolsConfig
 from execclient.tools.environment import CO_FORCED, CO_VARIABLES
 from execclient.tools.errors import RespondToModel, TimedOut
 from execclient.tools.result import ToolResult
-from execclient.tools.run_shell_command import TRY_OTHERWISE, TRY_SHORTER, outcome
+from execclient.tools.shell import TRY_OTHERWISE, TRY_SHORTER, outcome
 from execclient.tools.toolset import Toolset
 from tests.integration.tools.patience import limited
 from tests.support.toolsets import ONE_TRANSPORT, Make, User

@@ -14,7 +14,7 @@ import execclient
 from execclient import errors
 from execclient.errors import ExecServerError, call_failed
 from execclient.patch import errors as patch_errors
-from execclient.patch.repair import Repair
+from execclient.patch.model import Repair
 from execclient.results import Page, RunResult
 from execclient.tools import errors as tool_errors
 

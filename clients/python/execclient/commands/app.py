@@ -8,9 +8,10 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from execclient.commands import completion, detach_keys
+from execclient.commands import completion
 from execclient.commands.daemon import Daemon
 from execclient.commands.failures import perform
+from execclient.commands.foreground import DEFAULT_DETACH_KEYS, parse_detach_keys
 from execclient.commands.streams import open_missing
 
 app = typer.Typer(
@@ -106,7 +107,7 @@ def attach(
     session: Session = None,
     keys: Annotated[
         str, typer.Option("--detach-keys", metavar="KEYS", help="Leave without ending it; empty for none.")
-    ] = detach_keys.DEFAULT,
+    ] = DEFAULT_DETACH_KEYS,
     read_only: Annotated[bool, typer.Option("--read-only", help="Watch, and type nothing.")] = False,
     since_seq: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Begin with the output after N; 0 for all.")
@@ -119,7 +120,7 @@ def attach(
     from execclient.commands.attach import attach as attaching
 
     try:
-        parsed = detach_keys.parse(keys)
+        parsed = parse_detach_keys(keys)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--detach-keys") from error
     raise typer.Exit(

@@ -7,9 +7,8 @@ import os
 from contextlib import AsyncExitStack
 
 from execclient.commands.daemon import Daemon, Listed, find
-from execclient.commands.detach_keys import Detached, DetachKeys
 from execclient.commands.failures import complain
-from execclient.commands.foreground import Foreground, Work
+from execclient.commands.foreground import Detached, DetachKeys, Foreground, Work
 from execclient.commands.signals import Signals
 from execclient.commands.streams import is_empty_input
 from execclient.commands.terminal import LEAVE_SCREEN, RawTerminal, screen_size

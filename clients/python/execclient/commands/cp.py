@@ -17,8 +17,8 @@ from typing import Protocol
 from execclient import CallFailed, Copied, Executor, FileSystem, NotFound, Progress, Stat, SystemFailure
 from execclient.commands.daemon import Daemon
 from execclient.commands.failures import INCOMPLETE, Failure, complain
-from execclient.commands.printable import printable
 from execclient.commands.signals import Signals
+from execclient.commands.terminal import printable
 from execclient.local_files import Attributes, set_attributes, standard_stream
 
 REMOTE = ":"

@@ -20,7 +20,7 @@ from execclient import (
     SystemFailure,
     UntrustedServer,
 )
-from execclient.commands.printable import printable
+from execclient.commands.terminal import printable
 
 INCOMPLETE = 1
 """Some of what was named could not be done; each was said."""

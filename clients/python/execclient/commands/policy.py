@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from execclient.commands.failures import Failure, complain, current_folder
-from execclient.commands.printable import printable
+from execclient.commands.terminal import printable
 from execclient.connection.connection import Json
 from execclient.errors import PolicyError
 from execclient.govern.approval_policy import ApprovalPolicy, approval_policy

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from execclient.commands.daemon import Daemon, Listed, listing
-from execclient.commands.printable import printable
+from execclient.commands.terminal import printable
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 

@@ -85,3 +85,16 @@ class RawTerminal:
         # Goes on here after SIGCONT; the window may have changed meanwhile.
         self._set_raw()
         self._resized.set()
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with every character that cannot be seen written as its number, such as `\\x1b`.
+
+    Those are control characters, marks for the direction of writing, separators other than the blank, and
+    lone surrogates.
+
+    Args:
+        text: anything.
+        keep: what stays as it is all the same, such as line ends.
+    """
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)

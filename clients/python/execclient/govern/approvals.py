@@ -18,14 +18,14 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol, get_args
 
 from execclient.connection.connection import Json
-from execclient.govern.approval_cache import ApprovalCache
 from execclient.govern.approval_policy import ApprovalPolicy
 
 __all__ = [
@@ -332,3 +332,56 @@ def _within_offer(review: object, request: ApprovalRequest, name: str) -> Review
         offered = "none was proposed" if request.amendment is None else f"{request.amendment!r} was"
         return Review("denied", f"{name} approved with the rule {review.amendment!r}, but {offered}")
     return review
+
+
+class ApprovalCache:
+    """The grants of one session."""
+
+    def __init__(self) -> None:
+        self._granted: set[str] = set()
+
+    @staticmethod
+    def key_of(
+        argv: Sequence[str],
+        cwd: str,
+        tty: bool,
+        escalated: bool,
+        additional: Mapping[str, Json] | None = None,
+        *,
+        scope: Mapping[str, Json] | None = None,
+    ) -> str:
+        """The key of a command."""
+        permissions = "require_escalated" if escalated else "use_default"
+        if additional is not None:
+            permissions = "with_additional_permissions"
+        members = [list(argv), cwd, tty, permissions, additional]
+        return _canonical(members if scope is None else [*members, scope])
+
+    @staticmethod
+    def key_of_file(path: str, *, scope: Mapping[str, Json] | None = None) -> str:
+        """The key of one file of a patch."""
+        return _canonical({"file": path} if scope is None else {"file": path, "scope": scope})
+
+    @staticmethod
+    def key_of_input(process_id: str, *, scope: Mapping[str, Json]) -> str:
+        """The key of what is typed into a process."""
+        return _canonical({"input": process_id, "scope": scope})
+
+    def covers(self, keys: Sequence[str]) -> bool:
+        """Whether all of these were granted. No keys are never granted: there is nothing that they name."""
+        return bool(keys) and all(key in self._granted or _anywhere(key) in self._granted for key in keys)
+
+    def remember(self, keys: Iterable[str], *, any_cwd: bool = False) -> None:
+        """Grant these, in any folder if that was said."""
+        self._granted.update(_anywhere(key) if any_cwd else key for key in keys)
+
+
+def _canonical(value: Json) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _anywhere(key: str) -> str:
+    members = json.loads(key)
+    if isinstance(members, list):
+        members[1] = None
+    return _canonical(members)

@@ -24,8 +24,9 @@ from execclient.errors import CallFailed, OutcomeUnknown, RequestTooLarge
 from execclient.patch.diff import unified_diff
 from execclient.patch.errors import CannotRead, PatchConflict, PatchError, PatchFileError
 from execclient.patch.files import RemoteFiles, Server
+from execclient.patch.model import Edit, EditKind, digest_of
 from execclient.patch.parse import Patch, UpdateFile
-from execclient.patch.plan import Edit, EditKind, Entry, Plan, absolute, digest_of, touched_paths
+from execclient.patch.plan import Entry, Plan, absolute, touched_paths
 from execclient.patch.plan import plan as plan_patch
 from execprotocol.limits import MAX_EDITS
 from execprotocol.path_uri import path_to_uri
@@ -177,9 +178,7 @@ async def apply(
         for edit in plan.edits
     )
     in_place = tuple(change.path for change in run.in_place)
-    text = plan.text + "".join(
-        f"Written in place, since it cannot be replaced: {path}\n" for path in in_place
-    )
+    text = plan.text + "".join(f"{_IN_PLACE}: {path}\n" for path in in_place)
     was_atomic = was_atomic and not in_place
     return Applied(plan.edits, text, files, plan.cwd, was_atomic, plan.already_applied, in_place)
 

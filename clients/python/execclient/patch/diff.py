@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from execclient.patch.line_diff import Block, changed_blocks
+from execclient.patch.model import Edit, FileChange, digest_of
 
 CONTEXT_LINES = 3
 """What every tool shows, and expects."""
@@ -15,17 +15,6 @@ CONTEXT_LINES = 3
 _NO_OBJECT = "0" * 40
 _MODE = "100644"
 _NO_NEWLINE = "\n\\ No newline at end of file\n"
-
-
-class FileChange(NamedTuple):
-    """The content of one path before and after; None where there is no file."""
-
-    path: str
-    """Absolute."""
-    before: bytes | None
-    after: bytes | None
-    moved_from: str | None = None
-    """The absolute path that the content comes from."""
 
 
 def unified_diff(changes: Iterable[FileChange], *, root: str) -> str:
@@ -170,3 +159,35 @@ def _range(start: int, end: int) -> str:
 
 def _marked(mark: str, line: str) -> str:
     return mark + line if line.endswith("\n") else mark + line + _NO_NEWLINE
+
+
+class TurnDiff:
+    """The diff of all patches of a model's turn together.
+
+    For each path only the first and the last content are kept: a change that was taken back is none, and a
+    file that was moved twice was moved once.
+
+    Args:
+        root: the absolute directory that paths are shown relative to.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._changes: list[FileChange] = []
+
+    def add(self, edits: Iterable[Edit]) -> None:
+        """Take in what was done, in the order in which it was: `Applied.edits`, or those of an error."""
+        changes = [change for edit in edits for change in edit.changes()]
+        self._changes = merged_changes([*self._changes, *changes])
+
+    @property
+    def text(self) -> str:
+        """The unified diff from the begin of the turn until now; empty when nothing is different."""
+        return unified_diff(self._changes, root=self._root)
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """The SHA-256 of every file that is different now, by absolute path; None of one that is gone."""
+        return {
+            change.path: digest_of(change.after) for change in self._changes if change.before != change.after
+        }

@@ -15,13 +15,10 @@ know beyond them is in attributes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from execclient.errors import ExecServerError, os_error_number
-
-if TYPE_CHECKING:
-    from execclient.patch.plan import Edit
-    from execclient.patch.repair import Repair
+from execclient.patch.model import Edit, Repair
 
 VERIFICATION_FAILED = "apply_patch verification failed: "
 """What a tool call's answer begins with when nothing was asked for and nothing was changed."""

@@ -7,14 +7,13 @@ it. Where a path may lead is decided by the sandbox and by who approves, not her
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from execclient.patch.diff import FileChange, unified_diff
+from execclient.patch.diff import unified_diff
 from execclient.patch.errors import (
     CannotRead,
     EmptyPatch,
@@ -23,6 +22,7 @@ from execclient.patch.errors import (
     PatchMismatch,
     PatchSyntaxError,
 )
+from execclient.patch.model import NO_FILE, Edit, EditKind
 from execclient.patch.parse import AddFile, DeleteFile, Hunk, Patch, UpdateFile
 from execclient.patch.rewrite import UpdateName, is_rewritten, rewrite
 
@@ -32,65 +32,10 @@ Read = Callable[[str], bytes | None]
 Resolve = Callable[[str], str]
 """The path that an absolute path leads to, without links."""
 
-EditKind = Literal["add", "update", "delete", "move"]
-
 Entry = Literal["tool", "command", "applet"]
 """The rules of a patch. With `tool`, as models call it, a path may occur once, and a file that is deleted
 must be text. `command` takes the files one after the other, and `applet` as well: it also reads and ends
 lines as the stand-alone command of the reference, which adds a missing final line end."""
-
-NO_FILE = "No such file or directory (os error 2)"
-
-
-def digest_of(content: bytes | None) -> str | None:
-    """The SHA-256 of a content as 64 hexadecimal digits; None of what is not there."""
-    return None if content is None else hashlib.sha256(content).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """What a patch does to one file."""
-
-    kind: EditKind
-    path: str
-    """Absolute."""
-    shown: str
-    """The path as the patch has it; of a move, the new one."""
-    before: bytes | None
-    """None when nothing is there."""
-    after: bytes | None
-    """None when nothing will be there; of a move, the content at the new path."""
-    move_to: str | None = None
-    """Absolute; of a move only."""
-    replaced: bytes | None = None
-    """What a move replaces at the new path."""
-    is_known: bool = True
-    """Whether what is written over (`before`, or `replaced`) could be read; where not, it is not compared
-    before it is written."""
-
-    @property
-    def target(self) -> str:
-        """Where the content goes."""
-        return self.path if self.move_to is None else self.move_to
-
-    @property
-    def before_digest(self) -> str | None:
-        """The SHA-256 of what is at `path`; None when nothing is there."""
-        return digest_of(self.before)
-
-    @property
-    def after_digest(self) -> str | None:
-        """The SHA-256 of what will be at `target`; None when nothing will."""
-        return digest_of(self.after)
-
-    def changes(self) -> tuple[FileChange, ...]:
-        """The same as changes of single paths, for a diff."""
-        if self.move_to is None:
-            return (FileChange(self.path, self.before, self.after),)
-        return (
-            FileChange(self.move_to, self.replaced, self.after, moved_from=self.path),
-            FileChange(self.path, self.before, None),
-        )
 
 
 @dataclass(frozen=True, slots=True)

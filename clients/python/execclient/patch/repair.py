@@ -10,10 +10,9 @@ from __future__ import annotations
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from execclient.patch.match import exact, folded
+from execclient.patch.model import Candidate, Difference, Reason
 
 MAX_CANDIDATES = 3
 """Who has to repair by hand looks at no more."""
@@ -32,75 +31,6 @@ _MAX_COMPARED_LENGTH = 300
 
 _ALIKE = 0.6
 """Of two lines; what `difflib` recommends."""
-
-Wanted = Literal["context", "lines"]
-Reason = Literal["blanks", "text", "missing"]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One line of a candidate that is not as the chunk has it."""
-
-    line: int
-    """In the file, from 1."""
-    expected: str
-    found: str | None
-    """None beyond the end of the file."""
-    reason: Reason
-    """`blanks` includes dashes, quotes and spaces that look alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A place that comes near."""
-
-    line: int
-    """Of its first line in the file, from 1."""
-    matching: int
-    """How many lines are as expected, blanks and typography aside."""
-    lines: tuple[str, ...]
-    """What is there, as many lines as expected."""
-    differences: tuple[Difference, ...]
-    too_early: bool
-    """It lies before the place where the search began: chunks are to be in the order of the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """Which chunk of which file fits nowhere, and where it nearly does."""
-
-    path: str
-    hunk: int
-    """In the patch, from 1."""
-    chunk: int
-    """In the hunk, from 1."""
-    patch_line: int
-    """Where the chunk begins in the patch, from 1."""
-    wanted: Wanted
-    """What was not found: the line after `@@`, or the lines to be changed."""
-    expected: tuple[str, ...]
-    searched_from: int
-    """The first line of the file that was looked at, from 1: the ones before belong to earlier chunks."""
-    candidates: tuple[Candidate, ...]
-    """The nearest first, three at most."""
-    already_applied: bool
-    """What the chunk is to bring about is in the file."""
-
-    def describe(self) -> str:
-        """Some lines for whoever is to repair the patch."""
-        chunk = f"Chunk {self.chunk} of {self.path} (line {self.patch_line} of the patch)"
-        text = [f"{chunk} fits nowhere from line {self.searched_from} on."]
-        if self.already_applied:
-            text.append("What it is to bring about is in the file already.")
-        for candidate in self.candidates:
-            where = ", before the place of an earlier chunk" if candidate.too_early else ""
-            text.append(
-                f"Line {candidate.line}{where}: {candidate.matching} of {len(self.expected)} lines match"
-            )
-            text += [_told(difference) for difference in candidate.differences]
-        if not self.candidates:
-            text.append("No line of it is in the file.")
-        return "\n".join(text)
 
 
 def nearest(lines: Sequence[str], expected: Sequence[str], searched_from: int) -> tuple[Candidate, ...]:
@@ -166,9 +96,3 @@ def _reason(wanted: str, found: str | None) -> Reason | None:
     if exact(wanted) == found:
         return None
     return "blanks" if folded(wanted) == folded(found) else "text"
-
-
-def _told(difference: Difference) -> str:
-    if difference.found is None:
-        return f"  {difference.line}: expected {difference.expected!r}, but the file ends before"
-    return f"  {difference.line}: expected {difference.expected!r}, found {difference.found!r}"

@@ -24,8 +24,9 @@ from typing import NamedTuple
 from execclient.patch.errors import PatchMismatch, PatchTooComplex
 from execclient.patch.line_diff import changed_blocks
 from execclient.patch.match import LineSearch
+from execclient.patch.model import Repair, Wanted
 from execclient.patch.parse import MARK, Chunk
-from execclient.patch.repair import Repair, Wanted, nearest
+from execclient.patch.repair import nearest
 
 _LONE_CR = re.compile(r"\r(?!\n)")
 _LINE = re.compile(r"([^\n]*?)(\r?\n|\Z)")

@@ -28,7 +28,7 @@ from execclient.govern.orchestrator import SandboxAttempt, SandboxPreference, Tr
 from execclient.govern.policy.decision import Requirement
 from execclient.govern.policy.rules import STRICTNESS
 from execclient.govern.policy.scripts import Lowered
-from execclient.govern.writable import may_write
+from execclient.govern.sandbox_entries import may_write
 from execclient.patch import (
     Applied,
     Beyond,
@@ -226,16 +226,7 @@ async def apply_patch(
     if elsewhere.executor is not context.executor:
         context, cwd = elsewhere, elsewhere.cwd
     context.events.begin((NAME,), cwd)
-    try:
-        plan = await plan_at(
-            context.executor,
-            patch,
-            cwd=cwd,
-            sandbox=context.sandbox.context(context.cwd, context.workspace_roots),
-        )
-    except PatchError as error:
-        parity = context.services.policy.parity
-        raise RespondToModel(error.tool_text if parity else _with_repair(error)) from error
+    plan = await _planned(context, patch, cwd)
     trace, runtime = Trace(), PatchRuntime(context, plan, call_id)
     if runtime.requirement().kind == "ask":
         await runtime.find_targets()
@@ -260,6 +251,20 @@ async def apply_patch(
     _track(tracker, applied.edits)
     text = exec_text.patch_envelope(applied.text, wall_seconds=clock() - began)
     return replace(known(record), exit_code=0, text=text, stdout=applied.text, aggregated=applied.text)
+
+
+async def _planned(context: CallContext, patch: Patch, cwd: str) -> Plan:
+    """The edits of a patch. Raises `RespondToModel` for a patch that does not fit."""
+    try:
+        return await plan_at(
+            context.executor,
+            patch,
+            cwd=cwd,
+            sandbox=context.sandbox.context(context.cwd, context.workspace_roots),
+        )
+    except PatchError as error:
+        parity = context.services.policy.parity
+        raise RespondToModel(error.tool_text if parity else _with_repair(error)) from error
 
 
 async def intercepted_patch(call: InterceptedCall) -> CallRecord | None:

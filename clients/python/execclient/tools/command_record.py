@@ -15,8 +15,8 @@ from execclient.run import TIMED_OUT
 from execclient.tools.command_call import CommandCall
 from execclient.tools.exec_params import ExecEnv
 from execclient.tools.exec_session import ExecSession
-from execclient.tools.head_tail import HeadTailBuffer
 from execclient.tools.result import SIGNAL_BASE, CallRecord, Decided, FailureKind, failed
+from execclient.tools.truncation import HeadTailBuffer
 
 NOT_RUN = 126
 """The exit code of a command that could not be run, as a shell has it."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from execclient.errors import ExecServerError, OutputGap
 from execclient.process import Process
 from execclient.session.inbox import Piece
-from execclient.tools.head_tail import HeadTailBuffer, Snapshot
+from execclient.tools.truncation import HeadTailBuffer, Snapshot
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,10 @@ Rules kept in this file:
 
 from __future__ import annotations
 
+import unicodedata
 from typing import NamedTuple
 
-from execclient.tools.head_tail import Snapshot
-from execclient.tools.quoting import quoted
-from execclient.tools.truncation import Budget, count_lines, count_tokens, truncate
+from execclient.tools.truncation import Budget, Snapshot, count_lines, count_tokens, truncate
 
 REJECTED_BY_USER = "rejected by user"
 PATCH_REJECTED_BY_USER = "patch rejected by user"
@@ -216,3 +215,27 @@ def retry_refused(reason: str) -> str:
 def session_warning(count: int, limit: int) -> str:
     """For a model that leaves its sessions open."""
     return _SESSION_WARNING.format(count=count, limit=limit)
+
+
+# -- quoting
+
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
+
+_EXTENDING = ("Mn", "Me")
+"""Categories of characters that would change the one before them: a quote, at worst."""
+
+
+def quoted(text: str) -> str:
+    """A string literal as Rust's debug format writes it, which is what models see in error texts.
+
+    What cannot be printed is written as its code, in hexadecimal digits between braces.
+    """
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(character: str) -> str:
+    if escape := _ESCAPES.get(character):
+        return escape
+    if character.isprintable() and unicodedata.category(character) not in _EXTENDING:
+        return character
+    return f"\\u{{{ord(character):x}}}"

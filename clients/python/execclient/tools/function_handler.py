@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, TypeVar
 
-from execclient.tools.argument_shapes import Arguments
-from execclient.tools.arguments import parse
+from execclient.tools.arguments import Arguments, parse
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext
 from execclient.tools.errors import UnsupportedCall

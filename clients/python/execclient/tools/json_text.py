@@ -29,8 +29,9 @@ END: Final = -1
 
 _QUOTE, _COLON, _COMMA, _BACKSLASH, _LOWER_U = b'":,\\u'
 _LIST, _LIST_END, _OBJECT, _OBJECT_END = b"[]{}"
+_CLOSING = {_LIST: _LIST_END, _OBJECT: _OBJECT_END}
 _ZERO, _MINUS, _POINT = b"0-."
-DIGITS, _EXPONENT, _SIGNS = frozenset(b"0123456789"), frozenset(b"eE"), frozenset(b"+-")
+_DIGITS, _EXPONENT, _SIGNS = frozenset(b"0123456789"), frozenset(b"eE"), frozenset(b"+-")
 _LITERALS: dict[int, tuple[bytes, bool | None]] = {
     ord("n"): (b"null", None),
     ord("t"): (b"true", True),
@@ -47,8 +48,8 @@ _ESCAPES = {
     ord("t"): b"\t",
 }
 _BLANKS = re.compile(rb"[ \t\r\n]*")
-PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
-WHOLE = re.compile(rb"[0-9]*")
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
+_WHOLE = re.compile(rb"[0-9]*")
 _HEX = re.compile(rb"[0-9A-Fa-f]{4}")
 _MAX_UNSIGNED, _MIN_SIGNED = 2**64 - 1, -(2**63)
 _MAX_DIGITS = 20
@@ -153,7 +154,7 @@ class Reader:
             return self.string()
         if byte in _LITERALS:
             return self._literal(*_LITERALS[byte])
-        if byte in DIGITS or byte == _MINUS:
+        if byte in _DIGITS or byte == _MINUS:
             return self._number()
         raise self.error_at_next("expected value")
 
@@ -235,7 +236,7 @@ class Reader:
         self.skip()
         parts: list[bytes] = []
         while True:
-            parts.append(self.take(PLAIN))
+            parts.append(self.take(_PLAIN))
             byte = self.peek()
             if byte == END:
                 raise self.error("EOF while parsing a string")
@@ -295,24 +296,24 @@ class Reader:
             self.skip()
         whole = self._digit() != _ZERO
         if whole:
-            self.take(WHOLE)
-        elif self.peek() in DIGITS:
+            self.take(_WHOLE)
+        elif self.peek() in _DIGITS:
             raise self.error_at_next("invalid number")
         integer = True
         if self.peek() == _POINT:
             integer = False
             self.skip()
-            if self.peek() not in DIGITS:
+            if self.peek() not in _DIGITS:
                 ended = self.peek() == END
                 raise self.error_at_next("EOF while parsing a value" if ended else "invalid number")
-            self.take(WHOLE)
+            self.take(_WHOLE)
         if self.peek() in _EXPONENT:
             integer = False
             self.skip()
             if self.peek() in _SIGNS:
                 self.skip()
             self._digit()
-            self.take(WHOLE)
+            self.take(_WHOLE)
         text = self._data[start : self._index]
         if integer and len(text) <= _MAX_DIGITS + 1 and text != b"-0":
             number = int(text)
@@ -328,6 +329,124 @@ class Reader:
         if byte == END:
             raise self.error("EOF while parsing a value")
         self.skip()
-        if byte not in DIGITS:
+        if byte not in _DIGITS:
             raise self.error("invalid number")
         return byte
+
+
+# -- past a value
+
+
+def skip_value(reader: Reader) -> None:
+    """Go past the next value.
+
+    Raises:
+        JsonTextError: there is none.
+    """
+    open_ones: list[int] = []
+    while True:
+        byte = reader.at_value()
+        if byte in _CLOSING:
+            open_ones.append(byte)
+            reader.skip()
+        else:
+            _skip_scalar(reader, byte)
+        if not _to_next(reader, open_ones, inside=byte in _CLOSING):
+            return
+        if open_ones[-1] == _OBJECT:
+            _skip_name(reader)
+
+
+def _to_next(reader: Reader, open_ones: list[int], *, inside: bool) -> bool:
+    """Go to the next element or member, past whatever ends before it; whether there is one.
+
+    Args:
+        reader: behind a value, or behind what opens a list or an object.
+        open_ones: what is open, the innermost last.
+        inside: whether something was just opened, and no comma belongs here.
+    """
+    while open_ones:
+        innermost = open_ones[-1]
+        byte = reader.skip_blanks()
+        if byte == END:
+            raise reader.error_at_next(f"EOF while parsing {'a list' if innermost == _LIST else 'an object'}")
+        if byte == _CLOSING[innermost]:
+            open_ones.pop()
+            reader.skip()
+            inside = False
+            continue
+        if inside:
+            return True
+        if byte != _COMMA:
+            raise reader.error_at_next(f"expected `,` or `{chr(_CLOSING[innermost])}`")
+        reader.skip()
+        return True
+    return False
+
+
+def _skip_name(reader: Reader) -> None:
+    byte = reader.skip_blanks()
+    if byte != _QUOTE:
+        raise reader.error_at_next("EOF while parsing an object" if byte == END else "key must be a string")
+    _skip_string(reader)
+    reader.colon()
+
+
+def _skip_scalar(reader: Reader, byte: int) -> None:
+    if byte == _QUOTE:
+        _skip_string(reader)
+    elif byte == _MINUS or byte in _DIGITS:
+        _skip_number(reader)
+    else:
+        reader.scalar()
+
+
+def _skip_string(reader: Reader) -> None:
+    reader.skip()
+    while True:
+        reader.take(_PLAIN)
+        byte = reader.peek()
+        if byte == END:
+            raise reader.error("EOF while parsing a string")
+        if byte not in (_QUOTE, _BACKSLASH):
+            raise reader.error("control character (\\u0000-\\u001F) found while parsing a string")
+        reader.skip()
+        if byte == _QUOTE:
+            return
+        escape = reader.peek()
+        if escape == END:
+            raise reader.error("EOF while parsing a string")
+        reader.skip()
+        if escape == _LOWER_U:
+            reader.hex_escape()
+        elif escape not in _ESCAPES:
+            raise reader.error("invalid escape")
+
+
+def _skip_number(reader: Reader) -> None:
+    if reader.peek() == _MINUS:
+        reader.skip()
+    first = _digit(reader)
+    if first != _ZERO:
+        reader.take(_WHOLE)
+    elif reader.peek() in _DIGITS:
+        raise reader.error_at_next("invalid number")
+    if reader.peek() == _POINT:
+        reader.skip()
+        if not reader.take(_WHOLE):
+            raise reader.error_at_next("invalid number")
+    if reader.peek() in _EXPONENT:
+        reader.skip()
+        if reader.peek() in _SIGNS:
+            reader.skip()
+        _digit(reader)
+        reader.take(_WHOLE)
+
+
+def _digit(reader: Reader) -> int:
+    byte = reader.peek()
+    if byte != END:
+        reader.skip()
+    if byte not in _DIGITS:
+        raise reader.error("invalid number")
+    return byte

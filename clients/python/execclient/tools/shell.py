@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from execclient.tools.arguments import ShellArguments, ShellCommandArguments
+from dataclasses import replace
+
+from execclient.connection.connection import Json
+from execclient.govern.policy.safe import co_safe
+from execclient.tools.arguments import RunShellCommandArguments, ShellArguments, ShellCommandArguments
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext
+from execclient.tools.environment import CO_ENVIRONMENT, co_environment
 from execclient.tools.exec_params import DefaultTimeout, ExecParams, Timeout
 from execclient.tools.function_handler import CommandHandler
 from execclient.tools.registry import ToolInvocation
-from execclient.tools.result import CallRecord
+from execclient.tools.result import CallRecord, ToolResult
 from execclient.tools.run_to_end import run_to_end
 
 
@@ -58,3 +63,89 @@ class ShellHandler(CommandHandler[ShellArguments]):
     ) -> CallRecord:
         """Run it."""
         return await run_to_end(context, await self.prepare(context, arguments, invocation))
+
+
+class ShellCommandHandler(CommandHandler[ShellCommandArguments]):
+    """Hands the script to the shell of the executor's account as one word."""
+
+    model = ShellCommandArguments
+
+    async def mutates(self, context: CallContext, arguments: ShellCommandArguments) -> bool:
+        """Unless the script is known to read only."""
+        return not context.reads_only(self.argv(context, arguments))
+
+    def argv(self, context: CallContext, arguments: ShellCommandArguments) -> tuple[str, ...]:
+        """The shell with the script."""
+        return context.shell.exec_args(arguments.command, login=arguments.login)
+
+    async def prepare(
+        self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
+    ) -> CommandCall:
+        """What is to be run."""
+        return prepared(context, self.argv(context, arguments), arguments, invocation)
+
+    async def call(
+        self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
+    ) -> CallRecord:
+        """Run it."""
+        return await run_to_end(context, await self.prepare(context, arguments, invocation))
+
+
+TRY_SHORTER = "Use a shorter command, or give it more time."
+TRY_OTHERWISE = "Try a different approach."
+
+
+class RunShellCommandHandler(CommandHandler[RunShellCommandArguments]):
+    """Approval is what guards it; the sandbox of the turn holds all the same."""
+
+    model = RunShellCommandArguments
+
+    async def mutates(self, context: CallContext, arguments: RunShellCommandArguments) -> bool:
+        """Unless the script is on the list."""
+        return not co_safe(arguments.cmd, context.services.config.shell_safe_commands)
+
+    async def prepare(
+        self, context: CallContext, arguments: RunShellCommandArguments, invocation: ToolInvocation
+    ) -> CommandCall:
+        """What is to be run."""
+        config = context.services.config
+        params = ExecParams(
+            command=("sh", "-c", arguments.cmd),
+            cwd=context.cwd,
+            expiration=Timeout(min(arguments.timeout, config.shell_max_timeout)),
+            env=co_environment(dependencies=config.dependency_env, explicit=config.env),
+        )
+        return context.command_call(
+            invocation.call_id, invocation.tool_name, params, environment=CO_ENVIRONMENT
+        )
+
+    async def call(
+        self, context: CallContext, arguments: RunShellCommandArguments, invocation: ToolInvocation
+    ) -> CallRecord:
+        """Run it."""
+        call = await self.prepare(context, arguments, invocation)
+        record = await run_to_end(context, call, gently=True)
+        failure = record.failure
+        if failure is None or failure.kind == "rejected":
+            return record
+        # What the kernel does not permit it will not permit the next time either.
+        terminal = failure.kind == "denied"
+        return replace(record, failure=replace(failure, terminal=terminal))
+
+
+def outcome(result: ToolResult) -> str | dict[str, Json]:
+    """A result as that profile's agents take it: the output, or a display that ends the matter.
+
+    Raises:
+        ToolError: it makes sense that the model tries something else; the message says what.
+    """
+    failure = result.failure
+    if failure is None:
+        return result.aggregated_output
+    if failure.terminal:
+        return {"display": result.aggregated_output or failure.message, "error": True}
+    advice = TRY_SHORTER if failure.kind == "timeout" else TRY_OTHERWISE
+    output = f"\n{result.aggregated_output}" if result.aggregated_output else ""
+    advised = replace(failure, message=f"{failure.message}. {advice}{output}")
+    replace(result, failure=advised).check()
+    raise AssertionError("a failure raises")

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from execclient.connection.connection import Json
-from execclient.tools.argument_shapes import Arguments, shape_of
 from execclient.tools.arguments import (
     ApplyPatchArguments,
+    Arguments,
     ExecCommandArguments,
     RunShellCommandArguments,
     ShellArguments,
     ShellCommandArguments,
     WriteStdinArguments,
+    shape_of,
 )
 
 Form = Literal["openai", "anthropic", "mcp"]

@@ -45,15 +45,11 @@ from execclient.tools.events import CallEvents, EventSink, SessionClosed, tell
 from execclient.tools.exec_command import ExecCommandHandler
 from execclient.tools.exec_sessions import ExecSessions
 from execclient.tools.function_handler import CommandHandler
-from execclient.tools.open_calls import OpenCalls
-from execclient.tools.parallel import CallGate
+from execclient.tools.parallel import CallGate, OpenCalls
 from execclient.tools.payloads import FunctionOutput, FunctionPayload, McpOutput, ToolPayload
-from execclient.tools.preview import preview
 from execclient.tools.registry import Registry, ToolInvocation
-from execclient.tools.result import CallRecord, ToolResult, failed
-from execclient.tools.run_shell_command import RunShellCommandHandler
-from execclient.tools.shell import ShellHandler
-from execclient.tools.shell_command import ShellCommandHandler
+from execclient.tools.result import CallRecord, ToolResult, failed, preview
+from execclient.tools.shell import RunShellCommandHandler, ShellCommandHandler, ShellHandler
 from execclient.tools.specs import Form, all_specs
 from execclient.tools.write_stdin import WriteStdinHandler
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from execclient.commands.diff_colors import shown
+from execclient.commands.patch import shown
 
 DIFF = """\
 diff --git a/f b/f

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from execclient.patch.errors import CannotRead, EmptyPatch, PatchError, PatchFileError, PatchMismatch
+from execclient.patch.model import Edit
 from execclient.patch.parse import parse_patch
-from execclient.patch.plan import Edit, Entry, Plan, plan, touched_paths
+from execclient.patch.plan import Entry, Plan, plan, touched_paths
 
 
 def wrapped(*lines: str) -> str:

@@ -3,14 +3,15 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from execclient.tools.argument_shapes import Arguments, shape_of
 from execclient.tools.arguments import (
+    Arguments,
     ExecCommandArguments,
     RunShellCommandArguments,
     ShellArguments,
     ShellCommandArguments,
     WriteStdinArguments,
     parse,
+    shape_of,
 )
 from execclient.tools.errors import ArgumentError, RespondToModel
 from execclient.tools.json_shapes import Nullable

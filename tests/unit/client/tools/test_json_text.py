@@ -23,9 +23,9 @@ from execclient.tools.json_shapes import (
     Object,
     ShapeError,
     read_text,
+    shown,
 )
 from execclient.tools.json_text import MAX_DEPTH, JsonTextError, Reader
-from execclient.tools.json_words import shown
 
 ARGUMENTS = Object(
     "ToolEnvironmentArgs",

@@ -133,40 +133,7 @@ def decide(
         is_elsewhere=not policy.parity
         and (is_moved or any(command[0] in _MOVING for command in lowered.commands)),
     )
-    plain = [judging.judged(command) for command in lowered.commands]
-    verdicts = plain if policy.parity else [*plain, *judging.hidden(argv, lowered)]
-    strictest = max(verdicts, key=lambda verdict: STRICTNESS[verdict.decision])
-    matches = tuple(dict.fromkeys(match for verdict in verdicts for match in verdict.matches))
-
-    def requirement(
-        kind: Literal["skip", "ask", "forbidden"],
-        source: Source,
-        reason: str | None = None,
-        *,
-        bypass: bool = False,
-        amendment: tuple[str, ...] | None = None,
-    ) -> Requirement:
-        return Requirement(kind, source, reason, bypass, amendment, matches, lowered, policy.revision)
-
-    if strictest.decision == "allow":
-        lifted = judging.lifts and all(verdict.by_rule for verdict in plain)
-        return requirement("skip", strictest.source, bypass=lifted)
-    if strictest.decision == "forbidden":
-        return requirement("forbidden", strictest.source, _rejection(argv, strictest, matches))
-
-    by_rule = any(verdict.by_rule and verdict.decision == "prompt" for verdict in verdicts)
-    refusal = _unaskable(approval, by_rule=by_rule, danger=strictest.danger)
-    if refusal is not None:
-        return requirement("forbidden", "approval_policy", refusal)
-    amendment = None
-    if not any(verdict.hidden for verdict in verdicts) and approval.asks_for_sandbox:
-        # A command that a rule allows already is asked about for the sandbox's sake.
-        prompted = next(
-            (each.command for each in plain if each.decision == "prompt" and not each.matches), None
-        )
-        amendment = propose(policy.rules, argv, lowered, prompted, prefix_rule, cwd=cwd, parity=policy.parity)
-    reason = _question(argv, matches) if by_rule else UNREADABLE if strictest.hidden else None
-    return requirement("ask", strictest.source, reason, amendment=amendment)
+    return judging.requirement(argv, lowered, prefix_rule)
 
 
 def shown(argv: Sequence[str]) -> str:
@@ -202,6 +169,53 @@ class _Judging:
     def lifts(self) -> bool:
         """Whether rules that allow may lift the sandbox."""
         return self.policy.bypass_sandbox and not self.sandbox.denies_reads
+
+    def requirement(self, argv: Argv, lowered: Lowered, prefix_rule: Sequence[str] | None) -> Requirement:
+        """The strictest verdict on the commands of a call, as what has to happen before it may run."""
+        plain = [self.judged(command) for command in lowered.commands]
+        verdicts = plain if self.policy.parity else [*plain, *self.hidden(argv, lowered)]
+        strictest = max(verdicts, key=lambda verdict: STRICTNESS[verdict.decision])
+        matches = tuple(dict.fromkeys(match for verdict in verdicts for match in verdict.matches))
+
+        def requirement(
+            kind: Literal["skip", "ask", "forbidden"],
+            source: Source,
+            reason: str | None = None,
+            *,
+            bypass: bool = False,
+            amendment: tuple[str, ...] | None = None,
+        ) -> Requirement:
+            return Requirement(
+                kind, source, reason, bypass, amendment, matches, lowered, self.policy.revision
+            )
+
+        if strictest.decision == "allow":
+            lifted = self.lifts and all(verdict.by_rule for verdict in plain)
+            return requirement("skip", strictest.source, bypass=lifted)
+        if strictest.decision == "forbidden":
+            return requirement("forbidden", strictest.source, _rejection(argv, strictest, matches))
+
+        by_rule = any(verdict.by_rule and verdict.decision == "prompt" for verdict in verdicts)
+        refusal = _unaskable(self.approval, by_rule=by_rule, danger=strictest.danger)
+        if refusal is not None:
+            return requirement("forbidden", "approval_policy", refusal)
+        amendment = None
+        if not any(verdict.hidden for verdict in verdicts) and self.approval.asks_for_sandbox:
+            # A command that a rule allows already is asked about for the sandbox's sake.
+            prompted = next(
+                (each.command for each in plain if each.decision == "prompt" and not each.matches), None
+            )
+            amendment = propose(
+                self.policy.rules,
+                argv,
+                lowered,
+                prompted,
+                prefix_rule,
+                cwd=self.cwd,
+                parity=self.policy.parity,
+            )
+        reason = _question(argv, matches) if by_rule else UNREADABLE if strictest.hidden else None
+        return requirement("ask", strictest.source, reason, amendment=amendment)
 
     def judged(self, command: Argv) -> _Verdict:
         """A command that plain reading shows."""

@@ -101,12 +101,6 @@ _SCRIPT_OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Options of subcommands whose value is a command line; a longer one may be abbreviated."""
 
-_TOLD_TO_RUN = {
-    "submodule": frozenset({"foreach"}),
-    "bisect": frozenset({"run"}),
-    "hook": frozenset({"run"}),
-}
-
 _TRANSPORT = re.compile(r"(?:--?[\w-]+=)?ext::(.*)", re.DOTALL)
 """An address that is a command line."""
 

@@ -15,8 +15,7 @@ from typing import Final
 
 from execclient.govern.policy.rules import Argv, PrefixRule, RuleSet
 from execclient.govern.policy.scripts import Lowered
-from execclient.govern.policy.unwrapping import inner, program
-from execclient.govern.policy.wrappers import ANY_SUFFIX, BEHIND_SUBCOMMAND
+from execclient.govern.policy.unwrapping import ANY_SUFFIX, BEHIND_SUBCOMMAND, inner, program
 
 _RUNS_TEXT: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("bash", "sh", "zsh", "dash", "ksh", "fish"), ("-c", "-lc")),

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from execclient.govern.policy.git_commands import Words
 from execclient.govern.policy.shell_differences import unmarked
-from execclient.govern.policy.shell_syntax import text_of, tree
-from execclient.govern.policy.shell_words import decode_ansi_c, is_operand, literal
+from execclient.govern.policy.shell_syntax import decode_ansi_c, is_operand, literal, text_of, tree
 from execclient.govern.policy.unwrapping import (
+    APPENDS,
+    SHELL_VARIABLES,
     SUBSTITUTION,
     Inner,
     inner,
@@ -23,7 +24,6 @@ from execclient.govern.policy.unwrapping import (
     program,
     steers,
 )
-from execclient.govern.policy.wrappers import APPENDS, SHELL_VARIABLES
 
 if TYPE_CHECKING:
     from tree_sitter import Node
