@@ -88,7 +88,7 @@ class _Silent:
         self.socket = socket
 
     def frame_received(self, message: bytes) -> None:
-        """Nobody says anything to it."""
+        """It gets no messages."""
 
     def room(self) -> None:
         """It says nothing either."""

@@ -173,7 +173,7 @@ class Server:
             await takeover.kill_unfinished_starts()
             reach("take-over-restored")
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._hello.fd_store.fileno(), self._keeper_spoke, executor)
+        loop.add_reader(self._hello.fd_store.fileno(), self._fd_store_readable, executor)
         gauges = self._make_gauges(executor, sessions)
         table = self._table = HandlerTable(
             executor, sessions, self._sandboxes, self._host, gauges, self._config.sandboxes.spool_dir
@@ -221,13 +221,13 @@ class Server:
 
     def _take_over(self) -> tuple[RecoveryState, RecoveredState | None]:
         """Begin a service, or take over from an earlier server."""
-        keeper = self._hello.fd_store
+        fd_store = self._hello.fd_store
         if not self._hello.take_over:
-            return RecoveryState.begin(keeper, self._host.cwd, self._host.provider_id), None
-        handed = keeper.take_over()
+            return RecoveryState.begin(fd_store, self._host.cwd, self._host.provider_id), None
+        handed = fd_store.take_over()
         if not RecoveryState.has_begun(handed):
-            return RecoveryState.begin(keeper, self._host.cwd, self._host.provider_id), None
-        recovery, recovered = RecoveryState.resume(keeper, handed)
+            return RecoveryState.begin(fd_store, self._host.cwd, self._host.provider_id), None
+        recovery, recovered = RecoveryState.resume(fd_store, handed)
         service = recovered.state.service
         if service is not None:
             self._host = self._host.continued(service.cwd, service.provider_id)
@@ -365,7 +365,7 @@ class Server:
         self._channel.send({"type": "beat"})
         asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
 
-    def _keeper_spoke(self, executor: Executor) -> None:
+    def _fd_store_readable(self, executor: Executor) -> None:
         while (ended := self._hello.fd_store.receive()) is not None:
             executor.inherited_end(ended.number, ended.status)
 

@@ -123,7 +123,7 @@ def _is_unchanged(state: TargetState) -> bool:
 def _conflict(path: str) -> InvalidRequest:
     """The error for a target that another program has changed since it was inspected."""
     return InvalidRequest(
-        f"{printable_path(path)} was changed by somebody else just now: read it again", name="edit_conflict"
+        f"{printable_path(path)} was changed by another program just now: read it again", name="edit_conflict"
     )
 
 

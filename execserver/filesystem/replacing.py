@@ -52,7 +52,7 @@ _MAX_IN_MEMORY = 64 << 20
 
 _ACL = "system.posix_acl_access"
 
-_NOBODY = 65534
+_UNMAPPED_USER = 65534
 """The owner that the kernel shows for a user that is not mapped in a user namespace."""
 
 _NOT_INHERITED = ("security.capability", "security.ima", "security.evm", "trusted.")
@@ -125,7 +125,7 @@ def inherit_attributes(old: str, fd: int) -> None:
     try:
         if (wanted.st_uid, wanted.st_gid) != (made.st_uid, made.st_gid):
             os.fchown(fd, wanted.st_uid, wanted.st_gid)
-        elif wanted.st_uid == _NOBODY:
+        elif wanted.st_uid == _UNMAPPED_USER:
             # In a sandbox all other users have this number. Only the owner may open a file with O_NOATIME.
             os.close(os.open(old, os.O_RDONLY | os.O_NOATIME | os.O_NOFOLLOW | ALWAYS))
     except OSError:

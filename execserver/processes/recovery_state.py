@@ -315,7 +315,7 @@ class RecoveryState:
             self._append(record)
         except OSError as error:
             log.error(
-                "not in the ledger: a successor would not know",
+                "not in the ledger: a new server would not know",
                 record=type(record).__name__,
                 reason=str(error),
             )

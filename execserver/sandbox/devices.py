@@ -28,7 +28,7 @@ NODES = {
 """Name → major and minor number: what bubblewrap's `--dev` takes from the host."""
 
 OWNER = 65534
-"""The user nobody, whose processes cannot reach the nodes: only root can enter the folder."""
+"""A user without rights here: only root can enter the folder, so its processes do not reach the nodes."""
 
 _FOLDER = "devices"
 _ELSEWHERE = "/dev/execserver"

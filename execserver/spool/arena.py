@@ -107,7 +107,7 @@ class IndexArena:
             if 0 in blocks:
                 restored[number] = ProcessIndex(self, number, [blocks[key] for key in sorted(blocks)])
             else:
-                # Its block 0 was given back, the others were to follow.
+                # Its block 0 was freed, the others were to follow.
                 for block in blocks.values():
                     self.free_block(block)
         return restored

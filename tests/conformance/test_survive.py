@@ -71,7 +71,7 @@ def private(endpoint: Endpoint) -> Endpoint:
 
 @pytest.mark.transports(*SOCKETS)
 @pytest.mark.statement("H40")
-def test_every_connection_ends_and_whoever_connects_is_served(private: Endpoint) -> None:
+def test_every_connection_ends_and_new_ones_are_served(private: Endpoint) -> None:
     clients = [private.connect(), private.connect(), private.connect(handshake=False)]
     for client in clients:
         client.call("server/health")  # accepted, and not just waiting for that

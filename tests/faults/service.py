@@ -121,7 +121,7 @@ class Service:
             self.url = self.process.stdout.readline().decode().strip()
             assert self.url, self.log
 
-    def successor(self, within: float = PATIENCE) -> int:
+    def wait_for_new_server(self, within: float = PATIENCE) -> int:
         """Wait until another server than the last known one is there, and mean that one from now on; its pid.
 
         Raises:
@@ -139,7 +139,7 @@ class Service:
                         self._server, self.server_pid = descriptor, pid
                         return pid
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no successor of {self.server_pid} in {within:g} s: {self.log}")
+                raise TimeoutError(f"no new server after {self.server_pid} in {within:g} s: {self.log}")
             time.sleep(0.002)
 
     # -- connections

@@ -104,7 +104,7 @@ async def test_a_stream_survives_kills_of_the_executors_server_which_keeps_its_k
         for number in range(1, KILLS + 1):
             await streams.give(BLOCKS_A_FAULT)
             service.signal_server(signal.SIGKILL)
-            await asyncio.to_thread(service.successor)
+            await asyncio.to_thread(service.wait_for_new_server)
             await streams.caught_up(recoveries=number)
         await streams.finish()
     assert stage.relay.environments()[0]["key"] == key

@@ -61,7 +61,7 @@ def test_a_daemon_makes_room_for_its_upgrade_at_once_while_its_executor_waits_fo
     wait_until_asked(folder)
     begin = time.monotonic()
     service.process.send_signal(signal.SIGHUP)
-    service.successor(SOON)
+    service.wait_for_new_server(SOON)
     assert service.connect(session).call("environment/status") is not None
     assert time.monotonic() - begin < SOON
 

@@ -63,7 +63,7 @@ class Scene:
         """SIGKILL the server; return when the new server has our session."""
         self.service.signal_server(signal.SIGKILL)
         self.session.reconnect()
-        self.service.successor()
+        self.service.wait_for_new_server()
 
     def go_on(self, row: EventRow) -> None:
         """Let the commands continue."""
@@ -146,7 +146,7 @@ def test_a_sandbox_that_ends_without_a_server_is_cleaned_up_by_the_next(scene: S
     scene.service.signal_server(signal.SIGKILL)
     (scene.ws / "gate").write_text("go\n")
     scene.session.reconnect()
-    scene.service.successor()
+    scene.service.wait_for_new_server()
     scene.session.finish(row)
     assert row.exit_code == 4
     assert os.listdir(scene.ws) == ["gate"]

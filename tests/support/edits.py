@@ -104,7 +104,7 @@ def kill_at_the_point(service: Service) -> None:
     """Wait until the server is stopped at a fault point, kill it, and wait for the next one."""
     wait_stopped(service)
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
 
 
 def wait_stopped(service: Service) -> None:

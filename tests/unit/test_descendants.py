@@ -285,7 +285,7 @@ def test_more_members_than_descriptors_are_killed_in_turns(instance: int, left: 
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_without_descriptors_nobody_is_killed_and_the_caller_is_told(instance: int, left: int) -> None:
+def test_without_descriptors_no_process_is_killed_and_the_caller_is_told(instance: int, left: int) -> None:
     process, _ = start(instance, 1, "echo go; exec sleep 600")
     with descriptors_left(left), pytest.raises(OSError):
         kill_descendants(instance, timeout=600)
@@ -316,7 +316,7 @@ def test_members_that_cannot_be_looked_at_are_not_taken_for_dead(
     process.wait()
 
 
-def test_who_is_born_during_a_scan_that_finds_nobody_is_killed(
+def test_a_process_born_during_a_scan_that_finds_none_is_killed(
     instance: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, _ = start(instance, 1, DAEMON)
@@ -443,7 +443,7 @@ def test_more_members_than_descriptors_all_get_a_signal(instance: int, left: int
     process.wait()
 
 
-def test_without_a_descriptor_nobody_is_signalled_and_the_caller_is_told(instance: int) -> None:
+def test_without_a_descriptor_no_process_is_signalled_and_the_caller_is_told(instance: int) -> None:
     process, _ = start(instance, 4, "echo go; exec sleep 600")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Room for a look at the processes and no handle beside it cannot be told apart; so for nothing.

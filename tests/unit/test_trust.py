@@ -236,7 +236,7 @@ def test_root_may_give_a_secret_to_a_service_by_its_group_and_not_to_all(open_pl
     os.chown(path, 0, NOBODY)
     for mode, refused in ((0o640, False), (0o440, False), (0o644, True), (0o444, True), (0o660, True)):
         path.chmod(mode)
-        done = as_nobody(f"read_trusted({str(path)!r}, secret=True)")
+        done = as_ordinary_user(f"read_trusted({str(path)!r}, secret=True)")
         assert (done.returncode != 0) is refused, done.stderr
         if refused:
             assert f"UntrustedError: file {path} of root (uid 0) can be" in done.stderr
@@ -248,11 +248,11 @@ def test_secrets_as_containers_mount_them_are_taken(mode: str, open_place: Path)
     read_one = f"read_trusted({str(open_place / 'secret')!r}, secret=True)"
     mount = f"mount -t tmpfs -o mode=1777 none {open_place} && echo a-token > {open_place}/secret"
     set_mode = f"chmod {mode} {open_place}/secret"
-    kubernetes = as_nobody(read_one, f"{mount} && {set_mode} && mount -o remount,ro {open_place}")
+    kubernetes = as_ordinary_user(read_one, f"{mount} && {set_mode} && mount -o remount,ro {open_place}")
     assert (kubernetes.returncode, kubernetes.stderr) == (0, "")
-    writable = as_nobody(read_one, f"{mount} && {set_mode}")
+    writable = as_ordinary_user(read_one, f"{mount} && {set_mode}")
     assert "can be read by others" in writable.stderr
-    docker = as_nobody(
+    docker = as_ordinary_user(
         "read_trusted('/run/secrets/token', secret=True)",
         f"mount -t tmpfs -o mode=755 none /run && mkdir /run/secrets && echo a-token > /run/secrets/token"
         f" && chmod {mode} /run/secrets/token",
@@ -260,7 +260,7 @@ def test_secrets_as_containers_mount_them_are_taken(mode: str, open_place: Path)
     assert (docker.returncode, docker.stderr) == (0, "")
 
 
-def as_nobody(statement: str, before: str = "true") -> subprocess.CompletedProcess[str]:
+def as_ordinary_user(statement: str, before: str = "true") -> subprocess.CompletedProcess[str]:
     """Run a statement as an ordinary user, after a script by root in mounts of its own."""
     program = [sys.executable, "-c", f"from execprotocol.trust import read_trusted; {statement}"]
     user = [sys.executable, "-I", f"{REPOSITORY}/tests/sandbox_user.py", str(NOBODY), str(NOBODY)]

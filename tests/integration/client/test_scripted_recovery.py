@@ -77,7 +77,7 @@ async def test_an_event_that_never_came_is_asked_for(scripted: ScriptedDaemon) -
         assert [data async for _, data in process] == [b"a", b"b", b"c", b"d"]
 
 
-async def test_an_event_that_nobody_has_any_more_is_a_gap(scripted: ScriptedDaemon) -> None:
+async def test_an_event_that_was_dropped_is_a_gap(scripted: ScriptedDaemon) -> None:
     async with scripted.client() as (_, process, peer):
         peer.send(output(3, b"c"))
         await peer.refuse("process/read", -32600, "unknown process id p1")

@@ -55,7 +55,7 @@ async def test_a_session_that_does_not_exist_is_lost(url: str) -> None:
             pass
 
 
-async def test_a_session_that_somebody_has_is_asked_for_again_and_then_refused(
+async def test_an_attached_session_is_asked_for_again_and_then_refused(
     shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "ATTACHED_SECONDS", 0.3)

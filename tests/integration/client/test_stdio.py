@@ -114,7 +114,7 @@ async def test_what_it_says_goes_to_the_log(caplog: pytest.LogCaptureFixture) ->
     assert any(message.startswith("sh: two") for message in messages)
 
 
-async def test_a_flood_of_complaints_stops_nothing_and_its_end_is_kept() -> None:
+async def test_a_flood_of_error_texts_stops_nothing_and_its_end_is_kept() -> None:
     script = "yes complaint | head -c 3000000 >&2; echo 'the last' >&2; exit 1"
     with pytest.raises(ConnectionFailed, match="exit status 1: the last"):
         async with connect("stdio:", command=shell(script)):

@@ -214,7 +214,7 @@ async def test_a_file_that_changes_on_its_way_is_no_success(
     assert os.listdir(here) == ["file"]
 
 
-async def test_a_part_that_somebody_damages_is_noticed_and_the_place_is_as_it_was(
+async def test_a_damaged_part_is_noticed_and_the_target_is_as_it_was(
     executor: Executor, tmp_path: Path, here: Path
 ) -> None:
     random_file(here / "file", 20 * MIB)

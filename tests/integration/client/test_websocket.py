@@ -44,7 +44,7 @@ def guarded(start_server: StartServer, tmp_path: Path) -> str:
     ).url
 
 
-async def test_a_token_opens_what_nobody_else_can(
+async def test_a_server_with_a_token_opens_to_its_token_only(
     guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(guarded, token="sesame") as executor:

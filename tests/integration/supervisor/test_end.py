@@ -141,7 +141,7 @@ def test_children_from_before_the_exec_are_not_killed(start: Start, watch: Watch
     unrelated.send(signal.SIGKILL)
 
 
-def test_both_killed_at_once_the_next_start_sweeps_and_spares_the_living(
+def test_both_killed_at_once_the_next_start_sweeps_and_leaves_the_living(
     start: Start, watch: Watch, folder: Path
 ) -> None:
     living, living_processes = begin(start, watch, folder, name="living")

@@ -207,7 +207,7 @@ def test_every_server_takes_a_strange_environment_alike(tmp_path_factory: Any) -
             assert [line for line in seen if line.startswith((b"DUP", b"="))] == [b"DUP=first"]
             if kill:
                 service.signal_server(signal.SIGKILL)
-                service.successor()
+                service.wait_for_new_server()
     finally:
         service.end()
 

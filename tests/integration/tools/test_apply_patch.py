@@ -116,7 +116,7 @@ async def test_a_patch_that_is_none_is_told_to_the_model_and_never_run(
 
 
 @ONE_TRANSPORT
-async def test_a_patch_that_does_not_fit_is_asked_about_by_nobody_and_says_what_would_fit(
+async def test_a_patch_that_does_not_fit_is_not_asked_about_and_says_what_would_fit(
     make: Make, workspace: Path
 ) -> None:
     user = User(ACCEPT)

@@ -219,7 +219,7 @@ async def test_a_link_that_takes_the_place_of_an_approved_folder_leads_no_patch_
     assert not (outside / "y").exists()
 
 
-async def test_a_patch_within_and_outside_of_the_sandbox_is_applied_once_somebody_agrees(
+async def test_a_patch_within_and_outside_of_the_sandbox_is_applied_once_a_reviewer_agrees(
     make: Make, workspace: Path, tmp_path: Path
 ) -> None:
     (workspace / "sub").mkdir()
@@ -304,7 +304,7 @@ async def test_an_answer_for_the_session_covers_what_is_typed_into_that_process(
     assert len(user.asked) == 2
 
 
-async def test_where_nobody_may_be_asked_nothing_is_typed_but_looking_and_interrupting_are_free(
+async def test_where_no_question_is_allowed_nothing_is_typed_but_looking_and_interrupting_are_free(
     make: Make,
 ) -> None:
     tools = make()

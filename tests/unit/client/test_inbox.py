@@ -329,7 +329,7 @@ def test_a_sink_gets_every_piece_at_once_and_nothing_waits() -> None:
     assert box.take_all() == []
 
 
-async def test_everybody_who_waits_is_woken_and_who_gave_up_harms_nobody() -> None:
+async def test_every_waiter_is_woken_and_a_cancelled_one_harms_no_other() -> None:
     box = inbox()
     waiting = [asyncio.create_task(box.until_exited()) for _ in range(3)]
     assert not await box.exits_within(0.01)

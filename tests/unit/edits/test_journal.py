@@ -66,7 +66,7 @@ def test_a_record_says_what_was_put_into_it(state: Path, policy: Policy | None) 
     assert os.listdir(state / "edits") == ["lock"]
 
 
-def test_a_record_at_which_somebody_works_is_left_alone(state: Path) -> None:
+def test_a_record_in_work_is_left_alone(state: Path) -> None:
     journal = Journal(str(state))
     entry = journal.begin(EntryContents(None, [], []))
     assert Journal(str(state)).take_unfinished(()) == ([], [], True)

@@ -126,7 +126,7 @@ def test_tidying_up_can_be_cut_off(prepared: Prepared) -> None:
     assert prepared.files.now() == prepared.files.new
 
 
-def test_what_was_done_and_is_somebody_elses_now_stays_so(prepared: Prepared) -> None:
+def test_a_finished_step_that_another_program_changed_stays(prepared: Prepared) -> None:
     prepared.done(5)
     for name in ("first", "third"):
         other = prepared.files.folder / f"{name} of somebody else"
@@ -140,11 +140,11 @@ def test_what_was_done_and_is_somebody_elses_now_stays_so(prepared: Prepared) ->
 
 
 @pytest.mark.parametrize("name", ["first", "third", "gone"])
-def test_a_target_that_somebody_else_replaced_stops_the_steps(prepared: Prepared, name: str) -> None:
+def test_a_target_that_another_program_replaced_stops_the_steps(prepared: Prepared, name: str) -> None:
     other = prepared.files.folder / "other"
     other.write_text("theirs")
     other.rename(prepared.files.folder / name)
-    with pytest.raises(InvalidRequest, match="was changed by somebody else") as caught:
+    with pytest.raises(InvalidRequest, match="was changed by another program") as caught:
         edit_operations.do(prepared.steps)
     assert caught.value.name == "edit_conflict"
     edit_operations.undo(prepared.steps)

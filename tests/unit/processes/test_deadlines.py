@@ -26,7 +26,7 @@ def queue(**deadlines: Deadline) -> DeadlineQueue:
     return made
 
 
-def test_without_deadlines_nobody_wakes_up() -> None:
+def test_without_deadlines_no_timer_runs() -> None:
     made = queue(p1=Deadline(None, None, FIRST))
     assert made.wakes_at() is None
     assert len(made) == 0

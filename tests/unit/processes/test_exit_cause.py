@@ -157,7 +157,7 @@ def short_of_memory() -> Iterator[Path]:
     pytest.skip("no cgroup can be made here")
 
 
-def test_a_command_that_the_kernel_kills_for_memory_is_told_from_one_that_somebody_kills(
+def test_a_kill_by_the_kernel_for_memory_is_told_from_another_kill(
     short_of_memory: Path,
 ) -> None:
     counter = OomCounter()

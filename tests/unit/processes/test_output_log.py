@@ -153,7 +153,7 @@ def test_a_terminal_can_be_taken_from_without_a_pipe_in_between(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_the_daemon_budget_is_taken_from_whoever_holds_most(tmp_path: Path, folder: bool) -> None:
+def test_the_daemon_budget_is_taken_from_the_largest_log(tmp_path: Path, folder: bool) -> None:
     rig = Rig(SpoolLimits(disk=1000, memory=1000, small=0), str(tmp_path) if folder else None)
     large, small = rig.log(2000), rig.log(2000)
     for _ in range(9):

@@ -83,7 +83,7 @@ def server(
 @pytest.mark.parametrize(
     ("on_disk", "retained"), [(True, RETAINED), (False, RETAINED), (True, 64 << 10), (False, 64 << 10)]
 )
-def test_whenever_a_server_is_killed_its_successor_has_every_byte_once(
+def test_whenever_a_server_is_killed_the_new_one_has_every_byte_once(
     tmp_path: Path, on_disk: bool, retained: int, pipe_bytes: int
 ) -> None:
     folder = str(tmp_path) if on_disk else None

@@ -162,7 +162,7 @@ def test_of_writes_that_come_together_only_the_first_is_followed_by_a_look() -> 
     assert predictor.is_prompt()
 
 
-def test_with_a_single_processor_nobody_looks() -> None:
+def test_with_a_single_processor_there_is_no_wait() -> None:
     script = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from execserver.processes.prompt_output import PromptPredictor\n"

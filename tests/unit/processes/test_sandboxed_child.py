@@ -286,7 +286,7 @@ async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoll
         poller.close()
 
 
-async def test_without_a_word_of_the_launcher_nobody_inside_is_known(poller: DescriptorPoller) -> None:
+async def test_without_a_report_of_the_launcher_no_process_inside_is_known(poller: DescriptorPoller) -> None:
     inside = SandboxedChild(0, memory_file(b""), True, None, poller)
     inside.signal(signal.SIGINT)
     inside.kill()

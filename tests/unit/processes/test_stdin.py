@@ -320,7 +320,7 @@ def test_input_that_cannot_be_kept_is_refused_and_leaves_no_descriptor_behind(be
 # -- take-over
 
 
-def test_a_successor_cuts_what_was_not_accepted_and_delivers_the_rest(bench: Bench) -> None:
+def test_a_new_server_cuts_what_was_not_accepted_and_delivers_the_rest(bench: Bench) -> None:
     writer = bench.writer()
     writer.write(pattern(0, MIB), "w1")
     kept, end = bench.kept[0], bench.journal[-1][1]
@@ -343,7 +343,7 @@ def test_a_successor_cuts_what_was_not_accepted_and_delivers_the_rest(bench: Ben
     writer.close()
 
 
-def test_a_successor_of_one_that_never_wrote_begins_at_the_start(bench: Bench) -> None:
+def test_a_new_server_after_one_that_never_wrote_begins_at_the_start(bench: Bench) -> None:
     new_server = bench.writer()
     new_server.restore(None, 0)
     assert not is_waiting(new_server)
@@ -515,7 +515,7 @@ def test_a_terminal_that_takes_no_more_gets_the_rest_later_in_order(terminal: tu
     assert bench.wanted == [True, False]
 
 
-def test_a_successor_empties_the_inner_pipe_first(terminal: tuple[Bench, int]) -> None:
+def test_a_new_server_empties_the_inner_pipe_first(terminal: tuple[Bench, int]) -> None:
     bench, slave = terminal
     writer = bench.writer()
     writer.write(pattern(0, MIB), "w1")

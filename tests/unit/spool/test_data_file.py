@@ -57,7 +57,7 @@ def test_bytes_go_around_the_ring_and_no_move_crosses_its_end(ring: DataFile, pi
     assert os.fstat(ring.fd).st_size == CAPACITY
 
 
-def test_whoever_shares_the_open_file_sees_how_far_the_kernel_got(
+def test_a_process_that_shares_the_open_file_sees_how_far_the_kernel_got(
     ring: DataFile, pipe: tuple[int, int]
 ) -> None:
     os.write(pipe[1], b"x" * 5000)

@@ -165,7 +165,7 @@ def test_the_beginning_of_the_next_slot_is_not_the_end_of_the_one_before(
     server.close()
 
 
-def test_a_successor_gives_no_slot_away_that_is_in_use(files: tuple[int, int]) -> None:
+def test_a_new_server_gives_no_slot_away_that_is_in_use(files: tuple[int, int]) -> None:
     server = Server(*files)
     for number in (1, 2, 3):
         server.log(number).take("stdout", read := pipe_with(pattern(number, 100)))
