@@ -1,4 +1,4 @@
-"""Records of edits: what is read is what was durable, and each has one owner."""
+"""Journal entries: the durable lines are read again, and each entry has one owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection that is none: it calls the handlers of `fs/*` as the real one does."""
+"""A stub of a connection, which calls the handlers of `fs/*`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class StubCaller:
-    """What handlers need of a connection; `call` decodes parameters and collects the result."""
+    """The parts of a connection that handlers use. `call` decodes parameters and collects the result."""
 
     def __init__(self, mounts: MountTable, confinement: FileConfinement | None = None) -> None:
         self.extensions = False
@@ -44,7 +44,7 @@ class StubCaller:
         self._owned.clear()
 
     def begin(self, method: str, /, **params: Any) -> Result | Awaitable[Result]:
-        """What the handler gives; values that are paths become URIs."""
+        """Call a handler; values that are paths become URIs."""
         return self._handlers[method](cast("Caller", self), decode_params(METHODS[method], _encode(params)))
 
     async def call(self, method: str, /, **params: Any) -> Any:

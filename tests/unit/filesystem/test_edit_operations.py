@@ -1,4 +1,4 @@
-"""The steps of `fs/applyEdits` can be cut off anywhere and done, or undone, again."""
+"""The steps of `fs/applyEdits` can be interrupted anywhere, and done or undone again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished files in the place of others: whole or not at all, and in place where nothing else is possible."""
+"""Replacing files: whole or not at all, and in place where nothing else is possible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 class StopsAfter:
-    """Says that the work is not wanted any more, when it was asked for the N-th time."""
+    """A stop flag that is set when it is checked for the N-th time."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""Small file operations on the loop's thread: the outcome is that of a thread, and the loop does not wait."""
+"""Small file operations on the loop: the outcome is the same as in a thread, and the loop does not wait."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NAMES = ("text", "empty", "full", "large", "sparse", "folder", "link", "dangling
 
 @pytest.fixture
 def outcome(caller: StubCaller, mounts: MountTable) -> Outcome:
-    """What comes of a request, on the loop or in a thread: the result or the error."""
+    """The outcome of a request, on the loop or in a thread: its result or its error."""
 
     async def outcome(method: str, *, in_thread: bool, **params: Any) -> Any:
         mounts.can_hang = in_thread
@@ -162,7 +162,7 @@ async def test_neither_a_fifo_nor_a_device_makes_the_loop_wait(caller: StubCalle
         assert not at_once(caller, "fs/writeFile", path=tmp_path / name, dataBase64="QUJD")
 
 
-# A holder of a lease, who lets go of it half a second after it was asked to.
+# A holder of a lease, which releases it half a second after the request.
 LEASE = """
 import fcntl, os, signal, sys, time
 

@@ -35,7 +35,7 @@ async def _silent(caller: StubCaller) -> None:
 
 @pytest.fixture
 def inotify_is_blind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As for a user who has used up his inotify instances."""
+    """As for a user without free inotify instances."""
     instances: list[int] = []
     limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     if limit > 10_000:
@@ -211,7 +211,7 @@ async def test_it_looks_again_where_inotify_does_not_see_everything(
     caller: StubCaller, mounts: MountTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "SURVEY_SECONDS", 0.02)
-    # As when another client of a network mount makes the file: no event tells of it.
+    # As when another client of a network mount makes the file: there is no event.
     read_events = inotify.read_events
     monkeypatch.setattr(inotify, "read_events", lambda number: read_events(number)[:0])
     mounts.can_hang = True

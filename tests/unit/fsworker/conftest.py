@@ -1,4 +1,4 @@
-"""Workers in the running loop, with the operations in them and in this process side by side."""
+"""Workers in the running loop; the same operations in a worker and in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def look(files: Files, path: str = "/") -> Awaitable[Metadata]:
 
 
 class Connection:
-    """What a connection has for `fs/*`."""
+    """The objects that a connection has for `fs/*`."""
 
     def __init__(self) -> None:
         self.calls = BlockingCalls()
@@ -70,7 +70,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
 @pytest.fixture
 def memory_folder() -> Iterator[Path]:
-    """A folder in memory, for what is slow on a disk."""
+    """A folder in memory, for tests that are slow on a disk."""
     folder = tempfile.mkdtemp(dir="/dev/shm")
     yield Path(folder)
     shutil.rmtree(folder)

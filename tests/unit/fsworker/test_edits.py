@@ -1,4 +1,4 @@
-"""Edits that a worker carries out: the same as in this process, and whatever becomes of the worker."""
+"""Edits by a worker: the same as in this process, even if the worker dies."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_worker_that_dies_between_two_requests_is_replaced(
         await edits.apply(patch(files), policy_for(files.folder), context)
     except InternalError as error:
         outcome = error
-    # What is staged is not asked for twice; what is recorded is.
+    # Staging is not repeated; recorded steps are.
     assert files.now() == (files.old if outcome is not None else files.new)
     assert outcome is None or point == "edits-begun"
     assert os.listdir(state / "edits") == ["lock"]

@@ -1,4 +1,4 @@
-"""What a worker does is what the daemon does itself: the same results, the same errors, the same disk."""
+"""A worker does the same as the daemon: the same results, the same errors, the same files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets a worker, and when one ends: with real processes that are killed and stopped."""
+"""The pool of workers, with real processes that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ os.write(0, bytes(9))  # it can work
 take(int.from_bytes(os.read(0, 4), "little"))
 ANSWER
 """
-"""A worker that says what it likes."""
+"""A worker that sends arbitrary data."""
 
 _BYTE_BY_BYTE = """
 os.write(0, bytes([0]) + (1 << 20).to_bytes(8, "little"))

@@ -134,7 +134,7 @@ def test_a_worker_has_its_socket_and_nothing_else_of_the_daemons(tmp_path: Path)
     try:
         assert select.select([process.socket], [], [], 30)[0]
         names = set(os.listdir(f"/proc/{process.pid}/fd"))
-        # Whoever runs the tests may have left some open that a child is meant to have.
+        # The caller of the tests may have left inheritable ones open.
         given = {name for name in os.listdir("/proc/self/fd") if _is_inheritable(name)}
         assert names - given == {"0", "1", "2"} - given
         assert os.readlink(f"/proc/{process.pid}/fd/0").startswith("socket:")
