@@ -343,7 +343,7 @@ class ManagedProcess:
         self.output.resume()
 
     def postpone_if_throttled(self) -> bool:
-        """Whether the process is quiet because its output is not taken; then its idle time begins anew."""
+        """Whether the output is not taken, so that the process is quiet: then its idle time begins anew."""
         if self.output.paused and self._deadline is not None:
             self._deadline.touch(self._context.deadlines.clock())
             self._context.deadlines.add(self.number, self._deadline)
