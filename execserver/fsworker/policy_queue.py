@@ -34,7 +34,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that do not depend on the path."""
 
 
-class Request(msgspec.Struct, eq=False):
+class FileRequest(msgspec.Struct, eq=False):
     """A request for a worker."""
 
     payload: bytes
@@ -51,7 +51,7 @@ class PolicyQueue:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.waiting: OrderedDict[object, deque[Request]] = OrderedDict()
+        self.waiting: OrderedDict[object, deque[FileRequest]] = OrderedDict()
         self.worker: WorkerClient | None = None
         self.preparing: asyncio.Task[None] | None = None
         """Starts a worker, or checks in a thread whether it may be used. Nothing else runs meanwhile."""
@@ -77,11 +77,11 @@ class PolicyQueue:
             self.dependencies.close()
             self.dependencies = None
 
-    def add(self, owner: object, request: Request) -> None:
+    def add(self, owner: object, request: FileRequest) -> None:
         """Append a request to those of its connection."""
         self.waiting.setdefault(owner, deque()).append(request)
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> FileRequest | None:
         """The request whose turn it is. Cancelled ones are dropped."""
         while self.waiting:
             owner, requests = next(iter(self.waiting.items()))
@@ -92,7 +92,7 @@ class PolicyQueue:
             del self.waiting[owner]
         return None
 
-    def pop_request(self) -> Request:
+    def pop_request(self) -> FileRequest:
         """Remove the next request; its connection moves to the end."""
         owner, requests = next(iter(self.waiting.items()))
         request = requests.popleft()

@@ -32,7 +32,7 @@ from execserver.fsworker.client import (
     WorkerClient,
     WorkerLost,
 )
-from execserver.fsworker.policy_queue import PolicyQueue, Request, ViewDependencies, view_dependencies
+from execserver.fsworker.policy_queue import FileRequest, PolicyQueue, ViewDependencies, view_dependencies
 from execserver.sandbox.policy import Policy
 
 MAX_WORKERS = 4
@@ -141,7 +141,7 @@ class WorkerPool:
         queue = self._queues.get(policy)
         if queue is None:
             queue = self._queues[policy] = PolicyQueue(policy)
-        queue.add(owner, Request(payload, adopt, answer, newest, loop.time()))
+        queue.add(owner, FileRequest(payload, adopt, answer, newest, loop.time()))
         self._advance(queue)
         return answer
 
@@ -410,7 +410,7 @@ class WorkerPool:
             call.add_done_callback(_close_late_result)
             raise
 
-    def _is_outdated(self, queue: PolicyQueue, request: Request) -> bool:
+    def _is_outdated(self, queue: PolicyQueue, request: FileRequest) -> bool:
         if not queue.policy.globs:
             return False
         age = asyncio.get_running_loop().time() - queue.started_at

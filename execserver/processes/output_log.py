@@ -26,7 +26,7 @@ import msgspec
 from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile
 from execserver.spool.log_files import LogFiles, UnreadableError
-from execserver.spool.process_index import ProcessIndex, Record
+from execserver.spool.process_index import IndexRecord, ProcessIndex
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, Spool, SpoolBudget
 from execserver.telemetry.measures import measures
 
@@ -228,7 +228,7 @@ class OutputLog:
         """The number of the newest chunk that was dropped; 0 when none was."""
         return self._index.evicted_through
 
-    def first_kept(self) -> Record | None:
+    def first_kept(self) -> IndexRecord | None:
         """The oldest chunk kept, without its bytes."""
         return self._first_after(self._index.evicted_through)
 
@@ -269,7 +269,7 @@ class OutputLog:
         index = self._index
         chunks: list[Chunk] | None = None
         while chunks is None:
-            taken: list[Record] = []
+            taken: list[IndexRecord] = []
             size, complete = 0, True
             for record in index.records_after(max(after_seq, index.evicted_through)):
                 if not record.has_bytes:
@@ -294,7 +294,7 @@ class OutputLog:
 
     def tail(self, most: int) -> bytes:
         """The last kept output, over all streams: up to `most` bytes and a chunk."""
-        records: list[Record] = []
+        records: list[IndexRecord] = []
         seq = self._index.next_seq - 1
         while most > 0 and seq > self._index.evicted_through:
             record = self._index.record(seq)
@@ -341,7 +341,7 @@ class OutputLog:
         elif self.disk_held > (room := file.capacity - LARGE_CHUNK_BYTES):
             self._evict(self.held, room, self.held)
 
-    def _first_after(self, seq: int) -> Record | None:
+    def _first_after(self, seq: int) -> IndexRecord | None:
         """The first chunk whose number is above `seq`, which is not dropped."""
         index = self._index
         seq += 1
@@ -352,7 +352,7 @@ class OutputLog:
             seq += 1
         return None
 
-    def _contents(self, records: list[Record]) -> list[Chunk] | None:
+    def _contents(self, records: list[IndexRecord]) -> list[Chunk] | None:
         """Chunks with their bytes. None when some are unreadable: these and all older ones are dropped."""
         try:
             contents = self._files.bytes_of(records)
@@ -364,7 +364,7 @@ class OutputLog:
             for record, data in zip(records, contents, strict=True)
         ]
 
-    def _drop_unreadable(self, newest: Record) -> None:
+    def _drop_unreadable(self, newest: IndexRecord) -> None:
         self._budget.remove(self)
         self._index.evict_through(newest)
         self._count_held()
@@ -376,7 +376,7 @@ class OutputLog:
         """
         index = self._index
         held_disk, held_memory = self.disk_held, self.memory_held
-        last: Record | None = None
+        last: IndexRecord | None = None
         seq = index.evicted_through
         while (
             held_disk + held_memory > total

@@ -42,7 +42,7 @@ from execserver.spool.records import (
     StdinClosed,
     Written,
 )
-from execserver.spool.small_files import SmallFiles
+from execserver.spool.small_files import SmallOutputs
 from execserver.supervisor import fd_store_client, fd_store_protocol
 from execserver.supervisor.fd_store_protocol import (
     ARENA,
@@ -69,7 +69,7 @@ Slots = dict[int, list[int]]
 """Descriptors by slot."""
 
 
-class FdStore(Protocol):
+class SlotStore(Protocol):
     """The supervisor's store of descriptors (`supervisor/fd_store_client.py`)."""
 
     def keep(self, number: int, slot: int, descriptors: Sequence[int], *, urgent: bool = False) -> None:
@@ -99,7 +99,7 @@ class RecoveredState(msgspec.Struct):
 class RecoveryState:
     """The ledger and the fd store, and the order of their updates."""
 
-    def __init__(self, fd_store: FdStore, ledger: Ledger, arena: IndexArena, small: SmallFiles) -> None:
+    def __init__(self, fd_store: SlotStore, ledger: Ledger, arena: IndexArena, small: SmallOutputs) -> None:
         self.arena = arena
         self.small_files = small
         self._fd_store = fd_store
@@ -109,13 +109,13 @@ class RecoveryState:
         self._drop_timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def begin(cls, fd_store: FdStore, cwd: str, provider_id: str) -> RecoveryState:
+    def begin(cls, fd_store: SlotStore, cwd: str, provider_id: str) -> RecoveryState:
         """The state of the first server of a service.
 
         Raises:
             OSError: no descriptor or no memory is available.
         """
-        recovery = cls(fd_store, Ledger.create(), IndexArena.create(), SmallFiles.create())
+        recovery = cls(fd_store, Ledger.create(), IndexArena.create(), SmallOutputs.create())
         recovery._append(Service(cwd, provider_id))
         fd_store.keep(SERVICE, SMALL, [recovery.small_files.fd])
         fd_store.keep(SERVICE, LEDGER, [recovery._ledger.fd])
@@ -141,7 +141,9 @@ class RecoveryState:
 
     @classmethod
     def resume(
-        cls, fd_store: FdStore, handed: Iterable[fd_store_client.StoredSlot | fd_store_client.EndedProcess]
+        cls,
+        fd_store: SlotStore,
+        handed: Iterable[fd_store_client.StoredSlot | fd_store_client.EndedProcess],
     ) -> tuple[RecoveryState, RecoveredState]:
         """The state of a new server that continues where the previous one ended.
 
@@ -163,7 +165,7 @@ class RecoveryState:
         recovered = RecoveredState(ledger.replay(), slots, arena.restore(), exits)
         known = (index for number, index in recovered.indices.items() if number in recovered.state.processes)
         taken = {slot for index in known if (slot := small_slot(index)) is not None}
-        recovery = cls(fd_store, ledger, arena, SmallFiles(service[SMALL][0], taken))
+        recovery = cls(fd_store, ledger, arena, SmallOutputs(service[SMALL][0], taken))
         before = recovered.state.service
         if before is not None:
             recovery._append(Service(before.cwd, before.provider_id, before.servers + 1))

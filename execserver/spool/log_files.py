@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile, NotStoredError
-from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Record
+from execserver.spool.process_index import MAX_LENGTH, IndexRecord, Kind, ProcessIndex
 from execserver.spool.small_files import FIRST_PLACE, SmallFile, slot_of
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, RETRY_SECONDS, SHORT_OF_DESCRIPTORS, Spool
 from execserver.supervisor.fd_store_protocol import DATA, MEMORY
@@ -43,7 +43,7 @@ class UnreadableError(Exception):
         record: the newest unreadable one.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: IndexRecord) -> None:
         super().__init__(record)
         self.record = record
 
@@ -170,7 +170,7 @@ class LogFiles:
         self.retry_at = 0.0
         self._spool.disk_works()
 
-    def bytes_of(self, records: Sequence[Record]) -> list[bytes]:
+    def bytes_of(self, records: Sequence[IndexRecord]) -> list[bytes]:
         """The bytes of chunks, which are in the order of their numbers.
 
         Raises:
@@ -196,7 +196,7 @@ class LogFiles:
             start = end
         return found
 
-    def content(self, record: Record) -> bytes:
+    def content(self, record: IndexRecord) -> bytes:
         """The bytes of one chunk.
 
         Raises:
@@ -342,7 +342,7 @@ class LogFiles:
         self._leftover = (kind, data[size:]) if size < len(data) else None
         return size
 
-    def _read(self, first: Record, size: int, last: Record) -> bytes:
+    def _read(self, first: IndexRecord, size: int, last: IndexRecord) -> bytes:
         file = self.memory if first.in_memory else self.disk
         if first.in_memory and slot_of(first.position) is not None:
             file = self.small

@@ -43,7 +43,7 @@ _KIND_SHIFT, _KIND_MASK = 59, 7
 _LENGTH_SHIFT, _LENGTH_MASK = 38, (1 << 21) - 1
 
 
-class Record(NamedTuple):
+class IndexRecord(NamedTuple):
     """One numbered event."""
 
     seq: int
@@ -203,7 +203,7 @@ class ProcessIndex:
             self._head[self._head_base + (_EXITED if kind == "exited" else _CLOSED)] = seq
         return seq
 
-    def record(self, seq: int) -> Record | None:
+    def record(self, seq: int) -> IndexRecord | None:
         """The event of that number; None when there is none yet, or its record is gone."""
         if not 0 < seq < self.next_seq:
             return None
@@ -218,7 +218,7 @@ class ProcessIndex:
         word = view[at + 1]
         return _unpack(seq, view[at], word) if word & _VALID else None
 
-    def records_after(self, seq: int) -> Iterator[Record]:
+    def records_after(self, seq: int) -> Iterator[IndexRecord]:
         """The known events whose numbers are above `seq`, oldest first."""
         while seq < self.next_seq - 1:
             ordinal, place = divmod(seq, RECORDS_A_BLOCK)
@@ -234,7 +234,7 @@ class ProcessIndex:
                     return
                 yield _unpack(number, offset, word)
 
-    def evict_through(self, record: Record) -> None:
+    def evict_through(self, record: IndexRecord) -> None:
         """Drop all events up to this one. The records of the last 32,768 stay, to state gaps."""
         seq = record.seq
         self.evicted_offset = record.offset + record.length
@@ -245,7 +245,7 @@ class ProcessIndex:
             self._arena.free_block(blocks.pop(1))
             self._low += 1
 
-    def newest_chunk(self) -> Record | None:
+    def newest_chunk(self) -> IndexRecord | None:
         """The newest event that has bytes, dropped or not."""
         # At most two events have none.
         for seq in range(self.next_seq - 1, max(0, self.next_seq - 4), -1):
@@ -254,7 +254,7 @@ class ProcessIndex:
                 return record
         return None
 
-    def first_chunk(self) -> Record | None:
+    def first_chunk(self) -> IndexRecord | None:
         """The oldest event that has bytes, dropped or not; only looked for among the first."""
         for seq in range(1, 4):
             record = self.record(seq)
@@ -309,8 +309,8 @@ class ProcessIndex:
         self._view, self._base = self._arena.place(block)
 
 
-def _unpack(seq: int, offset: int, word: int) -> Record:
-    return Record(
+def _unpack(seq: int, offset: int, word: int) -> IndexRecord:
+    return IndexRecord(
         seq,
         _KINDS[word >> _KIND_SHIFT & _KIND_MASK],
         offset,

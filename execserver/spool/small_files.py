@@ -34,7 +34,7 @@ _KEPT_FREE = 256
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 
-class SmallFiles:
+class SmallOutputs:
     """All slots.
 
     Args:
@@ -50,7 +50,7 @@ class SmallFiles:
         """The descriptor's offset; -1 while that is not known."""
 
     @classmethod
-    def create(cls) -> SmallFiles:
+    def create(cls) -> SmallOutputs:
         """A file without slots in use.
 
         Raises:
@@ -93,7 +93,7 @@ class SmallFile(DataFile):
 
     __slots__ = ("_slot", "_slots")
 
-    def __init__(self, slots: SmallFiles, slot: int, used: int = 0) -> None:
+    def __init__(self, slots: SmallOutputs, slot: int, used: int = 0) -> None:
         # Without `DataFile.__init__`, which opens a ring: only the interface is the same.
         self.fd = slots.fd
         self.capacity = SLOT_BYTES

@@ -28,7 +28,7 @@ from execserver.spool.data_file import (
     ring_capacity,
 )
 from execserver.spool.process_index import MAX_POSITION
-from execserver.spool.small_files import SmallFiles
+from execserver.spool.small_files import SmallOutputs
 from execserver.telemetry.measures import measures
 
 CHUNK_BYTES = 64 << 10
@@ -85,7 +85,7 @@ class Spool:
         folder: str | None,
         limits: SpoolLimits,
         on_state: Callable[[bool, str], None] = lambda _failing, _reason: None,
-        small_files: SmallFiles | None = None,
+        small_files: SmallOutputs | None = None,
     ) -> None:
         self.limits = limits
         self.small_files = small_files

@@ -8,7 +8,7 @@ import os
 from execprotocol.process import Stream
 from execserver.processes.output_log import OutputLog
 from execserver.spool.arena import IndexArena
-from execserver.spool.small_files import SmallFiles
+from execserver.spool.small_files import SmallOutputs
 from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits
 from execserver.supervisor.fd_store_protocol import DATA, MEMORY
 
@@ -23,7 +23,7 @@ class Rig:
         self.limits = limits or SpoolLimits(small=0)
         self.arena = IndexArena.create()
         self.states: list[tuple[bool, str]] = []
-        self.small = SmallFiles.create()
+        self.small = SmallOutputs.create()
         self.spool = Spool(folder, self.limits, self._told, self.small)
         self.budget = SpoolBudget(self.limits)
         self.kept: dict[int, int] = {}

@@ -15,7 +15,7 @@ from execserver.processes.output_log import OutputLog
 from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.log_files import small_slot
-from execserver.spool.small_files import FIRST_PLACE, SLOT_BYTES, SmallFile, SmallFiles, slot_of
+from execserver.spool.small_files import FIRST_PLACE, SLOT_BYTES, SmallFile, SmallOutputs, slot_of
 from execserver.spool.spool import CHUNK_BYTES, Spool, SpoolBudget, SpoolLimits
 
 PROCESSES = 24
@@ -29,7 +29,7 @@ class Server:
         self.arena = IndexArena(os.dup(arena))
         indices = self.arena.restore()
         taken = {slot for index in indices.values() if (slot := small_slot(index)) is not None}
-        self.small = SmallFiles(os.dup(small), taken)
+        self.small = SmallOutputs(os.dup(small), taken)
         self.budget = SpoolBudget(LIMITS)
         self.spool = Spool(None, LIMITS, small_files=self.small)
         self.logs = {
@@ -53,7 +53,7 @@ class Server:
 
 @pytest.fixture
 def files() -> Iterator[tuple[int, int]]:
-    arena, small = IndexArena.create(), SmallFiles.create()
+    arena, small = IndexArena.create(), SmallOutputs.create()
     yield arena.fd, small.fd
     arena.close()
     small.close()
