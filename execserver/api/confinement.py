@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from execprotocol.errors import InvalidParams, RpcError, SpawnFailed
-from execserver.launch_spec import LaunchSpec
-from execserver.processes.launch import require_program
+from execserver.launch_spec import LaunchSpec, require_program
 from execserver.processes.start_obstacle import require_interpreter
 from execserver.sandbox import refused
 from execserver.sandbox.confinement import Confinement

@@ -31,7 +31,6 @@ from execserver.launch_spec import LaunchSpec
 from execserver.processes import start_obstacle
 from execserver.processes.child_environment import child_environment
 from execserver.processes.executor import Executor
-from execserver.processes.launch import launch_spec
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
 from execserver.processes.process_input import ProcessInput
@@ -303,7 +302,7 @@ class ProcessHandlers:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
     def _spec(self, params: StartParams) -> LaunchSpec:
-        return launch_spec(params, self._environment(params), self._host.shell)
+        return LaunchSpec.of(params, self._environment(params), self._host.shell)
 
     async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:
         try:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from execserver.processes.launch import DEFAULT_PATH, find_program
+from execserver.launch_spec import DEFAULT_PATH, find_program
 
 MAX_STRING_BYTES = 131071
 """The limit of Linux for one argument, or one variable with its name (MAX_ARG_STRLEN, without the NUL)."""
