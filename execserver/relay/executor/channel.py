@@ -104,6 +104,8 @@ class RelayChannel:
         """Set by the multiplexer while the channel waits for its turn."""
         self._owner = owner
         self._stream = SealedStream(stream_id, MessageAssembler(self._deliver).feed, transport)
+        self.next_frame = self._stream.next_frame
+        """For the multiplexer, which calls `broken` if it raises `StreamBroken`."""
         self._loop = asyncio.get_running_loop()
         self._handler: MessageHandler
         # Sending.
@@ -219,18 +221,12 @@ class RelayChannel:
             return
         size = len(sealed) + HELD_OVERHEAD_BYTES
         if self._held_bytes + size > MAX_HELD_BYTES or not self._owner.may_hold(size):
-            self._fail(f"too much was sent while nothing was read ({self._held_bytes} bytes wait)")
+            self.broken(
+                StreamBroken(f"too much was sent while nothing was read ({self._held_bytes} bytes wait)")
+            )
         else:
             self._held.append((seq, sealed))
             self._hold(size)
-
-    def next_frame(self) -> bytes | None:
-        """The next frame to send, sealed just now; None if nothing is queued."""
-        try:
-            return self._stream.next_frame()
-        except StreamBroken as error:
-            self._fail(str(error))
-            return None
 
     def frame_sent(self) -> bool:
         """Wake what waited until the frame from `next_frame` was sent. Returns whether more is queued."""
@@ -245,6 +241,13 @@ class RelayChannel:
         if self._over:
             self._leave(CLOSED)
         return False
+
+    def broken(self, error: StreamBroken) -> None:
+        """Reset the stream because of a fault."""
+        if not self._over:
+            log.warning("relay stream broken", peer=self.peer, reason=str(error))
+        self._end()
+        self._leave(frames.PROTOCOL_ERROR)
 
     def lost(self) -> None:
         """The client reset the stream, or the socket is lost."""
@@ -293,7 +296,7 @@ class RelayChannel:
         try:
             self._stream.data_received(seq, sealed)
         except StreamBroken as error:
-            self._fail(str(error))
+            self.broken(error)
             return
         if not self._over:
             self._handler.batch_ended()
@@ -317,12 +320,6 @@ class RelayChannel:
         self._owner.held += size
 
     # -- the end
-
-    def _fail(self, reason: str) -> None:
-        if not self._over:
-            log.warning("relay stream broken", peer=self.peer, reason=reason)
-        self._end()
-        self._leave(frames.PROTOCOL_ERROR)
 
     def _end(self) -> None:
         """End the connection; what is queued may still leave."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from execprotocol.relay import frames
 from execprotocol.relay.dial import FrameSocket
 from execprotocol.relay.frames import Frame, FrameError
+from execprotocol.relay.sealed_stream import StreamBroken
 from execserver.relay.executor.admission import ClientAdmission, NotAdmitted
 from execserver.relay.executor.channel import SHOWN_CHARACTERS, RelayChannel
 from execserver.rpc.channel import Channel, MessageHandler
@@ -143,8 +144,11 @@ class Multiplexer:
 
     def send_now(self, channel: RelayChannel) -> None:
         """Send the channel's data, as far as the socket has room at this moment."""
-        while not self._socket.is_full and (frame := channel.next_frame()) is not None:
-            self._send(frame)
+        try:
+            while not self._socket.is_full and (frame := channel.next_frame()) is not None:
+                self._send(frame)
+        except StreamBroken as error:
+            channel.broken(error)
 
     def leave(self, channel: RelayChannel, reason: str) -> None:
         """Remove a stream that has ended."""
@@ -176,7 +180,11 @@ class Multiplexer:
         turns, socket = self._turns, self._socket
         while turns and not socket.is_full:
             channel = turns.popleft()
-            frame = channel.next_frame()
+            try:
+                frame = channel.next_frame()
+            except StreamBroken as error:
+                channel.broken(error)
+                frame = None
             if frame is None:
                 channel.has_turn = False
                 continue

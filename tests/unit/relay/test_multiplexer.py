@@ -13,13 +13,20 @@ from execprotocol.relay.contract import ValidateRequest
 from execprotocol.relay.dial import FrameSocket
 from execprotocol.relay.frames import PROTOCOL_ERROR, Frame
 from execprotocol.relay.keys import KeyPair
-from execprotocol.relay.noise import MAX_RECORD_BYTES, REJECTION, Binding, Initiator, NoiseTransport
+from execprotocol.relay.noise import (
+    MAX_RECORD_BYTES,
+    MAX_RECORDS,
+    REJECTION,
+    Binding,
+    Initiator,
+    NoiseTransport,
+)
 from execprotocol.relay.records import RecordQueue
 from execprotocol.relay.registry_client import RegistryRefused, RegistryUnreachable
 from execserver.relay.executor import admission as admission_module
-from execserver.relay.executor import multiplexer as link_module
+from execserver.relay.executor import multiplexer as multiplexer_module
 from execserver.relay.executor.admission import FAILURES, ClientAdmission
-from execserver.relay.executor.channel import CLOSED
+from execserver.relay.executor.channel import CLOSED, RelayChannel
 from execserver.relay.executor.identity import Identity, TokenSource
 from execserver.relay.executor.multiplexer import MAX_HANDSHAKES, MAX_STREAMS, Multiplexer
 from execserver.rpc.channel import Channel
@@ -202,6 +209,23 @@ async def test_data_of_an_unknown_stream_is_reset_and_a_second_handshake_ends_th
     assert [handler.ends for handler in world.handlers] == [1, 0]
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["in its turn", "at an abort"])
+async def test_a_stream_whose_keys_are_used_up_is_reset(world: World, at_once: bool) -> None:
+    await world.enter("a")
+    channel = world.handlers[0].channel
+    assert isinstance(channel, RelayChannel)
+    transport = channel._stream._transport
+    assert transport is not None
+    transport._sent = MAX_RECORDS
+    channel.send((b"one more",))
+    if at_once:
+        channel.abort()
+    await asyncio.sleep(0)
+    assert world.of("a") == [("handshake", ""), RESET]
+    await asyncio.sleep(0)
+    assert world.handlers[0].ends == 1
+
+
 @pytest.mark.statement("R40")
 async def test_a_broken_stream_does_not_touch_the_others(world: World) -> None:
     await world.enter("a")
@@ -239,7 +263,7 @@ async def test_a_client_that_leaves_before_it_is_let_in_gets_no_stream(world: Wo
 
 @pytest.mark.statement("R44")
 async def test_more_streams_than_fit_are_reset(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "MAX_STREAMS", 2)
+    monkeypatch.setattr(multiplexer_module, "MAX_STREAMS", 2)
     await world.enter("a")
     await world.enter("b")
     world.knock("c")
