@@ -191,7 +191,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ws_host: Annotated[
         tuple[str, ...],
         _option(
-            "a name that the Host header may have, beside literal addresses",
+            "a name that the Host header may have, besides literal addresses",
             group=WEBSOCKET,
             metavar="NAME",
             unset="none",

@@ -21,7 +21,7 @@ Turn = asyncio.Future[None]
 
 
 class FlowControl:
-    """The waits of one connection."""
+    """The flow control of one connection."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
