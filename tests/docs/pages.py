@@ -69,6 +69,7 @@ def pages() -> list[Path]:
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "SECURITY.md",
+        ROOT / "clients" / "python" / "README.md",
         *sorted((ROOT / "docs").rglob("*.md")),
     ]
 
