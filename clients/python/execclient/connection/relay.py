@@ -1,12 +1,12 @@
-"""An executor behind a relay, by the name of its environment: relay+https:// and relay+http://.
+"""An executor behind a relay: relay+https:// and relay+http://, to whoever has an environment's name.
 
     relay+https://HOST[:PORT][/BASE]?environment=ID
 
-The executor's key comes from the registry, so the operator of the registry could impersonate the executor:
-pin the key (`executor_key_sha256`) unless you run the registry yourself. Without a pin the key of the first
-connection is trusted, and no other key after it. `docs/protocol.md`, "Relay".
+The registry gives out the executor's key, so who runs the registry could sit in the middle: pin the key
+(`executor_key_sha256`) where that is somebody else. Without a pin the first connection's is believed, and
+no other one after it. `docs/protocol.md`, "Relay".
 
-This module imports cryptography, httpcore and picows: import it only if the URL needs it.
+It imports cryptography, httpcore and picows: import it only when there is such a URL.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import ssl
 import string
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 from execclient.connection.channel import CONNECT_SECONDS
 from execclient.connection.connection import Connection
 from execclient.connection.relay_channel import RelayChannel
-from execclient.connection.target import OnEvent, OnLost, Token, split_url
+from execclient.connection.target import OnEvent, OnLost, Token
 from execclient.errors import (
     AccessDenied,
     ConnectionFailed,
@@ -42,27 +42,25 @@ from execprotocol.relay.registry_client import (
     RegistryUnreachable,
 )
 
-URL_FORM = "relay+https://HOST[:PORT][/BASE]?environment=ID"
-
 FINGERPRINT_DIGITS = 64
 
-CREDENTIAL_HINT = (
-    "pass a client token of the relay with token=, token_file=, EXECSERVER_TOKEN or EXECSERVER_TOKEN_FILE"
+GIVE_ONE = (
+    "give one of the relay's for clients with token=, token_file=, EXECSERVER_TOKEN or EXECSERVER_TOKEN_FILE"
 )
 
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
 LONGEST_PAUSE_SECONDS = 1.0
-"""Between two attempts to replace a lost connection: each is a request to a shared server."""
+"""Between two tries to get a lost connection back: each is a request to a server that others use, too."""
 
 
 MAX_UNANSWERED_BYTES = 56 << 20
-"""Of requests without a response; above this the next request waits. An executor that does not read a stream
-of its socket buffers up to 128 MiB and then ends the stream; this and one message of the largest size fit."""
+"""Of requests, above which the next one waits. An executor that does not read one stream of its socket keeps
+what comes, up to 128 MiB, and then ends the stream; so much and one message of the largest size fit."""
 
 
 class RelayAddress(NamedTuple):
-    """The parts of a URL."""
+    """What a URL says."""
 
     base_url: str
     host: str
@@ -70,23 +68,23 @@ class RelayAddress(NamedTuple):
 
 
 class RelayTarget:
-    """An executor behind a relay.
+    """An executor at a relay.
 
     Args:
-        url: as given.
+        url: as it was given.
         token: for the registry.
-        context: the certificates to trust; None for those of the system.
-        executor_key_sha256: the fingerprint of the executor's key; None to trust the key of the first
-            connection.
-        key_file: the client's key pair, which an executor may require; None for a new one.
+        context: which certificates to believe; None for those of the system.
+        executor_key_sha256: the fingerprint that the executor's key must have; None for whichever it has at
+            first.
+        key_file: our own key pair, which an executor may ask for; None for a new one.
 
     Raises:
-        UnsupportedUrl: the URL or the fingerprint is not valid.
+        UnsupportedUrl: the URL or the fingerprint is none.
     """
 
     recoverable = True
     renewable = True
-    """A restarted relay has forgotten its authorizations."""
+    """A relay that was started anew has forgotten whom it authorized."""
     longest_pause = LONGEST_PAUSE_SECONDS
 
     def __init__(
@@ -109,25 +107,25 @@ class RelayTarget:
         self._pinned = None if executor_key_sha256 is None else _fingerprint(executor_key_sha256)
         self._key_file = key_file
         self._own: KeyPair | None = None
-        self._known: str | None = None
-        """The fingerprint of the executor of the first connection."""
+        self._met: str | None = None
+        """The fingerprint of the executor that we have been connected to."""
 
     async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
         """As `Target.open`.
 
         Raises:
-            EnvironmentOffline: no executor is connected now.
-            AccessDenied: the registry or the executor refuses this client.
-            WrongExecutor: the executor's key is not the pinned one, or not the one of the first connection.
-            UntrustedServer: the relay's certificate is not valid.
-            ConnectionFailed: any other failure.
+            EnvironmentOffline: no executor is there now.
+            AccessDenied: the registry or the executor does not want us.
+            WrongExecutor: the executor has another key than the pinned one, or than before.
+            UntrustedServer: the relay's certificate does not hold.
+            ConnectionFailed: anything else that kept us from connecting.
         """
         own = await self._own_key()
         try:
             answer = await self._registry.connect(self._environment_id, own.public)
         except RegistryError as error:
-            raise self._failure(error) from error
-        self._check_key(answer.executor_key)
+            raise self._no_way(error) from error
+        self._check(answer.executor_key)
         connection = Connection(on_event, on_lost, MAX_UNANSWERED_BYTES)
         channel = RelayChannel(connection, answer, own, self.url)
         try:
@@ -142,12 +140,12 @@ class RelayTarget:
             channel.abort()
             await channel.ended()
             raise
-        self._known = answer.executor_key.fingerprint
+        self._met = answer.executor_key.fingerprint
         return connection
 
     async def _read_token(self) -> str:
         if self._token is None:
-            raise AccessDenied(f"{self.url} requires a token: {CREDENTIAL_HINT}", UNAUTHORIZED)
+            raise AccessDenied(f"{self.url} wants a token: {GIVE_ONE}", UNAUTHORIZED)
         return await self._token.read()
 
     async def _own_key(self) -> KeyPair:
@@ -167,20 +165,20 @@ class RelayTarget:
                     raise ConnectionFailed(str(error)) from None
         return self._own
 
-    def _check_key(self, key: PublicKeys) -> None:
+    def _check(self, key: PublicKeys) -> None:
         found = key.fingerprint
         if self._pinned is not None and found != self._pinned:
             raise WrongExecutor(
-                f"the executor of {self.url} has the key {found}, and not the pinned one, "
-                f"{self._pinned}: another executor runs there, or the connection is intercepted"
+                f"the executor of {self.url} has the key {found}, and not the one that was asked for, "
+                f"{self._pinned}: another executor runs there, or somebody is in between"
             )
-        if self._known is not None and found != self._known:
+        if self._met is not None and found != self._met:
             raise WrongExecutor(
                 f"the executor of {self.url} was replaced by another one (its key is {found} now, and was "
-                f"{self._known}), which knows nothing of this session"
+                f"{self._met}), which knows nothing of this session"
             )
 
-    def _failure(self, error: RegistryError) -> ConnectionFailed:
+    def _no_way(self, error: RegistryError) -> ConnectionFailed:
         if isinstance(error, RegistryRefused):
             if error.code == ENVIRONMENT_OFFLINE:
                 return EnvironmentOffline(
@@ -190,7 +188,7 @@ class RelayTarget:
                     self._environment_id,
                 )
             if error.status == UNAUTHORIZED:
-                return AccessDenied(f"{error}: {CREDENTIAL_HINT}", error.status)
+                return AccessDenied(f"{error}: {GIVE_ONE}", error.status)
             if error.status == FORBIDDEN:
                 return AccessDenied(
                     f"{error}: the token must be one for clients, and for the environment "
@@ -206,18 +204,28 @@ class RelayTarget:
 
 
 def relay_address(url: str) -> RelayAddress:
-    """The parts of a relay's URL.
+    """Take a URL apart.
 
     Raises:
-        UnsupportedUrl: it is not the URL of a relay.
+        UnsupportedUrl: it is none of a relay.
     """
-    parts = split_url(url, "a relay's URL", URL_FORM)
     try:
+        parts: SplitResult = urlsplit(url)
+        wrong = not parts.hostname or parts.port == 0
         queries = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else []
     except ValueError:
-        raise UnsupportedUrl(f"cannot connect to {url!r}: it is no {URL_FORM}") from None
+        wrong = True
+    if wrong or not url.isascii() or any(character <= " " for character in url):
+        raise UnsupportedUrl(
+            f"cannot connect to {url!r}: it is no relay+https://HOST[:PORT][/BASE]?environment=ID"
+        )
+    if parts.username is not None or parts.fragment:
+        # Not shown: what stands before the @ may be a secret.
+        raise UnsupportedUrl("a relay's URL has no user and no fragment; a token goes into token=")
     if [name for name, _ in queries] != ["environment"]:
-        raise UnsupportedUrl(f"a relay's URL names the environment and nothing else: {URL_FORM}")
+        raise UnsupportedUrl(
+            "a relay's URL names the environment and nothing else: relay+https://HOST[:PORT][/BASE]?environment=ID"
+        )
     try:
         environment_id = check_environment_id(queries[0][1])
     except ContractError as error:
@@ -233,7 +241,7 @@ def _fingerprint(text: str) -> str:
     if len(digits) != FINGERPRINT_DIGITS or not set(digits) <= set(string.hexdigits):
         raise UnsupportedUrl(
             f"executor_key_sha256= (EXECSERVER_EXECUTOR_KEY_SHA256) is {FINGERPRINT_DIGITS} hexadecimal "
-            "digits, as `execserver relay key FILE` and `execserver relay environments` show them; without "
-            "it the key of the first connection is trusted"
+            "digits, as `execserver relay key FILE` and `execserver relay environments` show them; leave it "
+            "out to believe whichever key is there"
         )
     return digits
