@@ -20,7 +20,7 @@ from tools.tools_reference import ToolsPage
 from tools.wire_docs.generated import split_check, write_or_check
 
 ENTRANCES = ("connect", "Executor", "Process", "TextStream", "FileSystem")
-"""The classes to work with. Other names are values or errors."""
+"""What one works with. Other names are values, or errors."""
 
 _HEAD = """\
 # The Python client
@@ -35,20 +35,21 @@ of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expec
 | --- | --- |
 | [`execclient`](#execclient) | asyncio |
 | [`execclient.sync`](#execclientsync) | code without an event loop: the same names, and calls that block |
-| [`execclient.expect`](#execclientexpect) | interactive programs, with the interface of pexpect |
+| [`execclient.expect`](#execclientexpect) | programs to be talked to at a terminal, in pexpect's way |
 
-For their use see [a first session](../tutorial/first-session.md), [in a program](../how-to/client.md),
+How they are used: [a first session](../tutorial/first-session.md), [in a program](../how-to/client.md),
 [interactive programs](../how-to/interactive-programs.md),
 [long-running services](../how-to/long-running-services.md), [other machines](../how-to/ssh.md).
 
-Rules for all methods:
+What holds everywhere:
 
-- Times are in seconds and sizes in bytes, unless a name says otherwise.
-- Paths are on the daemon's machine, relative to `Executor.cwd`; `local` paths are on the client's machine.
-- Each call may also raise [`CallTimeout`](#calltimeout), [`SessionLost`](#sessionlost) if a lost connection
-  cannot be replaced, [`OutcomeUnknown`](#outcomeunknown) if the connection was lost and the call must not be
-  repeated, and [`ExecutorClosed`](#executorclosed) after the end.
-- Parameters after the `*` are keyword-only.
+- Times are seconds, sizes are bytes, unless a name says something else.
+- Paths are those of the daemon's machine, relative ones begin in `Executor.cwd`; `local` paths are our own.
+- Whatever is said to raise something also raises what any call does: [`CallTimeout`](#calltimeout),
+  [`SessionLost`](#sessionlost) when a lost connection cannot be made up for,
+  [`OutcomeUnknown`](#outcomeunknown) when it was lost at a time after which the call must not be repeated,
+  [`ExecutorClosed`](#executorclosed) after the end.
+- A parameter behind the `*` is given by its name.
 """
 
 
@@ -59,7 +60,7 @@ class ClientPage(ReferencePage):
         super().__init__(sources, _HEAD)
 
     def text(self) -> str:
-        """The page, in Markdown.
+        """All of it, in Markdown.
 
         Raises:
             DriftError: a public name has no place.
@@ -69,7 +70,7 @@ class ClientPage(ReferencePage):
         self._add("\n## `execclient`\n")
         for name in ENTRANCES:
             self._object(self._public[name])
-        self._add("\n## Results\n")
+        self._add("\n## What calls give\n")
         for name in values:
             self._object(self._public[name])
         self._errors()
@@ -94,8 +95,8 @@ class ClientPage(ReferencePage):
     def _errors(self) -> None:
         self._add(
             "\n## Errors\n",
-            "\nAll errors are in one tree. The word beside each class is its `code`, for programs; a number",
-            " is the code on the [wire](errors.md).\n",
+            "\nOne tree. The word beside each class is its `code`, which programs may match on; a number is",
+            " that of the [wire](errors.md).\n",
         )
         self._error_tree(self._package["errors"], self._public, "execclient")
 

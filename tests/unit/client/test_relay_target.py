@@ -418,7 +418,7 @@ async def test_a_token_that_is_not_wanted_is_access_denied(status: int, way_out:
 
 async def test_without_a_token_nothing_is_asked() -> None:
     async with fake_relay() as relay:
-        with pytest.raises(AccessDenied, match=r"requires a token.*EXECSERVER_TOKEN_FILE"):
+        with pytest.raises(AccessDenied, match=r"wants a token.*EXECSERVER_TOKEN_FILE"):
             await Ends().open(target(relay.url))
 
     assert relay.asked == []

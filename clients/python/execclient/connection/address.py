@@ -19,13 +19,13 @@ import ssl as tls
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, urlsplit
 
 from execclient.arguments import AnyPath
 from execclient.connection.connection import Connection
 from execclient.connection.sockets import open_unix
 from execclient.connection.stdio import open_child
-from execclient.connection.target import OnEvent, OnLost, Target, Token, is_loopback, split_url
+from execclient.connection.target import OnEvent, OnLost, Target, Token, is_loopback
 from execclient.errors import InsecureToken, UnsupportedUrl
 
 URL_VARIABLE = "EXECSERVER_URL"
@@ -228,7 +228,18 @@ def _missing_extra(scheme: str, extra: str, error: ImportError) -> UnsupportedUr
 
 
 def _web_address(url: str, token: Token | None, allow_insecure_token: bool) -> SplitResult:
-    parts = split_url(url, "a WebSocket URL", "ws://HOST:PORT or wss://HOST[:PORT][/PATH]")
+    try:
+        parts = urlsplit(url)
+        wrong = not parts.hostname or parts.port == 0
+    except ValueError:
+        wrong = True
+    if wrong or not url.isascii() or any(character <= " " for character in url):
+        raise UnsupportedUrl(
+            f"cannot connect to {url!r}: it is no ws://HOST:PORT or wss://HOST[:PORT][/PATH]"
+        )
+    if parts.username is not None or parts.fragment:
+        # The URL is not shown: the part before the @ may be a secret.
+        raise UnsupportedUrl("a WebSocket URL has no user and no fragment; a token goes into token=")
     if token is not None and parts.scheme == "ws" and not allow_insecure_token:
         assert parts.hostname is not None
         _require_loopback(parts.hostname, "wss://")

@@ -1,12 +1,12 @@
-"""An executor behind a relay, by the name of its environment: relay+https:// and relay+http://.
+"""Connect to an executor behind a relay.
 
     relay+https://HOST[:PORT][/BASE]?environment=ID
 
-The executor's key comes from the registry, so the operator of the registry could impersonate the executor:
-pin the key (`executor_key_sha256`) unless you run the registry yourself. Without a pin the key of the first
-connection is trusted, and no other key after it. `docs/protocol.md`, "Relay".
+The registry gives out the executor's key, so its operator could intercept connections: pin the key
+(`executor_key_sha256`) if you do not run the registry. Without a pin, the key of the first connection is
+trusted, and no other one after it. `docs/protocol.md`, "Relay".
 
-This module imports cryptography, httpcore and picows: import it only if the URL needs it.
+The module imports cryptography, httpcore and picows: import it only for such a URL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlunsplit
 from execclient.connection.channel import CONNECT_SECONDS
 from execclient.connection.connection import Connection
 from execclient.connection.relay_channel import RelayClientChannel
-from execclient.connection.target import OnEvent, OnLost, Token, split_url
+from execclient.connection.target import OnEvent, OnLost, Token
 from execclient.errors import (
     AccessDenied,
     ConnectionFailed,
@@ -31,7 +31,7 @@ from execclient.errors import (
     WrongExecutor,
 )
 from execprotocol.daemon_thread import run_in_daemon_thread
-from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, ContractError, check_environment_id
+from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, ContractError, check_environment_id, split_url
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
 from execprotocol.relay.keys import KeyPair, PublicKeys
@@ -42,27 +42,24 @@ from execprotocol.relay.registry_client import (
     RegistryUnreachable,
 )
 
-URL_FORM = "relay+https://HOST[:PORT][/BASE]?environment=ID"
-
 FINGERPRINT_DIGITS = 64
 
-CREDENTIAL_HINT = (
-    "pass a client token of the relay with token=, token_file=, EXECSERVER_TOKEN or EXECSERVER_TOKEN_FILE"
+GIVE_ONE = (
+    "give one of the relay's for clients with token=, token_file=, EXECSERVER_TOKEN or EXECSERVER_TOKEN_FILE"
 )
 
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
 LONGEST_PAUSE_SECONDS = 1.0
-"""Between two attempts to replace a lost connection: each is a request to a shared server."""
-
+"""Between two attempts to reconnect: each is a request to a shared server."""
 
 MAX_UNANSWERED_BYTES = 56 << 20
-"""Of requests without a response; above this the next request waits. An executor that does not read a stream
-of its socket buffers up to 128 MiB and then ends the stream; this and one message of the largest size fit."""
+"""Limit of unanswered requests; the next one waits. An executor that stops reading a stream keeps up to 128
+MiB and then resets the stream: this limit and one message of the largest size fit."""
 
 
 class RelayAddress(NamedTuple):
-    """The parts of a URL."""
+    """The parts of a relay URL."""
 
     base_url: str
     host: str
@@ -73,20 +70,19 @@ class RelayTarget:
     """An executor behind a relay.
 
     Args:
-        url: as given.
+        url: `relay+https://…` or `relay+http://…`.
         token: for the registry.
-        context: the certificates to trust; None for those of the system.
-        executor_key_sha256: the fingerprint of the executor's key; None to trust the key of the first
-            connection.
-        key_file: the client's key pair, which an executor may require; None for a new one.
+        context: for TLS; None: trust the system's certificates.
+        executor_key_sha256: the required fingerprint of the executor's key; None: trust the first one.
+        key_file: the client's key pair, for executors with a list of clients; None: generate a new one.
 
     Raises:
-        UnsupportedUrl: the URL or the fingerprint is not valid.
+        UnsupportedUrl: the URL or the fingerprint is invalid.
     """
 
     recoverable = True
     renewable = True
-    """A restarted relay has forgotten its authorizations."""
+    """True, because a restarted relay has lost its authorizations."""
     longest_pause = LONGEST_PAUSE_SECONDS
 
     def __init__(
@@ -109,25 +105,25 @@ class RelayTarget:
         self._pinned = None if executor_key_sha256 is None else _fingerprint(executor_key_sha256)
         self._key_file = key_file
         self._own: KeyPair | None = None
-        self._known: str | None = None
-        """The fingerprint of the executor of the first connection."""
+        self._met: str | None = None
+        """The fingerprint of the executor at the first connection."""
 
     async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
         """As `Target.open`.
 
         Raises:
-            EnvironmentOffline: no executor is connected now.
-            AccessDenied: the registry or the executor refuses this client.
-            WrongExecutor: the executor's key is not the pinned one, or not the one of the first connection.
-            UntrustedServer: the relay's certificate is not valid.
-            ConnectionFailed: any other failure.
+            EnvironmentOffline: no executor is connected.
+            AccessDenied: the registry or the executor refused this client.
+            WrongExecutor: the executor has another key than the pinned one, or than before.
+            UntrustedServer: the relay's certificate is not trusted.
+            ConnectionFailed: any other failure to connect.
         """
         own = await self._own_key()
         try:
             answer = await self._registry.connect(self._environment_id, own.public)
         except RegistryError as error:
-            raise self._failure(error) from error
-        self._check_key(answer.executor_key)
+            raise self._connect_error(error) from error
+        self._check(answer.executor_key)
         connection = Connection(on_event, on_lost, MAX_UNANSWERED_BYTES)
         channel = RelayClientChannel(connection, answer, own, self.url)
         try:
@@ -142,12 +138,12 @@ class RelayTarget:
             channel.abort()
             await channel.ended()
             raise
-        self._known = answer.executor_key.fingerprint
+        self._met = answer.executor_key.fingerprint
         return connection
 
     async def _read_token(self) -> str:
         if self._token is None:
-            raise AccessDenied(f"{self.url} requires a token: {CREDENTIAL_HINT}", UNAUTHORIZED)
+            raise AccessDenied(f"{self.url} wants a token: {GIVE_ONE}", UNAUTHORIZED)
         return await self._token.read()
 
     async def _own_key(self) -> KeyPair:
@@ -160,27 +156,27 @@ class RelayTarget:
                         self._own = await run_in_daemon_thread(load_key_pair, self._key_file, create=False)
                 except TimeoutError:
                     raise ConnectionFailed(
-                        f"cannot read the key file {self._key_file}: it did not come within "
+                        f"cannot read the key file {self._key_file}: the disk did not answer within "
                         f"{CONNECT_SECONDS:g} s"
                     ) from None
                 except KeyFileError as error:
                     raise ConnectionFailed(str(error)) from None
         return self._own
 
-    def _check_key(self, key: PublicKeys) -> None:
+    def _check(self, key: PublicKeys) -> None:
         found = key.fingerprint
         if self._pinned is not None and found != self._pinned:
             raise WrongExecutor(
-                f"the executor of {self.url} has the key {found}, and not the pinned one, "
-                f"{self._pinned}: another executor runs there, or the connection is intercepted"
+                f"the executor of {self.url} has the key {found}, and not the pinned one, {self._pinned}: "
+                "another executor runs there, or the connection is intercepted"
             )
-        if self._known is not None and found != self._known:
+        if self._met is not None and found != self._met:
             raise WrongExecutor(
                 f"the executor of {self.url} was replaced by another one (its key is {found} now, and was "
-                f"{self._known}), which knows nothing of this session"
+                f"{self._met}), which knows nothing of this session"
             )
 
-    def _failure(self, error: RegistryError) -> ConnectionFailed:
+    def _connect_error(self, error: RegistryError) -> ConnectionFailed:
         if isinstance(error, RegistryRefused):
             if error.code == ENVIRONMENT_OFFLINE:
                 return EnvironmentOffline(
@@ -190,7 +186,7 @@ class RelayTarget:
                     self._environment_id,
                 )
             if error.status == UNAUTHORIZED:
-                return AccessDenied(f"{error}: {CREDENTIAL_HINT}", error.status)
+                return AccessDenied(f"{error}: {GIVE_ONE}", error.status)
             if error.status == FORBIDDEN:
                 return AccessDenied(
                     f"{error}: the token must be one for clients, and for the environment "
@@ -199,25 +195,34 @@ class RelayTarget:
                 )
         if isinstance(error, RegistryUnreachable) and error.untrusted:
             return UntrustedServer(
-                f"{error}. If it is right and only unknown here, pass "
-                "ssl=ssl.create_default_context(cafile=…)"
+                f"{error}. To trust its authority, pass ssl=ssl.create_default_context(cafile=…)"
             )
         return ConnectionFailed(f"cannot connect to {self.url}: {error}")
 
 
 def relay_address(url: str) -> RelayAddress:
-    """The parts of a relay's URL.
+    """Parse the URL of a relay.
 
     Raises:
-        UnsupportedUrl: it is not the URL of a relay.
+        UnsupportedUrl: the URL is invalid.
     """
-    parts = split_url(url, "a relay's URL", URL_FORM)
+    parts = split_url(url, "relay+https", "relay+http")
     try:
-        queries = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else []
+        query = parts.query if parts is not None else ""
+        queries = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError:
-        raise UnsupportedUrl(f"cannot connect to {url!r}: it is no {URL_FORM}") from None
+        parts = None
+    if parts is None:
+        raise UnsupportedUrl(
+            f"cannot connect to {url!r}: it is no relay+https://HOST[:PORT][/BASE]?environment=ID"
+        )
+    if parts.username is not None or parts.fragment:
+        # Not shown, because the part before the @ may be a secret.
+        raise UnsupportedUrl("a relay's URL has no user and no fragment; a token goes into token=")
     if [name for name, _ in queries] != ["environment"]:
-        raise UnsupportedUrl(f"a relay's URL names the environment and nothing else: {URL_FORM}")
+        raise UnsupportedUrl(
+            "a relay's URL names the environment and nothing else: relay+https://HOST[:PORT][/BASE]?environment=ID"
+        )
     try:
         environment_id = check_environment_id(queries[0][1])
     except ContractError as error:
@@ -233,7 +238,7 @@ def _fingerprint(text: str) -> str:
     if len(digits) != FINGERPRINT_DIGITS or not set(digits) <= set(string.hexdigits):
         raise UnsupportedUrl(
             f"executor_key_sha256= (EXECSERVER_EXECUTOR_KEY_SHA256) is {FINGERPRINT_DIGITS} hexadecimal "
-            "digits, as `execserver relay key FILE` and `execserver relay environments` show them; without "
-            "it the key of the first connection is trusted"
+            "digits, as `execserver relay key FILE` and `execserver relay environments` show them; leave it "
+            "out to trust the key of the first connection"
         )
     return digits

@@ -1,4 +1,4 @@
-"""The interface of a target, with which a session connects to a daemon; tokens and URLs of targets."""
+"""The interface of a target, with which a session connects to a daemon, and its token."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import SplitResult, urlsplit
 
 from execclient.connection.channel import CONNECT_SECONDS
 from execclient.connection.connection import Connection, Json
-from execclient.errors import ConnectionFailed, ExecServerError, UnsupportedUrl
+from execclient.errors import ConnectionFailed, ExecServerError
 from execprotocol.daemon_thread import run_in_daemon_thread
 
 MAX_TOKEN_BYTES = 8 << 10
@@ -75,30 +74,6 @@ class Token:
             failure = ConnectionFailed(f"cannot read the token file {self.file}: {error}")
             raise failure.about(path=str(self.file), errno=getattr(error, "errno", None)) from error
         return _checked(content.strip(), f"the token file {self.file}")
-
-
-def split_url(url: str, kind: str, form: str) -> SplitResult:
-    """The parts of a URL that names a host, and neither a user nor a fragment.
-
-    Args:
-        url: the URL.
-        kind: of the URL, for errors.
-        form: of a valid URL, for errors.
-
-    Raises:
-        UnsupportedUrl: the URL is not of this form.
-    """
-    try:
-        parts = urlsplit(url)
-        wrong = not parts.hostname or parts.port == 0
-    except ValueError:
-        wrong = True
-    if wrong or not url.isascii() or any(character <= " " for character in url):
-        raise UnsupportedUrl(f"cannot connect to {url!r}: it is no {form}")
-    if parts.username is not None or parts.fragment:
-        # The URL is not shown: the part before the @ may be a secret.
-        raise UnsupportedUrl(f"{kind} has no user and no fragment; a token goes into token=")
-    return parts
 
 
 def is_loopback(host: str) -> bool:
