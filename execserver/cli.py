@@ -230,7 +230,7 @@ def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.Argume
         allow_abbrev=False,
         description="Run the daemon until SIGTERM, or, with stdio, until the end of its input.",
     )
-    config = commands.add_parser("config", help="look at the configuration", allow_abbrev=False)
+    config = commands.add_parser("config", help="show and check the configuration", allow_abbrev=False)
     actions = config.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser(
         "show", help="what holds, and where it comes from", allow_abbrev=False, description=_SHOW_DESCRIPTION
@@ -242,7 +242,10 @@ def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.Argume
     check.add_argument("--handover", help=argparse.SUPPRESS)
     check.add_argument("--handed-remote", help=argparse.SUPPRESS)
     doctor = commands.add_parser(
-        "doctor", help="can commands be confined here?", allow_abbrev=False, description=_DOCTOR_DESCRIPTION
+        "doctor",
+        help="check whether commands can be sandboxed here",
+        allow_abbrev=False,
+        description=_DOCTOR_DESCRIPTION,
     )
     doctor.add_argument("--json", action="store_true", help="as JSON")
     for name, text in elsewhere.items():

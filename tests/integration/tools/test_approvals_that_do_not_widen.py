@@ -314,7 +314,7 @@ async def test_where_nobody_may_be_asked_nothing_is_typed_but_looking_and_interr
     refused = await typed(tools, session, "ls\n", turn=strict)
     interrupted = await typed(tools, session, "\x03", turn=strict)
 
-    assert "the approval policy never lets nobody be asked" in refused.content
+    assert "the approval policy never allows no questions" in refused.content
     assert interrupted.process_id == session
 
 

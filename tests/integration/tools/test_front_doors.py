@@ -419,7 +419,7 @@ async def test_a_turn_may_have_other_settings_than_its_toolset(make: Make, tmp_p
     assert read_only.failure is not None
     assert read_only.failure.kind == "denied"
     asked = await tools.call("shell", {"command": ["touch", "made"]}, turn=turn)
-    assert "no one to ask" in asked.content
+    assert "no reviewer" in asked.content
     made = await tools.call(
         "shell", {"command": ["touch", "made"]}, turn=Turn(cwd=turn.cwd, sandbox=INSIDE, approval=NEVER)
     )

@@ -41,41 +41,40 @@ from execclient.tools.json_text import JsonTextError
 
 
 class Arguments(BaseModel):
-    """What every tool's arguments have in common. Instances do not change."""
+    """The base of the arguments of all tools. Immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     reference_struct: ClassVar[tuple[str, int]]
-    """What the reference reads first and names in its messages, and how many members that has."""
+    """The name of the reference's struct in messages, and the number of its members."""
     read_first: ClassVar[tuple[str, ...]] = ()
-    """The members that the reference reads by themselves, before all of them: what is wrong with one of
-    these, or with the text as such, is reported before what is wrong with the others."""
+    """The members that the reference reads separately, before all members: errors in them, or in the text as
+    such, are reported before errors in the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnlessGiven:
-    """Marks a field that a call needs unless it has another one."""
+    """Marks a field that is required unless another field is given."""
 
     other: str
 
 
 @dataclass(frozen=True, slots=True)
 class AlsoNamed:
-    """Marks a field with another name that models use for it."""
+    """Adds another name that models use for a field."""
 
     name: str
 
 
 class NullIsAbsent:
-    """Marks a field whose null means what its absence does, though its type has no null."""
+    """Marks a field for which null means the same as absence, though its type has no null."""
 
 
 class Unadvertised:
-    """Marks a field that is understood and not shown to models: a second form of what is shown."""
+    """Marks a field that is accepted but not shown to models: a second form of another field."""
 
 
-Argv = tuple[str, ...]
-SandboxPermissions = Literal["use_default", "require_escalated", "with_additional_permissions"]
+RequestedPermissions = Literal["use_default", "require_escalated", "with_additional_permissions"]
 
 EXEC_YIELD_MS = 10_000
 """How long `exec_command` waits for the end of a command: most of a model's commands are over by then."""
@@ -102,12 +101,12 @@ _PERMISSIONS = (
 )
 _OUTPUT = "Tokens of output to return at most; the middle of longer output is left out."
 
-_Words = tuple[str, ...]
+Argv = tuple[str, ...]
 _Workdir = Annotated[str | None, Field(description=_WORKDIR)]
 _TimeoutMs = Annotated[int | None, U64, AlsoNamed("timeout"), Field(ge=0, description=_TIMEOUT_MS)]
-_Permissions = Annotated[SandboxPermissions, Field(description=_PERMISSIONS)]
+_Permissions = Annotated[RequestedPermissions, Field(description=_PERMISSIONS)]
 _Justification = Annotated[str | None, Field(description=_JUSTIFICATION)]
-_PrefixRule = Annotated[_Words | None, Field(description=_PREFIX_RULE)]
+_PrefixRule = Annotated[Argv | None, Field(description=_PREFIX_RULE)]
 
 
 class _CommandArguments(Arguments):
@@ -125,7 +124,7 @@ class ShellArguments(_CommandArguments):
     reference_struct = ("ShellToolCallParams", 7)
 
     command: Annotated[
-        _Words,
+        Argv,
         Field(
             description="The program and its arguments, run as they are.", json_schema_extra={"minItems": 1}
         ),
@@ -169,7 +168,7 @@ class ExecCommandArguments(_CommandArguments):
     read_first = ("environment_id",)
 
     cmd: Annotated[str | None, UnlessGiven("command"), Field(description="The shell command to run.")] = None
-    command: Annotated[_Words | None, Unadvertised()] = None
+    command: Annotated[Argv | None, Unadvertised()] = None
     process_id: Annotated[str | None, Unadvertised()] = None
     """What the caller wants the process to be called, if it is to outlive the call."""
     workdir: _Workdir = None
@@ -343,7 +342,7 @@ _SHAPES: dict[object, Shape[object]] = {str: TEXT, bool: BOOLEAN, Any: Anything(
 
 @cache
 def first_shape_of(model: type[Arguments]) -> Object | None:
-    """What is read before the whole; None if nothing is."""
+    """The shape of the members that are read first; None if there are none."""
     if not model.read_first:
         return None
     first = tuple(member for member in shape_of(model).members if member.name in model.read_first)
@@ -352,14 +351,14 @@ def first_shape_of(model: type[Arguments]) -> Object | None:
 
 @cache
 def shape_of(model: type[Arguments]) -> Object:
-    """What a tool's arguments are read by."""
+    """The shape by which a tool's arguments are read."""
     members = []
     for name, field in model.model_fields.items():
         marks = field.metadata
         shape = _shape(field.annotation, marks)
         instead = next((each.other for each in marks if isinstance(each, UnlessGiven)), None)
         if instead is not None and isinstance(shape, Nullable):
-            shape = shape.shape  # it has to be left out for the other one
+            shape = shape.shape  # null is no value here: leave the field out to give the other one
         members.append(
             Member(
                 name,
