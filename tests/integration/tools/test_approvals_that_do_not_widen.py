@@ -1,4 +1,4 @@
-"""What somebody agreed to holds for that, and not for more: sandboxes, executors, sessions and links."""
+"""An approval holds for its request only: for its sandbox, its executor, its session and its links."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ async def test_an_external_sandbox_leaves_files_to_whoever_made_it(run: Runner, 
 
 @pytest.fixture
 def secrets(workspace: Path) -> Path:
-    """The workspace with files that nobody is to read, hidden and nested ones among them."""
+    """The workspace with files that must not be read, hidden and nested ones among them."""
     (workspace / "sub" / "keys").mkdir(parents=True)
     for name in (".env", "sub/.env", "sub/keys/id", "named"):
         (workspace / name).write_text("secret\n")

@@ -46,21 +46,21 @@ async def attach(
             interactive=not read_only,
         )
         foreground = Foreground(executor, process, owned=False)
-        beside: list[Background] = []
+        background: list[Background] = []
         signals = stack.enter_context(Signals())
         is_raw = bool(listed["tty"]) and os.isatty(0) and not read_only
         if is_raw:
             terminal = stack.enter_context(RawTerminal())
-            beside.append(terminal.follow_size(foreground.resize))
+            background.append(terminal.follow_size(foreground.resize))
         if not read_only and not is_empty_input():
             # A typed Ctrl-D is meant for the process. The end of a file or a pipe is not: other clients
             # may go on writing.
             is_typed = os.isatty(0) and not listed["tty"]
             at_end = foreground.close_input if is_typed else foreground.leave_input_open
             typing = foreground.forward_input(at_end, DetachKeys(keys) if os.isatty(0) else None)
-            beside.append(_redraw_before(typing, foreground, listed) if is_raw else typing)
+            background.append(_redraw_before(typing, foreground, listed) if is_raw else typing)
         try:
-            return await foreground.until_over(signals, *beside)
+            return await foreground.run_until_exit(signals, *background)
         except Detached:
             pass
     if is_raw and os.isatty(1):

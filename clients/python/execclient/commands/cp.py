@@ -122,11 +122,11 @@ async def cp(
 def _copier(source: str, destination: str) -> Copy:
     match source.startswith(REMOTE), destination.startswith(REMOTE):
         case True, True:
-            return _copy_there
+            return _copy_remote
         case True, False:
-            return _write_out if destination == STREAM else _download
+            return _download_to_stdout if destination == STREAM else _download
         case False, True:
-            return _read_in if source == STREAM else _upload
+            return _upload_stdin if source == STREAM else _upload
     raise CommandExit("one of the two paths must be on the daemon's machine and begin with ':'", 2)
 
 
@@ -137,17 +137,17 @@ async def _upload(executor: Executor, source: str, destination: str, options: Co
     fs = executor.fs
     local = Path(source)
     name = local.resolve().name if local.name in _NO_NAMES else local.name
-    target = await _inside(fs, _remote(destination), name)
+    target = await _target(fs, _remote_path(destination), name)
     if local.is_dir():
-        _must_be(options.recursive, source)
+        _require_recursive(options.recursive, source)
         plan = _plan_upload(local, target)
     else:
         plan = CopyPlan(files=[FileCopy(source, target, local.stat().st_size)])
     keeps = "fs/createDirectory.permissions" in executor.capabilities
-    made = await _make_there(fs, plan, keeps=keeps)
+    made = await _create_remote(fs, plan, keeps=keeps)
     with _progress(plan, quiet=options.quiet) as advance:
         for file in plan.files:
-            with _named(REMOTE + file.destination):
+            with _in_errors(REMOTE + file.destination):
                 copied = await fs.upload(
                     file.source,
                     file.destination,
@@ -158,7 +158,9 @@ async def _upload(executor: Executor, source: str, destination: str, options: Co
     if keeps:
         # After its files: a directory may forbid writing, and each new name in it changes its time.
         for folder in reversed(plan.directories):
-            await _set_there(fs, folder, new=folder.destination in made, preserve=options.preserve)
+            await _set_remote_attributes(
+                fs, folder, new=folder.destination in made, preserve=options.preserve
+            )
     return plan
 
 
@@ -179,7 +181,7 @@ def _plan_upload(source: Path, destination: str) -> CopyPlan:
     return plan
 
 
-async def _make_there(fs: FileSystem, plan: CopyPlan, *, keeps: bool) -> set[str]:
+async def _create_remote(fs: FileSystem, plan: CopyPlan, *, keeps: bool) -> set[str]:
     """Create the directories, readable by their owner only until their files are copied.
 
     Returns:
@@ -188,7 +190,7 @@ async def _make_there(fs: FileSystem, plan: CopyPlan, *, keeps: bool) -> set[str
     made = set()
     for number, folder in enumerate(plan.directories):
         path = folder.destination
-        with _named(REMOTE + path):
+        with _in_errors(REMOTE + path):
             if not keeps:
                 await fs.mkdir(path, parents=True)
                 continue
@@ -205,17 +207,17 @@ async def _make_there(fs: FileSystem, plan: CopyPlan, *, keeps: bool) -> set[str
     return made
 
 
-async def _set_there(fs: FileSystem, folder: DirectoryCopy, *, new: bool, preserve: bool) -> None:
+async def _set_remote_attributes(fs: FileSystem, folder: DirectoryCopy, *, new: bool, preserve: bool) -> None:
     mode, modified, accessed = folder.attributes
-    with _named(REMOTE + folder.destination):
+    with _in_errors(REMOTE + folder.destination):
         if mode is not None and (new or preserve):
             await fs.chmod(folder.destination, mode)
         if preserve and modified is not None and accessed is not None:
             await fs.utime(folder.destination, ns=(accessed, modified))
 
 
-async def _read_in(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
-    path = _remote(destination)
+async def _upload_stdin(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
+    path = _remote_path(destination)
     plan = CopyPlan()
     with standard_stream(0) as stream, _progress(plan, quiet=options.quiet) as advance:
         size = _FileProgress(advance)
@@ -229,22 +231,22 @@ async def _read_in(executor: Executor, source: str, destination: str, options: C
 
 async def _download(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
     fs = executor.fs
-    remote = _remote(source)
+    remote = _remote_path(source)
     stat = await _stat(fs, remote)
     target = Path(destination)
     if target.is_dir():
-        target /= await _name_there(fs, remote)
+        target /= await _remote_name(fs, remote)
     elif destination.endswith("/"):
         raise CommandExit(f"{destination}: no such directory")
     if stat.is_dir:
-        _must_be(options.recursive, source)
+        _require_recursive(options.recursive, source)
         plan = await _plan_download(fs, remote, str(target), stat)
     else:
         plan = CopyPlan(files=[FileCopy(remote, str(target), stat.size)])
-    made = _make_here(plan)
+    made = _create_local(plan)
     with _progress(plan, quiet=options.quiet) as advance:
         for file in plan.files:
-            with _named(REMOTE + file.source):
+            with _in_errors(REMOTE + file.source):
                 copied = await fs.download(
                     file.source,
                     file.destination,
@@ -265,14 +267,14 @@ async def _plan_download(fs: FileSystem, source: str, destination: str, status: 
     waiting = [(source, destination)]
     while waiting:
         folder, folder_here = waiting.pop()
-        with _named(REMOTE + folder):
+        with _in_errors(REMOTE + folder):
             names = sorted(entry.name for entry in await fs.iterdir(folder))
         for name in names:
             path, here = str(PurePosixPath(folder, name)), str(Path(folder_here, name))
             if len(os.fsencode(os.path.abspath(here))) >= _MOST_PATH_BYTES:
                 raise CommandExit(f"{REMOTE}{path}: the path is too long for a copy here")
             try:
-                with _named(REMOTE + path):
+                with _in_errors(REMOTE + path):
                     stat = await fs.stat(path)
             except NotFound:
                 # Names on the wire are text (F25): the bytes of a name that is not UTF-8 are lost.
@@ -295,8 +297,8 @@ def _folder(destination: str, stat: Stat) -> DirectoryCopy:
     return DirectoryCopy(destination, Attributes(mode, stat.modified_ns, stat.accessed_ns))
 
 
-def _make_here(plan: CopyPlan) -> set[str]:
-    """`_make_there` for this machine."""
+def _create_local(plan: CopyPlan) -> set[str]:
+    """`_create_remote` for this machine."""
     made = set()
     for number, folder in enumerate(plan.directories):
         path = Path(folder.destination)
@@ -312,8 +314,10 @@ def _make_here(plan: CopyPlan) -> set[str]:
     return made
 
 
-async def _write_out(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
-    path = _remote(source)
+async def _download_to_stdout(
+    executor: Executor, source: str, destination: str, options: CopyOptions
+) -> CopyPlan:
+    path = _remote_path(source)
     plan = CopyPlan(files=[FileCopy(path, destination, (await _stat(executor.fs, path)).size)])
     with standard_stream(1) as stream, _progress(plan, quiet=options.quiet) as advance:
         await executor.fs.download(path, stream, progress=_FileProgress(advance))
@@ -323,15 +327,15 @@ async def _write_out(executor: Executor, source: str, destination: str, options:
 # -- within the daemon's machine
 
 
-async def _copy_there(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
+async def _copy_remote(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
     fs = executor.fs
-    remote = _remote(source)
+    remote = _remote_path(source)
     stat = await _stat(fs, remote)
     if stat.is_dir:
-        _must_be(options.recursive, source)
-    target = await _inside(fs, _remote(destination), await _name_there(fs, remote))
+        _require_recursive(options.recursive, source)
+    target = await _target(fs, _remote_path(destination), await _remote_name(fs, remote))
     plan = CopyPlan(files=[FileCopy(remote, target, stat.size)])
-    with _named(REMOTE + target):
+    with _in_errors(REMOTE + target):
         copied = await fs.copy(
             remote,
             target,
@@ -346,7 +350,7 @@ async def _copy_there(executor: Executor, source: str, destination: str, options
 # -- paths
 
 
-async def _name_there(fs: FileSystem, path: str) -> str:
+async def _remote_name(fs: FileSystem, path: str) -> str:
     """The name of a copy in another directory; empty for the root, whose content is copied."""
     name = PurePosixPath(path).name
     if name in _NO_NAMES:
@@ -356,20 +360,20 @@ async def _name_there(fs: FileSystem, path: str) -> str:
     return name
 
 
-def _remote(path: str) -> str:
+def _remote_path(path: str) -> str:
     return path.removeprefix(REMOTE) or "."
 
 
 async def _stat(fs: FileSystem, path: str) -> Stat:
     try:
-        with _named(REMOTE + path):
+        with _in_errors(REMOTE + path):
             return await fs.stat(path)
     except NotFound as error:
         raise CommandExit(f"{REMOTE}{path}: {error.message}") from error
 
 
 @contextmanager
-def _named(path: str) -> Iterator[None]:
+def _in_errors(path: str) -> Iterator[None]:
     """Put the path in front of the daemon's error text. `NotFound` passes through."""
     try:
         yield
@@ -379,7 +383,7 @@ def _named(path: str) -> Iterator[None]:
         raise CommandExit(f"{path}: {error.message}") from error
 
 
-async def _inside(fs: FileSystem, path: str, name: str) -> str:
+async def _target(fs: FileSystem, path: str, name: str) -> str:
     """The path, or the name in it if it is a directory."""
     try:
         is_dir = (await fs.stat(path)).is_dir
@@ -390,7 +394,7 @@ async def _inside(fs: FileSystem, path: str, name: str) -> str:
     return str(PurePosixPath(path, name)) if is_dir else path
 
 
-def _must_be(recursive: bool, path: str) -> None:
+def _require_recursive(recursive: bool, path: str) -> None:
     if not recursive:
         raise CommandExit(f"{path}: is a directory; use -r")
 

@@ -118,12 +118,12 @@ class Foreground:
         self._chunks = 0
         self._has_gap = False
 
-    async def until_over(self, signals: Signals, *beside: Background) -> int:
+    async def run_until_exit(self, signals: Signals, *background: Background) -> int:
         """Print the output until the process ends; returns the exit status.
 
         Args:
             signals: the signals to forward.
-            beside: work to do meanwhile. Its first exception ends everything.
+            background: work to do meanwhile. Its first exception ends everything.
 
         Raises:
             CommandExit: a signal ended this program, or the output cannot be written.
@@ -131,7 +131,7 @@ class Foreground:
         """
         over = asyncio.create_task(self._copy_output())
         failed = asyncio.create_task(self._output.failed.wait())
-        others = {asyncio.create_task(signals.forward(self._signal)), *map(asyncio.create_task, beside)}
+        others = {asyncio.create_task(signals.forward(self._signal)), *map(asyncio.create_task, background)}
         try:
             await _first(over, failed, others)
             if not self._output.failed.is_set():

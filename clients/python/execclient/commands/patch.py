@@ -85,26 +85,26 @@ async def _patch(daemon: DaemonOptions, text: str, options: PatchOptions) -> int
     try:
         parsed = parse_patch(text)
     except PatchSyntaxError as error:
-        return _refused(error, options)
+        return _report_error(error, options)
     async with daemon.connect() as executor:
         with Signals() as signals:
-            return await signals.unless_signalled(_carry_out(executor, parsed, options))
+            return await signals.unless_signalled(_apply(executor, parsed, options))
 
 
-async def _carry_out(executor: Executor, parsed: Patch, options: PatchOptions) -> int:
+async def _apply(executor: Executor, parsed: Patch, options: PatchOptions) -> int:
     cwd = executor.cwd if options.cwd is None else await _folder(executor, options.cwd)
     try:
         plan = await plan_at(executor, parsed, cwd=cwd, entry="command")
     except PatchError as error:
-        return _refused(error, options)
+        return _report_error(error, options)
     if options.dry_run:
-        _tell_plan(plan, options)
+        _print_plan(plan, options)
         return 0
     try:
         applied = await apply(plan, executor)
     except PatchError as error:
-        return _refused(error, options, done=error.edits)
-    _tell_applied(applied, options)
+        return _report_error(error, options, done=error.edits)
+    _print_applied(applied, options)
     return 0
 
 
@@ -123,7 +123,7 @@ async def _folder(executor: Executor, given: str) -> str:
 # -- the result
 
 
-def _tell_plan(plan: Plan, options: PatchOptions) -> None:
+def _print_plan(plan: Plan, options: PatchOptions) -> None:
     diff = plan.diff()
     if options.as_json:
         _print_json(_outcome(plan, diff, was_atomic=None))
@@ -135,7 +135,7 @@ def _tell_plan(plan: Plan, options: PatchOptions) -> None:
         print_message("the patch fits and changes no file")
 
 
-def _tell_applied(applied: Applied, options: PatchOptions) -> None:
+def _print_applied(applied: Applied, options: PatchOptions) -> None:
     if options.as_json:
         _print_json(_outcome(applied, applied.diff(), was_atomic=applied.was_atomic))
         return
@@ -170,15 +170,15 @@ def _files(edits: Iterable[Edit]) -> list[Json]:
 # -- the error
 
 
-def _refused(error: PatchError, options: PatchOptions, done: Sequence[Edit] | None = None) -> int:
+def _report_error(error: PatchError, options: PatchOptions, done: Sequence[Edit] | None = None) -> int:
     """Print why the patch failed; `done` are the edits that were made before, None if none was tried."""
     if options.as_json:
         _print_json({"error": _error(error), "files": _files(done or ())})
-    print_message(*"\n".join(_explained(error, done)).split("\n"))
+    print_message(*"\n".join(_error_lines(error, done)).split("\n"))
     return UNUSABLE if isinstance(error, PatchSyntaxError | EmptyPatch) else NOT_APPLIED
 
 
-def _explained(error: PatchError, done: Sequence[Edit] | None) -> Iterable[str]:
+def _error_lines(error: PatchError, done: Sequence[Edit] | None) -> Iterable[str]:
     reason = error.reason if isinstance(error, PatchFileError) else ""
     yield f"{error.applet_text}: {reason}" if reason else error.applet_text
     if isinstance(error, PatchMismatch):

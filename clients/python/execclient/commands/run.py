@@ -44,14 +44,14 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
         foreground = Foreground(executor, process, owned=True, as_json=command.as_json)
         if command.as_json:
             await foreground.print_json(processId=process.id, sessionId=executor.session_id, pid=process.pid)
-        beside: list[Background] = []
+        background: list[Background] = []
         if forwards:
             at_end = foreground.type_end_of_file if command.tty else foreground.close_input
-            beside.append(foreground.forward_input(at_end))
+            background.append(foreground.forward_input(at_end))
             if command.tty and os.isatty(0):
                 terminal = stack.enter_context(RawTerminal())
-                beside.append(terminal.follow_size(foreground.resize))
-        status = await foreground.until_over(signals, *beside)
+                background.append(terminal.follow_size(foreground.resize))
+        status = await foreground.run_until_exit(signals, *background)
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
             await foreground.print_json(

@@ -195,17 +195,17 @@ def sentences(permissions: Mapping[str, Json]) -> tuple[str, ...]:
     read = [_words(entry) for entry in entries if entry["access"] == "read"]
     everything = _SPECIAL_WORDS["root"]
     if everything in written and everything not in read:
-        told = ["read and write everything"]
+        granted = ["read and write everything"]
         if read:
-            told.append("not write " + _listed(read))
+            granted.append("not write " + _listed(read))
     else:
-        told = ["read " + (everything if everything in read else _listed([*read, *written]) or "nothing")]
-        told.append("write " + (_listed(written) or "nothing"))
-    told.append(uses)
+        granted = ["read " + (everything if everything in read else _listed([*read, *written]) or "nothing")]
+        granted.append("write " + (_listed(written) or "nothing"))
+    granted.append(uses)
     if stays := denied(permissions):
-        told.append("still denied: reading " + _listed(stays))
-    told.append("still confined: it sees no processes but its own, and gains no privileges")
-    return tuple(told)
+        granted.append("still denied: reading " + _listed(stays))
+    granted.append("still confined: it sees no processes but its own, and gains no privileges")
+    return tuple(granted)
 
 
 def _entries(permissions: Mapping[str, Json]) -> Sequence[PermissionEntry]:
@@ -254,7 +254,7 @@ class _Place(NamedTuple):
 def may_write(
     permissions: Mapping[str, Json], path: str, *, cwd: str, workspace_roots: Sequence[str]
 ) -> bool:
-    """Whether a path may be written, as far as that can be told without the daemon.
+    """Whether a path may be written, as far as that is known without the daemon.
 
     The answer decides only which patches need an approval; the daemon enforces the permissions. A path whose
     place is unknown here, such as `$TMPDIR`, counts as not writable. A writable path that a link leads

@@ -129,7 +129,7 @@ def _escaped(char: str) -> str:
 def _question(request: ApprovalRequest) -> list[str]:
     lines = ["", visible(request.prompt or _HEADLINES[request.kind])]
     if request.retry:
-        lines.append("It has run once already, and its sandbox was in the way. It would run a second time.")
+        lines.append("The sandbox denied something to its first run. It would run a second time.")
     lines += _indented("$ ", request.command)
     if len(request.command) > LONG_CHARACTERS or request.command.count("\n") > LONG_LINES:
         written = request.command.count("\n") + 1

@@ -120,7 +120,7 @@ async def plan_at(
 
     async def take(path: str) -> None:
         async with limit:
-            found[path] = await files.look(path)
+            found[path] = await files.read(path)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -235,7 +235,7 @@ class _Run:
         try:
             return await self._all_at_once(plan)
         except PatchError:
-            await self._put_back()
+            await self._restore_in_place()
             raise
 
     async def _all_at_once(self, plan: Plan) -> bool:
@@ -273,7 +273,7 @@ class _Run:
                     raise error from None
                 self.in_place.append(change)
 
-    async def _put_back(self) -> None:
+    async def _restore_in_place(self) -> None:
         """Restore the files that were written in place."""
         while self.in_place:
             change = self.in_place.pop()

@@ -40,7 +40,7 @@ class RemoteFiles:
     async def _on(self, method: str, path: str, **params: Json) -> Json:
         return await self.call(method, {"path": path_to_uri(path), **params})
 
-    async def look(self, path: str) -> bytes | CannotRead | None:
+    async def read(self, path: str) -> bytes | CannotRead | None:
         """The content; None if nothing is there; an error if it cannot be read."""
         if "\0" in path:
             return CannotRead("file name contained an unexpected NUL byte")

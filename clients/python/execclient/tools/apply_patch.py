@@ -68,7 +68,7 @@ class PatchRuntime:
         self._context = context
         self._plan = plan
         self._call_id = call_id
-        self._leads: dict[str, str] = {}
+        self._targets: dict[str, str] = {}
         """The target of each path, as shown to the approver."""
         self._beyond = frozenset(path for path in plan.paths if not self._may_write(path))
         self.escalated = bool(self._beyond)
@@ -76,7 +76,7 @@ class PatchRuntime:
 
     async def find_targets(self) -> None:
         """Find the targets of the paths, which links may lead elsewhere."""
-        self._leads = await self._look()
+        self._targets = await self._current_targets()
 
     def requirement(self) -> Requirement:
         """The decision on the patch: run, ask or refuse."""
@@ -118,7 +118,7 @@ class PatchRuntime:
         context = self._context
         await self._require_same_targets()
         # A target in a folder that commands may write stays within the sandbox: commands may move the link.
-        paths = frozenset(path for path in self._beyond if not self._may_write(self._leads.get(path, path)))
+        paths = frozenset(path for path in self._beyond if not self._may_write(self._targets.get(path, path)))
         lifted = attempt.policy.context(context.cwd, context.workspace_roots)
         return await apply(
             self._plan, context.executor, sandbox=self._sandbox(), beyond=Beyond(paths, lifted)
@@ -130,10 +130,10 @@ class PatchRuntime:
 
     async def _require_same_targets(self) -> None:
         """Raise PatchConflict if a path has another target than the approved one."""
-        if not self._leads:
+        if not self._targets:
             return
-        now = await self._look()
-        for path, target in self._leads.items():
+        now = await self._current_targets()
+        for path, target in self._targets.items():
             if now[path] != target:
                 raise PatchConflict(
                     f"{path} led to {target} when the patch was approved, and now leads to {now[path]}: "
@@ -141,7 +141,7 @@ class PatchRuntime:
                     path,
                 )
 
-    async def _look(self) -> dict[str, str]:
+    async def _current_targets(self) -> dict[str, str]:
         files = RemoteFiles(self._context.executor, self._sandbox())
         return {path: await files.target(path) for path in self._plan.paths}
 
@@ -157,7 +157,7 @@ class PatchRuntime:
 
     @property
     def _paths(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self._plan.paths, *self._leads.values())))
+        return tuple(dict.fromkeys((*self._plan.paths, *self._targets.values())))
 
     def _scope(self) -> dict[str, Json] | None:
         context = self._context
@@ -241,8 +241,8 @@ async def apply_patch(
     except Rejected as refusal:
         reason = str(refusal)
         if not reason.startswith("patch "):
-            told = reason == exec_text.REJECTED_BY_USER
-            reason = exec_text.PATCH_REJECTED_BY_USER if told else f"patch rejected: {reason}"
+            by_user = reason == exec_text.REJECTED_BY_USER
+            reason = exec_text.PATCH_REJECTED_BY_USER if by_user else f"patch rejected: {reason}"
         return failed(known(record), "rejected", reason, terminal=True)
     except PatchError as error:
         _track(tracker, error.edits)

@@ -1,12 +1,11 @@
-"""The arguments of the tools, each tool's as a model.
+"""The arguments of the tools, each as a pydantic model.
 
 Rules kept here:
 
-1. What a model may send stands in the fields and nowhere else: the schemas (`specs.py`), the reader and its
-   messages are made from them.
-2. A member that is not known is refused by name. One that was misspelt would otherwise do nothing, and be it
-   `sandbox_permissions`, unseen.
-3. What is read is kept as it is: nothing is split, quoted or joined. Null means absent where it is allowed.
+1. The fields define the arguments: the schemas (`specs.py`), the reader and its messages are made from them.
+2. An unknown member is refused by name. A misspelt one, even `sandbox_permissions`, would otherwise be
+   ignored.
+3. Values are kept unchanged: nothing is split, quoted or joined. Null means absent where it is allowed.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ _PrefixRule = Annotated[Argv | None, Field(description=_PREFIX_RULE)]
 
 
 class _CommandArguments(Arguments):
-    """What the tools have in common that start a command under a policy."""
+    """The base of the arguments of tools that start a command."""
 
     @field_validator("workdir", check_fields=False)
     @classmethod
@@ -119,7 +118,7 @@ class _CommandArguments(Arguments):
 
 
 class ShellArguments(_CommandArguments):
-    """Of `shell`, also as `container.exec` and `local_shell`: a program and its arguments."""
+    """The arguments of `shell`, `container.exec` and `local_shell`: a program with its arguments."""
 
     reference_struct = ("ShellToolCallParams", 7)
 
@@ -143,7 +142,7 @@ class ShellArguments(_CommandArguments):
 
 
 class ShellCommandArguments(_CommandArguments):
-    """Of `shell_command`: a script for the user's shell."""
+    """The arguments of `shell_command`: a script for the user's shell."""
 
     reference_struct = ("ShellCommandToolCallParams", 8)
 
@@ -162,7 +161,7 @@ class ShellCommandArguments(_CommandArguments):
 
 
 class ExecCommandArguments(_CommandArguments):
-    """Of `exec_command`, in either form: a script (`cmd`), or a program and its arguments (`command`)."""
+    """The arguments of `exec_command`: a script (`cmd`), or a program with its arguments (`command`)."""
 
     reference_struct = ("ToolEnvironmentArgs", 1)
     read_first = ("environment_id",)
@@ -170,7 +169,7 @@ class ExecCommandArguments(_CommandArguments):
     cmd: Annotated[str | None, UnlessGiven("command"), Field(description="The shell command to run.")] = None
     command: Annotated[Argv | None, Unadvertised()] = None
     process_id: Annotated[str | None, Unadvertised()] = None
-    """What the caller wants the process to be called, if it is to outlive the call."""
+    """The caller's id for a process that outlives the call."""
     workdir: _Workdir = None
     shell: Annotated[
         str | None, Field(description="The shell to run it in, by path; the user's if absent.")
@@ -214,17 +213,17 @@ class ExecCommandArguments(_CommandArguments):
 
     @property
     def script(self) -> str | None:
-        """What a shell is to run; None in the other form."""
+        """The script for a shell; None in the other form."""
         return self.cmd
 
     @property
     def argv(self) -> Argv | None:
-        """What is to be run without a shell; None in the other form."""
+        """The command to run without a shell; None in the other form."""
         return self.command
 
 
 class WriteStdinArguments(Arguments):
-    """Of `write_stdin`: input for a process of `exec_command`, or a look at its output."""
+    """The arguments of `write_stdin`: input for a process of `exec_command`, or none to read its output."""
 
     reference_struct = ("TerminalSessionArgs", 1)
     read_first = ("session_id", "process_id")
@@ -236,7 +235,7 @@ class WriteStdinArguments(Arguments):
         Field(description="The session, by the number that exec_command gave."),
     ] = None
     process_id: Annotated[str | None, Unadvertised()] = None
-    """The same, by the name that the caller chose."""
+    """The session by the id that the caller chose."""
     chars: Annotated[
         str,
         AlsoNamed("input"),
@@ -261,17 +260,17 @@ class WriteStdinArguments(Arguments):
 
     @property
     def session(self) -> str:
-        """The session's name, of either form."""
+        """The name of the session, from either field."""
         return self.process_id if self.process_id is not None else str(self.session_id)
 
     @property
     def data(self) -> str:
-        """What to write; empty for nothing."""
+        """The input; empty for none."""
         return self.chars
 
 
 class RunShellCommandArguments(Arguments):
-    """Of `run_shell_command`: a script for `sh`, and how long it may take."""
+    """The arguments of `run_shell_command`: a script for `sh`, and a time limit."""
 
     reference_struct = ("RunShellCommandArguments", 2)
 
@@ -285,7 +284,7 @@ class RunShellCommandArguments(Arguments):
 
 
 class ApplyPatchArguments(Arguments):
-    """Of `apply_patch`, for models that call it as a function; others send the patch as it is."""
+    """The arguments of `apply_patch` as a function. Other models send the plain patch."""
 
     reference_struct = ("ApplyPatchToolArgs", 1)
 
@@ -296,14 +295,14 @@ Parsed = TypeVar("Parsed", bound=Arguments)
 
 
 def parse(model: type[Parsed], arguments: str | bytes | Mapping[str, object]) -> Parsed:
-    """The arguments of a call.
+    """Parse the arguments of a call.
 
     Args:
-        model: the tool's.
-        arguments: as the model sent them; or read before, and then errors name no line and column.
+        model: the class of the tool's arguments.
+        arguments: the text from the model; or parsed JSON, for which errors have no line and column.
 
     Raises:
-        ArgumentError: they are not what the tool takes; the message is for the model.
+        ArgumentError: the arguments are not valid; the message is for the model.
     """
     shape = shape_of(model)
     try:

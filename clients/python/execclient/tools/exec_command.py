@@ -19,7 +19,7 @@ from execclient.tools.function_handler import CommandHandler
 from execclient.tools.registry import ToolInvocation
 from execclient.tools.result import CallRecord, failed
 from execclient.tools.run_to_end import NOT_STARTED, intercept_call, start_failure
-from execclient.tools.session_answers import answer, open_session, session_number
+from execclient.tools.session_answers import open_session, session_answer, session_number
 from execclient.tools.session_table import MAX_CHOSEN_ID, SessionIdTaken
 from execclient.tools.terminal_text import TerminalText
 
@@ -101,7 +101,7 @@ async def _run(
     try:
         if not done.output.finished.is_set():
             await open_session(context, number, session)
-        return await answer(context, session, record, number=number, budget=budget)
+        return await session_answer(context, session, record, number=number, budget=budget)
     except BaseException:
         # The model would not get the session's number.
         context.services.sessions.release(number, session)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic
 
-from execclient.tools.arguments import Arguments, parse
+from execclient.tools.arguments import Parsed, parse
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext
 from execclient.tools.errors import UnsupportedCall
 from execclient.tools.payloads import FunctionPayload, LocalShellPayload, ToolPayload
 from execclient.tools.registry import ToolInvocation, ToolKind
 from execclient.tools.result import CallRecord
-
-Parsed = TypeVar("Parsed", bound=Arguments)
 
 
 def context_of(invocation: ToolInvocation) -> CallContext:

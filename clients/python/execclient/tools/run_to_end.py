@@ -137,8 +137,8 @@ def _shown(
     seconds = None if runtime.env is None else runtime.env.expiration.seconds
     text = output.text(f"\n{omission_marker(output.omitted_bytes)}\n")
     if session.failure is not None or session.process.failure is not None:
-        told = [text, record.failure.message] if record.failure is not None else [text]
-        text = "\n".join(filter(None, told))
+        parts = [text, record.failure.message] if record.failure is not None else [text]
+        text = "\n".join(filter(None, parts))
     if any(lost):
         context.warnings.append(lost_output(lost.size, more=lost.more))
     text = "\n".join([*context.warnings, text])

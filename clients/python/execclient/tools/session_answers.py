@@ -41,7 +41,7 @@ async def open_session(context: CallContext, number: int, session: ToolSession) 
         await its.exec.end("another one took its place")
 
 
-async def answer(
+async def session_answer(
     context: CallContext,
     session: ToolSession,
     record: CallRecord,

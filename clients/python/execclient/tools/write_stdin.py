@@ -2,7 +2,7 @@
 
 No rule judges the input: a running shell accepts any command, within the sandbox under which it was started.
 A host whose rules must hold for each command should ask about shells and interpreters, too. In a later turn
-that permits less, `ask_to_type` asks for an approval or refuses. Reading output and interrupting need no
+that permits less, `approve_input` asks for an approval or refuses. Reading output and interrupting need no
 approval.
 """
 
@@ -23,7 +23,7 @@ from execclient.tools.errors import Rejected, RespondToModel
 from execclient.tools.function_handler import FunctionHandler
 from execclient.tools.registry import ToolInvocation
 from execclient.tools.result import CallRecord
-from execclient.tools.session_answers import answer, session_number
+from execclient.tools.session_answers import session_answer, session_number
 
 MIN_WRITE_YIELD_MS, MAX_WRITE_YIELD_MS = 250, 30_000
 """As for `exec_command`."""
@@ -55,7 +55,7 @@ async def write_stdin(context: CallContext, arguments: WriteStdinArguments, call
     params = session.call.params
     context.events.begin(params.command, params.cwd)
     if arguments.data and arguments.data != INTERRUPT:
-        await ask_to_type(context, session, arguments.data, name=arguments.session, call_id=call_id)
+        await approve_input(context, session, arguments.data, name=arguments.session, call_id=call_id)
     listener = context.events.delta
     session.exec.listen(listener)
     try:
@@ -78,7 +78,7 @@ async def write_stdin(context: CallContext, arguments: WriteStdinArguments, call
         duration=loop.time() - began,
     )
     budget = context.budget(arguments.max_output_tokens)
-    return await answer(context, session, record, number=number, budget=budget)
+    return await session_answer(context, session, record, number=number, budget=budget)
 
 
 class WriteStdinHandler(FunctionHandler[WriteStdinArguments]):
@@ -132,7 +132,7 @@ NO_QUESTIONS = (
 )
 
 
-async def ask_to_type(
+async def approve_input(
     context: CallContext, session: ToolSession, data: str, *, name: str, call_id: str
 ) -> None:
     """Return if a model may write input to a session that an earlier turn may have started.

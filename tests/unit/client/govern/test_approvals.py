@@ -314,7 +314,7 @@ async def test_answers_are_counted_by_tool_and_answer_and_the_labels_are_known_b
     made_up = dataclasses.replace(REQUEST, tool="mcp__made_up")
 
     await approvals.ask(REQUEST, KEYS)
-    await approvals.ask(REQUEST, KEYS)  # of the session: nobody is asked
+    await approvals.ask(REQUEST, KEYS)  # from the cache: no reviewer is asked
     await approvals.ask(REQUEST, ())
     await approvals.ask(made_up, ())
 

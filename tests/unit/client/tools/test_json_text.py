@@ -244,7 +244,7 @@ def test_what_python_refuses_is_refused_and_nothing_else(text: str) -> None:
     assert read == sound
 
 
-# -- members that nobody wants
+# -- skipped members
 
 
 ONE = Object("One", 1, (Member("one", TEXT),), ignores_others=True)

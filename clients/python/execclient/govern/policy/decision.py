@@ -42,7 +42,7 @@ a guess about the command; the approval policy; or the fact that the sandbox lim
 _MOVING = frozenset({"cd", "pushd", "popd"})
 """Commands that change the directory of the rest of a script."""
 
-UNREADABLE = "what it runs cannot be told from its text, and there are rules about what may be run"
+UNREADABLE = "its text does not tell what it runs, and there are rules about what may be run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +168,12 @@ class _Judge:
 
     def requirement(self, argv: Argv, lowered: Lowered, prefix_rule: Sequence[str] | None) -> Requirement:
         """The decision on a call: the strictest verdict on its commands."""
-        plain = [self.judged(command) for command in lowered.commands]
-        verdicts = plain if self.policy.parity else [*plain, *self.hidden(argv, lowered)]
+        plain = [self.verdict_on(command) for command in lowered.commands]
+        verdicts = plain if self.policy.parity else [*plain, *self.hidden_verdicts(argv, lowered)]
         strictest = max(verdicts, key=lambda verdict: STRICTNESS[verdict.decision])
         matches = tuple(dict.fromkeys(match for verdict in verdicts for match in verdict.matches))
 
-        def requirement(
+        def required(
             kind: Literal["skip", "ask", "forbidden"],
             source: DecisionSource,
             reason: str | None = None,
@@ -187,14 +187,14 @@ class _Judge:
 
         if strictest.decision == "allow":
             lifted = self.lifts and all(verdict.by_rule for verdict in plain)
-            return requirement("skip", strictest.source, bypass=lifted)
+            return required("skip", strictest.source, bypass=lifted)
         if strictest.decision == "forbidden":
-            return requirement("forbidden", strictest.source, _rejection(argv, strictest, matches))
+            return required("forbidden", strictest.source, _rejection(argv, strictest, matches))
 
         by_rule = any(verdict.by_rule and verdict.decision == "prompt" for verdict in verdicts)
         refusal = _unaskable(self.approval, by_rule=by_rule, danger=strictest.danger)
         if refusal is not None:
-            return requirement("forbidden", "approval_policy", refusal)
+            return required("forbidden", "approval_policy", refusal)
         amendment = None
         if not any(verdict.hidden for verdict in verdicts) and self.approval.asks_for_sandbox:
             # A command that a rule already allows is only asked about because of the sandbox.
@@ -211,9 +211,9 @@ class _Judge:
                 parity=self.policy.parity,
             )
         reason = _question(argv, matches) if by_rule else UNREADABLE if strictest.hidden else None
-        return requirement("ask", strictest.source, reason, amendment=amendment)
+        return required("ask", strictest.source, reason, amendment=amendment)
 
-    def judged(self, command: Argv) -> _Verdict:
+    def verdict_on(self, command: Argv) -> _Verdict:
         """The verdict on a command that is not hidden."""
         matches = self._deciding(command)
         if matches:
@@ -233,7 +233,7 @@ class _Judge:
         limited = decision == "allow" and self.sandbox.confines
         return _Verdict(decision, "sandbox_mode" if limited else "approval_policy", command=command)
 
-    def hidden(self, argv: Argv, lowered: Lowered) -> list[_Verdict]:
+    def hidden_verdicts(self, argv: Argv, lowered: Lowered) -> list[_Verdict]:
         """The verdicts of rules that ask or forbid on hidden commands, program names and unknown words."""
         rules = self.policy.rules
         if all(rule.decision == "allow" for rule in rules.prefix_rules):

@@ -243,9 +243,9 @@ def inner(words: Words) -> Inner:
         return Inner(tuple(rest[start:] for start in itertools.islice(_every_start(rest), MAX_READINGS)))
     if name.startswith("git-"):
         return Inner((("git", name.removeprefix("git-"), *rest),))
-    told = _told(name, rest)
-    if told is not None:
-        return told
+    special = _special(name, rest)
+    if special is not None:
+        return special
     subcommands = BEHIND_SUBCOMMAND.get(name, frozenset())
     commands = [*_following(name, rest), *_behind_subcommand(subcommands, rest)]
     scripts = [*option_values(rest, SCRIPT_OPTIONS.get(name, ())), *_setting_values(name, rest)]
@@ -270,7 +270,7 @@ def inner(words: Words) -> Inner:
     )
 
 
-def _told(name: str, rest: Words) -> Inner | None:
+def _special(name: str, rest: Words) -> Inner | None:
     """The commands of a program with a syntax of its own; None for any other program."""
     match name:
         case "eval":

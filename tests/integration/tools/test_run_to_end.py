@@ -1,4 +1,4 @@
-"""The tools that run a command to its end, and what holds for every front door, at a real daemon."""
+"""The tools that run a command to its end, and rules for all tools, with a real daemon."""
 
 from __future__ import annotations
 
@@ -505,7 +505,7 @@ async def test_calls_that_read_run_side_by_side_and_others_alone(make: Make, wor
 
 
 def feed(fifo: Path, readers: tuple[asyncio.Task[ToolResult], ...]) -> None:
-    """Open a pipe for writing until nobody reads it any more."""
+    """Open a pipe for writing until its reader is gone."""
     end = time.monotonic() + 30
     while not all(reader.done() for reader in readers) and time.monotonic() < end:
         with contextlib.suppress(OSError):
