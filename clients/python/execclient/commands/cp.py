@@ -68,7 +68,7 @@ class DirectoryCopy:
 
     destination: str
     attributes: Attributes
-    """Of its source."""
+    """The attributes of the source."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from execclient.commands.streams import OutputWriter
 from execclient.connection.connection import Json
 
 PAGE_BYTES = 1 << 20
-"""Of one request: large enough for full speed, small enough to begin printing at once."""
+"""The size of one request: large enough for full speed, small enough to begin printing at once."""
 
 WAIT_SECONDS = 20.0
 """How long one request waits for new output. A new request also finds out whether the daemon is reachable."""

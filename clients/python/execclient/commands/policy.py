@@ -39,7 +39,7 @@ class CheckOptions:
     files: Sequence[Path] | Path
     """Rule files, or the home with the rule files."""
     cwd: Path
-    """Of the command; relative to the current directory."""
+    """The working directory of the command; may be relative to the current one."""
     approval: ApprovalPolicy
     resolve: bool
     parity: bool

@@ -76,7 +76,7 @@ class Granular:
     request_permissions: bool = False
 
     def to_json(self) -> dict[str, Json]:
-        """As `approval_policy` reads it."""
+        """The policy as JSON, for `approval_policy`."""
         return {name: getattr(self, name) for name in _GRANULAR_FIELDS}
 
 
@@ -149,7 +149,7 @@ class ApprovalPolicy:
         return self.prompt_template.format(command=command, cwd=cwd, reason=reason or "").strip()
 
     def to_json(self) -> Json:
-        """As `approval_policy` reads it."""
+        """The policy as JSON, for `approval_policy`."""
         return self.name if self.granular is None else {"granular": self.granular.to_json()}
 
 

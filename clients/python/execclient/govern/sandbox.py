@@ -164,7 +164,7 @@ class ReadOnly(_Policy):
         checked_patterns(self.deny_read)
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         return managed([at_special("root", "read"), *denies(self.deny_read)], network_allowed=self.network)
 
 
@@ -201,7 +201,7 @@ class WorkspaceWrite(_Policy):
             raise ValueError("writable_roots: '/' is everything: use the policy danger-full-access")
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         entries = [at_special("root", "read"), at_special("project_roots", "write")]
         if not self.exclude_slash_tmp:
             entries.append(at_special("slash_tmp", "write"))
@@ -218,7 +218,7 @@ class DangerFullAccess(_Policy):
     kind: ClassVar[str] = "danger-full-access"
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         return {"type": "disabled"}
 
 
@@ -232,11 +232,11 @@ class ExternalSandbox(_Policy):
     members: ClassVar[Mapping[str, str]] = {"network_access": "network"}
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         return {"type": "external", "network": network(self.network)}
 
     def to_json(self) -> dict[str, Json]:
-        """As `sandbox_policy` reads it."""
+        """The policy as JSON, for `sandbox_policy`."""
         return {"type": self.kind, "network_access": network(self.network)}
 
 
@@ -263,12 +263,12 @@ class Profile(_Policy):
         object.__setattr__(self, "canonical", json.dumps(permissions, sort_keys=True))
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         permissions: Permissions = json.loads(self.canonical)
         return permissions
 
     def to_json(self) -> dict[str, Json]:
-        """As `sandbox_policy` reads it."""
+        """The policy as JSON, for `sandbox_policy`."""
         return {"type": self.kind, "permissions": self.permissions()}
 
 

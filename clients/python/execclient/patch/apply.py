@@ -32,7 +32,7 @@ from execprotocol.limits import MAX_EDITS
 from execprotocol.path_uri import path_to_uri
 
 MAX_ATTEMPTS = 3
-"""Of a request whose answers are lost."""
+"""Attempts of a request whose answers are lost."""
 
 _READS_AT_A_TIME = 8
 """Enough to hide the latency; a reply may hold a whole file."""
@@ -66,7 +66,7 @@ class AppliedFile:
     path: str
     """Absolute, at the executor; the new path of a move."""
     sha256: str | None
-    """Of the new content; None if the file was removed."""
+    """The digest of the new content; None if the file was removed."""
     moved_from: str | None = None
 
 

@@ -41,7 +41,7 @@ class PatchError(ExecServerError):
 
     @property
     def tool_text(self) -> str:
-        """What a tool call answers."""
+        """The answer to a tool call."""
         return VERIFICATION_FAILED + str(self)
 
 
@@ -80,7 +80,7 @@ class EmptyPatch(PatchError):
 
     @property
     def tool_text(self) -> str:
-        """What a tool call answers."""
+        """The answer to a tool call."""
         return "patch rejected: empty patch"
 
 

@@ -70,7 +70,7 @@ class PatchWithoutCall:
 
     @property
     def tool_text(self) -> str:
-        """What a tool call answers."""
+        """The answer to a tool call."""
         return (
             f"{VERIFICATION_FAILED}patch detected without explicit call to apply_patch. "
             'Rerun as ["apply_patch", "<patch>"]'
@@ -85,7 +85,7 @@ class UnknownDirectory:
 
     @property
     def tool_text(self) -> str:
-        """What a tool call answers."""
+        """The answer to a tool call."""
         return (
             f"{VERIFICATION_FAILED}the directory {self.directory} of cd is not expanded. "
             "Rerun with its absolute path"

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_STEPS = 2_000_000
-"""Of the search in one gap: about a second."""
+"""The limit for one gap: about a second."""
 
 _MAX_EDITS = 400
-"""Of a shortest edit: the memory of the search grows with the square, up to about 16 MiB."""
+"""The limit for one shortest edit: the memory grows with the square, up to about 16 MiB."""
 
 
 class Block(NamedTuple):

@@ -22,7 +22,7 @@ _FOLDED = {
 }
 
 MAX_SCANNED_LINES = 400_000_000
-"""Of all searches in one file together: about a second, or 400 unsuccessful searches of a million lines."""
+"""The limit for all searches in one file: about a second, or 400 unsuccessful searches of a million lines."""
 
 _OTHER = "\0"
 """Stands for every line of the file that is not in the patch."""

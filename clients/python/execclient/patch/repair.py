@@ -18,16 +18,16 @@ MAX_CANDIDATES = 3
 """More would not help to repair the patch."""
 
 _MAX_LINES = 200
-"""Of the chunk; the rest is not searched for."""
+"""Lines of the chunk that are searched for."""
 
 _MAX_PLACES = 50
-"""Of one line. A line that occurs more often, such as an empty one, is not significant."""
+"""Occurrences of one line. A line that occurs more often, such as an empty one, is not significant."""
 
 _MAX_COMPARED = 2000
 """Lines that are compared by characters, at about 20 µs each."""
 
 _MAX_COMPARED_LENGTH = 300
-"""Of such a line: the time grows with the square."""
+"""Characters of such a line: the time grows with the square."""
 
 _ALIKE = 0.6
 """The similarity of two lines that `difflib` recommends."""

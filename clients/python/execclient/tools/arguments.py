@@ -76,11 +76,11 @@ class Unadvertised:
 RequestedPermissions = Literal["use_default", "require_escalated", "with_additional_permissions"]
 
 EXEC_YIELD_MS = 10_000
-"""How long `exec_command` waits for the end of a command: most of a model's commands are over by then."""
+"""How long `exec_command` waits: most commands of a model end within that time."""
 WRITE_YIELD_MS = 250
-"""How long `write_stdin` waits: a program at a prompt answers within that."""
+"""How long `write_stdin` waits: a program at a prompt answers within that time."""
 RUN_TIMEOUT_SECONDS = 120
-"""Of `run_shell_command`: a build or a test run of moderate size."""
+"""The time limit of `run_shell_command`: for a build or a test run of moderate size."""
 
 SECONDS = Integer("a whole number of seconds, 1 or more", 1, 2**32 - 1)
 

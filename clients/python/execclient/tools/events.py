@@ -19,8 +19,8 @@ from execclient.connection.connection import Json
 log = logging.getLogger(__name__)
 
 MAX_DELTAS = 10_000
-"""Of one call. Later output is in the result only: an interface that draws each delta would be busy for
-minutes with a command that prints a million lines."""
+"""Deltas of one call. Later output is in the result only: an interface that draws each delta would be busy
+for minutes with a command that prints a million lines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ _WHOLE = re.compile(rb"[0-9]*")
 _HEX = re.compile(rb"[0-9A-Fa-f]{4}")
 _MAX_UNSIGNED, _MIN_SIGNED = 2**64 - 1, -(2**63)
 _MAX_DIGITS = 20
-"""Of an integer of 64 bits. A number with more digits is read as floating point at once."""
+"""Digits of a 64-bit integer. A number with more digits is read as floating point at once."""
 
 
 class JsonTextError(ValueError):

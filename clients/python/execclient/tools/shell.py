@@ -53,19 +53,19 @@ class ShellHandler(CommandHandler[ShellArguments]):
     local_shell = True
 
     async def mutates(self, context: CallContext, arguments: ShellArguments) -> bool:
-        """Unless the command is known to read only."""
+        """True unless the command is known to only read."""
         return not context.reads_only(arguments.command)
 
     async def prepare(
         self, context: CallContext, arguments: ShellArguments, invocation: ToolInvocation
     ) -> CommandCall:
-        """What is to be run."""
+        """The command to run."""
         return shell_call(context, arguments.command, arguments, invocation)
 
     async def call(
         self, context: CallContext, arguments: ShellArguments, invocation: ToolInvocation
     ) -> CallRecord:
-        """Run it."""
+        """Run the command to its end."""
         return await run_to_end(context, await self.prepare(context, arguments, invocation))
 
 
@@ -75,7 +75,7 @@ class ShellCommandHandler(CommandHandler[ShellCommandArguments]):
     model = ShellCommandArguments
 
     async def mutates(self, context: CallContext, arguments: ShellCommandArguments) -> bool:
-        """Unless the script is known to read only."""
+        """True unless the script is known to only read."""
         return not context.reads_only(self.argv(context, arguments))
 
     def argv(self, context: CallContext, arguments: ShellCommandArguments) -> tuple[str, ...]:
@@ -85,13 +85,13 @@ class ShellCommandHandler(CommandHandler[ShellCommandArguments]):
     async def prepare(
         self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
     ) -> CommandCall:
-        """What is to be run."""
+        """The command to run."""
         return shell_call(context, self.argv(context, arguments), arguments, invocation)
 
     async def call(
         self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
     ) -> CallRecord:
-        """Run it."""
+        """Run the command to its end."""
         return await run_to_end(context, await self.prepare(context, arguments, invocation))
 
 
@@ -111,7 +111,7 @@ class RunShellCommandHandler(CommandHandler[RunShellCommandArguments]):
     async def prepare(
         self, context: CallContext, arguments: RunShellCommandArguments, invocation: ToolInvocation
     ) -> CommandCall:
-        """What is to be run."""
+        """The command to run."""
         config = context.services.config
         params = ExecParams(
             command=("sh", "-c", arguments.cmd),
@@ -126,7 +126,7 @@ class RunShellCommandHandler(CommandHandler[RunShellCommandArguments]):
     async def call(
         self, context: CallContext, arguments: RunShellCommandArguments, invocation: ToolInvocation
     ) -> CallRecord:
-        """Run it."""
+        """Run the command to its end."""
         call = await self.prepare(context, arguments, invocation)
         record = await run_to_end(context, call, gently=True)
         failure = record.failure

@@ -33,7 +33,7 @@ MAX_STANDING = 1 << 14
 its line."""
 
 _PROMPT = re.compile(r"(?:.*[$#%>\u276f] ?|\.\.\. )")
-"""Of shells, U+276F for the decorated ones, of shells that wait for more, of Python and its like."""
+"""Prompts of shells (U+276F in decorated ones), of shells that wait for more input, and of Python."""
 
 _TYPED_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)?")
 """Arrow keys and the marks around pasted text."""

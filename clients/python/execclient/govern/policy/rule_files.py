@@ -29,7 +29,7 @@ from execclient.govern.policy.rules import NO_RULES, NetworkRule, PrefixRule, Ru
 from execclient.govern.policy.starlark_files import run_rule_file
 
 VERSION = 1
-"""Of the language of rule files."""
+"""The version of the language of rule files."""
 
 MAX_FILE_BYTES = 1 << 20
 """People write rules: a larger file is not a rule file."""

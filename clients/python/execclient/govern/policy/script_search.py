@@ -35,7 +35,7 @@ MAX_WORDS = 100_000
 """In all commands of a search. A few bytes can have very many readings: `sudo -a b -a b …`."""
 
 MAX_INNER_BYTES = 256 << 10
-"""Of all scripts in the first one, which may itself be as long as `shell_syntax` allows."""
+"""The size of all scripts in the first one, which may itself be as long as `shell_syntax` allows."""
 
 _SETTINGS_OF_GIT = frozenset({"HOME", "XDG_CONFIG_HOME"})
 _PASSING_ON = frozenset({"cat", "tee", ":", "true"})

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tree_sitter import Language, Node, Parser
 
 MAX_SCRIPT_BYTES = 1 << 20
-"""Of a script that is parsed. Scripts of agents have a few hundred bytes."""
+"""The size of a script. Scripts of agents have a few hundred bytes."""
 
 MAX_NODES = 50_000
-"""Of a tree. Walking a tree takes about a microsecond for each node."""
+"""The size of a tree. Walking it takes about a microsecond for each node."""
 
 MAX_PARSE_SECONDS = 0.5
 """An ordinary script takes 15 µs; input made to be slow takes about 5 µs for each byte."""

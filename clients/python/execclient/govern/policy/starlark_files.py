@@ -22,10 +22,10 @@ Statement = Callable[[str, Sequence[StarlarkValue], int | None], None]
 """Called with each statement: its name, all its arguments in order, and its line."""
 
 LIMIT_SECONDS = 5.0
-"""Of CPU time, so that a busy machine causes no errors. A thousand rules take some milliseconds."""
+"""A limit on CPU time, so that a busy machine causes no errors. A thousand rules take some milliseconds."""
 
 SHOWN_CHARACTERS = 80
-"""Of a value in an error."""
+"""The length of a value in an error."""
 
 _NAME = "rules"
 """The name of the file for Starlark. The real name may contain anything, which would make the places in
