@@ -65,9 +65,9 @@ def there(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def nobody(tmp_path: Path) -> CommandLine:
+def no_daemon(tmp_path: Path) -> CommandLine:
     """The command line without a daemon."""
-    return CommandLine(f"unix://{tmp_path}/nobody", tmp_path)
+    return CommandLine(f"unix://{tmp_path}/no_daemon", tmp_path)
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -184,9 +184,9 @@ def test_a_patch_that_does_not_fit_changes_nothing_and_says_where_it_nearly_woul
     ids=["a wrong header", "nothing", "no text"],
 )
 def test_a_text_that_is_no_patch_is_told_from_one_that_does_not_fit(
-    nobody: CommandLine, text: str, said: str
+    no_daemon: CommandLine, text: str, said: str
 ) -> None:
-    done = nobody("patch", "-", data=text.encode(errors="surrogateescape"))
+    done = no_daemon("patch", "-", data=text.encode(errors="surrogateescape"))
 
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.decode().startswith(f"execserver: {said}")
@@ -340,15 +340,15 @@ def test_with_the_diff_it_is_applied_all_the_same(execserver: CommandLine, there
     assert (there / "a.txt").read_text() == "one\n2\n\tthree\n"
 
 
-def test_while_it_waits_for_the_patch_it_can_be_interrupted(nobody: CommandLine) -> None:
-    pipe = nobody.folder / "pipe"
+def test_while_it_waits_for_the_patch_it_can_be_interrupted(no_daemon: CommandLine) -> None:
+    pipe = no_daemon.folder / "pipe"
     os.mkfifo(pipe)
-    with nobody.start("patch", "pipe") as process:
+    with no_daemon.start("patch", "pipe") as process:
         writer = os.open(pipe, os.O_WRONLY)  # once it reads
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     os.close(writer)
 
 
-def test_without_a_daemon_the_status_says_so(nobody: CommandLine) -> None:
-    assert nobody("patch", data=RENAMED.encode()).returncode == 69
+def test_without_a_daemon_the_status_says_so(no_daemon: CommandLine) -> None:
+    assert no_daemon("patch", data=RENAMED.encode()).returncode == 69

@@ -344,7 +344,7 @@ async def test_output_over_a_connection_that_is_cut_is_complete_or_counted(
 
 @ONE_TRANSPORT
 @pytest.mark.parametrize("tool", ["shell", "exec_command"])
-async def test_a_child_in_the_background_holds_up_nobody_and_costs_nothing(
+async def test_a_child_in_the_background_blocks_no_call_and_costs_nothing(
     make: Make, executor: Executor, workspace: Path, tool: str
 ) -> None:
     tools = make(sandbox=OPEN)

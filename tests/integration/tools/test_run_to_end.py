@@ -311,7 +311,7 @@ FRONT_DOORS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @ONE_TRANSPORT
 @pytest.mark.parametrize("script", ["cat a.txt", "touch q", "rm -rf zz", "ls", "echo $(cat a.txt)"])
-async def test_the_front_door_makes_no_difference_to_the_decision(make: Make, script: str) -> None:
+async def test_the_tool_makes_no_difference_to_the_decision(make: Make, script: str) -> None:
     rules = RuleSet((rule("cat", "forbidden"), rule("touch", "prompt")))
     tools = make(policy=Policy(rules), approval=UNTRUSTED)
 

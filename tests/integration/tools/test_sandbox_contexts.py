@@ -134,7 +134,7 @@ async def test_the_network_is_open_only_if_the_policy_says_so(
     assert closed.exit_code != 0
 
 
-async def test_an_external_sandbox_leaves_files_to_whoever_made_it(run: Runner, workspace: Path) -> None:
+async def test_an_external_sandbox_does_not_limit_files(run: Runner, workspace: Path) -> None:
     result = await run(ExternalSandbox(), "echo 1 > in.txt")
 
     assert (result.exit_code, (workspace / "in.txt").read_text()) == (0, "1\n")

@@ -34,13 +34,13 @@ Advance = Callable[[int], None]
 """Called with the number of bytes that were copied since the last call."""
 
 
-class Copy(Protocol):
+class CopyFunction(Protocol):
     """A copy in one direction."""
 
     async def __call__(
         self, executor: Executor, source: str, destination: str, options: CopyOptions
     ) -> CopyPlan:
-        """Copy; returns what was copied."""
+        """CopyFunction; returns what was copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class CopyPlan:
 async def cp(
     daemon: DaemonOptions, source: str, destination: str, options: CopyOptions, *, as_json: bool
 ) -> int:
-    """Copy and report; returns 1 if something was not copied."""
+    """CopyFunction and report; returns 1 if something was not copied."""
     copier = _copier(source, destination)
     async with daemon.connect() as executor:
         with Signals() as signals:
@@ -119,7 +119,7 @@ async def cp(
     return INCOMPLETE if plan.left_out else 0
 
 
-def _copier(source: str, destination: str) -> Copy:
+def _copier(source: str, destination: str) -> CopyFunction:
     match source.startswith(REMOTE), destination.startswith(REMOTE):
         case True, True:
             return _copy_remote

@@ -41,12 +41,6 @@ _TYPED_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)?")
 _INTERRUPTS = {"\x03": "^C", "\x1a": "^Z", "\x1c": "^\\"}
 """Control characters that end the line, with their echo."""
 
-
-class _Echo(NamedTuple):
-    text: str
-    without_blanks: str
-
-
 DEFAULT_COLUMNS = 80
 
 TAB_WIDTH = 8
@@ -262,6 +256,11 @@ def _split_unfinished(text: str) -> tuple[str, str]:
         if each >= 0 and _UNFINISHED.match(text, each):
             return text[:each], text[each:]
     return text, ""
+
+
+class _Echo(NamedTuple):
+    text: str
+    without_blanks: str
 
 
 class TerminalText:

@@ -121,13 +121,13 @@ async def _write(session: ToolSession, data: str) -> None:
 
 TOOL = "write_stdin"
 
-REASON = "input for {command}, which was started when other things were permitted than in this turn"
+REASON = "input for {command}, which was started under other permissions than those of this turn"
 
-SESSION_WIDE = "if for the whole session: whatever is typed into this process from now on"
+SESSION_WIDE = "if for the whole session: all input for this process from now on"
 """The key of the answer does not contain the input: a program gets many lines."""
 
 NO_QUESTIONS = (
-    "write_stdin failed: session {session} was started when other things were permitted than in this turn, "
+    "write_stdin failed: session {session} was started under other permissions than those of this turn, "
     "and the approval policy {policy} allows no questions; start another session with exec_command"
 )
 

@@ -105,7 +105,7 @@ async def test_hooks_come_first_then_the_guardian_then_the_user() -> None:
         ((None, None, CANCEL), CANCEL, "user"),
     ],
 )
-async def test_the_first_opinion_decides_and_nobody_after_it_is_asked(
+async def test_the_first_opinion_decides_and_no_further_reviewer_is_asked(
     answers: tuple[Review | None, ...], review: Review, decided_by: str
 ) -> None:
     hook, guardian, person = (Scripted(answer) for answer in answers)
@@ -125,7 +125,7 @@ async def test_without_an_opinion_it_is_denied(hooks: list[Scripted]) -> None:
     assert "no reviewer" in str(reviewed.review.reason)
 
 
-async def test_under_never_nobody_is_called() -> None:
+async def test_under_never_no_reviewer_is_called() -> None:
     person = Scripted(ACCEPT)
 
     reviewed = await Approvals([person], person, person, policy=NEVER).ask(REQUEST, KEYS)

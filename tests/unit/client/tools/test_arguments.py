@@ -280,7 +280,7 @@ def test_an_empty_workdir_is_none() -> None:
     assert parse(ExecCommandArguments, '{"cmd": "ls", "workdir": ""}').workdir is None
 
 
-def test_permissions_that_nobody_makes_use_of_are_understood() -> None:
+def test_unused_permissions_are_understood() -> None:
     arguments = parse(
         ExecCommandArguments,
         '{"cmd": "ls", "sandbox_permissions": "with_additional_permissions",'
