@@ -1,4 +1,5 @@
-"""The console script: chooses the program of each command.
+"""The console script. It runs `serve` in the supervisor, `relay` in the relay's program, the commands of the
+client in `execclient.commands`, and the rest in `execserver.cli`.
 
 `serve` runs the supervisor, `relay` is a program of its own, some commands are the client's, and `cli.py` has
 the rest. Only the standard library is imported until then, so that the supervisor starts in milliseconds.
@@ -10,17 +11,17 @@ import os
 import sys
 
 CLIENT_COMMANDS = {
-    "run": "run a command as if it were a local one",
+    "run": "run a command on the daemon's machine as if it were a local one",
     "attach": "connect your terminal to a running process",
-    "ps": "list the running processes of all sessions",
+    "ps": "list the running processes",
     "logs": "print the retained output of a process",
-    "kill": "send a signal to processes of any session",
-    "cp": "copy a file or a directory to the daemon's machine, or back",
+    "kill": "send a signal to processes",
+    "cp": "copy files to the daemon's machine, or back",
     "patch": "apply a patch to files on the daemon's machine",
     "policy": "check a command against the policy rules",
     "completion": "print the script that completes commands in a shell",
 }
-"""The commands of `execclient.commands`, with their lines in `execserver --help`."""
+"""The commands of `execclient.commands`, with their descriptions in `execserver --help`."""
 
 RELAY_COMMAND = {"relay": "connect executors and clients that are behind firewalls"}
 """The command of `execserver.relay.service.command`, which reads none of the daemon's settings."""

@@ -169,7 +169,7 @@ def test_what_all_sandboxes_have_is_said_once() -> None:
 
 
 def test_attributes_have_the_values_that_they_are_made_with() -> None:
-    assert "| `shell_max_timeout` | `float = 600.0` | Seconds" in tools_page()
+    assert "| `shell_max_timeout` | `float = 600.0` | The longest" in tools_page()
     assert "| `env` | `Mapping[str, str] = dict()` | " in tools_page()
     assert "| `retry` | `bool` | " in tools_page()  # none of a request: it has to be given
 
@@ -242,7 +242,7 @@ def test_changed_docstrings_make_their_pages_stale(changed: Path, capsys: pytest
     replace_in(
         changed / "execclient" / "client.py", "Start a process, and return while it runs.", "Start a process."
     )
-    replace_in(changed / "execclient" / "tools" / "toolset.py", "Carry out a model's call.", "Do it.")
+    replace_in(changed / "execclient" / "tools" / "toolset.py", "Carry out a call of a model.", "Do it.")
     assert main(["--check", str(changed), str(PAGE), str(TOOLS_PAGE)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" is not what")[0] for line in lines] == [str(PAGE), str(TOOLS_PAGE)]
@@ -261,7 +261,7 @@ def test_changed_docstrings_make_their_pages_stale(changed: Path, capsys: pytest
         ("errors.py", "├── CallTimeout  ", "├── CallTooSlow  ", "lacks CallTimeout"),
         ("__init__.py", '    "CallTimeout",\n', "", "cannot be imported"),
         ("sync.py", "    call = _blocking(", "    ask = _blocking(", "has no ask"),
-        ("tools/events.py", '"""All that a host is told of."""\n', "", "ToolEvent has no docstring"),
+        ("tools/events.py", '"""All events."""\n', "", "ToolEvent has no docstring"),
     ],
 )
 def test_what_has_no_place_is_an_error(

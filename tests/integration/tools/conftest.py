@@ -90,5 +90,5 @@ async def make(executor: Executor, workspace: Path) -> AsyncIterator[Make]:
 
 @pytest.fixture
 def tools(make: Make) -> Toolset:
-    """The tools, nobody being there to be asked."""
+    """The tools, without a reviewer."""
     return make()

@@ -116,7 +116,7 @@ async def test_a_patch_that_is_none_is_told_to_the_model_and_never_run(
 
 
 @ONE_TRANSPORT
-async def test_a_patch_that_does_not_fit_is_not_asked_about_and_says_what_would_fit(
+async def test_a_patch_that_does_not_fit_needs_no_approval_and_says_what_would_fit(
     make: Make, workspace: Path
 ) -> None:
     user = User(ACCEPT)
@@ -282,7 +282,7 @@ async def test_a_patch_in_a_read_only_turn_is_refused_without_a_question(make: M
 
 @ONE_TRANSPORT
 @pytest.mark.parametrize("door", ["apply_patch", "exec_command"])
-async def test_a_rule_on_its_name_holds_for_a_patch_through_every_door(
+async def test_a_rule_on_its_name_holds_for_a_patch_through_every_tool(
     make: Make, workspace: Path, door: str
 ) -> None:
     rules = RuleSet((PrefixRule((("apply_patch",),), "forbidden", "no patches"),))

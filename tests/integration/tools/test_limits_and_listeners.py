@@ -45,7 +45,9 @@ async def look(tools: Toolset, session: str | None, chars: str = "", **members: 
 # -- time limits
 
 
-async def test_a_command_that_ended_in_time_has_not_timed_out_with_open_output(make: Make) -> None:
+async def test_a_command_that_ended_in_time_has_not_timed_out_with_a_child_left(
+    make: Make,
+) -> None:
     result = await gently(make(sandbox=OPEN, config=CO, approval=NEVER), "sleep 60 & exit 3", 5)
 
     assert (result.exit_code, result.timed_out) == (3, False)
@@ -147,7 +149,7 @@ async def test_a_server_without_extensions_is_enough(make: Make, executor: Execu
 # -- looks
 
 
-async def test_a_look_keeps_no_client_out(make: Make) -> None:
+async def test_reading_output_blocks_no_call(make: Make) -> None:
     tools = make(sandbox=OPEN)
     session = (await run(tools, "exec sleep 60")).process_id
     looking = asyncio.create_task(look(tools, session, yield_time_ms=60_000))

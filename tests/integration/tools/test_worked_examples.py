@@ -59,7 +59,7 @@ async def test_a_search_from_its_call_to_its_output(
     assert inspected.command == (shell, "-lc", "grep -r 'TODO' src/")
     assert inspected.cwd == str(project)
 
-    # 4: nobody is asked, and no rule lifts the sandbox
+    # 4: no reviewer is asked, and no rule lifts the sandbox
     assert (inspected.requirement.kind, inspected.requirement.bypass_sandbox) == ("skip", False)
 
     # 5 to 8: the sandbox of the platform, and the output

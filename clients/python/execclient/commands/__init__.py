@@ -1,6 +1,7 @@
-"""The command line of the client: `execserver run`, `attach`, `ps`, `logs`, `kill`, `cp` and `completion`.
+"""The commands of the client: `execserver run`, `attach`, `ps`, `logs`, `kill`, `cp`, `patch`, `policy` and
+`completion`.
 
-Imported by the console script only when one of these is called for; typer and rich come with it.
+The console script imports this package only for one of these commands: it loads typer and rich.
 """
 
 try:

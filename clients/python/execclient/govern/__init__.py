@@ -1,1 +1,1 @@
-"""Rules, approvals and sandboxes for commands that a model asks for."""
+"""Rules, approvals and sandboxes for the commands of a model."""

@@ -1,4 +1,4 @@
-"""When somebody is asked before a command runs: the policies, as rows of one table.
+"""Approval policies: when a command needs an approval. Each policy is a row of one table.
 
     policy          no rule   dangerous  prompt rule  a patch in the workspace  after a denial  escalation
     never           run       reject     reject       apply                     -               reject
@@ -13,10 +13,10 @@
 
 Rules kept in this file:
 
-1. A policy is data. What it means for one command is worked out in `execclient.govern.policy.decision`,
-   where no policy is known by its name.
+1. A policy is data. `execclient.govern.policy.decision` applies it to a command, and refers to no policy by
+   its name.
 2. "Run" means: within the sandbox of the turn. No row lifts a sandbox.
-3. What is not understood is an error that names the field, never the nearest policy.
+3. An unknown value is an error that names the field; no other policy is used instead.
 
 Nothing here does I/O.
 """
@@ -49,13 +49,13 @@ __all__ = [
 ]
 
 Verdict = Literal["allow", "ask", "reject"]
-"""What becomes of a command that no rule is about."""
+"""The decision on a command that no rule matches."""
 
 FIELD = "approval_policy"
-"""What errors call it."""
+"""The name of the field in errors."""
 
 DEFAULT_TEMPLATE = "The model asks to run a command in {cwd}."
-"""Of a policy that says nothing else."""
+"""The template of a policy without its own."""
 
 _PLACEHOLDERS = frozenset({"command", "cwd", "reason"})
 
@@ -64,62 +64,62 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Granular:
-    """Which kinds of question may be asked; the other kinds are refused in silence."""
+    """The kinds of question that may be asked; other questions are refused without asking."""
 
     sandbox_approval: bool
-    """To run without the sandbox, before or after the sandbox was in the way."""
+    """Whether to run without the sandbox, before the first attempt or after a denial."""
     rules: bool
-    """What a rule with the decision `prompt` is about."""
+    """Whether to run a command that a rule with the decision `prompt` matches."""
     mcp_elicitations: bool
-    """What a tool server asks of its user."""
+    """Questions of a tool server to its user."""
     skill_approval: bool = False
     request_permissions: bool = False
 
     def to_json(self) -> dict[str, Json]:
-        """As `approval_policy` reads it."""
+        """The policy as JSON, for `approval_policy`."""
         return {name: getattr(self, name) for name in _GRANULAR_FIELDS}
 
 
 _GRANULAR_REQUIRED = ("sandbox_approval", "rules", "mcp_elicitations")
 _GRANULAR_FIELDS = ("sandbox_approval", "rules", "skill_approval", "request_permissions", "mcp_elicitations")
-"""In the order in which the reference writes them in its refusals."""
+"""In the order of the reference's refusals."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalPolicy:
-    """One row. Those fields that have defaults are what a policy of a host's own need not say.
+    """One row of the table. A host's own policy may leave out the fields with defaults.
 
     Raises:
-        ValueError: the name or the template is not one; the message names the field.
+        ValueError: the name or the template is not valid; the message names the field.
     """
 
     name: str
-    """As configuration and the wire have it: small letters, digits and dashes."""
+    """The name in configuration and on the wire: small letters, digits and dashes."""
     shown: str
-    """As refusals have it, in the reference's spelling."""
+    """The name in refusals, in the reference's spelling."""
     unmatched: Verdict
-    """A command that no rule matches and nothing is known against."""
+    """The decision on a command that no rule matches and that is not dangerous."""
     dangerous: Verdict
-    """A command that no rule matches and that destroys, such as a removal by force."""
+    """The decision on a command that no rule matches and that destroys data, such as `rm -f`."""
     trusts_known_safe: bool = False
-    """Whether a command known to be safe runs where `unmatched` would ask."""
+    """Whether a command that is known to be safe runs where `unmatched` would ask."""
     asks_for_rules: bool = True
-    """Whether somebody may be asked because a rule says `prompt`; if not, that is a refusal."""
+    """Whether a rule with the decision `prompt` asks for an approval; else it refuses."""
     asks_for_sandbox: bool = True
-    """The same for whatever is asked without a rule."""
+    """Whether other questions may be asked; else they are refusals."""
     may_escalate: bool = True
     """Whether a call may ask to run without the sandbox; if not, it is refused before anything else."""
     retry: Literal["no", "ask"] = "no"
-    """Whether a command that its sandbox denied something may be run once more without it."""
+    """Whether to ask for a second attempt without the sandbox after the sandbox denied something."""
     prompt_template: str = DEFAULT_TEMPLATE
-    """What an approver shows above the command. `{command}`, `{cwd}` and `{reason}` are replaced."""
+    """The text above the command in a question. `{command}`, `{cwd}` and `{reason}` are replaced."""
     granular: Granular | None = None
     patches: Literal["allow", "ask"] = "ask"
-    """A patch whose files may all be written under the sandbox of the turn."""
+    """The decision on a patch whose files may all be written under the sandbox of the turn."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"{FIELD}: {self.name!r} is no name: small letters, digits and dashes make one")
+            raise ValueError(f"{FIELD}: {self.name!r} is no name: use small letters, digits and dashes")
         if not self.shown.strip():
             raise ValueError(f"{FIELD} {self.name}: shown is empty: refusals need a name for the policy")
         try:
@@ -136,7 +136,7 @@ class ApprovalPolicy:
 
     @property
     def asks(self) -> bool:
-        """Whether there is anything at all that somebody is asked about."""
+        """Whether the policy asks at all."""
         return (
             "ask" in (self.unmatched, self.dangerous, self.patches, self.retry)
             or self.asks_for_rules
@@ -145,11 +145,11 @@ class ApprovalPolicy:
         )
 
     def prompt(self, *, command: str, cwd: str, reason: str | None) -> str:
-        """The template, filled in. Braces in the values stay as they are."""
+        """The template with its placeholders replaced. Braces in the values are kept."""
         return self.prompt_template.format(command=command, cwd=cwd, reason=reason or "").strip()
 
     def to_json(self) -> Json:
-        """As `approval_policy` reads it."""
+        """The policy as JSON, for `approval_policy`."""
         return self.name if self.granular is None else {"granular": self.granular.to_json()}
 
 
@@ -163,12 +163,12 @@ NEVER = ApprovalPolicy(
     may_escalate=False,
     patches="allow",
 )
-"""Nobody is asked: what would need an answer is refused."""
+"""Asks for no approval: a command that would need one is refused."""
 
 ON_REQUEST = ApprovalPolicy(
     name="on-request", shown="OnRequest", unmatched="allow", dangerous="ask", patches="allow"
 )
-"""Asked about what destroys, what a rule says so of, and what is to run without the sandbox."""
+"""Asks about dangerous commands, commands with a `prompt` rule, and calls without the sandbox."""
 
 ON_FAILURE = ApprovalPolicy(
     name="on-failure",
@@ -178,17 +178,17 @@ ON_FAILURE = ApprovalPolicy(
     retry="ask",
     patches="allow",
 )
-"""As `ON_REQUEST`, and asked again when the sandbox was in the way."""
+"""Like `ON_REQUEST`, and asks for a second attempt after a denial by the sandbox."""
 
 UNTRUSTED = ApprovalPolicy(
     name="untrusted",
-    shown="UnlessTrusted",  # so the reference writes it
+    shown="UnlessTrusted",  # the reference's spelling
     unmatched="ask",
     dangerous="ask",
     retry="ask",
     prompt_template="No rule allows this command. It would run in {cwd}.",
 )
-"""Asked about every command that no rule allows, and every patch."""
+"""Asks about every command that no rule allows, and about every patch."""
 
 UNLESS_TRUSTED = ApprovalPolicy(
     name="unless-trusted",
@@ -199,11 +199,11 @@ UNLESS_TRUSTED = ApprovalPolicy(
     retry="ask",
     prompt_template="This command is not known to be safe. It would run in {cwd}.",
 )
-"""As `UNTRUSTED`, but commands that are known to be safe run."""
+"""Like `UNTRUSTED`, but commands that are known to be safe run."""
 
 AUTO_EDIT = ApprovalPolicy(
     name="auto-edit",
-    shown="UnlessTrusted",  # to a model it makes no difference
+    shown="UnlessTrusted",  # for a model there is no difference
     unmatched="ask",
     dangerous="ask",
     trusts_known_safe=True,
@@ -211,7 +211,7 @@ AUTO_EDIT = ApprovalPolicy(
     prompt_template="This command is not known to be safe. It would run in {cwd}.",
     patches="allow",
 )
-"""Of the mode of that name: files of the workspace are edited without a question, commands are not run so."""
+"""The policy of the mode auto-edit: patches in the workspace need no approval, commands do."""
 
 
 def granular(
@@ -222,7 +222,7 @@ def granular(
     skill_approval: bool = False,
     request_permissions: bool = False,
 ) -> ApprovalPolicy:
-    """The policy that says for each kind of question whether it may be asked."""
+    """A policy that allows or refuses each kind of question."""
     flags = Granular(sandbox_approval, rules, mcp_elicitations, skill_approval, request_permissions)
     fields = ", ".join(f"{name}: {str(getattr(flags, name)).lower()}" for name in _GRANULAR_FIELDS)
     return ApprovalPolicy(
@@ -245,12 +245,12 @@ _POLICIES: dict[str, ApprovalPolicy] = {
 
 
 def register_approval_policy(policy: ApprovalPolicy) -> None:
-    """Make a policy of the host's own usable by its name, in this process.
+    """Register a host's own policy under its name, in this process.
 
-    The same one may be registered again.
+    The same policy may be registered again.
 
     Raises:
-        ValueError: another policy has the name; nothing replaces the meaning of one that is in use.
+        ValueError: another policy has the name.
     """
     if policy.name == "granular":
         raise ValueError(
@@ -262,13 +262,13 @@ def register_approval_policy(policy: ApprovalPolicy) -> None:
 
 
 def approval_policy(value: str | Mapping[str, Json] | ApprovalPolicy) -> ApprovalPolicy:
-    """The policy that a configuration or a request names.
+    """The policy for a value in a configuration or a request.
 
     Args:
         value: a name, or `{"granular": {"sandbox_approval": …, "rules": …, "mcp_elicitations": …}}`.
 
     Raises:
-        ValueError: it is neither; the message names the field, and what is possible.
+        ValueError: it is neither; the message names the field and the possible values.
     """
     if isinstance(value, ApprovalPolicy):
         return value
@@ -282,7 +282,7 @@ def approval_policy(value: str | Mapping[str, Json] | ApprovalPolicy) -> Approva
 
 
 def escalation_refused(policy: ApprovalPolicy) -> str:
-    """What the model is told when it asks to run without the sandbox and may not."""
+    """The text for a model that asks to run without the sandbox and may not."""
     return (
         f"approval policy is {policy.shown}; reject command — you cannot ask for escalated permissions "
         f"if the approval policy is {policy.shown}"

@@ -1,18 +1,18 @@
-"""Questions before a command or a patch, who answers them, and which answers hold for the session.
+"""Approvals of commands and patches: requests, reviewers, and the answers that hold for the session.
 
     ask ──> covered by the session? ──yes──> approved_for_session, by "cache"
              │ no
-             └──> hooks, in order ──> guardian ──> user ──> nobody: denied
-                  the first one that has an opinion decides
+             └──> hooks, in order ──> guardian ──> user ──> none of them: denied
+                  the first reviewer with an opinion decides
 
 Rules kept in this file:
 
-1. Only an answer approves. A reviewer that fails, one that answers what it was not offered, and the lack of
-   any reviewer all mean no. A cancelled question stays cancelled.
+1. Only an answer approves. A reviewer that fails, an answer that was not offered, and the lack of a reviewer
+   are refusals. A cancelled question stays cancelled.
 2. An approval covers what was shown, and no more: a prefix other than the proposed one is refused, and only
    `approved_for_session` is remembered.
 3. Equal requests are asked one after the other, so that an answer for the session is given once.
-4. A policy that never asks never does so: reviewers are not even called.
+4. With a policy that never asks, no reviewer is called.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ Answer = Literal["approved", "approved_for_session", "approved_with_amendment", 
 """`denied` ends the call, `abort` the whole turn."""
 
 DecidedBy = Literal["cache", "hook", "guardian", "user", "nobody"]
-"""Who answered. `cache` is an earlier answer for the session; `nobody` that there was no one to ask."""
+"""The origin of an answer. `cache` is an earlier answer for the session; `nobody` means that no reviewer
+answered."""
 
 ANSWERS: Final[tuple[Answer, ...]] = get_args(Answer)
-"""All that can be answered."""
+"""All possible answers."""
 
 COUNTED_TOOLS: Final[tuple[str, ...]] = (
     "exec_command",
@@ -69,13 +70,13 @@ COUNTED_TOOLS: Final[tuple[str, ...]] = (
     "apply_patch",
     "other",
 )
-"""The tools that answers are counted by. Names that a model or a tool server makes up are `other`: a metric
-has a known number of series."""
+"""The tools by which answers are counted. Any other name counts as `other`, since a metric needs a fixed
+number of series."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """One question, with all that the answer is about."""
+    """One question, with everything that the answer covers."""
 
     call_id: str
     kind: Literal["command", "patch"]
@@ -84,23 +85,23 @@ class ApprovalRequest:
     argv: Argv
     cwd: str
     reason: str | None
-    """A rule's, else the model's own justification."""
+    """The justification of a rule, else that of the model."""
     amendment: Argv | None
-    """The beginning of commands that a rule would allow from now on, if that is offered."""
+    """The prefix of a rule that would allow such commands from now on, if that is offered."""
     permits: tuple[str, ...]
     """Sentences: what exactly will be permitted."""
     retry: bool
-    """Whether it would run for the second time, after its sandbox was in the way."""
+    """Whether it is for a second attempt, after a denial by the sandbox."""
     tool: str
     paths: tuple[str, ...] = ()
     """The files of a patch."""
     diff: str | None = None
     prompt: str = ""
-    """What to show above the command. Left empty, `Approvals` takes the policy's template."""
+    """The text above the command. If it is empty, `Approvals` uses the policy's template."""
 
     @property
     def available_decisions(self) -> list[Json]:
-        """The answers to show, in the reference's words. `acceptForSession` and `decline` are taken too."""
+        """The answers to show, in the reference's form. `acceptForSession` and `decline` are valid, too."""
         decisions: list[Json] = ["accept"]
         if self.amendment is not None:
             decisions.append(
@@ -109,7 +110,7 @@ class ApprovalRequest:
         return [*decisions, "cancel"]
 
     def to_json(self) -> dict[str, Json]:
-        """As the reference sends it to its user interface."""
+        """The request in the form that the reference sends to its user interface."""
         shown: dict[str, Json] = {"kind": self.kind}
         if self.reason is not None:
             shown["reason"] = self.reason
@@ -125,17 +126,17 @@ class Review:
     """An answer.
 
     Raises:
-        ValueError: an amendment without the answer that has one, or the reverse; `any_cwd` without a session.
+        ValueError: `amendment` or `any_cwd` does not belong to the answer, or `amendment` is missing.
     """
 
     answer: Answer
     reason: str | None = None
-    """Of a refusal: told to the model."""
+    """The reason of a refusal, for the model."""
     amendment: Argv | None = None
-    """The prefix of the rule; exactly the one that was proposed."""
+    """The prefix of the rule: exactly the proposed one."""
     any_cwd: bool = False
-    """With `approved_for_session`: the same command is approved in whatever folder it is run, under the same
-    sandbox and for the same workspace."""
+    """With `approved_for_session`: approve the command in every directory, under the same sandbox and for the
+    same workspace."""
 
     def __post_init__(self) -> None:
         if self.answer not in ANSWERS:
@@ -147,12 +148,12 @@ class Review:
 
     @property
     def approves(self) -> bool:
-        """Whether the call may go on."""
+        """Whether the call may continue."""
         return self.answer.startswith("approved")
 
     @classmethod
     def parse(cls, value: Json) -> Review:
-        """The answer in the reference's words.
+        """Parse an answer in the reference's form.
 
         Args:
             value: `accept`, `acceptForSession`, `decline`, `cancel`, or
@@ -189,39 +190,39 @@ def _amendment(value: Json) -> Argv:
 
 
 ACCEPT = Review("approved")
-"""Yes, this once."""
+"""Approve once."""
 ACCEPT_FOR_SESSION = Review("approved_for_session")
-"""Yes, and the same need not be asked again in this session."""
+"""Approve, and do not ask again in this session."""
 DECLINE = Review("denied")
-"""No; the model is told, and goes on."""
+"""Refuse the call; the turn continues."""
 CANCEL = Review("abort")
-"""No, and the turn is to end."""
+"""Refuse the call and end the turn."""
 
 
 class Reviewer(Protocol):
-    """Somebody, or some program, that answers."""
+    """A person or a program that answers requests."""
 
     async def review(self, request: ApprovalRequest) -> Review | None:
-        """The answer; None for no opinion, and the next one is asked. Raising means no."""
+        """The answer; None for no opinion: then the next reviewer is asked. An exception is a refusal."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """An answer, and where it came from."""
+    """An answer and its origin."""
 
     review: Review
     decided_by: DecidedBy
 
 
 class Approvals:
-    """The questions of one session.
+    """Asks for the approvals of one session.
 
     Args:
-        hooks: asked first, in this order; programs as a rule.
-        guardian: asked when no hook has an opinion.
-        user: asked last.
-        policy: what may be asked at all, and with which words.
+        hooks: the reviewers that are asked first, in order; usually programs.
+        guardian: the reviewer that is asked if no hook has an opinion.
+        user: the reviewer that is asked last.
+        policy: decides which questions may be asked, and has their template.
     """
 
     def __init__(
@@ -237,8 +238,7 @@ class Approvals:
         self.counts: dict[tuple[str, Answer], int] = {
             (tool, answer): 0 for tool in COUNTED_TOOLS for answer in ANSWERS
         }
-        """How often which answer was given, by tool. What the session covers is not counted: nobody was
-        asked."""
+        """The number of answers by tool and answer, without those from the cache."""
         self._reviewers: list[tuple[DecidedBy, Reviewer]] = [("hook", hook) for hook in hooks]
         if guardian is not None:
             self._reviewers.append(("guardian", guardian))
@@ -251,19 +251,20 @@ class Approvals:
 
         Args:
             request: the question.
-            keys: what an answer for the session covers (`ApprovalCache`); it is not asked if all of them are
-                covered. Without keys it is asked every time, and nothing is remembered.
+            keys: the keys that an answer for the session covers (`ApprovalCache`). If all of them are
+                covered, no reviewer is asked. Without keys, a reviewer is asked every time, and nothing is
+                remembered.
 
         Raises:
-            CancelledError: the caller gave up; no answer counts.
+            CancelledError: the caller was cancelled; no answer counts.
         """
         if not self.policy.asks:
-            nobody = Review("denied", f"the approval policy {self.policy.name} lets nobody be asked")
-            return self._counted(request, Reviewed(nobody, "nobody"))
+            refusal = Review("denied", f"the approval policy {self.policy.name} allows no questions")
+            return self._counted(request, Reviewed(refusal, "nobody"))
         if self.cache.covers(keys):
             return _COVERED
         async with self._turn(keys):
-            # An equal request that was first may have been answered for the session meanwhile.
+            # An equal request may have been approved for the session meanwhile.
             if self.cache.covers(keys):
                 return _COVERED
             reviewed = await self._decide(self._worded(request))
@@ -284,13 +285,13 @@ class Approvals:
             name = type(reviewer).__name__
             try:
                 review = await reviewer.review(request)
-            except Exception as error:  # a bug in a reviewer must not approve, and must not end the turn
+            except Exception as error:  # a bug in a reviewer must neither approve nor end the turn
                 log.exception("%s could not review call %s", name, request.call_id)
                 reason = f"{name} could not decide: {type(error).__name__}"
                 return Reviewed(Review("denied", reason), role)
             if review is not None:
                 return Reviewed(_within_offer(review, request, name), role)
-        return Reviewed(Review("denied", "it needs an approval, and there is no one to ask"), "nobody")
+        return Reviewed(Review("denied", "it needs an approval, and there is no reviewer"), "nobody")
 
     def _counted(self, request: ApprovalRequest, reviewed: Reviewed) -> Reviewed:
         tool = request.tool if request.tool in COUNTED_TOOLS else "other"
@@ -301,7 +302,7 @@ class Approvals:
     async def _turn(self, keys: Sequence[str]) -> AsyncIterator[None]:
         """Wait for equal requests that came before."""
         async with AsyncExitStack() as stack:
-            # In one order for all: two patches that share files do not wait for each other.
+            # Always in the same order, so that two patches that share files cannot deadlock.
             for key in sorted(set(keys)):
                 turns = self._waiting.setdefault(key, _Turns())
                 turns.users += 1
@@ -325,7 +326,7 @@ _COVERED = Reviewed(ACCEPT_FOR_SESSION, "cache")
 
 
 def _within_offer(review: object, request: ApprovalRequest, name: str) -> Review:
-    """The answer, or a refusal if it goes beyond the question."""
+    """The answer, or a refusal if it exceeds the offer."""
     if not isinstance(review, Review):
         return Review("denied", f"{name} gave no answer but a {type(review).__name__}")
     if review.amendment is not None and review.amendment != request.amendment:
@@ -335,7 +336,17 @@ def _within_offer(review: object, request: ApprovalRequest, name: str) -> Review
 
 
 class ApprovalCache:
-    """The grants of one session."""
+    """The approvals for the rest of a session, by key.
+
+    The key of a command is the JSON array `[ARGV, CWD, TTY, SANDBOX_PERMISSIONS, ADDITIONAL]`: the arguments
+    with the shell around them, the working directory, whether there is a terminal, `use_default`,
+    `require_escalated` or `with_additional_permissions`, and the additional permissions or null. A grant for
+    any directory has null for CWD. The key of a file of a patch is the object `{"file": PATH}`.
+
+    The tools add a scope, as a sixth member or as the member `scope` of the object: the executor, the
+    sandbox, the folders of the workspace, the environment policy, and for a patch `escalated`. An approval
+    under one sandbox or at one executor does not hold for another. With parity, keys have no scope.
+    """
 
     def __init__(self) -> None:
         self._granted: set[str] = set()
@@ -364,15 +375,15 @@ class ApprovalCache:
 
     @staticmethod
     def key_of_input(process_id: str, *, scope: Mapping[str, Json]) -> str:
-        """The key of what is typed into a process."""
+        """The key of input for a process."""
         return _canonical({"input": process_id, "scope": scope})
 
     def covers(self, keys: Sequence[str]) -> bool:
-        """Whether all of these were granted. No keys are never granted: there is nothing that they name."""
+        """Whether all of these keys were granted; False without keys."""
         return bool(keys) and all(key in self._granted or _anywhere(key) in self._granted for key in keys)
 
     def remember(self, keys: Iterable[str], *, any_cwd: bool = False) -> None:
-        """Grant these, in any folder if that was said."""
+        """Grant keys; with `any_cwd`, for every directory."""
         self._granted.update(_anywhere(key) if any_cwd else key for key in keys)
 
 

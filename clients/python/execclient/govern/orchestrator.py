@@ -1,19 +1,19 @@
-"""A governed attempt: approval, then the choice of a sandbox, then the run, then perhaps a second run.
+"""Runs a request with an approval and a sandbox, and perhaps a second time without the sandbox.
 
     approve ──> select ──> run ──> done
-       │                    └──denied by the sandbox, and the policy lets us ask──> approve ──> run ──> done
+       │                    └──denied by the sandbox, and the policy may ask──> approve ──> run ──> done
        └──refused: `Rejected`, or `TurnAborted`; nothing was started
 
 Rules kept in this file:
 
-1. Nothing runs before `approve` has returned. It returns for what needs no approval, for what was approved,
-   and for nothing else.
-2. The sandbox of the first attempt is the turn's. It is left out only for a call that asked for that and was
-   approved, or by a rule of a host that lets rules do so.
-3. A second attempt is a command run twice. It comes about only after a denial by the sandbox, by a policy
-   that retries, and after somebody was asked, unless the host said that the first approval counts for both.
+1. Nothing runs before `approve` has returned. It returns only for a request that needs no approval or was
+   approved.
+2. The first attempt has the sandbox of the turn. It runs without a sandbox only if the call asked for that
+   and was approved, or by a rule of a host whose rules may lift the sandbox.
+3. A second attempt runs the command twice. It needs a denial by the sandbox, a policy that retries, and an
+   approval of its own, unless the host lets the first approval count for both.
 
-It knows neither commands nor processes: a runtime does (`ToolRuntime`).
+This module knows neither commands nor processes: a `ToolRuntime` does.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from execclient.govern.approvals import ApprovalRequest, Approvals, Reviewed
-from execclient.govern.policy.decision import Requirement, Source, shown
+from execclient.govern.policy.decision import DecisionSource, Requirement, command_line
 from execclient.govern.policy.policy import Policy
 from execclient.govern.sandbox import SandboxPolicy, without_sandbox
 from execclient.tools.errors import Rejected, TurnAborted
 from execclient.tools.events import CallEvents
 from execclient.tools.exec_text import REJECTED_BY_USER
 
-Output = TypeVar("Output")
+OutputT = TypeVar("OutputT")
 
 log = logging.getLogger(__name__)
 
 SandboxPreference = Literal["auto", "require"]
-"""`auto`: as the policies say. `require`: never without, whoever approves."""
+"""`auto`: as the policies decide. `require`: never without a sandbox, even if approved."""
 
 RETRY_REASON = "command failed; retry without sandbox?"
 
@@ -47,32 +47,32 @@ class SandboxAttempt:
     """One attempt."""
 
     policy: SandboxPolicy
-    """What it runs under."""
+    """The sandbox of the attempt."""
     bypassed: bool
-    """Whether that is less than the turn's."""
+    """Whether it confines less than the turn's sandbox."""
     number: int
     """1, or 2 after a denial."""
 
 
-class ToolRuntime(Protocol[Output]):
-    """What carries out one request. One is made for each call."""
+class ToolRuntime(Protocol[OutputT]):
+    """Carries out one request. Each call has its own runtime."""
 
     sandbox_preference: SandboxPreference
     escalate_on_failure: bool
     """Whether a second attempt without the sandbox makes sense."""
 
     def requirement(self) -> Requirement:
-        """What has to happen before it may run."""
+        """The decision on the request: run, ask or refuse."""
         ...
 
     def approval_keys(self) -> Sequence[str]:
-        """What an approval for the session covers; it is not asked for again if all are covered."""
+        """The keys that an approval for the session covers (`ApprovalCache`)."""
         ...
 
     def approval_request(
         self, requirement: Requirement, permits: Sequence[str], *, retry: bool
     ) -> ApprovalRequest:
-        """The question."""
+        """The question for the reviewers."""
         ...
 
     @property
@@ -80,12 +80,12 @@ class ToolRuntime(Protocol[Output]):
         """Whether the call asks to run without the sandbox."""
         ...
 
-    async def run(self, attempt: SandboxAttempt) -> Output:
-        """Run it once."""
+    async def run(self, attempt: SandboxAttempt) -> OutputT:
+        """Run the request once."""
         ...
 
-    def denied(self, output: Output) -> bool:
-        """Whether the sandbox was in its way."""
+    def denied(self, output: OutputT) -> bool:
+        """Whether the sandbox denied something that the request needed."""
         ...
 
 
@@ -94,50 +94,50 @@ Phase = Literal["approval", "sandbox", "run", "retry"]
 
 @dataclass(slots=True)
 class Trace:
-    """What was decided on the way, phase by phase."""
+    """The decisions on a request, phase by phase."""
 
     phases: list[Phase] = field(default_factory=list)
     requirement: Requirement | None = None
     reviewed: Reviewed | None = None
-    """The answer to the first question, if there was one."""
+    """The answer to the first question, if one was asked."""
     retry_reviewed: Reviewed | None = None
     attempts: list[SandboxAttempt] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Orchestrated(Generic[Output]):
-    """The last attempt's output, and how it came about."""
+class Orchestrated(Generic[OutputT]):
+    """The output of the last attempt, with its trace."""
 
-    output: Output
+    output: OutputT
     trace: Trace
     retry_refused: str | None = None
-    """Why the second attempt did not come about, though it could have helped."""
+    """Why a second attempt, which could have helped, was refused."""
 
 
 @dataclass(slots=True)
 class Orchestrator:
-    """The phases, each a function of its own. One for each turn and tool."""
+    """Runs requests in phases. Each phase is a method of its own."""
 
     approvals: Approvals
     policy: Policy
     sandbox: SandboxPolicy
-    """The turn's."""
+    """The sandbox of the turn."""
     retry_unasked: bool = False
     """Whether an approval of the first attempt covers the second one, as in the reference."""
 
     async def run(
-        self, runtime: ToolRuntime[Output], events: CallEvents, trace: Trace | None = None
-    ) -> Orchestrated[Output]:
-        """All phases.
+        self, runtime: ToolRuntime[OutputT], events: CallEvents, trace: Trace | None = None
+    ) -> Orchestrated[OutputT]:
+        """Run all phases.
 
         Args:
             runtime: carries out the request.
-            events: told of each decision.
-            trace: filled on the way, for one who wants it also when this raises.
+            events: gets each decision.
+            trace: filled on the way, so that the caller has it after an exception, too.
 
         Raises:
-            Rejected: it was forbidden, or somebody said no; nothing was started.
-            TurnAborted: somebody wants the whole turn to end; nothing was started.
+            Rejected: the request was forbidden or refused; nothing was started.
+            TurnAborted: a reviewer ended the whole turn; nothing was started.
         """
         trace = Trace() if trace is None else trace
         await self.approve(runtime, events, trace)
@@ -145,8 +145,8 @@ class Orchestrator:
         output = await self.attempt(runtime, attempt, trace)
         return await self.retry(runtime, output, attempt, events, trace)
 
-    async def approve(self, runtime: ToolRuntime[Output], events: CallEvents, trace: Trace) -> None:
-        """Phase 1. Returns if it may run; raises as `run` does if not."""
+    async def approve(self, runtime: ToolRuntime[OutputT], events: CallEvents, trace: Trace) -> None:
+        """Phase 1: returns if the request may run; else raises as `run` does."""
         trace.phases.append("approval")
         requirement = trace.requirement = runtime.requirement()
         bypassed = self._bypassed(runtime, requirement)
@@ -163,8 +163,8 @@ class Orchestrator:
             "run", requirement.source, decided_by, sandboxed=not bypassed and self.sandbox.confines
         )
 
-    def select(self, runtime: ToolRuntime[Output], trace: Trace) -> SandboxAttempt:
-        """Phase 2: what the first attempt runs under."""
+    def select(self, runtime: ToolRuntime[OutputT], trace: Trace) -> SandboxAttempt:
+        """Phase 2: the sandbox of the first attempt."""
         trace.phases.append("sandbox")
         requirement = trace.requirement
         assert requirement is not None
@@ -172,24 +172,24 @@ class Orchestrator:
             return SandboxAttempt(without_sandbox(self.sandbox), bypassed=True, number=1)
         return SandboxAttempt(self.sandbox, bypassed=False, number=1)
 
-    async def attempt(self, runtime: ToolRuntime[Output], attempt: SandboxAttempt, trace: Trace) -> Output:
-        """Phase 3: run it once."""
+    async def attempt(self, runtime: ToolRuntime[OutputT], attempt: SandboxAttempt, trace: Trace) -> OutputT:
+        """Phase 3: run the request once."""
         trace.phases.append("run")
         trace.attempts.append(attempt)
         return await runtime.run(attempt)
 
     async def retry(
         self,
-        runtime: ToolRuntime[Output],
-        output: Output,
+        runtime: ToolRuntime[OutputT],
+        output: OutputT,
         attempt: SandboxAttempt,
         events: CallEvents,
         trace: Trace,
-    ) -> Orchestrated[Output]:
-        """Phase 4: once more without the sandbox, if that was in the way and somebody agrees.
+    ) -> Orchestrated[OutputT]:
+        """Phase 4: run again without the sandbox after a denial, if that is approved.
 
         Raises:
-            TurnAborted: somebody wants the whole turn to end.
+            TurnAborted: a reviewer ended the whole turn.
         """
         requirement = trace.requirement
         assert requirement is not None
@@ -207,7 +207,7 @@ class Orchestrator:
         if not (self.retry_unasked and trace.reviewed is not None):
             request = runtime.approval_request(requirement, self.permits(bypassed=True), retry=True)
             try:
-                # Not of the session's approvals: those were given for a run within the sandbox.
+                # Without keys: the session's approvals are for runs within the sandbox.
                 reviewed = trace.retry_reviewed = await self._ask(
                     request, (), requirement, events, retry=True
                 )
@@ -225,7 +225,7 @@ class Orchestrator:
 
     # -- inside
 
-    def _bypassed(self, runtime: ToolRuntime[Output], requirement: Requirement) -> bool:
+    def _bypassed(self, runtime: ToolRuntime[OutputT], requirement: Requirement) -> bool:
         if runtime.sandbox_preference == "require" or not self.sandbox.confines:
             return False
         return requirement.bypass_sandbox or runtime.escalated
@@ -251,8 +251,8 @@ class Orchestrator:
         try:
             await asyncio.to_thread(self.policy.amend, prefix)
         except (OSError, ValueError) as error:
-            # The call itself was approved; that it is asked about again is the lesser evil.
-            log.warning("the rule that allows %s was not written down: %s", shown(prefix[:1]), error)
+            # The call itself was approved. Without the rule, the next one asks again.
+            log.warning("the rule that allows %s was not saved: %s", command_line(prefix[:1]), error)
 
 
 async def ask(
@@ -261,24 +261,24 @@ async def ask(
     keys: Sequence[str],
     events: CallEvents,
     *,
-    source: Source,
+    source: DecisionSource,
     sandboxed: bool,
     retry: bool = False,
 ) -> Reviewed:
-    """An answer that approves; of another one the events are told.
+    """Ask for an approval; a refusal is reported as an event.
 
     Args:
-        approvals: answers.
+        approvals: the reviewers.
         request: the question.
-        keys: what an answer for the session covers.
-        events: of the call.
-        source: what the question came from.
-        sandboxed: whether what was asked for would have been confined.
+        keys: the keys that an answer for the session covers.
+        events: the events of the call.
+        source: the source of the question.
+        sandboxed: whether the request would run in a sandbox.
         retry: whether it is about a second attempt.
 
     Raises:
-        Rejected: somebody said no.
-        TurnAborted: somebody wants the whole turn to end.
+        Rejected: a reviewer refused, or there was none.
+        TurnAborted: a reviewer ended the whole turn.
     """
     reviewed = await approvals.ask(request, keys)
     review = reviewed.review

@@ -1,16 +1,15 @@
-"""Questions in a queue, for a host that has a user interface of its own.
+"""A reviewer with a queue of questions, for a host with its own user interface.
 
     async for pending in approver:
         pending.answer(await my_dialog(pending.request))
 
 Rules kept in this file:
 
-1. A question stands in the queue from the moment it is asked until it is answered or withdrawn, and is handed
-   out once.
-2. The first answer counts. One that comes too late changes nothing, and says so.
-3. After `close` every question is refused: a host without its interface approves nothing.
+1. A question is in the queue until it is answered or withdrawn, and the iteration returns it once.
+2. The first answer counts. A later answer changes nothing, and `answer` returns False.
+3. After `close`, every question is refused: a host without its interface approves nothing.
 
-One event loop; nothing here is safe to call from other threads.
+Not thread-safe: all calls must come from one event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from execclient.govern.approvals import ApprovalRequest, Review
 __all__ = ["CLOSED", "PendingApproval", "QueueApprover"]
 
 CLOSED = Review("denied", "the user interface was closed")
-"""The answer to what is asked after the end, or was still open then."""
+"""The answer to questions that are open at `close` or asked after it."""
 
 
 class PendingApproval:
@@ -38,11 +37,11 @@ class PendingApproval:
 
     @property
     def open(self) -> bool:
-        """Whether an answer is still wanted."""
+        """Whether the question still waits for an answer."""
         return not self._answer.done()
 
     def answer(self, review: Review) -> bool:
-        """Answer it. False if it was answered or withdrawn before, and this answer does not count."""
+        """Answer the question. False if it was answered or withdrawn before: the answer does not count."""
         if not self.open:
             return False
         self._answer.set_result(review)
@@ -50,7 +49,7 @@ class PendingApproval:
         return True
 
     async def settled(self) -> None:
-        """Wait until no answer is wanted any more: a dialog that is still open can be closed."""
+        """Wait until the question is answered or withdrawn: then an open dialog can be closed."""
         await self._settled.wait()
 
     async def answered(self) -> Review:
@@ -62,13 +61,13 @@ class PendingApproval:
         return await self._answer
 
     def withdraw(self) -> None:
-        """Want no answer any more."""
+        """Withdraw the question."""
         self._answer.cancel()
         self._settled.set()
 
 
 class QueueApprover:
-    """Asks whoever iterates over it. A `Reviewer`."""
+    """A `Reviewer` whose questions are read by iterating over it."""
 
     def __init__(self) -> None:
         self._pending: list[PendingApproval] = []
@@ -82,10 +81,10 @@ class QueueApprover:
         return tuple(pending for pending in self._pending if pending.open)
 
     async def review(self, request: ApprovalRequest) -> Review | None:
-        """Put the question into the queue, and wait for its answer.
+        """Queue the question and wait for its answer.
 
         Raises:
-            CancelledError: the caller gave up; the question is withdrawn.
+            CancelledError: the caller was cancelled; the question is withdrawn.
         """
         if self._closed:
             return CLOSED
@@ -98,7 +97,7 @@ class QueueApprover:
             return await pending.answered()
         finally:
             self._pending.remove(pending)
-            with suppress(ValueError):  # handed out, as a rule
+            with suppress(ValueError):  # usually returned by the iteration already
                 self._new.remove(pending)
             pending.withdraw()
 
@@ -106,7 +105,7 @@ class QueueApprover:
         return self
 
     async def __anext__(self) -> PendingApproval:
-        """The next question that nobody has been handed; waits for one. Ends after `close`."""
+        """The next question, which the iteration has not returned yet; waits for one. Ends after `close`."""
         async with self._changed:
             while True:
                 while self._new:
@@ -118,7 +117,7 @@ class QueueApprover:
                 await self._changed.wait()
 
     async def close(self) -> None:
-        """Refuse what is open and what is asked from now on, and end the iteration. May be called again."""
+        """Refuse open and future questions, and end the iteration. May be called again."""
         self._closed = True
         for pending in self.pending:
             pending.answer(CLOSED)

@@ -1,13 +1,13 @@
-"""What a command may touch: the policies that a host chooses from, and what the daemon is told of them.
+"""Sandbox policies: the files and the network that a command may use.
 
 Rules kept in this file:
 
-1. A policy is a value. `context` gives what goes over the wire (`docs/protocol.md`, "Sandbox context"); the
+1. A policy is a value. `context` returns its form on the wire (`docs/protocol.md`, "Sandbox context"); the
    daemon enforces it or refuses the command.
-2. Only the folders that the host calls the workspace can be written, never the one that a call names as its
-   own. Without any, there is none.
-3. What must not be read stays so whatever else is lifted: `without_sandbox` keeps it.
-4. A name that nothing knows is an error, never a weaker policy.
+2. Only the folders that the host names as the workspace can be written, never the working directory that a
+   call names. Without such folders there is no workspace.
+3. Denied reads stay denied, whatever else is lifted: `without_sandbox` keeps them.
+4. An unknown name is an error, never a weaker policy.
 
 Nothing here does I/O.
 """
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 SandboxType = Literal["none", "macosSeatbelt", "linuxSeccomp", "windowsRestrictedToken"]
-"""What confines commands, in the reference's words."""
+"""The mechanism that confines commands, in the reference's words."""
 
 _PLATFORMS: Mapping[str, SandboxType] = MappingProxyType(
     {
@@ -67,62 +67,67 @@ _PLATFORMS: Mapping[str, SandboxType] = MappingProxyType(
 
 
 def platform_sandbox(platform: str) -> SandboxType:
-    """What confines commands on a platform, as `sys.platform` or the daemon's `platformOs` names it; `none`
-    on one that has nothing, where whoever needs a sandbox has to refuse.
+    """The mechanism that confines commands on a platform.
+
+    Args:
+        platform: the platform, as `sys.platform` or the daemon's `platformOs` names it.
+
+    Returns:
+        `none` for a platform without a sandbox. There, a caller that needs a sandbox must refuse.
     """
     return _PLATFORMS.get(platform, "none")
 
 
 class _Policy:
-    """What all policies have in common."""
+    """The base of all policies."""
 
     __slots__ = ()
 
     kind: ClassVar[str]
-    """Its `type` in JSON."""
+    """The `type` in JSON."""
     members: ClassVar[Mapping[str, str]] = {}
-    """Its members in JSON, with the names that its fields have here."""
+    """The names of the members in JSON, with the names of their fields here."""
 
     def permissions(self) -> Permissions:
-        """What the daemon enforces, as the member `permissions` of the wire."""
+        """What the daemon enforces: the member `permissions` of a sandbox context."""
         raise NotImplementedError
 
     @property
     def network_allowed(self) -> bool:
-        """Whether the network may be used."""
+        """Whether the policy allows the network."""
         permissions = self.permissions()
         return bool(permissions["type"] == "disabled" or permissions["network"] == "enabled")
 
     @property
     def confines(self) -> bool:
-        """Whether the daemon puts anything around the command."""
+        """Whether the policy limits the command at all."""
         return limits(self.permissions())
 
     @property
     def denies_reads(self) -> bool:
-        """Whether some files must not be read, whoever approves what."""
+        """Whether some files must not be read, even with an approval."""
         return bool(denied(self.permissions()))
 
     def to_json(self) -> dict[str, Json]:
-        """As `sandbox_policy` reads it."""
+        """The policy as JSON, for `sandbox_policy`."""
         fields = {name: getattr(self, field) for name, field in self.members.items()}
-        # Ours alone: other readers of these objects need not know it until it says something.
+        # An extension of the reference's form: left out if it is empty, for other readers of these objects.
         if not fields.get("deny_read", True):
             del fields["deny_read"]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         return {"type": self.kind, **plain}
 
     def describe(self) -> tuple[str, ...]:
-        """Sentences for whoever approves: what it permits, and what stays denied."""
+        """Sentences for an approver: what the policy permits, and what stays denied."""
         return sentences(self.permissions())
 
     def context(self, cwd: str, workspace_roots: Sequence[str]) -> Mapping[str, Json] | None:
         """The member `sandbox` of a request; None for no sandbox.
 
         Args:
-            cwd: the turn's folder, absolute. Relative patterns begin there. Never the folder that a model's
-                call names: it would choose by that which files are denied.
-            workspace_roots: the folders of the workspace, absolute. None is none: `cwd` is not added.
+            cwd: the turn's working directory, absolute: the base of relative patterns. Never the directory of
+                a model's call, which would then choose the denied files.
+            workspace_roots: the folders of the workspace, absolute; may be empty. `cwd` is not added.
 
         Raises:
             ValueError: a path is not absolute.
@@ -142,15 +147,15 @@ class _Policy:
 
 @dataclass(frozen=True, slots=True)
 class ReadOnly(_Policy):
-    """Reading everything, writing nothing.
+    """Allows to read everything and to write nothing.
 
     Raises:
-        ValueError: a pattern is none; the message says why.
+        ValueError: a pattern is not valid; the message gives the reason.
     """
 
     network: bool = False
     deny_read: tuple[str, ...] = ()
-    """Paths and patterns (`**/.env`) of what must not be read; relative ones begin at the turn's folder."""
+    """Paths and patterns (`**/.env`) of files that must not be read, relative to the turn's directory."""
 
     kind: ClassVar[str] = "read-only"
     members: ClassVar[Mapping[str, str]] = {"network_access": "network", "deny_read": "deny_read"}
@@ -159,27 +164,27 @@ class ReadOnly(_Policy):
         checked_patterns(self.deny_read)
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         return managed([at_special("root", "read"), *denies(self.deny_read)], network_allowed=self.network)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceWrite(_Policy):
-    """Reading everything, writing to the workspace, to folders for temporary files, and to listed ones.
+    """Allows to read everything, and to write to the workspace, temporary folders and listed folders.
 
     Raises:
-        ValueError: a root is not absolute, or is all there is; a pattern is none.
+        ValueError: a root is not absolute, or is `/`; a pattern is not valid.
     """
 
     writable_roots: tuple[str, ...] = ()
-    """Absolute folders, besides the workspace. Those that do not exist grant nothing."""
+    """Absolute folders besides the workspace. A folder that does not exist grants nothing."""
     network: bool = False
     exclude_tmpdir: bool = False
-    """Whether the folder of `TMPDIR` is not to be written."""
+    """Whether to exclude the folder of `TMPDIR` from the writable folders."""
     exclude_slash_tmp: bool = False
-    """Whether `/tmp` is not to be written."""
+    """Whether to exclude `/tmp` from the writable folders."""
     deny_read: tuple[str, ...] = ()
-    """As in `ReadOnly`."""
+    """See `ReadOnly`."""
 
     kind: ClassVar[str] = "workspace-write"
     members: ClassVar[Mapping[str, str]] = {
@@ -193,10 +198,10 @@ class WorkspaceWrite(_Policy):
     def __post_init__(self) -> None:
         checked_patterns(self.deny_read)
         if ROOT in checked_roots("writable_roots", self.writable_roots):
-            raise ValueError("writable_roots: '/' is everything; that is the policy danger-full-access")
+            raise ValueError("writable_roots: '/' is everything: use the policy danger-full-access")
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         entries = [at_special("root", "read"), at_special("project_roots", "write")]
         if not self.exclude_slash_tmp:
             entries.append(at_special("slash_tmp", "write"))
@@ -208,18 +213,18 @@ class WorkspaceWrite(_Policy):
 
 @dataclass(frozen=True, slots=True)
 class DangerFullAccess(_Policy):
-    """No sandbox: whatever the daemon's user may do."""
+    """No sandbox: allows everything that the daemon's user may do."""
 
     kind: ClassVar[str] = "danger-full-access"
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         return {"type": "disabled"}
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalSandbox(_Policy):
-    """A sandbox around the daemon limits files; the daemon limits the network only, unless it is allowed."""
+    """For a sandbox around the daemon, which limits files. The daemon only limits the network."""
 
     network: bool = False
 
@@ -227,27 +232,27 @@ class ExternalSandbox(_Policy):
     members: ClassVar[Mapping[str, str]] = {"network_access": "network"}
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         return {"type": "external", "network": network(self.network)}
 
     def to_json(self) -> dict[str, Json]:
-        """As `sandbox_policy` reads it."""
+        """The policy as JSON, for `sandbox_policy`."""
         return {"type": self.kind, "network_access": network(self.network)}
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Profile(_Policy):
-    """Any permissions that the wire can state.
+    """Any permissions that the wire can express.
 
     Args:
         permissions: the member `permissions` of a sandbox context; copied.
 
     Raises:
-        ValueError: the daemon would not take it; the message names the field.
+        ValueError: the daemon would refuse it; the message names the field.
     """
 
     canonical: str
-    """The permissions as JSON with sorted names: equal profiles have equal texts."""
+    """The permissions as JSON with sorted names, so that equal profiles compare equal."""
 
     kind: ClassVar[str] = "profile"
     members: ClassVar[Mapping[str, str]] = {"permissions": "permissions"}
@@ -258,25 +263,24 @@ class Profile(_Policy):
         object.__setattr__(self, "canonical", json.dumps(permissions, sort_keys=True))
 
     def permissions(self) -> Permissions:
-        """As the wire has it."""
+        """The permissions in the form of the wire."""
         permissions: Permissions = json.loads(self.canonical)
         return permissions
 
     def to_json(self) -> dict[str, Json]:
-        """As `sandbox_policy` reads it."""
+        """The policy as JSON, for `sandbox_policy`."""
         return {"type": self.kind, "permissions": self.permissions()}
 
 
 SandboxPolicy = ReadOnly | WorkspaceWrite | DangerFullAccess | ExternalSandbox | Profile
-"""Any of the five policies. All of them have what follows."""
+"""Any of the five policies. All of them have the members below."""
 
 
 def without_sandbox(policy: SandboxPolicy) -> SandboxPolicy:
-    """What a command runs under when somebody approved to lift the sandbox.
+    """The policy of a command whose sandbox was lifted by an approval.
 
-    Everything is permitted, but what must not be read stays unreadable: then there is still a sandbox, which
-    holds just that. A sandbox around the daemon is not ours to lift; of such a policy only the limit on the
-    network goes.
+    It allows everything except for denied reads: these still need a sandbox. A sandbox around the daemon
+    cannot be lifted; with `ExternalSandbox` only the limit on the network is lifted.
     """
     if policy.permissions()["type"] == "external":
         return ExternalSandbox(network=True)
@@ -292,17 +296,17 @@ MODES: Final[Mapping[str, tuple[str, SandboxPolicy]]] = MappingProxyType(
         "full-auto": ("on-failure", WorkspaceWrite()),
     }
 )
-"""The three older modes, as the name of an approval policy and a sandbox."""
+"""The three older modes, each with the name of its approval policy and its sandbox."""
 
 
 def sandbox_policy(value: str | Mapping[str, Json] | SandboxPolicy) -> SandboxPolicy:
-    """The policy that a configuration or a request names.
+    """The policy for a value in a configuration or a request.
 
     Args:
-        value: a type, as `read-only`, or an object with the member `type` and those of that type.
+        value: a type such as `read-only`, or an object with the member `type` and the members of that type.
 
     Raises:
-        ValueError: it is none; the message names the field, and what is possible.
+        ValueError: the value is not valid; the message names the field and the possible values.
     """
     if isinstance(value, _Policy):
         return value
@@ -313,7 +317,7 @@ def sandbox_policy(value: str | Mapping[str, Json] | SandboxPolicy) -> SandboxPo
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"sandbox_policy.type: {kind!r} is none of {', '.join(_KINDS)}")
     policy = _KINDS[kind]
-    # A profile without permissions is refused in the words for bad ones.
+    # A profile without permissions gets the same error as one with wrong permissions.
     fields: dict[str, Json] = {"permissions": None} if policy is Profile else {}
     for name, member in members.items():
         if name != "type":
@@ -330,7 +334,7 @@ _KINDS: Mapping[str, type[SandboxPolicy]] = {
 
 
 def _read(policy: type[SandboxPolicy], name: str, value: Json) -> Json:
-    """A member, as the constructor takes it."""
+    """The value of a member for the constructor."""
     field = f"sandbox_policy.{name}"
     if name not in policy.members:
         possible = ", ".join(policy.members) or "no other member"
@@ -349,7 +353,7 @@ def _read(policy: type[SandboxPolicy], name: str, value: Json) -> Json:
 
 
 def _check_permissions(permissions: Json) -> None:
-    # Imported here: the model is for the few hosts that have profiles of their own.
+    # Imported here: only a few hosts have their own profiles.
     from msgspec import ValidationError
 
     from execprotocol.faults import first_fault

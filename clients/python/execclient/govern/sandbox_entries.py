@@ -1,10 +1,10 @@
-"""The permissions of a sandbox context and their entries: made, read, widened and put into words.
+"""The entries in the permissions of a sandbox context: creates, reads, widens and describes them.
 
-`docs/protocol.md`, "Entries". Rules kept in this file:
+See `docs/protocol.md`, "Entries". Rules kept in this file:
 
-1. Of what is here only the shape is known. Which path an entry means is the daemon's to find out.
-2. Widening turns every grant into the widest one and leaves every denial as it is.
-3. Words for approvers leave out nothing that is denied.
+1. Only the form of an entry is known here. The daemon resolves it to paths.
+2. Widening turns every grant into the widest one and keeps every denial.
+3. Descriptions for approvers name every denial.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from execclient.connection.connection import Json
 from execprotocol.path_uri import parse_path_uri, path_to_uri
 
 Permissions = dict[str, Json]
-Entry = dict[str, Json]
-Access = Literal["read", "write", "deny"]
+PermissionEntry = dict[str, Json]
+EntryAccess = Literal["read", "write", "deny"]
 
 ROOT = "/"
 
 RUNTIME_FOLDER = "/run"
-"""Hidden wherever files are limited and the network is not, unless an entry names it."""
+"""Hidden if files are limited and the network is not, unless an entry names it."""
 
 PROTECTED_NAMES = (".git", ".agents", ".codex", ".aws")
-"""What the daemon protects in a folder that can be written, unless an entry names it (statement C18)."""
+"""Names that the daemon protects in a writable folder, unless an entry names them (statement C18)."""
 
 _DENYING = ("deny", "none")
 
@@ -39,7 +39,7 @@ _SPECIAL_WORDS = {
     "current_working_directory": "the working directory",
     "project_roots": "the workspace",
     "tmpdir": "$TMPDIR",
-    "slash_tmp": "/tmp",  # noqa: S108 - a word, and no use of the folder
+    "slash_tmp": "/tmp",  # noqa: S108 - a word, not a use of the folder
 }
 
 
@@ -47,11 +47,11 @@ _SPECIAL_WORDS = {
 
 
 def network(allowed: bool) -> Literal["restricted", "enabled"]:
-    """The wire's word."""
+    """The value of `network` on the wire."""
     return "enabled" if allowed else "restricted"
 
 
-def managed(entries: Iterable[Entry], *, network_allowed: bool) -> Permissions:
+def managed(entries: Iterable[PermissionEntry], *, network_allowed: bool) -> Permissions:
     """Permissions that the daemon enforces."""
     return {
         "type": "managed",
@@ -60,18 +60,18 @@ def managed(entries: Iterable[Entry], *, network_allowed: bool) -> Permissions:
     }
 
 
-def at_special(kind: str, access: Access) -> Entry:
+def at_special(kind: str, access: EntryAccess) -> PermissionEntry:
     """An entry for a path that is named by its role."""
     return {"path": {"type": "special", "value": {"kind": kind}}, "access": access}
 
 
-def at_path(path: str, access: Access) -> Entry:
+def at_path(path: str, access: EntryAccess) -> PermissionEntry:
     """An entry for an absolute path."""
     return {"path": {"type": "path", "path": path_to_uri(path)}, "access": access}
 
 
-def denies(patterns: Iterable[str]) -> list[Entry]:
-    """Entries for what must not be read: absolute paths by their names, all else as patterns."""
+def denies(patterns: Iterable[str]) -> list[PermissionEntry]:
+    """Entries for files that must not be read: absolute paths as paths, all others as patterns."""
     return [
         at_path(pattern, "deny")
         if posixpath.isabs(pattern) and not _PATTERN_CHARACTERS & set(pattern)
@@ -81,10 +81,10 @@ def denies(patterns: Iterable[str]) -> list[Entry]:
 
 
 def checked_patterns(patterns: Sequence[str]) -> Sequence[str]:
-    """The patterns.
+    """The patterns, unchanged.
 
     Raises:
-        ValueError: one of them cannot mean what it was meant for.
+        ValueError: a pattern is empty, or has a `~` that would not be expanded.
     """
     for pattern in _texts("deny_read", patterns):
         if pattern.startswith("~"):
@@ -93,15 +93,15 @@ def checked_patterns(patterns: Sequence[str]) -> Sequence[str]:
 
 
 def checked_roots(field: str, roots: Sequence[str]) -> Sequence[str]:
-    """The folders, without `.` and `..`.
+    """The folders, with `.` and `..` resolved.
 
     Raises:
-        ValueError: one of them is not absolute.
+        ValueError: a folder is not absolute.
     """
     for root in _texts(field, roots):
         if not posixpath.isabs(root):
             raise ValueError(f"{field}: {root!r} is not an absolute path")
-    # Two slashes at the beginning are kept by `normpath`, and mean nothing here.
+    # `normpath` keeps two slashes at the beginning, which have no meaning here.
     return [ROOT + posixpath.normpath(root).lstrip(ROOT) for root in roots]
 
 
@@ -118,12 +118,12 @@ def _texts(field: str, values: Sequence[str]) -> Sequence[str]:
 
 
 def denied(permissions: Mapping[str, Json]) -> list[str]:
-    """What must not be read, in words."""
+    """Descriptions of the paths that must not be read."""
     return [_words(entry) for entry in _entries(permissions) if entry["access"] in _DENYING]
 
 
 def limits(permissions: Mapping[str, Json]) -> bool:
-    """Whether there is anything to enforce (statement C2)."""
+    """Whether the permissions limit anything (statement C2)."""
     if permissions["type"] == "disabled":
         return False
     if permissions["network"] != "enabled":
@@ -137,13 +137,13 @@ def limits(permissions: Mapping[str, Json]) -> bool:
 
 
 def widened(permissions: Mapping[str, Json]) -> Permissions:
-    """Everything but what is denied, with the network."""
+    """Permissions for everything except for the denials, with the network."""
     entries = _entries(permissions)
     denials = [entry for entry in entries if entry["access"] in _DENYING]
-    wide: list[Entry] = [at_special("root", "write"), at_path(RUNTIME_FOLDER, "write")]
+    wide: list[PermissionEntry] = [at_special("root", "write"), at_path(RUNTIME_FOLDER, "write")]
     for entry in entries:
-        # Below a denial a grant still counts. Elsewhere it is part of everything, and by itself would only
-        # bring the daemon to protect names in its folder.
+        # A grant below a denial still counts. Any other grant is covered by the root, and by itself would
+        # only make the daemon protect names in its folder.
         if entry["access"] not in _DENYING and any(_may_lie_below(entry, denial) for denial in denials):
             grants = ({**entry, "access": "write"}, *_protected_in(entry))
             wide += [grant for grant in grants if grant not in wide]
@@ -154,22 +154,22 @@ def widened(permissions: Mapping[str, Json]) -> Permissions:
     }
 
 
-def _may_lie_below(entry: Entry, denial: Entry) -> bool:
+def _may_lie_below(entry: PermissionEntry, denial: PermissionEntry) -> bool:
     if _is_root(entry) or denial["path"]["type"] == "glob_pattern":
         return False
     path, folder = _fixed_path(entry), _fixed_path(denial)
-    # What only the daemon can place may be anywhere.
+    # A path that only the daemon can resolve may be anywhere.
     return path is None or folder is None or path == folder or path.startswith(folder + "/")
 
 
-def _fixed_path(entry: Entry) -> str | None:
-    """The path of an entry, if it is the same everywhere."""
+def _fixed_path(entry: PermissionEntry) -> str | None:
+    """The path of an entry, if it does not depend on the request."""
     where = entry["path"]
     return parse_path_uri(where["path"]) if where["type"] == "path" else None
 
 
-def _protected_in(entry: Entry) -> list[Entry]:
-    """Entries that take back the protection of names in a workspace."""
+def _protected_in(entry: PermissionEntry) -> list[PermissionEntry]:
+    """Entries that lift the protection of names in a workspace."""
     where = entry["path"]
     if where["type"] != "special" or where["value"].get("subpath"):
         return []
@@ -182,7 +182,7 @@ def _protected_in(entry: Entry) -> list[Entry]:
 
 
 def sentences(permissions: Mapping[str, Json]) -> tuple[str, ...]:
-    """What is permitted, and what stays denied."""
+    """Sentences on what is permitted, and what stays denied."""
     if permissions["type"] == "disabled":
         return ("run without a sandbox, with all that the daemon's user may do",)
     uses = "use the network" if permissions["network"] == "enabled" else "no network"
@@ -195,26 +195,26 @@ def sentences(permissions: Mapping[str, Json]) -> tuple[str, ...]:
     read = [_words(entry) for entry in entries if entry["access"] == "read"]
     everything = _SPECIAL_WORDS["root"]
     if everything in written and everything not in read:
-        told = ["read and write everything"]
+        granted = ["read and write everything"]
         if read:
-            told.append("not write " + _listed(read))
+            granted.append("not write " + _listed(read))
     else:
-        told = ["read " + (everything if everything in read else _listed([*read, *written]) or "nothing")]
-        told.append("write " + (_listed(written) or "nothing"))
-    told.append(uses)
+        granted = ["read " + (everything if everything in read else _listed([*read, *written]) or "nothing")]
+        granted.append("write " + (_listed(written) or "nothing"))
+    granted.append(uses)
     if stays := denied(permissions):
-        told.append("still denied: reading " + _listed(stays))
-    told.append("still confined: it sees no processes but its own, and gains no privileges")
-    return tuple(told)
+        granted.append("still denied: reading " + _listed(stays))
+    granted.append("still confined: it sees no processes but its own, and gains no privileges")
+    return tuple(granted)
 
 
-def _entries(permissions: Mapping[str, Json]) -> Sequence[Entry]:
+def _entries(permissions: Mapping[str, Json]) -> Sequence[PermissionEntry]:
     files = permissions.get("file_system") or {}
-    entries: Sequence[Entry] = files.get("entries", ())
+    entries: Sequence[PermissionEntry] = files.get("entries", ())
     return entries
 
 
-def _is_root(entry: Entry) -> bool:
+def _is_root(entry: PermissionEntry) -> bool:
     where = entry["path"]
     if where["type"] == "special":
         value = where["value"]
@@ -222,8 +222,8 @@ def _is_root(entry: Entry) -> bool:
     return bool(where["type"] == "path" and parse_path_uri(where["path"]) == ROOT)
 
 
-def _words(entry: Entry) -> str:
-    """The path of an entry, as a person would write it."""
+def _words(entry: PermissionEntry) -> str:
+    """A description of the path of an entry."""
     where = entry["path"]
     if _is_root(entry):
         return _SPECIAL_WORDS["root"]
@@ -240,10 +240,10 @@ def _listed(words: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(words))
 
 
-# -- may a path be written?
+# -- writable paths
 
 _STRENGTH = {"read": 0, "write": 1, "deny": 2, "none": 2}
-"""At one path the higher one wins."""
+"""The higher one wins for the same path."""
 
 
 class _Place(NamedTuple):
@@ -254,13 +254,17 @@ class _Place(NamedTuple):
 def may_write(
     permissions: Mapping[str, Json], path: str, *, cwd: str, workspace_roots: Sequence[str]
 ) -> bool:
-    """Whether a path may be written.
+    """Whether a path may be written, as far as that is known without the daemon.
+
+    The answer decides only which patches need an approval; the daemon enforces the permissions. A path whose
+    place is unknown here, such as `$TMPDIR`, counts as not writable. A writable path that a link leads
+    elsewhere is refused by the daemon.
 
     Args:
         permissions: the member `permissions` of a context.
         path: absolute, without `.` and `..`.
-        cwd: the turn's folder.
-        workspace_roots: those of the context.
+        cwd: the turn's working directory.
+        workspace_roots: the folders of the workspace.
     """
     if permissions["type"] != "managed" or permissions["file_system"]["type"] == "unrestricted":
         return True
@@ -292,7 +296,7 @@ def _places(entry: Mapping[str, Json], cwd: str, workspace_roots: Sequence[str])
         "root": ("/",),
         "current_working_directory": (cwd,),
         "project_roots": tuple(workspace_roots),
-        "slash_tmp": ("/tmp",),  # noqa: S108 - what the entry means
+        "slash_tmp": ("/tmp",),  # noqa: S108 - the meaning of the entry
     }.get(str(value["kind"]), ())
     for root in roots:
         yield _Place(posixpath.normpath(posixpath.join(root, value.get("subpath") or "")), access)
@@ -303,7 +307,7 @@ def _denies_by_pattern(entry: Mapping[str, Json], path: str, cwd: str) -> bool:
     if where["type"] != "glob_pattern" or entry["access"] == "write":
         return False
     pattern = posixpath.join(cwd, where["pattern"])
-    # Of `**/` also nothing at all; `*` of this matcher spans folders, so that it denies rather too much.
+    # `**/` also matches nothing. `*` of this matcher spans folders, so that it denies rather too much.
     return any(fnmatch.fnmatchcase(path, each) for each in (pattern, pattern.replace("**/", "")))
 
 

@@ -1,14 +1,14 @@
-"""A person at a terminal, who says yes or no.
+"""A reviewer that asks a person at a terminal.
 
 Rules kept in this file:
 
-1. What is shown is what will run: characters that move the cursor, turn the direction of writing or cannot be
-   seen are shown by their numbers.
-2. Only a whole answer counts. Anything else is asked again; the end of the input ends the turn.
-3. One question at a time. On a terminal, what was typed before a question was shown does not answer it.
-4. Nothing is pushed out of sight: blanks and empty lines that go on and on are shown by their number, and a
-   long command says once more, below it, how long it is.
-5. The event loop never waits for the person: a thread does.
+1. The text shows what will run: characters that move the cursor, change the direction of writing or are
+   invisible are escaped.
+2. Only a complete answer counts. Any other input repeats the question; EOF ends the turn.
+3. One question at a time. On a terminal, input typed before a question does not answer it.
+4. Nothing is pushed out of sight: long runs of blanks and empty lines are replaced by their number, and the
+   length of a long command is shown below it.
+5. A thread waits for the person, never the event loop.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from execclient.govern.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, Appr
 __all__ = ["TerminalApprover", "visible"]
 
 _INVISIBLE_LETTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Fillers and a blank pattern: Unicode has them among the letters and marks."""
+"""Fillers and a blank pattern that Unicode counts as letters and marks."""
 
 _SELECTORS = frozenset(
     map(chr, [*range(0x180B, 0x180E), 0x180F, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)])
 )
-"""Variation selectors: marks that are seen at most as another form of what is before them."""
+"""Variation selectors: marks that are visible at most as another form of the character before them."""
 
 
 MAX_BLANKS = 40
-"""In a row. More of them push what follows to another line, where nobody looks for it."""
+"""In a row. More would push the following text out of sight."""
 
 MAX_MARKS = 3
-"""On one letter; more than any language needs. They are drawn over it, and over the lines around."""
+"""On one letter, more than any language needs: marks are drawn over the letter and the lines around it."""
 
 MAX_EMPTY_LINES = 2
-"""In a row, likewise."""
+"""In a row. More would push the following text out of sight."""
 
 LONG_CHARACTERS, LONG_LINES = 2000, 20
-"""About a terminal's window. Of a longer command the beginning may be out of sight."""
+"""About the size of a terminal. The beginning of a longer command may be out of sight."""
 
 _MANY_BLANKS = re.compile(f" {{{MAX_BLANKS + 1},}}")
 
 
 class TerminalApprover:
-    """Asks on a terminal, or on whatever two text streams there are.
+    """A `Reviewer` that asks on a terminal, or on any two text streams.
 
     Args:
-        input: where answers are typed, a line each.
-        output: where questions are shown.
+        input: the stream of answers, one on each line.
+        output: the stream for questions.
     """
 
-    def __init__(self, input: TextIO, output: TextIO) -> None:  # noqa: A002 - as the streams are called
+    def __init__(self, input: TextIO, output: TextIO) -> None:  # noqa: A002 - the usual names of the streams
         self._output = output
         self._lines = _Lines(input)
         self._turn = asyncio.Lock()
 
     async def review(self, request: ApprovalRequest) -> Review | None:
-        """Ask, until there is an answer.
+        """Ask until there is an answer.
 
         Raises:
             OSError: a stream cannot be used.
@@ -89,15 +89,16 @@ class TerminalApprover:
 
     def _write(self, text: str) -> None:
         encoding = self._output.encoding or "utf-8"
-        # A question that the terminal has not all letters for is still better than none.
+        # Characters that the terminal's encoding does not have are escaped.
         self._output.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self._output.flush()
 
 
 def visible(text: str) -> str:
-    r"""A text as one line in which nothing hides: what cannot be seen stands as `\n`, `\x1b`, `\u202e`.
+    r"""A text as one line with invisible characters escaped: `\n`, `\x1b`, `\u202e`.
 
-    Of more than `MAX_BLANKS` blanks in a row, and of more than `MAX_MARKS` accents on one letter, the number.
+    More than `MAX_BLANKS` blanks in a row, or more than `MAX_MARKS` accents on one letter, are replaced by
+    their number.
     """
     text = _MANY_BLANKS.sub(lambda match: f" [{len(match[0])} blanks] ", text)
     return "".join(
@@ -114,7 +115,7 @@ def _runs(text: str) -> Iterator[tuple[bool, str]]:
 def _hides(char: str) -> bool:
     if char == " ":
         return False
-    # Cc, Cf, Cs, Co, Cn: controls, directions and joiners, and what has no meaning. Zs, Zl, Zp: other blanks.
+    # Cc, Cf, Cs, Co, Cn: controls, directions, joiners and unassigned ones. Zs, Zl, Zp: other blanks.
     return unicodedata.category(char)[0] in "CZ" or char in _INVISIBLE_LETTERS or char in _SELECTORS
 
 
@@ -128,7 +129,7 @@ def _escaped(char: str) -> str:
 def _question(request: ApprovalRequest) -> list[str]:
     lines = ["", visible(request.prompt or _HEADLINES[request.kind])]
     if request.retry:
-        lines.append("It has run once already, and its sandbox was in the way. It would run a second time.")
+        lines.append("The sandbox denied something to its first run. It would run a second time.")
     lines += _indented("$ ", request.command)
     if len(request.command) > LONG_CHARACTERS or request.command.count("\n") > LONG_LINES:
         written = request.command.count("\n") + 1
@@ -146,7 +147,7 @@ _HEADLINES = {"command": "The model asks to run a command.", "patch": "The model
 
 
 def _indented(mark: str, text: str) -> list[str]:
-    """A text of several lines, each with a bar before it: no line of it looks like one of ours."""
+    """The lines of a text with a bar in front of each, so that none looks like a line of the question."""
     lines = text.removesuffix("\n").split("\n") if text else []
     shown: list[str] = []
     for is_empty, run in itertools.groupby(lines, lambda line: not line.strip()):
@@ -188,11 +189,11 @@ def _answer(line: str, request: ApprovalRequest) -> Review | None:
 
 
 class _Lines:
-    """The lines of a text stream, each read by a thread of its own.
+    """Reads lines of a text stream, each in a thread of its own.
 
-    A terminal's thread waits for input without taking it, so that it can be told to stop: what is typed after
-    a question was withdrawn belongs to whoever reads next. On another stream the read goes on, and the next
-    question gets its line.
+    The thread of a terminal waits for input without reading it, and can be stopped: input typed after a
+    question was withdrawn belongs to the next reader. On another stream the read continues, and the next
+    question gets the line.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -201,17 +202,17 @@ class _Lines:
         self._reading: Future[str] | None = None
 
     def forget(self) -> None:
-        """Drop what came after a question was withdrawn, and on a terminal all that was typed so far."""
+        """Drop a line that came after a question was withdrawn, and all pending input of a terminal."""
         if self._reading is not None and self._reading.done():
             self._reading = None
         if self._terminal is not None:
             termios.tcflush(self._terminal, termios.TCIFLUSH)
 
     async def next(self) -> str:
-        """The next line, with its newline; empty at the end of the stream.
+        """The next line, with its newline; empty at EOF.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the stream cannot be read.
         """
         if self._terminal is not None:
             return await self._typed(self._terminal)
@@ -238,15 +239,15 @@ class _Lines:
 
 
 def _in_thread(read: Callable[[], str]) -> Future[str]:
-    """Read in a thread that the end of the program does not wait for, as it would for an executor's."""
+    """Read in a daemon thread, for which the end of the program does not wait."""
     line: Future[str] = Future()
-    # Whoever waits may give up; the line is read all the same.
+    # If the waiting task is cancelled, the line is still read.
     line.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             line.set_result(read())
-        except Exception as error:  # raised where it is waited for
+        except Exception as error:  # raised in the waiting task
             line.set_exception(error)
 
     threading.Thread(target=run, name="approval", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Patches of models (`apply_patch`): read, fitted to the files that there are, and applied by the daemon."""
+"""Patches as models write them (`apply_patch`): parsed, matched with the files, and applied by the daemon."""
 
 from __future__ import annotations
 

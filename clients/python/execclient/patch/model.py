@@ -14,59 +14,59 @@ NO_FILE = "No such file or directory (os error 2)"
 
 
 def digest_of(content: bytes | None) -> str | None:
-    """The SHA-256 of a content as 64 hexadecimal digits; None of what is not there."""
+    """The SHA-256 of a content as 64 hexadecimal digits; None for None."""
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 class FileChange(NamedTuple):
-    """The content of one path before and after; None where there is no file."""
+    """The content of one path before and after a change; None if there is no file."""
 
     path: str
     """Absolute."""
     before: bytes | None
     after: bytes | None
     moved_from: str | None = None
-    """The absolute path that the content comes from."""
+    """The absolute path that the content was moved from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What a patch does to one file."""
+    """The edit of one file by a patch."""
 
     kind: EditKind
     path: str
     """Absolute."""
     shown: str
-    """The path as the patch has it; of a move, the new one."""
+    """The path as the patch writes it; the new path of a move."""
     before: bytes | None
-    """None when nothing is there."""
+    """The old content; None if there is no file."""
     after: bytes | None
-    """None when nothing will be there; of a move, the content at the new path."""
+    """The new content, of a move at the new path; None if the file is removed."""
     move_to: str | None = None
-    """Absolute; of a move only."""
+    """The new path of a move, absolute."""
     replaced: bytes | None = None
-    """What a move replaces at the new path."""
+    """The content that a move replaces at the new path."""
     is_known: bool = True
-    """Whether what is written over (`before`, or `replaced`) could be read; where not, it is not compared
-    before it is written."""
+    """Whether the content that is overwritten (`before`, or `replaced`) could be read. If not, it is not
+    compared before the write."""
 
     @property
     def target(self) -> str:
-        """Where the content goes."""
+        """The path of the new content."""
         return self.path if self.move_to is None else self.move_to
 
     @property
     def before_digest(self) -> str | None:
-        """The SHA-256 of what is at `path`; None when nothing is there."""
+        """The SHA-256 of the old content at `path`; None if there is no file."""
         return digest_of(self.before)
 
     @property
     def after_digest(self) -> str | None:
-        """The SHA-256 of what will be at `target`; None when nothing will."""
+        """The SHA-256 of the new content at `target`; None if there is no file."""
         return digest_of(self.after)
 
     def changes(self) -> tuple[FileChange, ...]:
-        """The same as changes of single paths, for a diff."""
+        """The edit as changes of single paths, for a diff."""
         if self.move_to is None:
             return (FileChange(self.path, self.before, self.after),)
         return (
@@ -77,35 +77,35 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One line of a candidate that is not as the chunk has it."""
+    """One line of a candidate that differs from the chunk."""
 
     line: int
     """In the file, from 1."""
     expected: str
     found: str | None
-    """None beyond the end of the file."""
+    """None after the end of the file."""
     reason: Reason
     """`blanks` includes dashes, quotes and spaces that look alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place that comes near."""
+    """A place in the file that is similar to the chunk."""
 
     line: int
-    """Of its first line in the file, from 1."""
+    """The number of its first line in the file, from 1."""
     matching: int
-    """How many lines are as expected, blanks and typography aside."""
+    """How many lines match, except for blanks and typography."""
     lines: tuple[str, ...]
-    """What is there, as many lines as expected."""
+    """The lines of the file, as many as the chunk has."""
     differences: tuple[Difference, ...]
     too_early: bool
-    """It lies before the place where the search began: chunks are to be in the order of the file."""
+    """Whether it is before the start of the search: chunks must be in the order of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Which chunk of which file fits nowhere, and where it nearly does."""
+    """A chunk that does not fit, and the places that are most similar to it."""
 
     path: str
     hunk: int
@@ -115,17 +115,17 @@ class Repair:
     patch_line: int
     """Where the chunk begins in the patch, from 1."""
     wanted: Wanted
-    """What was not found: the line after `@@`, or the lines to be changed."""
+    """What was not found: the context line after `@@`, or the old lines of the chunk."""
     expected: tuple[str, ...]
     searched_from: int
-    """The first line of the file that was looked at, from 1: the ones before belong to earlier chunks."""
+    """The first line of the search, from 1: the lines before it belong to earlier chunks."""
     candidates: tuple[Candidate, ...]
     """The nearest first, three at most."""
     already_applied: bool
-    """What the chunk is to bring about is in the file."""
+    """Whether the new lines of the chunk are in the file."""
 
     def describe(self) -> str:
-        """Some lines for whoever is to repair the patch."""
+        """Lines of text that help to repair the patch."""
         chunk = f"Chunk {self.chunk} of {self.path} (line {self.patch_line} of the patch)"
         text = [f"{chunk} fits nowhere from line {self.searched_from} on."]
         if self.already_applied:
@@ -135,13 +135,13 @@ class Repair:
             text.append(
                 f"Line {candidate.line}{where}: {candidate.matching} of {len(self.expected)} lines match"
             )
-            text += [_told(difference) for difference in candidate.differences]
+            text += [_describe_difference(difference) for difference in candidate.differences]
         if not self.candidates:
             text.append("No line of it is in the file.")
         return "\n".join(text)
 
 
-def _told(difference: Difference) -> str:
+def _describe_difference(difference: Difference) -> str:
     if difference.found is None:
         return f"  {difference.line}: expected {difference.expected!r}, but the file ends before"
     return f"  {difference.line}: expected {difference.expected!r}, found {difference.found!r}"

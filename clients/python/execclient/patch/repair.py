@@ -1,7 +1,7 @@
-"""What helps to repair a chunk that fits nowhere: the places of the file that come near, and what differs.
+"""Finds the places of a file that are most similar to a chunk that does not fit.
 
-A place is near when lines of the chunk are there, blanks and typography aside, at the same distances; if no
-line of it is anywhere in the file, when a line reads alike. It is looked for within fixed limits, so that
+A place is similar if lines of the chunk are there at the same distances, except for blanks and typography; if
+the file has no line of the chunk, a place with a similar line counts. Fixed limits bound the search, so that
 an error takes no longer than a success.
 """
 
@@ -15,31 +15,31 @@ from execclient.patch.match import exact, folded
 from execclient.patch.model import Candidate, Difference, Reason
 
 MAX_CANDIDATES = 3
-"""Who has to repair by hand looks at no more."""
+"""More would not help to repair the patch."""
 
 _MAX_LINES = 200
-"""Of the chunk; a longer one is recognized by these."""
+"""Lines of the chunk that are searched for."""
 
 _MAX_PLACES = 50
-"""Of one line. A line that is everywhere, as an empty one, tells nothing."""
+"""Occurrences of one line. A line that occurs more often, such as an empty one, is not significant."""
 
 _MAX_COMPARED = 2000
-"""Lines that are compared letter by letter, at about 20 µs each."""
+"""Lines that are compared by characters, at about 20 µs each."""
 
 _MAX_COMPARED_LENGTH = 300
-"""Of such a line: the time grows with the square."""
+"""Characters of such a line: the time grows with the square."""
 
 _ALIKE = 0.6
-"""Of two lines; what `difflib` recommends."""
+"""The similarity of two lines that `difflib` recommends."""
 
 
 def nearest(lines: Sequence[str], expected: Sequence[str], searched_from: int) -> tuple[Candidate, ...]:
-    """The places of a file that come nearest to some lines.
+    """The places of a file that are most similar to some lines.
 
     Args:
-        lines: those of the file.
-        expected: those of the chunk.
-        searched_from: where the search began, from 0.
+        lines: the lines of the file.
+        expected: the lines of the chunk.
+        searched_from: the first line of the search, from 0.
     """
     head = expected[:_MAX_LINES]
     starts = _by_equal_lines(lines, head) or _by_alike_lines(lines, head)

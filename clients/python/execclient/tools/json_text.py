@@ -1,13 +1,13 @@
-"""JSON as the reference reads it: the same texts are refused, in the same words, at the same line and column.
+"""Reads JSON like the reference: the same texts are refused, with the same messages, lines and columns.
 
 Rules kept here:
 
 1. Columns count bytes of UTF-8, not characters, and lines end at a line feed.
-2. An error about a byte that was only looked at is placed behind that byte (`error_at_next`); one about what
-   was already taken is placed where reading stands (`error`). Models see both, so both are kept apart.
+2. An error about a byte that was only peeked at is placed behind that byte (`error_at_next`); an error about
+   consumed text is placed at the current position (`error`). Models see both.
 3. Reading is linear in the text, and nests no deeper than `MAX_DEPTH`.
 
-What kind of value belongs where is not known here: see `json_shapes.py`.
+`json_shapes.py` has the expected kinds of values.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Scalar = str | int | float | bool | None
 JsonValue = Scalar | list["JsonValue"] | dict[str, "JsonValue"]
 
 MAX_DEPTH = 128
-"""Levels of lists and objects that are too many: the reference's limit, and far below the depth at
-which a reader that calls itself runs out of stack."""
+"""The reference's limit on nested lists and objects, which is refused itself. It is far below the depth at
+which a recursive reader runs out of stack."""
 
 END: Final = -1
-"""Stands for the byte behind the text."""
+"""Stands for the end of the text in the place of a byte."""
 
 _QUOTE, _COLON, _COMMA, _BACKSLASH, _LOWER_U = b'":,\\u'
 _LIST, _LIST_END, _OBJECT, _OBJECT_END = b"[]{}"
@@ -53,16 +53,16 @@ _WHOLE = re.compile(rb"[0-9]*")
 _HEX = re.compile(rb"[0-9A-Fa-f]{4}")
 _MAX_UNSIGNED, _MIN_SIGNED = 2**64 - 1, -(2**63)
 _MAX_DIGITS = 20
-"""Of an integer of 64 bits; more are a floating point number without being converted first."""
+"""Digits of a 64-bit integer. A number with more digits is read as floating point at once."""
 
 
 class JsonTextError(ValueError):
-    """A text is not the JSON that it should be; `str()` of it is the reference's message, place included.
+    """A text is not the expected JSON; `str()` of it is the reference's message with the place.
 
     Attributes:
         reason: the message without the place.
         line: from 1.
-        column: in bytes; 0 is before the first one of the line.
+        column: in bytes; 0 is before the first byte of the line.
     """
 
     def __init__(self, reason: str, line: int, column: int) -> None:
@@ -73,10 +73,10 @@ class JsonTextError(ValueError):
 
 
 class Reader:
-    """A text and how far it was read.
+    """Reads a text.
 
     Args:
-        text: of any length; characters that UTF-8 does not have are errors where they stand.
+        text: the text, of any length; characters that are not possible in UTF-8 are errors in their places.
     """
 
     def __init__(self, text: str | bytes) -> None:
@@ -87,7 +87,7 @@ class Reader:
     # -- places
 
     def error(self, reason: str) -> JsonTextError:
-        """An error where reading stands."""
+        """An error at the current position."""
         return self._error_at(reason, self._index)
 
     def error_at_next(self, reason: str) -> JsonTextError:
@@ -110,32 +110,32 @@ class Reader:
         return self.peek()
 
     def take(self, pattern: re.Pattern[bytes]) -> bytes:
-        """All of what comes now that a pattern matches, which may be nothing."""
+        """Consume the match of a pattern at the current position, which may be empty."""
         found = pattern.match(self._data, self._index)
-        assert found is not None  # all the patterns here match nothing, too
+        assert found is not None  # all patterns here match the empty string
         self._index = found.end()
         return found[0]
 
     def skip(self) -> None:
-        """Leave the next byte behind."""
+        """Consume the next byte."""
         self._index += 1
 
     def at_value(self) -> int:
-        """The first byte of the value that must come now."""
+        """The first byte of the next value, behind blanks."""
         byte = self.skip_blanks()
         if byte == END:
             raise self.error_at_next("EOF while parsing a value")
         return byte
 
     def end(self) -> None:
-        """Nothing but blanks may follow."""
+        """Check that only blanks follow."""
         if self.skip_blanks() != END:
             raise self.error_at_next("trailing characters")
 
     # -- values
 
     def value(self) -> JsonValue:
-        """Any value. Of members of the same name the last one counts."""
+        """Read any value. The last of several members with the same name counts."""
         byte = self.at_value()
         if byte == _LIST:
             return [self.value() for _ in self.elements()]
@@ -148,7 +148,7 @@ class Reader:
         return self.scalar()
 
     def scalar(self) -> Scalar:
-        """Any value that begins with the next byte, but for lists and objects."""
+        """Read any value except for lists and objects, from the next byte on."""
         byte = self.peek()
         if byte == _QUOTE:
             return self.string()
@@ -159,7 +159,7 @@ class Reader:
         raise self.error_at_next("expected value")
 
     def elements(self) -> Iterator[None]:
-        """Stops before each element of the list that begins here, which is then to be read."""
+        """Iterate over the list that begins here. The caller reads each element."""
         self._open()
         first = True
         while (byte := self.skip_blanks()) != _LIST_END:
@@ -172,7 +172,7 @@ class Reader:
         self._close()
 
     def members(self) -> Iterator[str]:
-        """The name of each member of the object that begins here; then comes `colon`, then its value."""
+        """Iterate over the names of the object that begins here. For each, call `colon` and read a value."""
         self._open()
         first = True
         while (byte := self.skip_blanks()) != _OBJECT_END:
@@ -187,14 +187,12 @@ class Reader:
         self._close()
 
     def leave_object(self) -> None:
-        """Go on to where the reference reports what is wrong with a member's name: it looks for the end
-        of the object first.
-        """
+        """Move to where the reference reports a wrong name: it looks for the end of the object first."""
         if self.skip_blanks() == _OBJECT_END:
             self.skip()
 
     def colon(self) -> None:
-        """What stands between a name and its value."""
+        """Consume the colon between a name and its value."""
         byte = self.skip_blanks()
         if byte != _COLON:
             raise self.error_at_next("EOF while parsing an object" if byte == END else "expected `:`")
@@ -232,7 +230,7 @@ class Reader:
     # -- strings
 
     def string(self) -> str:
-        """The string that begins here."""
+        """Read the string that begins here."""
         self.skip()
         parts: list[bytes] = []
         while True:
@@ -278,7 +276,7 @@ class Reader:
         return chr(0x10000 + (unit - 0xD800 << 10) + (low - 0xDC00)).encode()
 
     def hex_escape(self) -> int:
-        """The four digits that come now, as a number."""
+        """Read four hexadecimal digits as a number."""
         digits = self._data[self._index : self._index + 4]
         self._index += len(digits)
         if len(digits) < 4:
@@ -290,7 +288,7 @@ class Reader:
     # -- numbers
 
     def _number(self) -> int | float:
-        """Of 64 bits if it is whole and has room there; else a floating point number."""
+        """Read a number: an integer if it is whole and has 64 bits, else a floating point number."""
         start = self._index
         if self.peek() == _MINUS:
             self.skip()
@@ -334,14 +332,17 @@ class Reader:
         return byte
 
 
-# -- past a value
+# -- skipping a value
 
 
 def skip_value(reader: Reader) -> None:
-    """Go past the next value.
+    """Skip the next value as the reference does.
+
+    Less is checked than by reading: halves of characters, numbers out of range and any depth are accepted.
+    Some errors have other places and messages.
 
     Raises:
-        JsonTextError: there is none.
+        JsonTextError: there is no value.
     """
     open_ones: list[int] = []
     while True:
@@ -358,12 +359,12 @@ def skip_value(reader: Reader) -> None:
 
 
 def _to_next(reader: Reader, open_ones: list[int], *, inside: bool) -> bool:
-    """Go to the next element or member, past whatever ends before it; whether there is one.
+    """Move to the next element or member, over the ends of lists and objects; returns whether there is one.
 
     Args:
-        reader: behind a value, or behind what opens a list or an object.
-        open_ones: what is open, the innermost last.
-        inside: whether something was just opened, and no comma belongs here.
+        reader: a reader behind a value, or behind the opening of a list or an object.
+        open_ones: the opening bytes of the lists and objects around, the innermost last.
+        inside: whether a list or an object was just opened, so that no comma is expected.
     """
     while open_ones:
         innermost = open_ones[-1]

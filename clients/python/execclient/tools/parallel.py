@@ -1,4 +1,4 @@
-"""Which calls run side by side: any number of those that change nothing, or one of the others."""
+"""Concurrency of calls: any number of calls that change nothing at the same time, or one other call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from execclient.errors import ExecutorClosed
 
 
 class CallGate:
-    """Lets calls in, in the order in which they came: a call that changes something does not starve."""
+    """Admits calls in order of arrival, so that a call that changes something does not starve."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        """Held by a call while it waits to get in, and by one that must be alone for as long as it runs."""
+        """Held by a call while it waits to enter, and by a call that must run alone until it ends."""
         self._readers = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
     @asynccontextmanager
     async def entered(self, *, mutating: bool) -> AsyncIterator[None]:
-        """A call within the block."""
+        """Run a call within the block."""
         async with self._turn:
             if mutating:
                 await self._empty.wait()
@@ -38,7 +38,7 @@ class CallGate:
 
 
 class OpenCalls:
-    """Knows them, and lets none begin after `end`."""
+    """The calls in progress, so that closing a toolset can end them. No call begins after `end`."""
 
     def __init__(self) -> None:
         self._scopes: set[asyncio.Timeout] = set()
@@ -47,11 +47,11 @@ class OpenCalls:
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
-        """A call within the block.
+        """Run a call within the block.
 
         Raises:
-            ExecutorClosed: there was an `end` before.
-            TimeoutError: there was one meanwhile; what was awaited in the block was cancelled.
+            ExecutorClosed: `end` was called before.
+            TimeoutError: `end` was called meanwhile; the block was cancelled.
         """
         if self._closed:
             raise ExecutorClosed("the toolset was closed: make another one, or close it later")
@@ -65,7 +65,7 @@ class OpenCalls:
             self._left.set()
 
     async def end(self) -> None:
-        """Let no more begin, end those that are under way, and wait for that. May be called again."""
+        """Admit no more calls, end those in progress, and wait for their end. May be called again."""
         self._closed = True
         now = asyncio.get_running_loop().time()
         for scope in self._scopes:

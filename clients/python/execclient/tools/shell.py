@@ -1,4 +1,8 @@
-"""`shell`, also as `container.exec` and `local_shell`: a program and its arguments, run to its end."""
+"""The tools that run a command to its end.
+
+`shell`, also as `container.exec` and `local_shell`, runs a program with its arguments; `shell_command` runs a
+script in the user's shell; `run_shell_command`, of the profile `co`, runs a script in `sh`.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,13 @@ def expiration(timeout_ms: int | None) -> Timeout | DefaultTimeout:
     return DefaultTimeout() if timeout_ms is None else Timeout(timeout_ms / 1000)
 
 
-def prepared(
+def shell_call(
     context: CallContext,
     command: tuple[str, ...],
     arguments: ShellArguments | ShellCommandArguments,
     invocation: ToolInvocation,
 ) -> CommandCall:
-    """What is to be run, of either form of the arguments. Raises `RespondToModel`."""
+    """The command of a call with either form of arguments. Raises `RespondToModel`."""
     params = ExecParams(
         command=command,
         cwd=context.resolve(arguments.workdir),
@@ -43,51 +47,51 @@ def prepared(
 
 
 class ShellHandler(CommandHandler[ShellArguments]):
-    """Runs the words as they are: nothing is quoted, split or joined."""
+    """Runs a program with its arguments: nothing is quoted, split or joined."""
 
     model = ShellArguments
     local_shell = True
 
     async def mutates(self, context: CallContext, arguments: ShellArguments) -> bool:
-        """Unless the command is known to read only."""
+        """True unless the command is known to only read."""
         return not context.reads_only(arguments.command)
 
     async def prepare(
         self, context: CallContext, arguments: ShellArguments, invocation: ToolInvocation
     ) -> CommandCall:
-        """What is to be run."""
-        return prepared(context, arguments.command, arguments, invocation)
+        """The command to run."""
+        return shell_call(context, arguments.command, arguments, invocation)
 
     async def call(
         self, context: CallContext, arguments: ShellArguments, invocation: ToolInvocation
     ) -> CallRecord:
-        """Run it."""
+        """Run the command to its end."""
         return await run_to_end(context, await self.prepare(context, arguments, invocation))
 
 
 class ShellCommandHandler(CommandHandler[ShellCommandArguments]):
-    """Hands the script to the shell of the executor's account as one word."""
+    """Runs a script in the user's shell, to which it is passed as one word."""
 
     model = ShellCommandArguments
 
     async def mutates(self, context: CallContext, arguments: ShellCommandArguments) -> bool:
-        """Unless the script is known to read only."""
+        """True unless the script is known to only read."""
         return not context.reads_only(self.argv(context, arguments))
 
     def argv(self, context: CallContext, arguments: ShellCommandArguments) -> tuple[str, ...]:
-        """The shell with the script."""
+        """The command line of the shell with the script."""
         return context.shell.exec_args(arguments.command, login=arguments.login)
 
     async def prepare(
         self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
     ) -> CommandCall:
-        """What is to be run."""
-        return prepared(context, self.argv(context, arguments), arguments, invocation)
+        """The command to run."""
+        return shell_call(context, self.argv(context, arguments), arguments, invocation)
 
     async def call(
         self, context: CallContext, arguments: ShellCommandArguments, invocation: ToolInvocation
     ) -> CallRecord:
-        """Run it."""
+        """Run the command to its end."""
         return await run_to_end(context, await self.prepare(context, arguments, invocation))
 
 
@@ -96,18 +100,18 @@ TRY_OTHERWISE = "Try a different approach."
 
 
 class RunShellCommandHandler(CommandHandler[RunShellCommandArguments]):
-    """Approval is what guards it; the sandbox of the turn holds all the same."""
+    """Runs a script in `sh` with a small environment, and ends it gently. The turn's sandbox applies."""
 
     model = RunShellCommandArguments
 
     async def mutates(self, context: CallContext, arguments: RunShellCommandArguments) -> bool:
-        """Unless the script is on the list."""
+        """True unless the script is in the list of safe commands."""
         return not co_safe(arguments.cmd, context.services.config.shell_safe_commands)
 
     async def prepare(
         self, context: CallContext, arguments: RunShellCommandArguments, invocation: ToolInvocation
     ) -> CommandCall:
-        """What is to be run."""
+        """The command to run."""
         config = context.services.config
         params = ExecParams(
             command=("sh", "-c", arguments.cmd),
@@ -122,22 +126,22 @@ class RunShellCommandHandler(CommandHandler[RunShellCommandArguments]):
     async def call(
         self, context: CallContext, arguments: RunShellCommandArguments, invocation: ToolInvocation
     ) -> CallRecord:
-        """Run it."""
+        """Run the command to its end."""
         call = await self.prepare(context, arguments, invocation)
         record = await run_to_end(context, call, gently=True)
         failure = record.failure
         if failure is None or failure.kind == "rejected":
             return record
-        # What the kernel does not permit it will not permit the next time either.
+        # The kernel will deny the same thing the next time.
         terminal = failure.kind == "denied"
         return replace(record, failure=replace(failure, terminal=terminal))
 
 
 def outcome(result: ToolResult) -> str | dict[str, Json]:
-    """A result as that profile's agents take it: the output, or a display that ends the matter.
+    """A result in the form for agents of the profile `co`: the output, or a display for a terminal failure.
 
     Raises:
-        ToolError: it makes sense that the model tries something else; the message says what.
+        ToolError: the model should try something else; the message says what.
     """
     failure = result.failure
     if failure is None:

@@ -105,7 +105,7 @@ async def test_hooks_come_first_then_the_guardian_then_the_user() -> None:
         ((None, None, CANCEL), CANCEL, "user"),
     ],
 )
-async def test_the_first_opinion_decides_and_no_later_reviewer_is_asked(
+async def test_the_first_opinion_decides_and_no_further_reviewer_is_asked(
     answers: tuple[Review | None, ...], review: Review, decided_by: str
 ) -> None:
     hook, guardian, person = (Scripted(answer) for answer in answers)
@@ -122,7 +122,7 @@ async def test_without_an_opinion_it_is_denied(hooks: list[Scripted]) -> None:
     reviewed = await Approvals(hooks, policy=ON_REQUEST).ask(REQUEST, KEYS)
 
     assert (reviewed.review.answer, reviewed.decided_by) == ("denied", "nobody")
-    assert "no one to ask" in str(reviewed.review.reason)
+    assert "no reviewer" in str(reviewed.review.reason)
 
 
 async def test_under_never_no_reviewer_is_called() -> None:
@@ -314,7 +314,7 @@ async def test_answers_are_counted_by_tool_and_answer_and_the_labels_are_known_b
     made_up = dataclasses.replace(REQUEST, tool="mcp__made_up")
 
     await approvals.ask(REQUEST, KEYS)
-    await approvals.ask(REQUEST, KEYS)  # of the session: nobody is asked
+    await approvals.ask(REQUEST, KEYS)  # from the cache: no reviewer is asked
     await approvals.ask(REQUEST, ())
     await approvals.ask(made_up, ())
 

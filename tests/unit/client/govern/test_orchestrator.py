@@ -175,7 +175,7 @@ async def test_the_sandbox_is_lifted_for_the_first_attempt(how: str) -> None:
     assert runtime.runs == [SandboxAttempt(DangerFullAccess(), bypassed=True, number=1)]
 
 
-async def test_a_runtime_that_requires_its_sandbox_keeps_it_with_any_approval() -> None:
+async def test_a_runtime_that_requires_its_sandbox_keeps_it_despite_an_approval() -> None:
     parts = orchestrator(ACCEPT, ACCEPT, policy=UNTRUSTED)
     runtime = Runtime(
         requirement("ask", bypass=True), escalated=True, sandbox_preference="require", denials=(True,)

@@ -136,7 +136,7 @@ def test_a_type_alone_is_a_policy_too(policy: SandboxPolicy) -> None:
             "writable_roots: expected a list of texts, not '/a'",
         ),
         ({"type": "workspace-write", "writable_roots": ["a"]}, "writable_roots: 'a' is not an absolute path"),
-        ({"type": "workspace-write", "writable_roots": ["/x/.."]}, "that is the policy danger-full-access"),
+        ({"type": "workspace-write", "writable_roots": ["/x/.."]}, "use the policy danger-full-access"),
         ({"type": "workspace-write", "writable_roots": ["/x\0"]}, "NUL"),
         ({"type": "read-only", "deny_read": ["~/.ssh"]}, "~ is not expanded"),
         ({"type": "read-only", "deny_read": [""]}, "deny_read: '' is empty"),

@@ -45,7 +45,7 @@ def test_a_tool_does_not_know_how_its_executor_is_reached(module: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tools/exec_session.py", "run.py", "process.py", "client.py"])
-def test_what_runs_commands_does_not_know_who_permits_them(name: str) -> None:
+def test_modules_that_run_commands_do_not_import_govern(name: str) -> None:
     assert not uses(PACKAGE / name, DECIDERS)
 
 

@@ -1,13 +1,12 @@
-"""Which commands may run: what an argv consists of, the rules on it, and how it is judged."""
+"""Command policy: splits an argv into commands, matches rules, and decides whether it may run."""
 
 from execclient.govern.policy.dangerous import Danger, dangerous
 from execclient.govern.policy.decision import Requirement, decide
 from execclient.govern.policy.policy import Policy, default_home
 from execclient.govern.policy.rule_files import load_rules, parse_rules
-from execclient.govern.policy.rules import NO_RULES, NetworkRule, PrefixRule, RuleMatch, RuleSet
+from execclient.govern.policy.rules import NO_RULES, Argv, NetworkRule, PrefixRule, RuleMatch, RuleSet
 from execclient.govern.policy.safe import CO_SAFE_COMMANDS, co_safe, co_safe_prefix, known_safe
 from execclient.govern.policy.scripts import (
-    Argv,
     Lowered,
     literal_commands,
     lower,

@@ -1,13 +1,12 @@
-"""Adds rules to a file, while other programs read it and add to it.
+"""Adds rules to a file that other programs may read and write at the same time.
 
 Rules kept in this file:
 
-1. The file is only ever replaced by one that is whole: nobody reads half a line, and a kill at any moment
-   leaves the old content or the new one. What a kill may leave beside it is no rule file by its name, and the
-   next one who adds a rule takes it over.
-2. Whoever adds holds an exclusive lock on the file that it replaces; one that was replaced while somebody
-   waited for its lock is nobody's any more, and the wait begins anew.
-3. A link is followed to what it stands for, which is what gets replaced.
+1. The file is replaced atomically: no reader sees half a line, and a kill leaves the old or the new content.
+   The temporary file that a kill may leave has no name of a rule file, and the next writer overwrites it.
+2. A writer holds an exclusive lock on the file that it replaces. If the file was replaced while the writer
+   waited for the lock, it opens and locks the new file.
+3. A link is followed, and its target is replaced.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from pathlib import Path
 from execclient.govern.policy.rule_files import MAX_FILE_BYTES
 
 NEW_FILE_MODE = 0o600
-"""Whoever may write here decides what runs without a question. The mode of a file that is there is kept."""
+"""A user who may write this file decides what runs without an approval. An existing file keeps its mode."""
 
 NEW_FOLDER_MODE = 0o700
 
 
 def append_allow_rule(file: Path, prefix: Sequence[str]) -> bool:
-    """Add a rule that allows all commands that begin with a prefix, and have it on the disk.
+    """Add a rule that allows all commands with a prefix, and sync it to the disk.
 
-    Waits for others who add to the same file, each of which takes milliseconds.
+    Waits for other writers of the file, each of which takes milliseconds.
 
     Args:
-        file: a rule file; made when missing, as is its folder.
+        file: a rule file; created with its folder if it is missing.
         prefix: at least one argument.
 
     Returns:
-        False if the same line was there already.
+        False if the file had the same line before.
 
     Raises:
         ValueError: the prefix is empty, or not text that a rule file can hold.
-        OSError: the file cannot be written, or would be larger than a rule file may be; it is as it was.
+        OSError: the file cannot be written, or would be larger than a rule file may be; it is unchanged.
     """
     line = allow_rule(prefix)
     target = Path(os.path.realpath(file))
@@ -53,14 +52,14 @@ def append_allow_rule(file: Path, prefix: Sequence[str]) -> bool:
             return False
         separator = b"" if not content or content.endswith(b"\n") else b"\n"
         amended = content + separator + line.encode() + b"\n"
-        if len(amended) > MAX_FILE_BYTES:  # nobody could load it
+        if len(amended) > MAX_FILE_BYTES:  # it could not be loaded
             raise OSError(errno.EFBIG, f"would be larger than {MAX_FILE_BYTES >> 20} MiB", str(file))
         _replace(target, amended, state)
     return True
 
 
 def allow_rule(prefix: Sequence[str]) -> str:
-    """The line of a rule file that allows a prefix.
+    """The line of a rule file that allows all commands with a prefix.
 
     Raises:
         ValueError: the prefix is empty, or not text that a rule file can hold.
@@ -74,7 +73,7 @@ def _quoted(argument: str) -> str:
     if any(0xD800 <= ord(each) <= 0xDFFF for each in argument):
         raise ValueError(f"prefix: {argument!r} is not text, and a rule file is")
     quoted = json.dumps(argument, ensure_ascii=False)
-    # What is not printable could hide in the line, or break it for other readers.
+    # Invisible characters could hide in the line, or break it for other readers.
     return "".join(each if each.isprintable() else _escaped(each) for each in quoted)
 
 
@@ -85,7 +84,7 @@ def _escaped(character: str) -> str:
 
 @contextmanager
 def _locked(target: Path) -> Iterator[tuple[bytes, os.stat_result]]:
-    """The content and the state of a file that nobody else adds to in the meantime."""
+    """Lock a file against other writers; yields its content and status."""
     while True:
         descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, NEW_FILE_MODE)
         with open(descriptor, "rb") as stream:
@@ -104,7 +103,7 @@ def _is_still(target: Path, descriptor: int) -> bool:
 
 
 def _replace(target: Path, content: bytes, state: os.stat_result) -> None:
-    """Only under the lock, so that there is one name for what is being written."""
+    """Replace the file. Only under the lock, since the name of the temporary file is fixed."""
     new = target.with_name(f".{target.name}.new")
     try:
         descriptor = os.open(
@@ -123,7 +122,7 @@ def _replace(target: Path, content: bytes, state: os.stat_result) -> None:
 
 
 def _take_after(descriptor: int, state: os.stat_result) -> None:
-    """The mode, and the owner when root adds to somebody's file."""
+    """Copy the mode, and as root the owner."""
     if os.geteuid() == 0:
         os.fchown(descriptor, state.st_uid, state.st_gid)
     os.fchmod(descriptor, stat.S_IMODE(state.st_mode))

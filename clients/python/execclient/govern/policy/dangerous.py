@@ -1,7 +1,7 @@
-"""Commands that destroy what nobody can bring back: `rm` with force, as written or as hidden.
+"""Detects commands that destroy data: `rm` with force, in plain sight or hidden.
 
-With `strict=False` the answers are those of the reference, which sees through `sudo`, `env`, `trap` and
-shells, and through nothing else. What this module does not call dangerous is not safe for that.
+With `strict=False`, the answers are those of the reference, which looks behind `sudo`, `env`, `trap` and
+shells only. A command that is not dangerous by this module is not therefore safe.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 Danger = Literal["forced_rm", "other"]
-"""A removal by force, or a command that nobody can see through."""
+"""`rm` with force, or a command with too many layers to look behind."""
 
 MAX_DEPTH = 8
-"""Layers of `sudo`, `env`, `trap` and shells. More of them are a danger in themselves."""
+"""Layers of `sudo`, `env`, `trap` and shells. More layers count as dangerous."""
 
 _FORCE = frozenset("--force"[:length] for length in range(3, 8))
-"""As it may be abbreviated."""
+"""The option and its abbreviations."""
 
 _IGNORED_ENVIRONMENT = frozenset({"-i", "--ignore-environment"})
 
 
 def dangerous(argv: Sequence[str], *, strict: bool = True) -> Danger | None:
-    """What is dangerous in an argv, if anything is.
+    """The danger of an argv; None if none is found.
 
     Args:
         argv: a program and its arguments.
-        strict: look at every command that can be read in it, behind `nice`, `xargs`, quotes and the like too.
+        strict: whether to check every command that can be found in it, such as behind `nice`, `xargs` and
+            quotes.
 
     Returns:
-        `forced_rm` for `rm -f` in any form, `other` for more layers than anybody needs, else None.
+        `forced_rm` for `rm -f` in any form, `other` for more than `MAX_DEPTH` layers, else None.
     """
     danger = _dangerous(argv, 0)
     if danger is not None or not strict:
@@ -53,7 +54,7 @@ def dangerous(argv: Sequence[str], *, strict: bool = True) -> Danger | None:
 
 
 def _may_force(words: Words) -> bool:
-    """Whether it is `rm` with what may be force: an abbreviated option, or a word that is not literal."""
+    """Whether it is `rm` with a word that may mean force: an abbreviated or unknown option."""
     if not words or words[0] is None or PurePosixPath(words[0]).name != "rm":
         return False
     options = itertools.takewhile(lambda word: word != "--", words[1:])
@@ -106,9 +107,9 @@ def _behind_environment(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _commands(script: str) -> Iterator[list[str]]:
-    """Every command in a script without errors whose name is literal, with those arguments that are.
+    """The commands of a script without syntax errors that have a literal name, with their literal arguments.
 
-    Literal means here: bare words without escapes, and quoted text, as the reference reads them.
+    Literal are bare words without escapes and quoted text, as in the reference.
     """
     root = tree(script)
     if root is None or root.has_error:

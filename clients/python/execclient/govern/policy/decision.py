@@ -1,19 +1,18 @@
-"""What is to become of one command: run, ask, or refuse; and which of five sources says so.
+"""Decides on one command: run, ask, or refuse, with the source of the decision.
 
 Rules kept in this file:
 
-1. Each command of a script is judged by the rules; only one that no rule matches is judged by heuristics.
-   The strictest verdict is the script's.
-2. Rules that ask or forbid also see the commands that plain reading does not: those in substitutions, nested
-   shells, behind `sudo` and redirections. Rules that allow never do. `Policy.parity` turns this off, as the
-   reference has it.
-3. An allowing rule lifts the sandbox only if that is the host's wish (`Policy.bypass_sandbox`), every command
-   of the script has one, and the sandbox does not deny reading. That holds for a call that asks to be run
-   without it, too: a rule alone is no answer to that.
-4. Where the text leaves a word open that a rule which asks or forbids would have to see, somebody is asked.
-5. What is allowed is allowed for the program that will run. A script is only taken apart for a shell that is
-   known to be one (a bare name, one of the system's folders, the account's own); a program with a relative
-   path, and `git`, which runs what a repository's settings say, are those of the turn's folder.
+1. Rules judge each command of a script; heuristics judge only a command that no rule matches. The strictest
+   verdict decides on the script.
+2. Rules that ask or forbid also apply to hidden commands: in substitutions, nested shells, behind `sudo` and
+   redirections. Rules that allow never do. `Policy.parity` turns this off, as in the reference.
+3. A rule that allows lifts the sandbox only if the host wants that (`Policy.bypass_sandbox`), every command
+   of the script has such a rule, and the sandbox does not deny reading. This also holds for a call that asks
+   to run without the sandbox: a rule alone does not approve that.
+4. If a word is unknown that a rule which asks or forbids would have to know, the decision is to ask.
+5. A rule allows only the program that will run. A script is split into commands only for a known shell (a
+   bare name, a path in the system's folders, or the account's shell). A program with a relative path, and
+   `git`, which runs what the settings of a repository say, are allowed in the turn's directory only.
 
 No I/O.
 """
@@ -31,51 +30,48 @@ from execclient.govern.approval_policy import ApprovalPolicy, escalation_refused
 from execclient.govern.policy.dangerous import Danger, dangerous
 from execclient.govern.policy.policy import Policy
 from execclient.govern.policy.proposals import propose
-from execclient.govern.policy.rules import STRICTNESS, Decision, RuleMatch
+from execclient.govern.policy.rules import STRICTNESS, Argv, Decision, RuleMatch
 from execclient.govern.policy.safe import co_safe, is_trusted_shell, known_safe
 from execclient.govern.policy.scripts import Lowered, lower, read, script_of
 from execclient.govern.sandbox import SandboxPolicy
 
-Source = Literal["prefix_rule", "host_executable", "heuristic", "approval_policy", "sandbox_mode"]
-"""What decided: a rule on the program as it was named; one that was found through a list of the paths a
-program has; a guess about what a command does; the policy that says when to ask; or that the sandbox limits
-whatever is run."""
-
-Argv = tuple[str, ...]
+DecisionSource = Literal["prefix_rule", "host_executable", "heuristic", "approval_policy", "sandbox_mode"]
+"""The source of a decision: a rule on the program as named; a rule found by the listed paths of the program;
+a guess about the command; the approval policy; or the fact that the sandbox limits the command."""
 
 _MOVING = frozenset({"cd", "pushd", "popd"})
-"""Behind these a script is in another folder."""
+"""Commands that change the directory of the rest of a script."""
 
-UNREADABLE = "what it runs cannot be told from its text, and there are rules about what may be run"
+UNREADABLE = "its text does not tell what it runs, and there are rules about what may be run"
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What has to happen before a command may run."""
+    """The decision on a command, with its reason."""
 
     kind: Literal["skip", "ask", "forbidden"]
-    source: Source
+    source: DecisionSource
     reason: str | None
-    """For the one who is asked; of `forbidden` for the model."""
+    """For the reviewer; for the model if the kind is `forbidden`."""
     bypass_sandbox: bool
-    """Whether the first attempt does without the sandbox, by a rule."""
+    """Whether a rule lifts the sandbox for the first attempt."""
     amendment: tuple[str, ...] | None
-    """A rule that would make the question unnecessary."""
+    """The prefix of a rule that would make the question unnecessary."""
     matches: tuple[RuleMatch, ...]
     lowered: Lowered
     revision: str
-    """Of the policy that this was decided by."""
+    """The revision of the policy that decided."""
     refused_before: bool = False
-    """Whether it was refused for what it asks for, before any command was looked at."""
+    """Whether it was refused for the permissions that it asks for, before its commands were judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     decision: Decision
-    source: Source
+    source: DecisionSource
     danger: Danger | None = None
     hidden: bool = False
-    """Whether plain reading does not show it."""
+    """Whether the command is hidden in the script."""
     matches: tuple[RuleMatch, ...] = ()
     command: tuple[str, ...] | None = None
 
@@ -98,20 +94,20 @@ def decide(
     co_commands: Sequence[str] | None = None,
     explicit_repositories: bool = False,
 ) -> Requirement:
-    """Judge a command.
+    """Decide on a command.
 
     Args:
-        argv: what would be run, the shell around a script included.
+        argv: the command, with the shell around a script.
         policy: the rules.
-        approval: when to ask.
-        sandbox: what the command would run under.
-        cwd: absolute; where relative programs are looked for.
-        turn_cwd: the folder that the host has named, if the call may have named another one.
+        approval: the approval policy.
+        sandbox: the sandbox of the command.
+        cwd: the working directory, absolute: the base of relative programs.
+        turn_cwd: the directory of the turn, if the call may have named another one.
         user_shell: the path of the account's shell, at the executor.
-        escalated: whether it asks to run without the sandbox.
-        prefix_rule: a rule that the model proposes.
-        co_commands: of the profile `co`: the commands that it trusts instead of those known to be safe.
-        explicit_repositories: as for `known_safe`.
+        escalated: whether the call asks to run without the sandbox.
+        prefix_rule: the prefix of a rule that the model proposes.
+        co_commands: the trusted commands of the profile `co`, instead of those that are known to be safe.
+        explicit_repositories: see `known_safe`.
     """
     argv = tuple(argv)
     lowered = _lowered(argv, user_shell, parity=policy.parity)
@@ -121,7 +117,7 @@ def decide(
             policy.revision, refused_before=True,
         )  # fmt: skip
     is_moved = turn_cwd is not None and cwd != turn_cwd
-    judging = _Judging(
+    judge = _Judge(
         policy,
         approval,
         sandbox,
@@ -133,10 +129,10 @@ def decide(
         is_elsewhere=not policy.parity
         and (is_moved or any(command[0] in _MOVING for command in lowered.commands)),
     )
-    return judging.requirement(argv, lowered, prefix_rule)
+    return judge.requirement(argv, lowered, prefix_rule)
 
 
-def shown(argv: Sequence[str]) -> str:
+def command_line(argv: Sequence[str]) -> str:
     """A command as one line, quoted for a shell."""
     return shlex.join(argv)
 
@@ -145,15 +141,15 @@ def shown(argv: Sequence[str]) -> str:
 
 
 def _lowered(argv: Argv, user_shell: str | None, *, parity: bool) -> Lowered:
-    """The commands of an argv; of one for a shell that may be no shell, it as a whole."""
+    """The commands of an argv; the whole argv if its shell is not known to be one."""
     if parity or script_of(argv) is None or argv[0] == user_shell or is_trusted_shell(argv[0]):
         return lower(argv, exact=not parity)
     return Lowered((argv,), plain=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Judging:
-    """What the commands of one call are judged by."""
+class _Judge:
+    """Judges the commands of one call."""
 
     policy: Policy
     approval: ApprovalPolicy
@@ -161,9 +157,9 @@ class _Judging:
     cwd: str
     trusted: Callable[[Argv], bool]
     escalated: bool
-    """Whether it asks to run without a sandbox that there is."""
+    """Whether the call asks to lift a sandbox."""
     is_elsewhere: bool
-    """Whether a command may run in another folder than the turn's."""
+    """Whether a command may run in another directory than the turn's."""
 
     @property
     def lifts(self) -> bool:
@@ -171,15 +167,15 @@ class _Judging:
         return self.policy.bypass_sandbox and not self.sandbox.denies_reads
 
     def requirement(self, argv: Argv, lowered: Lowered, prefix_rule: Sequence[str] | None) -> Requirement:
-        """The strictest verdict on the commands of a call, as what has to happen before it may run."""
-        plain = [self.judged(command) for command in lowered.commands]
-        verdicts = plain if self.policy.parity else [*plain, *self.hidden(argv, lowered)]
+        """The decision on a call: the strictest verdict on its commands."""
+        plain = [self.verdict_on(command) for command in lowered.commands]
+        verdicts = plain if self.policy.parity else [*plain, *self.hidden_verdicts(argv, lowered)]
         strictest = max(verdicts, key=lambda verdict: STRICTNESS[verdict.decision])
         matches = tuple(dict.fromkeys(match for verdict in verdicts for match in verdict.matches))
 
-        def requirement(
+        def required(
             kind: Literal["skip", "ask", "forbidden"],
-            source: Source,
+            source: DecisionSource,
             reason: str | None = None,
             *,
             bypass: bool = False,
@@ -191,17 +187,17 @@ class _Judging:
 
         if strictest.decision == "allow":
             lifted = self.lifts and all(verdict.by_rule for verdict in plain)
-            return requirement("skip", strictest.source, bypass=lifted)
+            return required("skip", strictest.source, bypass=lifted)
         if strictest.decision == "forbidden":
-            return requirement("forbidden", strictest.source, _rejection(argv, strictest, matches))
+            return required("forbidden", strictest.source, _rejection(argv, strictest, matches))
 
         by_rule = any(verdict.by_rule and verdict.decision == "prompt" for verdict in verdicts)
         refusal = _unaskable(self.approval, by_rule=by_rule, danger=strictest.danger)
         if refusal is not None:
-            return requirement("forbidden", "approval_policy", refusal)
+            return required("forbidden", "approval_policy", refusal)
         amendment = None
         if not any(verdict.hidden for verdict in verdicts) and self.approval.asks_for_sandbox:
-            # A command that a rule allows already is asked about for the sandbox's sake.
+            # A command that a rule already allows is only asked about because of the sandbox.
             prompted = next(
                 (each.command for each in plain if each.decision == "prompt" and not each.matches), None
             )
@@ -215,14 +211,14 @@ class _Judging:
                 parity=self.policy.parity,
             )
         reason = _question(argv, matches) if by_rule else UNREADABLE if strictest.hidden else None
-        return requirement("ask", strictest.source, reason, amendment=amendment)
+        return required("ask", strictest.source, reason, amendment=amendment)
 
-    def judged(self, command: Argv) -> _Verdict:
-        """A command that plain reading shows."""
+    def verdict_on(self, command: Argv) -> _Verdict:
+        """The verdict on a command that is not hidden."""
         matches = self._deciding(command)
         if matches:
             verdict = _by_rules(command, matches)
-            # It may run without a question where it would run anyway, and not where it asks to run.
+            # The rule allows the command in the sandbox, not without it.
             if verdict.decision == "allow" and self.escalated and not self.lifts:
                 return _Verdict("prompt", "approval_policy", matches=matches, command=command)
             return verdict
@@ -237,11 +233,8 @@ class _Judging:
         limited = decision == "allow" and self.sandbox.confines
         return _Verdict(decision, "sandbox_mode" if limited else "approval_policy", command=command)
 
-    def hidden(self, argv: Argv, lowered: Lowered) -> list[_Verdict]:
-        """What rules that ask or forbid say beyond plain reading.
-
-        Of hidden commands, of programs anywhere, and of what they cannot see.
-        """
+    def hidden_verdicts(self, argv: Argv, lowered: Lowered) -> list[_Verdict]:
+        """The verdicts of rules that ask or forbid on hidden commands, program names and unknown words."""
         rules = self.policy.rules
         if all(rule.decision == "allow" for rule in rules.prefix_rules):
             return []
@@ -251,7 +244,7 @@ class _Judging:
             strict = [match for match in self._named(command) if match.decision != "allow"]
             if strict:
                 verdicts.append(_by_rules(command, strict, hidden=command not in lowered.commands))
-        # A rule that allows this very script has seen what cannot be read in it.
+        # A rule that allows this very script covers its unreadable parts, too.
         is_open = (
             found.unreadable
             or any(rules.may_prohibit(words) for words in found.partial)
@@ -266,23 +259,23 @@ class _Judging:
         return self.trusted(command) and not (is_git and self.is_elsewhere)
 
     def _deciding(self, command: Argv) -> tuple[RuleMatch, ...]:
-        """The rules that decide on a command; those that only allow have to be about what will run."""
+        """The rules that decide on a command. Rules that allow must be about the program that will run."""
         matches = self._rules_on(command)
         if self.policy.parity or any(match.decision != "allow" for match in matches):
             return matches
         is_relative = "/" in command[0] and not posixpath.isabs(command[0])
         if self.is_elsewhere and (is_relative or posixpath.basename(command[0]) == "git"):
             return ()
-        # What follows a script is what it makes of `$0` and `$1`.
+        # The words behind a script are its `$0`, `$1` and so on.
         ends_with_script = all(script_of(match.prefix) is not None for match in matches)
         return () if ends_with_script and matches and len(command) > len(matches[0].prefix) else matches
 
     def _rules_on(self, command: Argv) -> tuple[RuleMatch, ...]:
-        """The rules that match; those that allow a name do not allow a path that nobody has listed for it."""
+        """The rules that match. A rule that allows a name does not allow a path that is not listed for it."""
         return self.policy.rules.matches(command, cwd=self.cwd, unlisted=self.policy.parity)
 
     def _named(self, command: Argv) -> tuple[RuleMatch, ...]:
-        """The rules on a command and on its bare name, wherever its program is."""
+        """The rules on a command and on the name of its program."""
         matches = self._rules_on(command)
         name = posixpath.basename(command[0])
         if name in ("", command[0]):
@@ -291,16 +284,16 @@ class _Judging:
 
 
 def _trusted_by_co(argv: Argv, commands: tuple[str, ...], command: Argv) -> bool:
-    """By its whole script, whose text that profile judges; a part of it says nothing there."""
+    """Whether the profile `co` trusts a command. It judges the text of the whole script, not of a part."""
     script = script_of(argv)
     if script is not None and command == argv:
-        return False  # it was not taken apart
+        return False  # the script was not split
     return co_safe(shlex.join(command) if script is None else script, commands)
 
 
 def _by_rules(command: tuple[str, ...], matches: Sequence[RuleMatch], *, hidden: bool = False) -> _Verdict:
     deciding = max(matches, key=lambda match: STRICTNESS[match.decision])
-    source: Source = "prefix_rule" if deciding.resolved_program is None else "host_executable"
+    source: DecisionSource = "prefix_rule" if deciding.resolved_program is None else "host_executable"
     return _Verdict(deciding.decision, source, hidden=hidden, matches=tuple(matches), command=command)
 
 
@@ -308,11 +301,11 @@ def _decision(verdict: Literal["allow", "ask", "reject"]) -> Decision:
     return {"allow": "allow", "ask": "prompt", "reject": "forbidden"}[verdict]  # type: ignore[return-value]
 
 
-# -- texts, which models know from the reference
+# -- texts of the reference, which models know
 
 
 def _rejection(argv: tuple[str, ...], verdict: _Verdict, matches: Sequence[RuleMatch]) -> str:
-    command = f"`{shown(argv)}` rejected: "
+    command = f"`{command_line(argv)}` rejected: "
     if not verdict.by_rule:
         if verdict.danger == "forced_rm":
             return command + "rm -f style commands are not permitted. Use a safer approach"
@@ -320,14 +313,14 @@ def _rejection(argv: tuple[str, ...], verdict: _Verdict, matches: Sequence[RuleM
     longest = _longest(matches, "forbidden")
     if longest.justification is not None:
         return command + longest.justification
-    return command + f"policy forbids commands starting with `{shown(longest.prefix)}`"
+    return command + f"policy forbids commands starting with `{command_line(longest.prefix)}`"
 
 
 def _question(argv: tuple[str, ...], matches: Sequence[RuleMatch]) -> str:
     longest = _longest(matches, "prompt")
     if longest.justification is not None:
-        return f"`{shown(argv)}` requires approval: {longest.justification}"
-    return f"`{shown(argv)}` requires approval by policy"
+        return f"`{command_line(argv)}` requires approval: {longest.justification}"
+    return f"`{command_line(argv)}` requires approval by policy"
 
 
 def _longest(matches: Sequence[RuleMatch], decision: Decision) -> RuleMatch:
@@ -337,8 +330,8 @@ def _longest(matches: Sequence[RuleMatch], decision: Decision) -> RuleMatch:
 
 
 def _unaskable(approval: ApprovalPolicy, *, by_rule: bool, danger: Danger | None) -> str | None:
-    """Why nobody may be asked, or None if somebody may."""
-    # A removal by force is asked about all the same, as the reference does.
+    """Why the question may not be asked; None if it may."""
+    # A removal by force is asked about nevertheless, as in the reference.
     asks = approval.asks_for_rules if by_rule else approval.asks_for_sandbox or danger == "forced_rm"
     if approval.granular is None:
         asks = approval.asks_for_rules if by_rule else approval.asks_for_sandbox

@@ -1,7 +1,7 @@
-"""What git runs: its subcommand behind its own options, aliases, and programs that it is told to run.
+"""The commands that a git command line runs: its subcommand, aliases, and programs in options and settings.
 
-Git runs programs at so many places that a list of them is never complete. The lists here are those of what
-is harmless; any other setting, option or subcommand may run something that its words do not show.
+Git runs programs in so many places that a list of them is never complete. The lists here name what is
+harmless; any other setting, option or subcommand may run something that its words do not show.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Words = tuple[str | None, ...]
 
 
 class GitRuns(NamedTuple):
-    """What a command line of git runs."""
+    """The commands that a git command line runs."""
 
     commands: tuple[Words, ...]
-    """The same without git's own options, and what git runs as a command."""
+    """The command line without git's own options, and the commands that git runs."""
     scripts: tuple[str, ...]
-    """For a shell."""
+    """The scripts that git passes to a shell."""
     unreadable: bool
-    """Something more may be run, which the words do not show."""
+    """Whether git may run more than the words show."""
 
 
 _NAMES = """
@@ -41,7 +41,7 @@ _NAMES = """
     verify-pack verify-tag version whatchanged worktree write-tree
 """
 _SUBCOMMANDS = frozenset(_NAMES.split())
-"""Of git itself, which no alias replaces. Any other one may be an alias, and so any of these."""
+"""Git's own subcommands, which no alias replaces. Any other one may be an alias for any of these."""
 
 _VALUED_OPTIONS = frozenset({"-C", "--git-dir", "--work-tree", "--namespace", "--super-prefix"}) | frozenset(
     {"-c", "--config-env", "--attr-source", "--shallow-file", "--exec-path"}
@@ -55,7 +55,7 @@ _OPTIONS = """
     --attr-source
 """
 _HARMLESS_OPTIONS = frozenset(_OPTIONS.split())
-"""Options of git itself, without their values. Settings (`-c`) are looked at by their names."""
+"""Options of git itself, without their values. Settings (`-c`) are judged by their names."""
 
 _HARMLESS_SETTINGS = re.compile(
     r"(user|author|committer|color|column|advice|safe|i18n|index|pack|repack|status|log|push|fetch|pull"
@@ -71,7 +71,7 @@ _HARMLESS_SETTINGS = re.compile(
     r"|protocol\.version|transfer\.\w+|maintenance\.auto|receive\.deny\w+|init\.defaultbranch|gc\.auto\w*",
     re.IGNORECASE,
 )
-"""Settings that run nothing, or (`pager.*`) what is read as a script."""
+"""Settings that run nothing, or whose value is read as a script (`pager.*`)."""
 
 HARMLESS_EDITOR = re.compile(
     r"|:|true|cat|more|less( -\w+)?|vim?|nvim|nano|emacs|code( --wait)?|delta|bat|false"
@@ -79,11 +79,11 @@ HARMLESS_EDITOR = re.compile(
 """Editors and pagers that run nothing by themselves."""
 
 _EDITORS = re.compile(r"(core|sequence)\.(editor|pager)|pager\.\w+", re.IGNORECASE)
-"""Settings whose value is a script like any other."""
+"""Settings whose value is a script."""
 
 _BOOLEAN = re.compile(r"true|false|yes|no|on|off|[01]|", re.IGNORECASE)
 _SWITCHES = re.compile(r"core\.(fsmonitor|bare)|pager\.\w+|credential\.(.*\.)?helper", re.IGNORECASE)
-"""Settings that run nothing where they are only on, off or empty."""
+"""Settings that run nothing if they are only on, off or empty."""
 
 _UPLOAD = ("-u", "--upload-pack", "--exec")
 _FILTERS = ("--env-filter", "--tree-filter", "--index-filter", "--parent-filter", "--msg-filter")
@@ -99,14 +99,14 @@ _SCRIPT_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "grep": ("-O", "--open-files-in-pager"),
     "send-email": ("--smtp-server", "--sendmail-cmd", "--to-cmd", "--cc-cmd", "--header-cmd"),
 }
-"""Options of subcommands whose value is a command line; a longer one may be abbreviated."""
+"""Options of subcommands whose value is a command line; long options may be abbreviated."""
 
 _TRANSPORT = re.compile(r"(?:--?[\w-]+=)?ext::(.*)", re.DOTALL)
 """An address that is a command line."""
 
 
 def git_runs(rest: Sequence[str | None]) -> GitRuns:
-    """What follows from the words behind `git`."""
+    """The commands of a git command line, from the words behind `git`."""
     start = next(_behind_options(rest))
     subcommand, behind = rest[start : start + 1], tuple(rest[start + 1 :])
     commands: list[Words] = []
@@ -151,11 +151,11 @@ def git_runs(rest: Sequence[str | None]) -> GitRuns:
 
 
 def option_values(rest: Sequence[str | None], options: Sequence[str]) -> Iterator[str | None]:
-    """The values of options that take command lines; None for one that is not literal.
+    """The values of options that take command lines; None for a value that is not literal.
 
     Args:
-        rest: behind the program.
-        options: long ones, which may be abbreviated, and short ones, which may be in a cluster.
+        rest: the words behind the program.
+        options: long options, which may be abbreviated, and short options, which may be in a cluster.
     """
     for word, following in itertools.zip_longest(rest, rest[1:], fillvalue=""):
         if word is None or not word.startswith("-"):
@@ -170,7 +170,7 @@ def option_values(rest: Sequence[str | None], options: Sequence[str]) -> Iterato
 
 
 def _behind_options(rest: Sequence[str | None]) -> Iterator[int]:
-    """Where the subcommand stands: one place, the end if there is none."""
+    """The position of the subcommand; the end if there is none. Yields once."""
     is_value = False
     for position, word in enumerate(rest):
         if is_value:
@@ -188,7 +188,7 @@ def _operands(behind: Words) -> Iterator[int]:
 
 
 def _has_unknown_option(options: Sequence[str | None]) -> bool:
-    """Whether one of git's own options is not known to be harmless, or not known at all."""
+    """Whether one of git's own options is not known to be harmless."""
     is_value = False
     for before, word in itertools.pairwise((None, *options)):
         if is_value:
@@ -207,7 +207,7 @@ def _has_unknown_option(options: Sequence[str | None]) -> bool:
 
 
 def _settings(words: Sequence[str | None], long_option: str = "-c") -> Iterator[tuple[str, str | None]]:
-    """Settings that options make; of one without a value it is `true`."""
+    """The settings that options make; the value is `true` if it is missing."""
     for word, following in itertools.zip_longest(words, words[1:]):
         if word is None or not word.startswith("-"):
             continue
@@ -225,7 +225,7 @@ _ACTIONS = frozenset({"get", "set", "unset", "list", "edit", "rename-section", "
 
 
 def _configured(behind: Words) -> Iterator[tuple[str, str | None]]:
-    """The setting that `git config` makes; of several readings each."""
+    """The setting that `git config` makes, in each possible reading."""
     operands = [behind[at] for at in _operands(behind)]
     if None in operands and operands[0] is None:
         yield "", None
@@ -236,7 +236,7 @@ def _configured(behind: Words) -> Iterator[tuple[str, str | None]]:
 
 
 def _alias(value: str | None, behind: Words) -> Iterator[Words]:
-    """What an alias that is no script stands for."""
+    """The command of an alias that is not a script."""
     if value is None:
         yield ("git", None)
     elif not value.startswith("!"):

@@ -1,6 +1,6 @@
-"""The policy of a host: its rules, and how far they reach.
+"""The policy of a host: its rules, and how they are applied.
 
-The rules are replaced as a whole and never changed, so what was decided by a revision stays true of it.
+A rule set is replaced as a whole and never changed, so that a decision stays valid for its revision.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from execclient.govern.policy.rule_files import FOLDER, find_rule_files, load_ru
 from execclient.govern.policy.rules import NO_RULES, PrefixRule, RuleSet, RuleSource
 
 AMENDMENTS = "default.rules"
-"""In the folder of rules: what was allowed while programs ran."""
+"""The file in the folder of rules to which programs add rules at run time."""
 
 HOME_VARIABLE = "EXECSERVER_POLICY_HOME"
 
 
 def default_home() -> Path:
-    """The home whose rules the programs of this user go by.
+    """The default home of rules of this user.
 
-    `EXECSERVER_POLICY_HOME`, else `execserver` in the folder of settings: `XDG_CONFIG_HOME` or `~/.config`.
+    `EXECSERVER_POLICY_HOME`, else `execserver` in `XDG_CONFIG_HOME` or `~/.config`.
     """
     given = os.environ.get(HOME_VARIABLE)
     if given:
@@ -34,15 +34,15 @@ def default_home() -> Path:
 
 @dataclass(slots=True)
 class Policy:
-    """What rules say of commands."""
+    """The rules of a host, and how they are applied."""
 
     rules: RuleSet = NO_RULES
     parity: bool = False
-    """Whether rules that ask or forbid see no more of a script than those that allow, as in the reference."""
+    """Whether rules that ask or forbid ignore hidden commands of a script, as in the reference."""
     bypass_sandbox: bool = False
     """Whether a command that rules allow runs without the sandbox."""
     amendments: Path | None = None
-    """The file to which `amend` adds; None to forget with the process."""
+    """The file to which `amend` adds rules; None to keep them in memory only."""
 
     @classmethod
     def load(
@@ -53,11 +53,11 @@ class Policy:
         parity: bool = False,
         bypass_sandbox: bool = False,
     ) -> Policy:
-        """The policy of a home, which remembers there what is allowed later.
+        """Load the policy of a home. `amend` adds rules to a file of the home.
 
         Args:
-            home: its rule files are `rules/*.rules`. None need be there.
-            projects: folders whose rules are trusted, too: `.codex/rules/*.rules`. They may allow.
+            home: a folder with the rule files `rules/*.rules`; there may be none.
+            projects: folders with trusted rules, which may allow commands: `.codex/rules/*.rules`.
             parity: see the member.
             bypass_sandbox: see the member.
 
@@ -69,12 +69,12 @@ class Policy:
 
     @property
     def revision(self) -> str:
-        """Changes with everything that a decision may depend on: 16 hexadecimal digits, and flags."""
+        """Changes with the rules and the flags: 16 hexadecimal digits, and letters for the flags."""
         flags = ("p" if self.parity else "") + ("b" if self.bypass_sandbox else "")
         return f"{self.rules.revision}-{flags}" if flags else self.rules.revision
 
     def amend(self, prefix: Sequence[str]) -> None:
-        """Allow all commands that begin with a prefix, from now on and for later processes.
+        """Allow all commands with a prefix, in this process and, with `amendments`, in later ones.
 
         Waits for the disk.
 
@@ -83,9 +83,9 @@ class Policy:
 
         Raises:
             ValueError: the prefix is empty, or not text that a rule file can hold.
-            OSError: it could not be written down, and is not in force.
+            OSError: the rule could not be saved, and is not in force.
         """
-        allow_rule(prefix)  # what cannot be written down is not allowed for this process, either
+        allow_rule(prefix)  # a prefix that cannot be saved is not allowed in this process, either
         source = None
         if self.amendments is not None:
             append_allow_rule(self.amendments, prefix)

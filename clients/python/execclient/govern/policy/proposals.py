@@ -1,10 +1,10 @@
-"""Which rule would make a question unnecessary the next time.
+"""Proposes a rule that would make a question unnecessary the next time.
 
 Rules kept in this file:
 
-1. A proposal is only ever about what was asked: it allows all commands of the call, or those that the
-   question came from. Where a rule asked, there is none; a rule that allows would not win against it.
-2. Nothing is proposed that allows everything: interpreters, shells and what runs other programs.
+1. A proposal covers only the question: it allows all commands of the call, or those that caused the question.
+   If a rule asked, nothing is proposed: a rule that allows would not win against it.
+2. No proposal allows nearly everything: interpreters, shells and programs that run other programs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RUNS_TEXT: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("powershell", "pwsh"), ("-Command", "-c", "-EncodedCommand", "-e", "-File")),
     "cmd": ("/c", "/k"),
 }
-"""Interpreters, and after which arguments they take a program from what comes next."""
+"""Interpreters, with the arguments after which they take a program."""
 
 _RUNS_PROGRAMS: Final = (
     ("env",), ("sudo",), ("doas",), ("su",), ("xargs",), ("nohup",), ("nice",), ("timeout",), ("time",),
@@ -48,30 +48,30 @@ _RUNS_PROGRAMS: Final = (
     ("go", "run"), ("cargo", "run"), ("dotnet", "run"), ("nix", "run"), ("pipx", "run"), ("uvx",),
     ("nix-shell",), ("gradle",), ("mvn",), ("rake",), ("just",), ("git", "config"), ("busybox", "sh"),
 )  # fmt: skip
-"""They run whatever comes next, or whatever a file of the project says."""
+"""Programs that run the words behind them, or what a file of the project says."""
 
 _TOO_MUCH: Final = (("git",), ("rm",), ("dd",))
-"""One program for harmless things and for those that cannot be undone."""
+"""Programs with both harmless and irreversible uses."""
 
 BANNED_PREFIXES: Final[frozenset[Argv]] = frozenset(
     [(name,) for name in _RUNS_TEXT]
     + [(name, argument) for name, arguments in _RUNS_TEXT.items() for argument in arguments]
     + [*_RUNS_PROGRAMS, *_TOO_MUCH]
 )
-"""Never proposed as they stand here. A longer prefix that begins like one may be: `git status`."""
+"""Never proposed. A longer prefix may be: `git status`."""
 
 _NEXT: Final = "\0next"
-"""Stands for whatever follows a prefix; no command has such a word."""
+"""Stands for the words behind a prefix; no command has such a word."""
 
 _VERSION = re.compile(r"(?<=[a-z])[0-9]+(\.[0-9]+)*$")
 """`python3.12` is `python`."""
 
 
 def is_banned(prefix: Sequence[str]) -> bool:
-    """Whether a rule that allows this prefix would allow nearly anything.
+    """Whether a rule that allows this prefix would allow nearly everything.
 
-    A program counts by its name, without folder, version and `.exe`; options do not make an interpreter less
-    of one. The same holds of programs that would run the next word: `sudo -n`, `nice -n 5`, `find . -exec`.
+    A program counts by its name, without folder, version and `.exe`. An interpreter is banned with options,
+    too. So are prefixes that run the next word: `sudo -n`, `nice -n 5`, `find . -exec`.
     """
     if not prefix:
         return True
@@ -86,7 +86,7 @@ def is_banned(prefix: Sequence[str]) -> bool:
 def _runs_what_follows(prefix: Sequence[str]) -> bool:
     ran = inner((*prefix, _NEXT))
     name = program(prefix[0])
-    # Of those whose command may begin at any word, it is taken to begin at the first.
+    # If the command may begin at any word, only the first word counts.
     commands = ran.commands[:1] if name in ANY_SUFFIX or name in BEHIND_SUBCOMMAND else ran.commands
     return _NEXT in ran.scripts or any(command[:1] == (_NEXT,) for command in commands)
 
@@ -104,15 +104,15 @@ def propose(
     """The prefix of a rule to propose with a question, or None for no proposal.
 
     Args:
-        rules: those that hold.
-        argv: the command as it would be run.
+        rules: the current rules.
+        argv: the command, with the shell around a script.
         lowered: its commands.
-        prompted: the first of them that is asked about without a rule; None when the question came from
-            something else.
-        requested: what the model would have.
-        cwd: absolute; where relative programs are looked for.
-        parity: whether a command of one word is proposed even if that would allow nearly anything, as the
-            reference does: `git`, when nothing but that was asked.
+        prompted: the first command that is asked about without a rule; None if the question has another
+            cause.
+        requested: the prefix that the model proposes.
+        cwd: the working directory, absolute: the base of relative programs.
+        parity: whether to propose banned prefixes, too, as the reference does: `git` for the bare command
+            `git`.
     """
     matches = [match for command in lowered.commands for match in rules.matches(command, cwd=cwd)]
     if any(match.decision != "allow" for match in matches):

@@ -1,4 +1,4 @@
-"""Rule files: which there are, and the rules in them.
+"""Finds rule files and reads the rules in them.
 
     # policy version: 1
     prefix_rule(pattern = ["git", ["status", "diff"]])
@@ -7,12 +7,12 @@
 
 Rules kept in this file:
 
-1. A file that cannot be used stops everything: there is no policy with a part of its rules missing.
-2. Files are read in order. What a later one says of a host executable replaces what an earlier one said;
-   rules are only ever added.
-3. The version is a comment, so that engines that know nothing of versions read the same files. A file without
-   one is of the newest version that we know. One that is newer than we are is refused, since a rule that we
-   do not understand could be the one that forbids; an older one is read, with a warning.
+1. A file that cannot be used is an error: a policy never lacks a part of its rules.
+2. Files are read in order. A later `host_executable` replaces an earlier one of the same name; rules are only
+   added.
+3. The version is a comment, so that engines without versions can read the same files. A file without a
+   version has the newest version that is known here. A file of a newer version is refused, since an unknown
+   rule could be one that forbids; a file of an older version is read with a warning.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from pathlib import Path
 
 from execclient.errors import PolicyError
 from execclient.govern.policy import rule_statements
-from execclient.govern.policy.rule_statements import Examples, StatementError, Value
+from execclient.govern.policy.rule_statements import Examples, StarlarkValue, StatementError
 from execclient.govern.policy.rules import NO_RULES, NetworkRule, PrefixRule, RuleSet, RuleSource
 from execclient.govern.policy.starlark_files import run_rule_file
 
 VERSION = 1
-"""Of the language of rule files."""
+"""The version of the language of rule files."""
 
 MAX_FILE_BYTES = 1 << 20
-"""Rules are written by people: this is a wrong file."""
+"""People write rules: a larger file is not a rule file."""
 
 FOLDER = "rules"
 SUFFIX = ".rules"
 
 PROJECT_FOLDER = ".codex"
-"""Where projects keep such files; the name is known from the program that they were first written for."""
+"""The folder of a project's rule files, as in the reference."""
 
 _VERSION_LINE = re.compile(r"#\s*policy[ _-]version\s*[:=]\s*(.*?)\s*")
 
 
 class PolicyWarning(UserWarning):
-    """A rule file can be used, but may not mean what its author meant."""
+    """A rule file can be used, but its author may have meant something else."""
 
 
 def parse_rules(text: str, file: str, *, known: RuleSet = NO_RULES) -> RuleSet:
@@ -53,7 +53,7 @@ def parse_rules(text: str, file: str, *, known: RuleSet = NO_RULES) -> RuleSet:
     Args:
         text: its content.
         file: its name, for errors and as the source of the rules.
-        known: what was read before it; examples are checked with its host executables.
+        known: the rules of earlier files; examples are checked with their host executables.
 
     Raises:
         PolicyError: it cannot be used, or Starlark is missing.
@@ -61,7 +61,7 @@ def parse_rules(text: str, file: str, *, known: RuleSet = NO_RULES) -> RuleSet:
     Warns:
         PolicyWarning: it was written for an older version.
     """
-    text = text.removeprefix("\ufeff")  # a byte order mark, as some editors write it
+    text = text.removeprefix("\ufeff")  # the byte order mark of some editors
     _check_version(text, file)
     reading = _Reading(file)
     run_rule_file(text, file, reading.state)
@@ -83,21 +83,21 @@ def load_rules(files: Sequence[Path]) -> RuleSet:
 
 
 def find_rule_files(home: Path, projects: Sequence[Path] = ()) -> list[Path]:
-    """The rule files that there are: those of a home, then those of each project, sorted by name.
+    """The existing rule files: those of the home, then those of each project, sorted by name.
 
     Args:
-        home: its files are `rules/*.rules`.
-        projects: folders whose rules the host trusts; their files are `.codex/rules/*.rules`.
+        home: a folder with `rules/*.rules`.
+        projects: folders whose rules the host trusts, with `.codex/rules/*.rules`.
 
     Raises:
-        PolicyError: a folder is there and cannot be listed.
+        PolicyError: a folder exists and cannot be listed.
     """
     folders = [home / FOLDER, *(project / PROJECT_FOLDER / FOLDER for project in projects)]
     return [file for folder in folders for file in _rule_files(folder)]
 
 
 class _Reading:
-    """What one file has said so far."""
+    """The statements of one file so far."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -106,8 +106,8 @@ class _Reading:
         self._network_rules: list[NetworkRule] = []
         self._examples: list[tuple[Examples, int | None]] = []
 
-    def state(self, statement: str, values: Sequence[Value], line: int | None) -> None:
-        """Take in a statement."""
+    def state(self, statement: str, values: Sequence[StarlarkValue], line: int | None) -> None:
+        """Add a statement."""
         source = RuleSource(self._file, line)
         if statement == "prefix_rule":
             examples = rule_statements.prefix_rule(values, source)
@@ -120,11 +120,11 @@ class _Reading:
             self._network_rules.append(rule_statements.network_rule(values, source))
 
     def rules(self) -> RuleSet:
-        """What was said."""
+        """The rules of all statements."""
         return RuleSet(tuple(self._prefix_rules), dict(self._host_executables), tuple(self._network_rules))
 
     def check_examples(self, known: RuleSet) -> None:
-        """Raises `PolicyError` for the first statement whose examples turned out otherwise."""
+        """Raise `PolicyError` for the first statement whose examples do not hold."""
         for examples, line in self._examples:
             try:
                 examples.check(known)
@@ -135,7 +135,7 @@ class _Reading:
 def _check_version(text: str, file: str) -> None:
     for number, line in enumerate(text.split("\n"), 1):  # `splitlines` also splits within a comment
         if line.strip() and not line.startswith("#"):
-            return  # it stands above the first statement
+            return  # the version must be above the first statement
         found = _VERSION_LINE.fullmatch(line)
         if found is None:
             continue
@@ -160,7 +160,7 @@ def _check_version(text: str, file: str) -> None:
 
 def _rule_files(folder: Path) -> list[Path]:
     try:
-        # A link that leads nowhere is listed, too: what it stood for may have forbidden something.
+        # A broken link is listed, too: its target may have forbidden something.
         return sorted(each for each in folder.iterdir() if each.suffix == SUFFIX and not each.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -1,4 +1,4 @@
-"""What the three statements of a rule file mean, and what is wrong with one that means nothing.
+"""The three statements of a rule file: their meaning, and the errors of invalid statements.
 
     prefix_rule(pattern, decision, match, not_match, justification)
     host_executable(name, paths)
@@ -6,8 +6,8 @@
 
 Rules kept in this file:
 
-1. Nothing of Starlark is known here: a value comes with the name of its type.
-2. The texts of errors are the reference's, as tools that people use with both programs show them.
+1. This module does not depend on Starlark: a value comes with the name of its type.
+2. Error texts are those of the reference: people use the same tools with both programs.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ _PROTOCOLS: dict[str, NetworkProtocol] = {
 
 
 class StatementError(ValueError):
-    """A statement that means nothing; the message says why."""
+    """A statement is invalid; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class StarlarkValue:
     """A value of Starlark."""
 
     type: str
     """`string`, `list`, `tuple`, `int`, `NoneType` and so on."""
     text: str = ""
-    """Of a string."""
-    items: tuple[Value, ...] = ()
-    """Of a list or a tuple."""
+    """The value of a string."""
+    items: tuple[StarlarkValue, ...] = ()
+    """The items of a list or a tuple."""
     shown: str = ""
-    """As Starlark writes it, for errors; cut when it is long."""
+    """The value as Starlark prints it, for errors; may be cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Commands that the rules of one statement are about, and some that they are not."""
+    """The examples of one statement: commands that its rules must match, and commands that they must not."""
 
     rules: tuple[PrefixRule, ...]
     matching: tuple[Argv, ...]
     others: tuple[Argv, ...]
 
     def check(self, known: RuleSet) -> None:
-        """Hold the rules against them.
+        """Check the rules with the examples.
 
         Args:
-            known: its host executables count.
+            known: the rule set with the host executables.
 
         Raises:
-            StatementError: one turned out otherwise.
+            StatementError: an example does not hold.
         """
         alone = RuleSet(self.rules, known.host_executables)
         for command in self.others:
@@ -88,8 +88,8 @@ class Examples:
             )
 
 
-def prefix_rule(values: Sequence[Value], source: RuleSource) -> Examples:
-    """The rules of a `prefix_rule`, one for each program that it names, and its examples."""
+def prefix_rule(values: Sequence[StarlarkValue], source: RuleSource) -> Examples:
+    """The rules of a `prefix_rule`, one for each program, with its examples."""
     pattern, decision, matching, others, justification = values
     program, *arguments = _pattern(_list(pattern, "pattern"))
     decided = _decision(_optional_string(decision, "decision") or "allow")
@@ -98,8 +98,8 @@ def prefix_rule(values: Sequence[Value], source: RuleSource) -> Examples:
     return Examples(rules, _examples(matching, "match"), _examples(others, "not_match"))
 
 
-def host_executable(values: Sequence[Value]) -> tuple[str, Argv]:
-    """The name, and the paths that it may stand for."""
+def host_executable(values: Sequence[StarlarkValue]) -> tuple[str, Argv]:
+    """The name of a `host_executable`, with its paths."""
     name = _string(values[0], "name")
     if not name:
         raise StatementError("invalid rule: host_executable name cannot be empty")
@@ -122,7 +122,7 @@ def host_executable(values: Sequence[Value]) -> tuple[str, Argv]:
     return name, tuple(paths)
 
 
-def network_rule(values: Sequence[Value], source: RuleSource) -> NetworkRule:
+def network_rule(values: Sequence[StarlarkValue], source: RuleSource) -> NetworkRule:
     """The rule of a `network_rule`."""
     host, protocol, decision, justification = values
     named = _string(host, "host")
@@ -143,13 +143,13 @@ def network_rule(values: Sequence[Value], source: RuleSource) -> NetworkRule:
 # -- the parts of a statement
 
 
-def _pattern(items: Sequence[Value]) -> list[Argv]:
+def _pattern(items: Sequence[StarlarkValue]) -> list[Argv]:
     if not items:
         raise StatementError("invalid pattern element: pattern cannot be empty")
     return [_possibilities(item) for item in items]
 
 
-def _possibilities(item: Value) -> Argv:
+def _possibilities(item: StarlarkValue) -> Argv:
     if item.type == "string":
         return (item.text,)
     if item.type != "list":
@@ -166,13 +166,13 @@ def _possibilities(item: Value) -> Argv:
     return tuple(each.text for each in item.items)
 
 
-def _examples(value: Value, parameter: str) -> tuple[Argv, ...]:
+def _examples(value: StarlarkValue, parameter: str) -> tuple[Argv, ...]:
     if value.type == "NoneType":
         return ()
     return tuple(_example(item) for item in _list(value, parameter))
 
 
-def _example(value: Value) -> Argv:
+def _example(value: StarlarkValue) -> Argv:
     if value.type == "string":
         try:
             command = shlex.split(value.text, comments=True)
@@ -201,26 +201,26 @@ def _decision(text: str) -> Decision:
     raise StatementError(f"invalid decision: {text}")
 
 
-def _justification(value: Value) -> str | None:
+def _justification(value: StarlarkValue) -> str | None:
     text = _optional_string(value, "justification")
     if text is not None and not text.strip():
         raise StatementError("invalid rule: justification cannot be empty")
     return text
 
 
-def _list(value: Value, parameter: str) -> tuple[Value, ...]:
+def _list(value: StarlarkValue, parameter: str) -> tuple[StarlarkValue, ...]:
     if value.type != "list":
         raise _unfit(value, parameter, "list")
     return value.items
 
 
-def _string(value: Value, parameter: str) -> str:
+def _string(value: StarlarkValue, parameter: str) -> str:
     if value.type != "string":
         raise _unfit(value, parameter, "str")
     return value.text
 
 
-def _optional_string(value: Value, parameter: str) -> str | None:
+def _optional_string(value: StarlarkValue, parameter: str) -> str | None:
     if value.type == "NoneType":
         return None
     if value.type != "string":
@@ -228,14 +228,14 @@ def _optional_string(value: Value, parameter: str) -> str | None:
     return value.text
 
 
-def _unfit(value: Value, parameter: str, wanted: str) -> StatementError:
+def _unfit(value: StarlarkValue, parameter: str, wanted: str) -> StatementError:
     return StatementError(
         f"Type of parameter `{parameter}` doesn't match, expected `{wanted}`, "
         f"actual `{value.type} (repr: {value.shown})`"
     )
 
 
-# -- rules in errors, as the reference's debug output has them
+# -- rules in errors, in the form of the reference's debug output
 
 
 def _rule_shown(rule: PrefixRule) -> str:
@@ -278,23 +278,25 @@ def _quoted(text: str) -> str:
     return f'"{"".join(characters)}"'
 
 
-class Host(NamedTuple):
-    """A host as rules keep it."""
+class NetworkHost(NamedTuple):
+    """The host of a network rule."""
 
     name: str
     """In lower case, without the dot of the root and without brackets."""
     port: int | None
-    """As it was written: nobody says that there is such a port."""
+    """As written; not checked for its range."""
 
 
-def parse_host(text: str) -> Host:
-    """Read a host: `example.com`, `example.com:443`, `10.0.0.1`, `::1`, `[::1]:80`.
+def parse_host(text: str) -> NetworkHost:
+    """Parse a host: `example.com`, `example.com:443`, `10.0.0.1`, `::1`, `[::1]:80`.
+
+    Schemes, paths and wildcards are refused, so that a rule about one host is not taken for one about many.
 
     Args:
-        text: blanks around it do not count.
+        text: the host; blanks around it are ignored.
 
     Raises:
-        ValueError: it is something else; the message begins with `network_rule host`.
+        ValueError: it is no host; the message begins with `network_rule host`.
     """
     given = text.strip()
     if any(mark in given for mark in ("/", "?", "#")):
@@ -307,7 +309,7 @@ def parse_host(text: str) -> Host:
         raise ValueError("network_rule host must be a specific host; wildcards are not allowed")
     if any(character.isspace() for character in name):
         raise ValueError("network_rule host cannot contain whitespace")
-    return Host(name, port)
+    return NetworkHost(name, port)
 
 
 def _bracketed(given: str, text: str) -> tuple[str, int | None]:
@@ -322,7 +324,7 @@ def _bracketed(given: str, text: str) -> tuple[str, int | None]:
 
 
 def _split(given: str) -> tuple[str, int | None]:
-    """An address of IPv6 has more than one colon, and no port without brackets."""
+    """Split name and port. An IPv6 address without brackets has no port."""
     name, _, port = given.partition(":")
     return (name, int(port)) if name and _is_number(port) else (given, None)
 
@@ -332,4 +334,4 @@ def _is_number(text: str) -> bool:
 
 
 _LONGEST_PORT = 9
-"""Digits. No port has more than five; a rule about one that cannot be is harmless, a huge number is not."""
+"""In digits. Ports have at most five; a rule about an impossible port is harmless, a huge number is not."""

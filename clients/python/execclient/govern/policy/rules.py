@@ -1,16 +1,16 @@
-"""Rules about commands: which of them match an argv, and what the strictest says.
+"""Rules about commands: matches an argv with rules, and finds the strictest decision.
 
 Rules kept in this file:
 
-1. A prefix rule compares whole arguments, from the first on. It knows nothing of shells, options or `sudo`:
-   whoever asks has already taken those apart (`execclient.govern.policy.scripts`).
-2. Every rule that matches is reported, in the order of the files; the strictest decides. A longer prefix is
-   not stronger than a shorter one.
-3. A program that is named by its path is looked for under that path first, and only when no rule is about it,
-   under its name. No rule on a name is about a path that `host_executable` leaves out of the name's list.
-4. Nothing here changes. A rule set with one more rule is another rule set, of another revision.
+1. A prefix rule compares whole arguments, from the first on. It does not know shells, options or `sudo`: the
+   caller splits those (`execclient.govern.policy.scripts`).
+2. All matching rules are reported, in the order of the files; the strictest decides. A longer prefix is not
+   stronger than a shorter one.
+3. A program that is given by its path is looked up by the path first, and only if no rule matches, by its
+   name. A rule on a name does not match a path that `host_executable` does not list for the name.
+4. Rule sets are immutable. A rule set with one more rule is another rule set, with another revision.
 
-Nothing here does I/O; links are not followed, since the machine of the command may be another one.
+No I/O; links are not followed, since the command may run on another machine.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ from execclient.connection.connection import Json
 Decision = Literal["allow", "prompt", "forbidden"]
 
 STRICTNESS: Mapping[Decision, int] = {"allow": 0, "prompt": 1, "forbidden": 2}
-"""The higher one wins."""
+"""The decision with the higher number wins."""
 
 NetworkProtocol = Literal["http", "https", "socks5_tcp", "socks5_udp"]
 
 Argv = tuple[str, ...]
+"""A program and its arguments."""
 
 REVISION_DIGITS = 16
-"""64 bits: two rule sets that a host holds at the same time do not share a revision by chance."""
+"""64 bits: no two rule sets of a host have the same revision by chance."""
 
 
 def strictest(decisions: Iterable[Decision]) -> Decision | None:
-    """The decision that wins; None when there is none."""
+    """The strictest decision; None without decisions."""
     return max(decisions, key=STRICTNESS.__getitem__, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleSource:
-    """Where a rule was read."""
+    """The file and line of a rule."""
 
     file: str
     line: int | None = None
-    """The first is 1."""
+    """From 1."""
 
     def __str__(self) -> str:
         return self.file if self.line is None else f"{self.file}:{self.line}"
@@ -58,17 +59,17 @@ class RuleSource:
 
 @dataclass(frozen=True, slots=True)
 class PrefixRule:
-    """A decision about all commands that begin in one way."""
+    """A decision on all commands with a prefix."""
 
     pattern: tuple[Argv, ...]
-    """For each argument what it may be. At least one argument, and at least one possibility for each."""
+    """The possible values of each argument: at least one argument, with at least one value."""
     decision: Decision = "allow"
     justification: str | None = None
-    """For whoever is asked, or for the model that is refused."""
+    """For the reviewer, or for the model whose command is refused."""
     source: RuleSource | None = None
 
     def matched(self, argv: Sequence[str]) -> Argv | None:
-        """The arguments that the rule is about, or None if it is about another command."""
+        """The prefix of a command that the rule matches; None if it does not match."""
         prefix = tuple(argv[: len(self.pattern)])
         if len(prefix) == len(self.pattern) and all(
             argument in possible for argument, possible in zip(prefix, self.pattern, strict=True)
@@ -77,9 +78,9 @@ class PrefixRule:
         return None
 
     def may_match(self, words: Sequence[str | None]) -> bool:
-        """Whether the rule may be about a command with words that are not known (None).
+        """Whether the rule may match a command with unknown words (None).
 
-        Such a word may become any number of words. Behind the rule's prefix it makes no difference.
+        An unknown word may become any number of words.
         """
         for position, possible in enumerate(self.pattern):
             if position == len(words):
@@ -94,7 +95,7 @@ class PrefixRule:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRule:
-    """A decision about a host. Carried for a proxy that would keep to it; nothing here does."""
+    """A decision on a host, for a network proxy. Nothing here enforces it."""
 
     host: str
     """A name in lower case, or an address, without port."""
@@ -103,23 +104,23 @@ class NetworkRule:
     justification: str | None = None
     source: RuleSource | None = None
     port: int | None = None
-    """None for all of them."""
+    """None for all ports."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleMatch:
-    """A rule that is about a command."""
+    """A rule that matches a command."""
 
     prefix: Argv
-    """The arguments that it is about. The first is the name, when it was found by that."""
+    """The matched arguments. The first is the name of the program if the rule was found by the name."""
     decision: Decision
     justification: str | None = None
     resolved_program: str | None = None
-    """The absolute path of a program that was found by its name."""
+    """The absolute path of a program whose rule was found by the name."""
     source: RuleSource | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """In the reference's form, in which there is no source."""
+        """The match as JSON in the reference's form, which has no source."""
         members: dict[str, Json] = {"matchedPrefix": list(self.prefix), "decision": self.decision}
         if self.resolved_program is not None:
             members["resolvedProgram"] = self.resolved_program
@@ -130,16 +131,16 @@ class RuleMatch:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """All rules that hold together."""
+    """A set of rules."""
 
     prefix_rules: tuple[PrefixRule, ...] = ()
     host_executables: Mapping[str, Argv] = field(default_factory=dict)
-    """For a name the absolute paths that it may stand for. An empty one: it stands for no path."""
+    """The absolute paths of a program by its name. An empty tuple means no path."""
     network_rules: tuple[NetworkRule, ...] = ()
 
     @cached_property
     def revision(self) -> str:
-        """Of the content: the same rules in another order, or from other files, have the same one."""
+        """A digest of the content, which does not depend on the order of rules or on their files."""
         prefix_rules = {
             json.dumps([rule.pattern, rule.decision, rule.justification]) for rule in self.prefix_rules
         }
@@ -161,14 +162,14 @@ class RuleSet:
     def matches(
         self, argv: Sequence[str], *, cwd: str = "/", resolve: bool = True, unlisted: bool = True
     ) -> tuple[RuleMatch, ...]:
-        """The rules that are about a command, in their order.
+        """The rules that match a command, in order.
 
         Args:
-            argv: the command; an empty one matches nothing.
-            cwd: absolute; what a relative path of a program begins at.
-            resolve: whether a program that is named by a path is also looked for by its name.
-            unlisted: whether a rule that allows is then found for a name without `host_executable`, too.
-                The reference does it, so that a rule for `git` allows `./git`.
+            argv: the command; an empty one matches no rule.
+            cwd: the base of a relative path of the program, absolute.
+            resolve: whether to look up a program that is given by its path by its name, too.
+            unlisted: whether that also finds rules that allow, for a name without `host_executable`. The
+                reference does it, so that a rule for `git` allows `./git`.
         """
         if not argv:
             return ()
@@ -186,9 +187,9 @@ class RuleSet:
         return found
 
     def may_prohibit(self, words: Sequence[str | None]) -> bool:
-        """Whether a rule that asks or forbids may be about a command with words that are not known (None).
+        """Whether a rule that asks or forbids may match a command with unknown words (None).
 
-        The program is looked for as it is named, and by its bare name, wherever it is.
+        The program is looked up as given, and by its name.
         """
         if not words or words[0] is None:
             return False
@@ -200,9 +201,10 @@ class RuleSet:
         )
 
     def may_prohibit_within(self, words: Sequence[str | None]) -> bool:
-        """Whether a rule that asks or forbids may be about a command that begins anywhere in some words.
+        """Whether a rule that asks or forbids may match a command that begins anywhere in some words.
 
-        They are what a program is told that may run it: behind others, quoted, or in a language of its own.
+        The words are the arguments of a program that may run the command: behind other words, quoted, or in a
+        language of its own.
         """
         texts = ([None] if word is None else _NAMES.findall(_QUOTES.sub("", word)) for word in words)
         names = [name for text in texts for name in text]
@@ -214,11 +216,11 @@ class RuleSet:
         return False
 
     def with_rule(self, rule: PrefixRule) -> RuleSet:
-        """These rules and one more, behind them."""
+        """A rule set with one more rule at the end."""
         return RuleSet((*self.prefix_rules, rule), self.host_executables, self.network_rules)
 
     def plus(self, other: RuleSet) -> RuleSet:
-        """These rules, and others behind them. What the others say of a host executable replaces ours."""
+        """A rule set with other rules at the end; its host executables replace those of the same name."""
         return RuleSet(
             self.prefix_rules + other.prefix_rules,
             {**self.host_executables, **other.host_executables},
@@ -238,11 +240,11 @@ _QUOTES = re.compile(r"""['"\\]""")
 _NAMES = re.compile(r"[^\s;&|<>(){}$`!+:=,@#\[\]]+")
 
 NO_RULES = RuleSet()
-"""What a policy has by default."""
+"""The default of a policy."""
 
 
 def report(matches: Sequence[RuleMatch]) -> dict[str, Json]:
-    """The matches as the reference's `execpolicy check` prints them; no decision when there is none."""
+    """The matches in the form of the reference's `execpolicy check`; without matches there is no decision."""
     decision = strictest(match.decision for match in matches)
     members: dict[str, Json] = {"matchedRules": [match.to_json() for match in matches]}
     return members if decision is None else {**members, "decision": decision}
@@ -250,4 +252,4 @@ def report(matches: Sequence[RuleMatch]) -> dict[str, Json]:
 
 def _absolute(program: str, cwd: str) -> str:
     path = posixpath.normpath(posixpath.join(cwd, program))
-    return "/" + path.lstrip("/")  # POSIX lets exactly two slashes stand for something else; Linux does not
+    return "/" + path.lstrip("/")  # in POSIX exactly two slashes may be special; in Linux they are not

@@ -1,9 +1,8 @@
-"""Commands that are known to read only: hints for `is_mutating`, and for policies that ask for all the rest.
+"""Commands that are known to only read: hints for `is_mutating`, and for policies that ask about all others.
 
-Two lists are kept, and never mixed: `known_safe` judges an argv by the list that the reference once had,
-`co_safe` a command line by prefixes. Both are closed where those are known to be open;
-`known_safe(parity=True)` and `co_safe_prefix` are as they were. Not safe means no more than that a command is
-not known to be.
+There are two separate lists. `known_safe` judges an argv by the former list of the reference, `co_safe`
+judges a command line by prefixes. Both close known gaps of their models; `known_safe(parity=True)` and
+`co_safe_prefix` keep them. A command that is not known to be safe is not therefore dangerous.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from execclient.govern.policy import safe_arguments as arguments_of
-from execclient.govern.policy.safe_arguments import Guard, anything, only, without
-from execclient.govern.policy.scripts import SHELLS, Argv, lower, plain_commands, script_of
+from execclient.govern.policy.rules import Argv
+from execclient.govern.policy.safe_arguments import ArgumentGuard, anything, only, without
+from execclient.govern.policy.scripts import SHELLS, lower, plain_commands, script_of
 
 TRUSTED_FOLDERS = frozenset({"/bin", "/usr/bin"})
-"""Where a program that is named by its path has to be. Folders as `/usr/local/bin` and Homebrew's belong to
-ordinary users on some systems. A bare name is looked up by the executor in its `PATH`, which is its owner's
-matter."""
+"""The folders of trusted programs that are given by their paths. Folders such as `/usr/local/bin` and
+Homebrew's belong to ordinary users on some systems. The executor looks up a bare name in its own `PATH`."""
 
 _READING = """
     cat cut echo expr false grep head id ls nl paste pwd rev seq stat tail tr true wc which whoami numfmt tac
 """
 _CO_READING = "ls cat head tail grep wc cut echo printf pwd whoami which id du df"
 
-_GUARDS: dict[str, Guard] = {
+_GUARDS: dict[str, ArgumentGuard] = {
     **dict.fromkeys(_READING.split(), anything),
     "cd": lambda arguments: len(arguments) <= 1,
     "uname": without(letters="S"),
@@ -77,7 +76,7 @@ CO_SAFE_COMMANDS: tuple[str, ...] = (
 )
 """The prefixes that need no approval: 28 programs and 7 forms of git."""
 
-_CO_GUARDS: dict[str, Guard] = {
+_CO_GUARDS: dict[str, ArgumentGuard] = {
     **dict.fromkeys(_CO_READING.split(), anything),
     "tree": without("--output", letters="oR"),
     "find": arguments_of.find,
@@ -108,14 +107,14 @@ _CHAINING = re.compile(r"[;&|><`\n]|\$\(")
 def known_safe(argv: Sequence[str], *, parity: bool = False, explicit_repositories: bool = False) -> bool:
     """Whether a command is known to write nothing and to run nothing else.
 
-    A script is, if it consists of plain commands that all are.
+    A script is safe if it consists of plain commands that are all safe.
 
     Args:
         argv: a program and its arguments, or a shell with `-c` or `-lc` and a script.
-        parity: judge as the reference did, with its gaps: base names only, no abbreviations, no clusters.
+        parity: whether to judge as the reference did: base names only, no abbreviations, no clusters.
         explicit_repositories: whether the environment of the command has git's setting
-            `safe.bareRepository=explicit`. Without it git is safe only if the command says so itself, since
-            any folder may look like a bare repository and make git run something.
+            `safe.bareRepository=explicit`. Without it, git is safe only if the command sets it, since any
+            folder may look like a bare repository and make git run something.
     """
     judged: Sequence[Argv] = (tuple(argv),)
     if script_of(argv) is not None:
@@ -126,39 +125,40 @@ def known_safe(argv: Sequence[str], *, parity: bool = False, explicit_repositori
     if parity:
         return bool(argv) and all(_was_known_safe(command) for command in judged)
     programs = {PurePosixPath(command[0]).name for command in judged if command}
-    # Another folder may be a repository whose settings make git run what they like.
+    # Another folder may be a repository whose settings make git run any program.
     return not programs.issuperset({"cd", "git"}) and all(
         _is_known_safe(command) and (explicit_repositories or not _is_misled(command)) for command in judged
     )
 
 
 def is_trusted_shell(program: str) -> bool:
-    """Whether a program is a shell that scripts are lowered for, by its bare name or in a trusted folder."""
+    """Whether a program is a known shell, by its bare name or in a trusted folder."""
     return _is_trusted(program, SHELLS)
 
 
 def co_safe_prefix(command: str, prefixes: Sequence[str] = CO_SAFE_COMMANDS) -> bool:
-    """Whether a command line begins with one of some prefixes, up to a blank or its end.
+    """Whether a command line begins with one of some prefixes, followed by a blank or its end.
 
-    This looks at characters only: `find . -delete` begins with `find`. See `co_safe`.
+    Only characters are compared: `find . -delete` begins with `find`. See `co_safe`.
 
     Args:
-        command: for a shell; one with `;`, `&`, `|`, `>`, `<`, a backquote, `$(` or a newline is refused.
+        command: a command line for a shell. With `;`, `&`, `|`, `>`, `<`, a backquote, `$(` or a newline it
+            is not safe.
         prefixes: words with single blanks between them.
     """
     return _prefix(command, prefixes) is not None
 
 
 def co_safe(command: str, prefixes: Sequence[str] = CO_SAFE_COMMANDS) -> bool:
-    """Whether a command line begins with a safe prefix and stays safe with its arguments.
+    """Whether a command line begins with a safe prefix and is safe with its arguments.
 
-    It has to be one plain command, so that its arguments are known: no variables, globs or assignments. The
-    prefixes of `CO_SAFE_COMMANDS` then bear those arguments that neither write nor run anything; other
-    prefixes are taken at their word.
+    It must be one plain command without variables, globs or assignments, so that its arguments are known. For
+    the prefixes of `CO_SAFE_COMMANDS`, the arguments must neither write nor run anything; with other
+    prefixes, all arguments are safe.
 
     Args:
-        command: as for `co_safe_prefix`.
-        prefixes: likewise.
+        command: see `co_safe_prefix`.
+        prefixes: see `co_safe_prefix`.
     """
     prefix = _prefix(command, prefixes)
     if prefix is None:
@@ -179,7 +179,7 @@ def _prefix(command: str, prefixes: Sequence[str]) -> str | None:
 
 
 def _is_trusted(name: str, names: frozenset[str]) -> bool:
-    """Whether a program is one of some, named as such or in a trusted folder."""
+    """Whether a program is one of some names, as a bare name or in a trusted folder."""
     folder, slash, base = name.rpartition("/")
     return base in names and (not slash or folder in TRUSTED_FOLDERS)
 
@@ -191,12 +191,12 @@ def _is_known_safe(argv: Argv) -> bool:
 
 
 def _is_misled(argv: Argv) -> bool:
-    """Whether it is git, and takes any folder for a repository."""
+    """Whether it is git without the setting that any folder is not taken for a bare repository."""
     return PurePosixPath(argv[0]).name == "git" and not arguments_of.is_explicit(argv[1:])
 
 
 def _was_known_safe(argv: Argv) -> bool:
-    """The reference's list."""
+    """Whether a command is safe by the reference's list."""
     name, rest = PurePosixPath(argv[0]).name, argv[1:]
     match name:
         case "base64":

@@ -1,9 +1,9 @@
-"""Arguments with which programs that only read stay programs that only read.
+"""Checks the arguments of programs that only read by default.
 
-A guard sees what follows the program's name and says whether it is harmless. It refuses what it does not
-understand: abbreviations of long options, options hidden in clusters (`-nz`), operands that are written to.
-Whether a file may be read is the sandbox's matter, and what a repository's own settings make git run is that
-of whoever trusts the repository.
+A guard gets the arguments of a program and tells whether they are harmless. It refuses unknown forms:
+abbreviations of long options, options in clusters (`-nz`), operands that are written to. The sandbox decides
+which files may be read. Programs that git runs by the settings of a repository are up to the user who trusts
+the repository.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-Guard = Callable[[Sequence[str]], bool]
+ArgumentGuard = Callable[[Sequence[str]], bool]
 
 LISTING_BRANCHES = frozenset(
     {"--list", "-l", "--show-current", "-a", "--all", "-r", "--remotes", "-v", "-vv", "--verbose"}
 )
-"""All that `git branch` may have, beside `--format=…`."""
+"""The safe options of `git branch`, besides `--format=…`."""
 
 GIT_SUBCOMMANDS = frozenset({"status", "log", "diff", "show", "branch"})
 
 
 def anything(_: Sequence[str]) -> bool:
-    """For programs that cannot do harm, whatever they are told."""
+    """A guard for programs that are harmless with any arguments."""
     return True
 
 
-def without(*long_options: str, letters: str = "", valued: str = "") -> Guard:
+def without(*long_options: str, letters: str = "", valued: str = "") -> ArgumentGuard:
     """A guard that refuses some options, in all their spellings.
 
     Args:
-        long_options: as `--output`; what abbreviates them, and `--output=…`, is refused as well.
-        letters: of short options that are refused, wherever they are in a cluster.
-        valued: letters of short options that have a value: the rest of a cluster is no options then.
+        long_options: options such as `--output`; abbreviations and `--output=…` are refused, too.
+        letters: letters of short options that are refused, anywhere in a cluster.
+        valued: letters of short options with a value: the rest of a cluster is then their value.
     """
 
     def is_harmless(arguments: Sequence[str]) -> bool:
@@ -44,19 +44,19 @@ def without(*long_options: str, letters: str = "", valued: str = "") -> Guard:
     return is_harmless
 
 
-def only(pattern: str) -> Guard:
-    """A guard that lets pass only words that match a pattern as a whole."""
+def only(pattern: str) -> ArgumentGuard:
+    """A guard that allows only words that match a pattern as a whole."""
     compiled = re.compile(pattern)
     return lambda arguments: all(compiled.fullmatch(word) for word in arguments)
 
 
 def find(arguments: Sequence[str]) -> bool:
-    """Nothing is run, removed or written to a file."""
+    """Whether `find` runs, removes and writes nothing."""
     return not any(word.startswith(("-exec", "-ok", "-delete", "-fls", "-fprint")) for word in arguments)
 
 
 def uniq(arguments: Sequence[str]) -> bool:
-    """The second operand is a file that is written."""
+    """Whether `uniq` has at most one operand: it writes to the second."""
     operands = 0
     words = iter(arguments)
     for word in words:
@@ -70,7 +70,7 @@ def uniq(arguments: Sequence[str]) -> bool:
 
 
 def sed(arguments: Sequence[str]) -> bool:
-    """Exactly `-n N[,M]p [FILE]`."""
+    """Whether the arguments of `sed` are exactly `-n N[,M]p [FILE]`."""
     return (
         len(arguments) in (2, 3)
         and arguments[0] == "-n"
@@ -80,7 +80,7 @@ def sed(arguments: Sequence[str]) -> bool:
 
 
 def date(arguments: Sequence[str]) -> bool:
-    """It tells a time, and sets none."""
+    """Whether `date` prints a time and sets none."""
     words = iter(arguments)
     for word in words:
         if word in ("-d", "-r", "--date", "--reference"):
@@ -96,11 +96,11 @@ _DATE_WORD = re.compile(
 
 
 EXPLICIT_REPOSITORIES = ("safe.bareRepository", "explicit")
-"""A setting of git. Without it a folder that only looks like a bare repository makes git run what it says."""
+"""A setting of git. Without it, a folder that looks like a bare repository can make git run programs."""
 
 
 def git(arguments: Sequence[str]) -> bool:
-    """A subcommand that reads, behind nothing but options of git that change nothing."""
+    """Whether git has a subcommand that only reads, behind harmless options."""
     for position, word in enumerate(arguments):
         if word in _GIT_OPTIONS or (word == "-c" and is_explicit(arguments[position:])):
             continue
@@ -116,7 +116,7 @@ def is_explicit(arguments: Sequence[str]) -> bool:
 
 
 def git_unfollowed(arguments: Sequence[str]) -> bool:
-    """As `git`, and nothing enters submodules, whose settings may be anything."""
+    """Like `git`, and does not enter submodules, whose settings may be anything."""
     subcommand = next((word for word in arguments if word in GIT_SUBCOMMANDS), None)
     descends = subcommand in ("status", "diff") and "--ignore-submodules=all" not in arguments
     shows = any(re.match(r"--sub|--recurse", word) and word != "--submodule=short" for word in arguments)
@@ -141,7 +141,7 @@ _git_options = without(
 
 
 _SIGNATURE = re.compile("%[-+ ]?G")
-"""In a format; the sign before the letter only says what to do with an empty value."""
+"""In a format; the sign before the letter only controls the treatment of an empty value."""
 
 
 _DIFF_OF_MERGES = re.compile(
@@ -150,7 +150,7 @@ _DIFF_OF_MERGES = re.compile(
 
 
 def _git_reading(arguments: Sequence[str]) -> bool:
-    """Signatures are checked by a program that settings name, and remerging writes objects."""
+    """Whether a subcommand only reads. Checking signatures runs a program, and remerging writes objects."""
     return _git_options(arguments) and not any(
         _SIGNATURE.search(word)
         or "signature" in word
@@ -167,7 +167,7 @@ def _git_branch(arguments: Sequence[str]) -> bool:
 
 
 def _git_tag(arguments: Sequence[str]) -> bool:
-    """An operand is a new tag, unless tags are listed."""
+    """Whether `git tag` only lists: else an operand is a new tag."""
     lists = any(re.fullmatch(r"-l|--list|-n\d*", word) for word in arguments)
     options = re.compile(r"-l|--list|-n\d*|--(sort|format|column)=.*", re.DOTALL)
     return not any("signature" in word for word in arguments) and all(
@@ -175,7 +175,7 @@ def _git_tag(arguments: Sequence[str]) -> bool:
     )
 
 
-GIT_GUARDS: dict[str, Guard] = {
+GIT_GUARDS: dict[str, ArgumentGuard] = {
     "status": _git_reading,
     "log": _git_reading,
     "diff": _git_reading,

@@ -1,7 +1,7 @@
-"""The search for every command in an argv and in its scripts, however deep.
+"""Finds every command in an argv and in its scripts, at any depth.
 
-It finds too much rather than too little, and says so where it cannot find everything. What it goes through
-is bounded: each script once, in two readings, at most `MAX_DEPTH` of them inside each other.
+The search finds too much rather than too little, and reports if it cannot find everything. It is bounded:
+each script is read once, in two readings, and at most `MAX_DEPTH` scripts inside each other.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_DEPTH = 8
-"""Scripts inside of scripts, as in `sh -c "sh -c 'ls'"`. More of them serve to hide something."""
+"""Scripts inside of scripts, as in `sh -c "sh -c 'ls'"`. Deeper nesting only serves to hide something."""
 
 MAX_WORDS = 100_000
-"""In all commands that are looked at. A few bytes can be read in very many ways: `sudo -a b -a b …`."""
+"""In all commands of a search. A few bytes can have very many readings: `sudo -a b -a b …`."""
 
 MAX_INNER_BYTES = 256 << 10
-"""Of all scripts that are found in the first one, which may itself be as long as `shell_syntax` allows."""
+"""The size of all scripts in the first one, which may itself be as long as `shell_syntax` allows."""
 
 _SETTINGS_OF_GIT = frozenset({"HOME", "XDG_CONFIG_HOME"})
 _PASSING_ON = frozenset({"cat", "tee", ":", "true"})
-"""They write what they read, or nothing."""
+"""Programs that write their input, or nothing."""
 
 _JOINING = frozenset({"pipeline", "redirected_statement", "herestring_redirect", "process_substitution"})
 _INPUTS = frozenset({"heredoc_body", "herestring_redirect"})
@@ -47,32 +47,32 @@ _KEYWORD_COMMANDS = frozenset({"declaration_command", "unset_command", "test_com
 _ARGUMENTS = frozenset({"word", "string", "raw_string", "ansi_c_string", "concatenation", "variable_name"})
 _OPAQUE = frozenset({"word", "regex", "extglob_pattern"})
 _SUBSCRIPT = re.compile(r"\w\[[^\]]*(\$\(|`)")
-"""In quotes. Whatever takes a variable's name or does arithmetic (`test -v`, `let`, `[[ -eq ]]`) carries out
-the substitution between the brackets."""
+"""In quotes. Commands with variable names or arithmetic (`test -v`, `let`, `[[ -eq ]]`) run the substitution
+between the brackets."""
 _QUOTED = frozenset({"raw_string", "ansi_c_string", "string"})
 _CONTINUED_LINE = re.compile(r"(?<!\\)((?:\\\\)*)\\\n")
-"""The parser takes one inside a word for a blank."""
+"""The parser treats a continued line inside a word as a blank."""
 
 _ESCAPED_NAME = re.compile(r"(\n[ \t]*)\\(?=[\w./-])")
-"""At the beginning of a line. The parser takes such a line for more of the one before."""
+"""At the beginning of a line. The parser appends such a line to the one before."""
 
 
 class Found(NamedTuple):
-    """What a search came upon."""
+    """The result of a search."""
 
     commands: tuple[tuple[str, ...], ...]
     partial: tuple[Words, ...]
-    """Those of the commands that have words which are not literal, with None in their places."""
+    """The commands with words that are not literal, which are None."""
     unreadable: bool
-    """There may be more: a name is not literal, a script has errors, or a limit was met."""
+    """Whether there may be more: a name is not literal, a script has errors, or a limit was reached."""
     loose: tuple[Words, ...] = ()
-    """Those of `partial` of which a word that is not literal may be an option."""
+    """The commands of `partial` in which a word that is not literal may be an option."""
     unknown: tuple[Words, ...] = ()
-    """Those whose programs may run what their operands say."""
+    """The commands whose programs may run their operands."""
 
 
 def search(argv: Sequence[str]) -> Found:
-    """All commands of an argv, itself first."""
+    """All commands of an argv; the argv itself comes first."""
     searching = _Search()
     searching.command(tuple(argv), 0, has_options=False)
     if searching.moves_settings and any(program(command[0]) == "git" for command in searching.found):
@@ -94,21 +94,24 @@ class _Search:
     loose: dict[Words, None] = field(default_factory=dict)
     unknown: dict[Words, None] = field(default_factory=dict)
     moves_settings: bool = False
-    """Whether git would look for its settings elsewhere."""
+    """Whether git would read its settings from another place."""
     _commands: dict[tuple[Words, bool], bool] = field(default_factory=dict)
-    """Those that were looked at, and whether they read a script from their standard input."""
+    """The commands that were searched, with whether they read a script from stdin."""
     _scripts: dict[str, bool] = field(default_factory=dict)
-    """Likewise, whether a command in it does."""
+    """The scripts that were searched, with whether a command in them reads a script from stdin."""
     _words_left: int = MAX_WORDS
     _bytes_left: int = MAX_INNER_BYTES
 
     def command(self, words: Words, depth: int, *, has_options: bool) -> bool:
-        """A command and all that it runs. Tells whether any of it reads a script from its standard input.
+        """Search a command and all commands that it runs.
 
         Args:
-            words: of the command.
-            depth: of the script that it is in.
-            has_options: whether one of its words that are not literal may be an option.
+            words: the words of the command.
+            depth: the depth of its script.
+            has_options: whether a word that is not literal may be an option.
+
+        Returns:
+            Whether one of the commands reads a script from stdin.
         """
         pending = [(words, has_options)]
         reads_script = False
@@ -144,7 +147,7 @@ class _Search:
             self.unknown.setdefault(words)
 
     def script(self, script: str, depth: int) -> bool:
-        """All commands of a script, as the parser takes it and as bash does where they differ."""
+        """Search a script, as the parser reads it and, if that differs, as bash reads it."""
         if depth > MAX_DEPTH:
             self.unreadable = True
             return False
@@ -192,7 +195,7 @@ class _Search:
                     reads_script = True
                 else:
                     fed.setdefault(statement)
-            if words[0].startswith("="):  # zsh: the path of the program
+            if words[0].startswith("="):  # in zsh: the path of the program
                 self.command((words[0][1:], *words[1:]), depth, has_options=has_options)
         for each in fed:
             self._fed(each, depth)
@@ -202,12 +205,12 @@ class _Search:
         value = node.child_by_field_name("value")
         name = text_of(node).partition("=")[0]
         text = literal(value) if value is not None else ""
-        is_name = bool(text) and text in SHELL_VARIABLES - {"ENV"}  # of another one, for `declare -n`
+        is_name = bool(text) and text in SHELL_VARIABLES - {"ENV"}  # of another variable, for `declare -n`
         self.unreadable = self.unreadable or is_name or steers(f"{name}={'$' if text is None else text}")
         self.moves_settings = self.moves_settings or name in _SETTINGS_OF_GIT
         if text and is_run_from_environment(name):
             self.script(text, depth + 1)
-        # Substitutions in a quoted value are carried out by arithmetic, and by `${NAME@P}`.
+        # Arithmetic and `${NAME@P}` run substitutions in a quoted value.
         parts = [text] if text or value is None else map(literal, value.children)
         for part in parts:
             if part and SUBSTITUTION.search(part):
@@ -224,7 +227,7 @@ class _Search:
             self.unreadable = True
 
     def _fed(self, statement: Node, depth: int) -> None:
-        """Read what the other commands of a statement write for a shell, as far as it is literal."""
+        """Search the literal text that the other commands of a statement write to a shell."""
         written: list[str | None] = []
         for node, _ in _nodes(statement):
             if node.type in _INPUTS:
@@ -238,10 +241,10 @@ class _Search:
 
 
 def _nodes(root: Node) -> Iterator[tuple[Node, Node | None]]:
-    """All of a tree, in the order of the source.
+    """All nodes of a tree, in the order of the source.
 
     Each comes with the outermost statement around it that joins commands by pipes, redirections or process
-    substitutions, if there is one.
+    substitutions, or None.
     """
     pending: list[tuple[Node, Node | None]] = [(root, None)]
     while pending:
@@ -257,7 +260,7 @@ def _nodes(root: Node) -> Iterator[tuple[Node, Node | None]]:
 
 
 def _sets_steering(node: Node) -> bool:
-    """Whether it is a variable that steers a shell, where a loop or `${NAME:=…}` gives it a value."""
+    """Whether a loop or `${NAME:=…}` sets a variable that makes a shell run something."""
     around = node.parent if node.type == "variable_name" else None
     if around is None or not steers(text_of(node)):
         return False
@@ -265,7 +268,7 @@ def _sets_steering(node: Node) -> bool:
 
 
 def _hides_commands(node: Node) -> bool:
-    """Whether the parser has taken for a word what holds a newline or backquotes for bash."""
+    """Whether a word of the parser has a newline or backquotes for bash."""
     if node.type not in _OPAQUE or node.child_count:
         return False
     text = text_of(node)
@@ -275,7 +278,7 @@ def _hides_commands(node: Node) -> bool:
 def _words(node: Node) -> Words | None:
     """The words of a command without assignments and redirections.
 
-    None for any other node, and () for a statement whose redirections have no words behind them.
+    None for any other node; () for a statement whose redirections have no words behind them.
     """
     if node.type == "redirected_statement":
         body = node.child_by_field_name("body")
@@ -296,7 +299,7 @@ def _words(node: Node) -> Words | None:
             continue
         is_name = child.type == "command_name"
         value = literal(child.children[0] if is_name and child.child_count == 1 else child)
-        if child.start_byte == end:  # `"r"\m` is one word, though the parser has it as two
+        if child.start_byte == end:  # `"r"\m` is one word, but two for the parser
             before = words.pop()
             value = None if value is None or before is None else before + value
         words.append(value)
@@ -305,7 +308,7 @@ def _words(node: Node) -> Words | None:
 
 
 def _has_unknown_option(node: Node) -> bool:
-    """Whether a word of a command that is not literal may be an option, or become several words."""
+    """Whether a word that is not literal may be an option, or become several words."""
     words = [
         child
         for child in node.children
@@ -315,7 +318,7 @@ def _has_unknown_option(node: Node) -> bool:
 
 
 def _takes_over_input(node: Node, words: Words) -> bool:
-    """Whether it is `exec` with redirections only, of what the shell's commands will read."""
+    """Whether it is `exec` with redirections only, which change the input of the shell's commands."""
     if "exec" not in words or any(
         word is None or not word.startswith(("-", "0")) for word in words[words.index("exec") + 1 :]
     ):
@@ -329,14 +332,14 @@ def _takes_over_input(node: Node, words: Words) -> bool:
 
 
 def _last_command(body: Node) -> Node | None:
-    """The command to which the redirections behind a statement's body belong."""
+    """The command that the redirections behind a statement's body belong to."""
     while body.type in ("list", "pipeline", "negated_command"):
         body = body.children[-1]
     return body if body.type == "command" else None
 
 
 def _behind_redirections(statement: Node) -> Iterator[str | None]:
-    """Words that the parser counts among the redirections: in `git > log push`, `push` is git's."""
+    """Words that the parser counts as redirections: in `git > log push`, `push` belongs to git."""
     pending = [child for child in reversed(statement.children) if child.type.endswith("_redirect")]
     while pending:
         redirect = pending.pop()
@@ -348,7 +351,7 @@ def _behind_redirections(statement: Node) -> Iterator[str | None]:
 
 
 def _innermost(words: Words) -> Iterator[Words]:
-    """A command without the programs around it that only run it."""
+    """A command without the programs in front of it that only run it."""
     for _ in range(MAX_DEPTH):
         behind = inner(words).commands
         if not behind:
@@ -359,9 +362,9 @@ def _innermost(words: Words) -> Iterator[Words]:
 
 
 def _written(words: Words) -> Iterator[str | None]:
-    """What a command writes for a shell to read: a guess for each way of taking escapes and formats.
+    """The text that a command writes for a shell: a guess for each way of reading escapes and formats.
 
-    None stands for what cannot be told.
+    None stands for unknown text.
     """
     name = program(words[0] or "")
     if name in _PASSING_ON:
@@ -385,7 +388,7 @@ def _written(words: Words) -> Iterator[str | None]:
 
 
 def _formatted(template: str, values: list[str]) -> str | None:
-    """What `printf` makes of some values, unless numbers, widths or the like are involved."""
+    """The output of `printf`; None with numbers, widths and the like."""
     pieces = re.split(r"(%.?)", decode_ansi_c(template), flags=re.DOTALL)
     if any(piece[:1] == "%" and piece not in ("%s", "%b", "%%") for piece in pieces):
         return None

@@ -1,15 +1,15 @@
-"""From an argv to the commands it is judged by.
+"""Splits an argv into the commands by which it is judged.
 
-Two ways of reading a script are kept apart:
+There are two separate ways of reading a script:
 
-- strict, for permissions (`plain_commands`, `lower`): a script is a list of commands of literal words, or
-  it is refused as a whole and counts as one command that nothing is known of;
-- searching, for prohibitions (`literal_commands`): every command that can be read anywhere, in loops,
-  substitutions, nested shells, behind `sudo` and its like. It lists too much rather than too little.
+- strict, for permissions (`plain_commands`, `lower`): a script is a list of commands of literal words, or it
+  is refused as a whole and counts as one unknown command;
+- by search, for prohibitions (`literal_commands`): every command that can be found, in loops, substitutions,
+  nested shells, behind `sudo` and the like. The list has too much rather than too little.
 
-What was not understood is never safe: `unreadable` says where the search cannot have found everything, and
-`read` also gives the commands some of whose words only a running shell knows. What other interpreters than
-shells run (Python, AWK, makefiles), and what files run that a command only names, no script tells.
+Unknown parts are never safe: `unreadable` tells whether the search may have missed commands, and `read` also
+returns commands with words that only a running shell knows. The commands that other interpreters run (Python,
+AWK, makefiles), and those in files that a command only names, cannot be found in a script.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+from execclient.govern.policy.rules import Argv
 from execclient.govern.policy.script_search import Found, search
 from execclient.govern.policy.shell_syntax import text_of, tree
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-Argv = tuple[str, ...]
-"""A program, and its arguments."""
-
 SHELLS = frozenset({"bash", "zsh", "sh"})
-"""Whose scripts are lowered."""
+"""The shells whose scripts are split."""
 
 SCRIPT_OPTIONS = frozenset({"-c", "-lc"})
-"""Before a script, with a login shell or without."""
+"""The options in front of a script, without or with a login shell."""
 
 _PLAIN_NODES = frozenset(
     {
@@ -52,10 +50,10 @@ _PLAIN_NODES = frozenset(
 )
 _PLAIN_TOKENS = frozenset({"&&", "||", ";", "|", '"', "\n"})
 _EXPANDED = frozenset("{}*?[]\\~^#$`")
-"""In a bare word: characters that bash or zsh may replace with something else."""
+"""In a bare word: characters that bash or zsh may expand."""
 
 _INSIDE = re.compile(r"(?:[ \t]|(?<=[ \t])\\\n|\\\n(?=[ \t]))+")
-"""Between two words of a command, as bash sees them. The parser also takes carriage returns, form feeds,
+"""Between two words of a command in bash. The parser also splits words at carriage returns, form feeds,
 escaped blanks, newlines before a continued line, and continued lines inside a word."""
 
 _BETWEEN = re.compile(r"(?:[ \t\n]|(?<=[ \t\n])\\\n|\\\n(?=[ \t\n]))*")
@@ -68,29 +66,29 @@ class Lowered(NamedTuple):
     commands: tuple[Argv, ...]
     """At least one, unless the argv is empty."""
     plain: bool
-    """False: the script, if there is one, was refused, and `commands` is the whole argv."""
+    """Whether the script, if there is one, could be split. If not, `commands` is the whole argv."""
 
 
 def script_of(argv: Sequence[str]) -> str | None:
-    """The script of `[SHELL, -c | -lc, SCRIPT]`, where the file stem of SHELL is bash, zsh or sh."""
+    """The script of `[SHELL, -c | -lc, SCRIPT]` if the file stem of SHELL is bash, zsh or sh."""
     if len(argv) != 3 or argv[1] not in SCRIPT_OPTIONS or PurePosixPath(argv[0]).stem not in SHELLS:
         return None
     return argv[2]
 
 
 def plain_commands(script: str, *, exact: bool = False) -> list[Argv] | None:
-    """The commands of a script that consists of nothing but commands.
+    """The commands of a script that consists of plain commands only.
 
-    They may be joined by `&&`, `||`, `;`, `|` and newlines. Their names are bare words, their arguments bare
-    words, numbers, quoted strings without escapes, and these side by side.
+    They may be joined by `&&`, `||`, `;`, `|` and newlines. Names must be bare words; arguments must be bare
+    words, numbers, quoted strings without escapes, or concatenations of these.
 
     Args:
-        script: for bash, zsh or sh.
-        exact: refuse also where the parser sees other words than bash would: a line continuation inside a
-            word, carriage returns, form feeds. The reference takes them as the parser does.
+        script: a script for bash, zsh or sh.
+        exact: whether to refuse scripts in which the parser sees other words than bash: with a line
+            continuation inside a word, carriage returns, form feeds. The reference accepts them.
 
     Returns:
-        An argv for each of them, [] if there is none, None if the script holds anything else.
+        An argv for each command, [] without commands, None if the script has anything else.
     """
     root = tree(script)
     if root is None or root.has_error:
@@ -114,7 +112,7 @@ def plain_commands(script: str, *, exact: bool = False) -> list[Argv] | None:
 
 
 def lower(argv: Sequence[str], *, exact: bool = False) -> Lowered:
-    """The commands of an argv: those of its script, else itself.
+    """The commands of an argv: those of its script, or the argv itself.
 
     Args:
         argv: a program and its arguments.
@@ -131,12 +129,12 @@ def lower(argv: Sequence[str], *, exact: bool = False) -> Lowered:
 
 
 def literal_commands(argv: Sequence[str]) -> list[Argv]:
-    """Every command that can be read in an argv, for rules that prohibit or ask.
+    """Every command that can be found in an argv, for rules that forbid or ask.
 
-    First come the commands it is lowered to. Then those found anywhere in its scripts, with assignments,
-    redirections and quotes taken away, arguments left out that are not literal, and once more without each
-    program that runs another: `sudo`, `env`, `timeout`, `xargs`, `find -exec`, nested shells, `eval`, …
-    Some are no commands: where an option may or may not take a value, both readings are listed.
+    First come the commands of `lower`. Then come the commands anywhere in its scripts, without assignments,
+    redirections, quotes and arguments that are not literal, and again without each program that runs another:
+    `sudo`, `env`, `timeout`, `xargs`, `find -exec`, nested shells, `eval`, … Some are not commands: if an
+    option may or may not have a value, both readings are listed.
     """
     return list(dict.fromkeys([*lower(argv).commands, *read(argv).commands]))
 
@@ -144,19 +142,19 @@ def literal_commands(argv: Sequence[str]) -> list[Argv]:
 def unreadable(argv: Sequence[str]) -> bool:
     """Whether an argv may run commands that `literal_commands` cannot list.
 
-    That is so if the name of a command, or a script for a nested shell, is known to the running shell only,
-    if a script has syntax errors, or if it is too long, too deeply nested or not text.
+    The reason may be that only the running shell knows the name of a command or a script for a nested shell,
+    or that a script has syntax errors, is too long, too deeply nested or not text.
     """
     return read(argv).unreadable
 
 
 def read(argv: Sequence[str]) -> Found:
-    """`literal_commands` without the lowering, commands with unknown words, and `unreadable`, at one go."""
+    """The result of one search: the found commands, commands with unknown words, and `unreadable`."""
     return search(argv)
 
 
 def _nodes(root: Node) -> Iterator[Node]:
-    """All of a tree, in the order of the source."""
+    """All nodes of a tree, in the order of the source."""
     pending = [root]
     while pending:
         node = pending.pop()
@@ -165,14 +163,14 @@ def _nodes(root: Node) -> Iterator[Node]:
 
 
 def _is_exact(source: bytes, nodes: Sequence[Node]) -> bool:
-    """Whether commands and words are parted where bash parts them."""
+    """Whether bash splits the commands and words in the same places."""
     end = 0
     is_ended = True
-    """Whether an operator stands between the last command and here."""
+    """Whether there is an operator between the last command and here."""
     for node in nodes:
         if node.type == "command":
             gap = source[end : node.start_byte].decode()
-            # Without an operator, it takes a newline, and not a continued line, to begin another command.
+            # Without an operator, another command needs a newline, not a continued line.
             if not _BETWEEN.fullmatch(gap) or not (is_ended or "\n" in gap.replace("\\\n", "")):
                 return False
             if not _has_exact_words(source, node):
@@ -220,12 +218,12 @@ def _plain_word(node: Node) -> str | None:
         case "raw_string":
             return text[1:-1]
         case "string":
-            # Any other part of a string, as a lone `$`, has been refused by its kind.
+            # Any other part of a string, such as a lone `$`, was refused by its node type.
             return None if "\\" in text and re.search(r'\\[$`"\\\n]', text) else text[1:-1]
         case "concatenation":
             parts = [_plain_word(part) for part in node.children]
             known = [part for part in parts if part is not None]
-            # Joined to nothing, as `""''`, it is refused too; the reference does the same.
+            # An empty result, as of `""''`, is refused, too, as in the reference.
             return "".join(known) or None if len(known) == len(parts) else None
         case _:
             return None

@@ -1,8 +1,8 @@
-"""Where bash reads a script otherwise than the parser does: what it expands there, no tree shows.
+"""Finds differences between the parser and bash, where bash may expand something that the tree does not show.
 
-The text of a script is held against its tree. Each place at which bash may begin an expansion is one in the
-tree, or stands where bash expands nothing; each word ends where bash ends it. Whatever else there is makes a
-script misread.
+The text of a script is compared with its tree. At each place where bash may begin an expansion, the tree must
+have one, or bash must expand nothing there; each word must end where bash ends it. Any other difference makes
+a script misread.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Unmarked(NamedTuple):
-    """What a tree does not show of its script."""
+    """The parts of a script that its tree does not show."""
 
     scripts: tuple[str, ...]
-    """Substitutions in here-documents, which the parser passes over behind a blank."""
+    """Substitutions in here-documents, which the parser skips behind a blank."""
     misread: bool
-    """Whether there is more, which nothing here can read."""
+    """Whether there are more parts, which cannot be read here."""
 
 
 _EXPANSION = re.compile(rb"\$[({\[]|`|[<>]\(")
@@ -33,14 +33,14 @@ _MARKS = frozenset({"command_substitution", "process_substitution", "expansion",
 _VERBATIM = frozenset({"raw_string", "ansi_c_string", "comment"})
 _ADJACENT = frozenset({"concatenation", "simple_expansion", "translated_string", "variable_assignment"})
 _ESCAPED_TWICE = re.compile(rb"\\[\\$`]")
-"""Between backquotes a shell takes such an escape away before it reads on."""
+"""Between backquotes, a shell removes such an escape before it parses the command."""
 _TAG = re.compile(r"\w+|'\w+'|\"\w+\"|\\\w+")
 _ENDS_WORD = re.compile(r"[ \t\n;&|<>()]")
 _PLAIN_SUBSTITUTION = re.compile(rb"\$\(([^()`'\"\\$#<]*)\)|\$\{\w+(?::?[-+=?][^{}()$`'\"\\]*)?\}")
 
 
 def unmarked(root: Node, script: str) -> Unmarked:
-    """Hold the text of a script against the tree that the parser made of it."""
+    """Compare the text of a script with its tree."""
     source = script.encode()
     nodes = list(_nodes(root))
     marks: set[int] = set()
@@ -53,9 +53,9 @@ def unmarked(root: Node, script: str) -> Unmarked:
         span = (node.start_byte, node.end_byte)
         if node.type in _MARKS:
             marks.add(span[0])
-            # Bash tries arithmetic first, in which there are no here-documents and no quotes.
+            # Bash tries arithmetic first, which has no here-documents and no quotes.
             is_doubtful |= node.type == "command_substitution" and source.startswith(b"$((", span[0])
-            # What a variable holds is expanded as a prompt is.
+            # The value of the variable is expanded like a prompt.
             is_doubtful |= node.type == "expansion" and source.endswith(b"@P}", *span)
             if source[span[0] : span[0] + 1] == b"`":
                 marks.add(span[1] - 1)
@@ -76,7 +76,7 @@ def unmarked(root: Node, script: str) -> Unmarked:
         place = found.start()
         if place in marks:
             continue
-        # One between two backquotes is the second of them, whatever is around it.
+        # Between two backquotes, this one is the second of the pair, whatever is around it.
         if place in verbatim_within and not (found[0] == b"`" and place in backquoted_within):
             continue
         if _is_escaped(source, place):
@@ -88,7 +88,7 @@ def unmarked(root: Node, script: str) -> Unmarked:
 
 
 class _Spans:
-    """Parts of a text."""
+    """A set of ranges of a text."""
 
     def __init__(self, spans: list[tuple[int, int]]) -> None:
         ordered = sorted(spans)
@@ -107,7 +107,7 @@ def _is_escaped(source: bytes, place: int) -> bool:
 
 
 def _has_quoted_tag(body: Node) -> bool:
-    """Whether bash takes a here-document as it stands: its tag is quoted."""
+    """Whether bash expands nothing in a here-document, since its tag is quoted."""
     redirect = body.parent
     return redirect is not None and any(
         child.type == "heredoc_start" and not set("'\"\\").isdisjoint(text_of(child))
@@ -116,7 +116,7 @@ def _has_quoted_tag(body: Node) -> bool:
 
 
 def _ends_elsewhere(node: Node) -> bool:
-    """Whether a word, or a here-document, may end elsewhere for bash."""
+    """Whether a word or a here-document may end in another place for bash."""
     if node.type in _ADJACENT:
         pairs = itertools.pairwise(node.children)
         return any(left.end_byte != right.start_byte for left, right in pairs) and not _is_expanded(node)
@@ -127,7 +127,7 @@ def _ends_elsewhere(node: Node) -> bool:
 
 
 def _is_expanded(node: Node) -> bool:
-    """Whether it is within `${…}` or `[[…]]`, where blanks part no words."""
+    """Whether it is within `${…}` or `[[…]]`, where blanks do not split words."""
     parent = node.parent
     while parent is not None and parent.type in ("concatenation", "binary_expression", "unary_expression"):
         parent = parent.parent

@@ -1,7 +1,7 @@
-"""Syntax trees of shell scripts.
+"""Syntax trees of shell scripts, and the values of their words.
 
-A script is read, or it is not: `tree` gives None for whatever it will not vouch for, which callers take as
-"unknown" and never as safe. A tree that has errors is still given; whoever asks decides what it is worth.
+`tree` returns None for a script that it does not parse; callers treat that as unknown and never as safe. A
+tree with syntax errors is returned; the caller decides on it.
 
 The library is loaded with the first script, so that importing `execclient.govern.policy` stays cheap.
 """
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
     from tree_sitter import Language, Node, Parser
 
 MAX_SCRIPT_BYTES = 1 << 20
-"""Of a script that is read at all. What agents write has a few hundred bytes."""
+"""The size of a script. Scripts of agents have a few hundred bytes."""
 
 MAX_NODES = 50_000
-"""Of a tree. Walking one takes about a microsecond for each of its nodes."""
+"""The size of a tree. Walking it takes about a microsecond for each node."""
 
 MAX_PARSE_SECONDS = 0.5
-"""An ordinary script takes 15 µs; input made to be slow takes about 5 µs a byte."""
+"""An ordinary script takes 15 µs; input made to be slow takes about 5 µs for each byte."""
 
 SHORT_SCRIPT_BYTES = 16 << 10
-"""Up to here a script cannot take long, and is not watched while it is parsed."""
+"""A shorter script cannot take long, and is parsed without a time limit."""
 
 _PIECE_BYTES = 4 << 10
-"""The parser takes a long script in such pieces, and one of them again for the text of each node."""
+"""The parser reads a long script in such pieces, and reads one again for the text of each node."""
 
 
 def tree(script: str) -> Node | None:
-    """The root of a script's syntax tree, which may hold errors.
+    """The root of a script's syntax tree, which may have errors; None if the script is not parsed.
 
     Args:
-        script: at most 1 MiB as UTF-8; a shell cannot be given a NUL, so neither can this.
+        script: at most 1 MiB of UTF-8 without NUL.
 
     Raises:
         ImportError: tree-sitter is not installed; the message says how to get it.
     """
     try:
         text = script.encode()
-    except UnicodeEncodeError:  # bytes that are no UTF-8: a shell takes them, the parser does not
+    except UnicodeEncodeError:  # bytes that are not UTF-8: a shell accepts them, the parser does not
         return None
     if len(text) > MAX_SCRIPT_BYTES or b"\0" in text:
         return None
@@ -58,14 +58,14 @@ def text_of(node: Node) -> str:
 
 def _parse_watched(text: bytes) -> Node | None:
     deadline = time.monotonic() + MAX_PARSE_SECONDS
-    # A parser of its own: calls back into Python let other threads run, which may parse as well.
+    # A parser of its own: callbacks into Python let other threads run, which may parse, too.
     parser = _new_parser()
     try:
         return parser.parse(
             lambda offset, _: text[offset : offset + _PIECE_BYTES],
             progress_callback=lambda *_: time.monotonic() > deadline,
         ).root_node
-    except ValueError:  # given up
+    except ValueError:  # the time limit was reached
         return None
 
 
@@ -117,11 +117,14 @@ _STRING_PARTS = frozenset({"string_content", '"', "$"})
 
 
 def literal(node: Node) -> str | None:
-    """What a word stands for, or None if only a running shell could tell."""
+    """The value of a word without its quotes; None if only a running shell knows it.
+
+    Words with variables, substitutions, globs, braces or tildes are not literal.
+    """
     parts = node.children if node.type == "concatenation" else [node]
     values: list[str] = []
     bare: list[str] = []
-    """The text with a harmless letter for each quoted part: globs and braces work outside of quotes only."""
+    """The text with a letter for each quoted part: globs and braces work outside of quotes only."""
     for part in parts:
         if part.type in ("word", "number"):
             text = text_of(part)
@@ -144,7 +147,7 @@ def literal(node: Node) -> str | None:
 
 
 def is_operand(node: Node) -> bool:
-    """Whether a word that is not literal stays one word, and no option of letters: a path, as `"$x"/y`."""
+    """Whether a word that is not literal stays one word and is no option: a path such as `"$x"/y`."""
     text = text_of(node)
     outside = re.sub(r'"[^"]*"', "", text)
     known = re.sub(r"\$\{[^}]*\}|\$\w+|\$.|`[^`]*`", "", text)
@@ -170,7 +173,7 @@ def _quoted(node: Node) -> str | None:
     if node.type == "raw_string":
         return text_of(node)[1:-1]
     if node.type == "ansi_c_string":
-        # The shell ends such a text at a NUL.
+        # A shell ends such a text at a NUL.
         return decode_ansi_c(text_of(node)[2:-1]).partition("\0")[0]
     if node.type in _DOUBLE_QUOTED:
         string = node if node.type == "string" else node.children[-1]

@@ -1,11 +1,11 @@
-"""Runs a rule file, which is a small Starlark program, and hears of the statements that it makes.
+"""Runs a rule file, which is a small Starlark program, and reports its statements.
 
 Rules kept in this file:
 
-1. The library is imported when there is a file to run and not before: it is an optional part of 14 MB.
-2. A program has nothing but Starlark's own functions and the three statements: no files, no other modules,
-   no output, and no more than `LIMIT_SECONDS`. Its memory has no limit of ours.
-3. Whatever goes wrong is a `PolicyError` with the line on which it went wrong, if there is one.
+1. The library is imported with the first file: it is optional and has 14 MB.
+2. A program has only Starlark's own functions and the three statements: no files, no other modules, no
+   output, and at most `LIMIT_SECONDS`. Its memory is not limited.
+3. Every error is a `PolicyError`, with the line if it is known.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from execclient.errors import PolicyError
-from execclient.govern.policy.rule_statements import StatementError, Value
+from execclient.govern.policy.rule_statements import StarlarkValue, StatementError
 
-Statement = Callable[[str, Sequence[Value], int | None], None]
-"""Told of each statement: its name, all its arguments in their order, and its line."""
+Statement = Callable[[str, Sequence[StarlarkValue], int | None], None]
+"""Called with each statement: its name, all its arguments in order, and its line."""
 
 LIMIT_SECONDS = 5.0
-"""Of processor time, so that a busy machine fails no file. A thousand rules take some milliseconds."""
+"""A limit on CPU time, so that a busy machine causes no errors. A thousand rules take some milliseconds."""
 
 SHOWN_CHARACTERS = 80
-"""Of a value in an error."""
+"""The length of a value in an error."""
 
 _NAME = "rules"
-"""What Starlark takes a file's name to be. The real one may have anything in it, which would make the places
-in Starlark's texts ambiguous."""
+"""The name of the file for Starlark. The real name may contain anything, which would make the places in
+Starlark's texts ambiguous."""
 
 _PRELUDE_NAME = "statements"
 
@@ -54,11 +54,11 @@ def host_executable(name, paths):
 def network_rule(host, protocol, decision, justification = None):
     _state("network_rule", call_stack(), host, protocol, decision, justification)
 """
-"""The statements are functions of Starlark, so that it binds their arguments and says which are missing. It
-gives us the types, which are lost on the way to Python, and the line, which Python is not told."""
+"""The statements are functions of Starlark, which binds their arguments and reports missing ones. They pass
+on the types, which are lost in the conversion to Python, and the line."""
 
 _FRAME = re.compile(rf"^  \* {_NAME}:(\d+), in ", re.MULTILINE)
-"""A line of a traceback; quoted source is indented deeper."""
+"""A line of a traceback; quoted source has a deeper indentation."""
 
 _PLACE = re.compile(rf"^ *--> {_NAME}:(\d+):\d+$", re.MULTILINE)
 
@@ -66,15 +66,15 @@ _MESSAGE = re.compile(r"^error: (.*?)\n *--> ", re.MULTILINE | re.DOTALL)
 
 
 def run_rule_file(text: str, file: str, statement: Statement) -> None:
-    """Run a program.
+    """Run a rule file.
 
     Args:
         text: the program.
-        file: its name, for errors.
-        statement: told of each statement; what it raises as `StatementError` is wrong with the file.
+        file: the name of the file, for errors.
+        statement: called with each statement; may raise `StatementError` for an invalid one.
 
     Raises:
-        PolicyError: there is something wrong with it, or it takes too long.
+        PolicyError: the file has an error, or takes too long.
     """
     starlark = _library(file)
     failed: list[PolicyError] = []
@@ -98,7 +98,7 @@ def run_rule_file(text: str, file: str, statement: Statement) -> None:
     with_stack = starlark.Globals.extended_by([starlark.LibraryExtension.CallStack])
     starlark.eval(module, starlark.parse(_PRELUDE_NAME, _PRELUDE, dialect), with_stack)
     try:
-        # Starlark forgets the line of an unexpected end of file behind a line break.
+        # Starlark loses the line of an unexpected end of file behind a line break.
         program = starlark.parse(_NAME, text.rstrip(), dialect)
         starlark.eval_with(
             starlark.EvalOptions(check_cancelled=overdue), module, program, starlark.Globals.standard()
@@ -107,11 +107,11 @@ def run_rule_file(text: str, file: str, statement: Statement) -> None:
         if failed:
             raise failed[0] from None
         if overdue():
-            why = f"it takes more than {LIMIT_SECONDS:g} s: a rule file is to list rules, not to compute"
+            why = f"it takes more than {LIMIT_SECONDS:g} s: a rule file must list rules, not compute"
             raise PolicyError(file, _line(str(error)), why) from None
         raise PolicyError(file, _line(str(error)), _reason(str(error))) from None
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of the library's Rust, and not to be imported
+        if type(error).__name__ != "PanicException":  # of the Rust library; cannot be imported
             raise
         raise PolicyError(file, None, f"Starlark gives up: {error}") from None
 
@@ -126,13 +126,13 @@ def _library(file: str) -> ModuleType:
     return starlark
 
 
-def _value(given: list[object]) -> Value:
+def _value(given: list[object]) -> StarlarkValue:
     kind, text, items, shown = given
     assert isinstance(items, list)
     cut = str(shown)
     if len(cut) > SHOWN_CHARACTERS:
         cut = cut[:SHOWN_CHARACTERS] + "…"
-    return Value(str(kind), str(text), tuple(_value(each) for each in items), cut)
+    return StarlarkValue(str(kind), str(text), tuple(_value(each) for each in items), cut)
 
 
 def _innermost(stack: str) -> int | None:

@@ -1,8 +1,10 @@
-"""What a command runs in its turn: `sudo cat x` runs `cat x`, `bash -c 'cat x'` runs a script.
+"""Finds the commands that a command runs: `sudo cat x` runs `cat x`, `bash -c 'cat x'` runs a script.
 
-A word is None where it is not literal. Programs are known by their base names, and the tables say how each
-of them is told what to run. Whether an option takes the next word as its value is not in them: both readings
-are given, since a command that is listed needlessly costs a question, and one that is missed costs the rule.
+A word that is not literal is None. Programs are known by their base names; the tables tell how each of them
+gets the command that it runs. They do not tell whether an option takes the next word as its value: both
+readings are returned, since a needless command costs a question, and a missed one evades the rule.
+Interpreters of languages other than a shell's are not in the tables: the script does not tell what Python,
+Perl, AWK or a makefile runs.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from execclient.govern.policy.git_commands import HARMLESS_EDITOR, Words, git_ru
 _SHELLS = "sh bash rbash zsh dash ash ksh mksh oksh yash posh fish csh tcsh"
 
 SHELLS = frozenset(_SHELLS.split())
-"""Whose scripts are read, each as if it were bash's."""
+"""The shells whose scripts are read, as scripts of bash."""
 
 OTHER_SHELLS = frozenset({"pwsh", "powershell", "cmd", "nu", "xonsh", "elvish"})
-"""Whose scripts nothing here can read."""
+"""The shells whose scripts cannot be read here."""
 
 _AT_ONCE = """
     ! sudo doas pkexec su runuser sg env command builtin exec coproc noglob nocorrect nohup nice
@@ -41,12 +43,12 @@ _ANYWHERE = """
     start-stop-daemon perf tmux screen choom chpst tini run0 setarch npx
 """
 ANY_SUFFIX = frozenset(_ANYWHERE.split())
-"""Of these: ones whose options take several values, or whose command may begin anywhere."""
+"""Programs of `OPERANDS_BEFORE` whose options take several values, or whose command may begin anywhere."""
 
 JOINED = frozenset(
     {"watch", "parallel", "entr", "hyperfine", "sg", "su", "runuser", "tmux", "screen", "ssh", "npx"}
 )
-"""Of these: ones that hand their command to a shell."""
+"""The programs of `OPERANDS_BEFORE` that pass their command to a shell."""
 
 FLAGS = {
     "sudo": frozenset("AbEHknS"),
@@ -55,10 +57,10 @@ FLAGS = {
     "time": frozenset("pv"),
     "exec": frozenset("cl"),
 }
-"""Letters of options that have no value, of programs that agents use often: they leave no doubt."""
+"""Letters of options without a value, for programs that agents use often: they avoid a second reading."""
 
 APPENDS = frozenset({"xargs", "gxargs", "parallel"})
-"""Of these: ones that add arguments which they read."""
+"""The programs of `OPERANDS_BEFORE` that append arguments from stdin."""
 
 _ENVIRONMENTS = "uv poetry pipenv pdm rye hatch conda mamba micromamba devbox"
 _CONTAINERS = "docker podman nerdctl docker-compose podman-compose"
@@ -70,10 +72,10 @@ BEHIND_SUBCOMMAND: dict[str, frozenset[str]] = {
     **dict.fromkeys(_CLUSTERS.split(), frozenset({"exec", "run", "debug"})),
     **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), frozenset({"exec", "x", "dlx"})),
 }
-"""Programs that run the command behind one of their subcommands, and behind its options and operands."""
+"""Programs that run the command behind a subcommand and its options and operands."""
 
 QUERIES = {"command": frozenset("vV")}
-"""Options that make a program only tell about a command."""
+"""Options with which a program only prints information about a command."""
 
 SCRIPT_OPTIONS: dict[str, tuple[str, ...]] = {
     "su": ("-c", "--command", "--session-command"),
@@ -109,7 +111,7 @@ SETTING_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ssh", "scp", "sftp"), ("-o",)),
     "tar": ("--checkpoint-action",),
 }
-"""Options whose value is a setting `NAME=VALUE`, of which the value may be a command line."""
+"""Options whose value is a setting `NAME=VALUE`; its value may be a command line."""
 
 FOLLOWED_BY_COMMAND = {
     "find": frozenset({"-exec", "-execdir", "-ok", "-okdir"}),
@@ -117,7 +119,7 @@ FOLLOWED_BY_COMMAND = {
     "fd": frozenset({"-x", "-X", "--exec", "--exec-batch"}),
     "fdfind": frozenset({"-x", "-X", "--exec", "--exec-batch"}),
 }
-"""Options that a whole command follows, up to `;` or `+`."""
+"""Options that are followed by a whole command, up to `;` or `+`."""
 
 _OPERANDS = """
     : [ [[ test true false echo printf pwd cd pushd popd dirs ls dir tree stat file du df cat tac
@@ -134,15 +136,15 @@ _OPERANDS = """
     nslookup expr let bc numfmt codespell sed awk gawk mawk nawk git crontab
 """
 TAKES_OPERANDS = frozenset(_OPERANDS.split())
-"""Programs that run none of their operands, other than as `unwrapping` tells: a command that stands behind
-any other program may be run by it."""
+"""Programs that run none of their operands, except as listed here. Any other program may run a command behind
+it."""
 
 _SHELL_VARIABLES = """
     BASH_ENV ENV BASH_ALIASES BASH_CMDS BASH_LOADABLES_PATH PROMPT_COMMAND PS0 PS1 PS2 PS4 SHELLOPTS
     BASHOPTS ZDOTDIR LD_PRELOAD LD_AUDIT DYLD_INSERT_LIBRARIES TAR_OPTIONS RIPGREP_CONFIG_PATH
 """
 SHELL_VARIABLES = frozenset(_SHELL_VARIABLES.split())
-"""Variables by which a shell, or another program that is run, is made to run something else."""
+"""Variables that make a shell or another program run something else."""
 
 _GIT_VARIABLES = """
     AUTHOR_NAME AUTHOR_EMAIL AUTHOR_DATE COMMITTER_NAME COMMITTER_EMAIL COMMITTER_DATE
@@ -152,21 +154,21 @@ _GIT_VARIABLES = """
     CLONE_PROTECTION_ACTIVE ADVICE CONFIG_NOSYSTEM FLUSH DISCOVERY_ACROSS_FILESYSTEM
 """
 GIT_VARIABLES = frozenset(f"GIT_{name}" for name in _GIT_VARIABLES.split())
-"""Variables of git that run nothing, or what is read as a script. Any other one may run something."""
+"""Variables of git that run nothing, or whose value is read as a script. Any other one may run something."""
 
 
 class Inner(NamedTuple):
-    """What a command runs."""
+    """The commands that a command runs."""
 
     commands: tuple[Words, ...] = ()
     scripts: tuple[str, ...] = ()
-    """For a shell."""
+    """Scripts for a shell."""
     unreadable: bool = False
-    """Something more, which only a running shell knows."""
+    """Whether it runs more, which only a running shell knows."""
     reads_script: bool = False
-    """A shell that takes its script from its standard input, or from a file that is made on the way."""
+    """Whether it is a shell that reads its script from stdin, or from a file that is created on the way."""
     unknown: bool = False
-    """Nothing is known of the program, which may run what its operands say."""
+    """Whether the program is unknown, so that it may run its operands."""
 
 
 NOTHING = Inner()
@@ -177,7 +179,7 @@ RUN_FROM_ENVIRONMENT = re.compile(
 """Names of variables whose values other programs run."""
 
 _EDITOR_NAMES = re.compile(r"(PAGER|EDITOR|VISUAL|BROWSER|ASKPASS|RSH|LESSOPEN|LESSCLOSE)$")
-"""Those that hold nothing else: an editor may write what is run, as the commands of a rebase."""
+"""Variables that only name a program. An editor may write commands that are run, as in a rebase."""
 
 SUBSTITUTION = re.compile(r"\$\(|`")
 
@@ -186,22 +188,22 @@ _SHELL_FILES = frozenset({"--rcfile", "--init-file"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
 _STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 _LOADER = re.compile(r"ld(-linux.*|-musl.*|\d*)?\.so(\.\d+)?")
-"""The dynamic linker, which runs the program that it is given."""
+"""The dynamic linker, which runs the program in its arguments."""
 _PLACEHOLDER = "{}"
 
 _RESERVED = "{ } if then elif else fi for select while until do done case esac function"
 RESERVED_WORDS = frozenset(_RESERVED.split())
-"""Where the name of a program is expected, a shell takes them for what they are, and the parser does not."""
+"""Words that a shell treats as reserved in the place of a program's name, and the parser does not."""
 
 _ASSIGNING = """
     env genv sudo doas export declare typeset local readonly read printf mapfile readarray getopts
     let wait set systemd-run docker podman time !
 """
 ASSIGNING = frozenset(_ASSIGNING.split())
-"""Programs that set the variables which they name."""
+"""Programs that set variables."""
 
 _DECLARED = re.compile(r"^\w+\+?=\(.*(\$\(|`)", re.DOTALL)
-"""An array in quotes. `declare` expands it once more."""
+"""An array in quotes, which `declare` expands again."""
 
 _SED_ADDRESS = r"(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\\n])*/[IM]*)"
 _SED_COMMAND = re.compile(
@@ -211,14 +213,14 @@ _SED_COMMAND = re.compile(
     r"(?:[gpiImM\d]|w[^\n]*)*)?\s*(?:[;\n}]+|$)",
     re.DOTALL,
 )
-"""One that runs nothing: all but `e`, and `s` with that flag."""
+"""A command of sed that runs nothing: all but `e`, and `s` with the flag `e`."""
 
 _AWK_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[(,!~{;|&])\s*/(?:[^/\\\n]|\\.)*/', re.DOTALL)
 _AWK_RUNS = re.compile(r"\bsystem\b|(?<!\|)\|(?!\|)|@load|@\w+\s*\(")
 _NAMES_PLACEHOLDER = ("-I", "-J")
 
 MAX_READINGS = 64
-"""Ways of taking one command line apart. Real ones have two or three."""
+"""Readings of one command line. Real command lines have two or three."""
 
 
 def program(word: str) -> str:
@@ -227,7 +229,7 @@ def program(word: str) -> str:
 
 
 def inner(words: Words) -> Inner:
-    """What a command runs, one layer deep."""
+    """The commands that a command runs directly."""
     if not words or words[0] is None:
         return NOTHING
     if _ASSIGNMENT.match(words[0]):  # behind a redirection
@@ -241,9 +243,9 @@ def inner(words: Words) -> Inner:
         return Inner(tuple(rest[start:] for start in itertools.islice(_every_start(rest), MAX_READINGS)))
     if name.startswith("git-"):
         return Inner((("git", name.removeprefix("git-"), *rest),))
-    told = _told(name, rest)
-    if told is not None:
-        return told
+    special = _special(name, rest)
+    if special is not None:
+        return special
     subcommands = BEHIND_SUBCOMMAND.get(name, frozenset())
     commands = [*_following(name, rest), *_behind_subcommand(subcommands, rest)]
     scripts = [*option_values(rest, SCRIPT_OPTIONS.get(name, ())), *_setting_values(name, rest)]
@@ -253,7 +255,7 @@ def inner(words: Words) -> Inner:
         commands += behind
         if name in JOINED:
             scripts += [" ".join(word for word in each if word is not None) for each in behind]
-        # What is not literal may be an option's value, except that the last one is none.
+        # A word that is not literal may be an option's value, except for the last word.
         certain = behind[:1] if name in ANY_SUFFIX else behind[-1:]
         unreadable = unreadable or any(each[0] is None for each in certain)
     if name in ASSIGNING:
@@ -268,8 +270,8 @@ def inner(words: Words) -> Inner:
     )
 
 
-def _told(name: str, rest: Words) -> Inner | None:
-    """What a program runs that has its own way to be told so."""
+def _special(name: str, rest: Words) -> Inner | None:
+    """The commands of a program with a syntax of its own; None for any other program."""
     match name:
         case "eval":
             return _joined(rest)
@@ -281,7 +283,7 @@ def _told(name: str, rest: Words) -> Inner | None:
         case "git":
             return Inner(*git_runs(rest))
         case "alias":
-            # It holds for what comes later, which says nothing of it.
+            # An alias applies to later commands, which do not show it.
             values = tuple(word.partition("=")[2] for word in rest if word is not None and "=" in word)
             return Inner(scripts=values, unreadable=bool(values) or None in rest)
         case "hash":
@@ -305,7 +307,7 @@ def _told(name: str, rest: Words) -> Inner | None:
             texts = [_AWK_QUOTED.sub('""', word) for word in rest if word is not None]
             return Inner(unreadable=any(_AWK_RUNS.search(text) for text in texts))
         case "tar" | "bsdtar" | "gtar" if rest and rest[0] and not rest[0].startswith("-"):
-            # Options in the old style, whose values come behind them all.
+            # Options in the old style, with their values behind all of them.
             return None if {"I", "F"}.isdisjoint(rest[0]) else Inner(unreadable=True)
     return None
 
@@ -335,7 +337,7 @@ def _behind_subcommand(subcommands: frozenset[str], rest: Words) -> Iterator[Wor
 
 
 def steers(assignment: str) -> bool:
-    """Whether an assignment, or a variable's name, makes programs run something that it does not show."""
+    """Whether an assignment makes programs run something that it does not show."""
     name = re.split(r"[^\w%]", assignment, maxsplit=1)[0]
     value = assignment.partition("=")[2]
     if _EDITOR_NAMES.search(name) and not HARMLESS_EDITOR.fullmatch(value):
@@ -346,24 +348,24 @@ def steers(assignment: str) -> bool:
 
 
 def is_run_from_environment(name: str) -> bool:
-    """Whether a variable is one whose value programs run."""
+    """Whether programs run the value of a variable."""
     return RUN_FROM_ENVIRONMENT.search(name) is not None
 
 
 def _values(assignment: str) -> tuple[str, ...]:
-    """The value of `NAME=VALUE` if programs run it, or if a shell may carry out what it substitutes."""
+    """The value of `NAME=VALUE` if programs run it, or if a shell may run its substitutions."""
     name, _, value = assignment.partition("=")
     is_run = value and (is_run_from_environment(name) or SUBSTITUTION.search(value))
     return (value,) if is_run else ()
 
 
 def _behind_options(name: str, rest: Words) -> list[Words]:
-    """The commands that may begin behind a program's options, one more than are looked at at most."""
+    """The commands that may begin behind a program's options, at most `MAX_READINGS` and one."""
     if name in APPENDS:
         rest = (*_without_placeholders(name, rest), None)
     starts = _every_start(rest) if name in ANY_SUFFIX else _starts(name, rest)
     behind = [rest[start:] for start in itertools.islice(starts, MAX_READINGS + 1)]
-    # Nothing but what is appended: without a command of its own, `xargs` only prints.
+    # Only appended arguments: without a command, `xargs` only prints.
     return [each for each in behind if name not in APPENDS or each != (None,)]
 
 
@@ -372,13 +374,13 @@ def _every_start(rest: Words) -> Iterator[int]:
 
 
 def _starts(name: str, rest: Words) -> Iterator[int]:
-    """Where a command may begin, up to where it has begun for certain."""
+    """Where a command may begin, up to the place where it certainly has begun."""
     operands, flags = OPERANDS_BEFORE[name], FLAGS.get(name, frozenset())
     may_be_value = False
     seen = certain = 0
     for start, word in enumerate(rest):
         if word is not None and word.startswith("-") and word != "-":
-            # A value that is no word stands behind its letter, as in `-n1` and `-I{}`.
+            # A value that is no word of its own follows its letter, as in `-n1` and `-I{}`.
             has_value = "=" in word or (len(word) > 2 and word[1] != "-" and not word[2:].isalpha())
             may_be_value = word != "--" and not has_value and not flags.issuperset(word[1:])
             continue
@@ -395,7 +397,7 @@ def _starts(name: str, rest: Words) -> Iterator[int]:
 
 
 def _without_placeholders(name: str, rest: Words) -> Iterator[str | None]:
-    """Words that are replaced by what is read are not literal."""
+    """The words with None for those that have a placeholder for input."""
     placeholders = {_PLACEHOLDER} if name == "parallel" or {"-i", "--replace"} & set(rest) else set()
     for word, following in _with_next(rest):
         if word in _NAMES_PLACEHOLDER and following:
@@ -422,7 +424,7 @@ def _following(name: str, rest: Words) -> Iterator[Words]:
 
 
 def _setting_values(name: str, rest: Words) -> Iterator[str | None]:
-    """The values of settings that are options: of `-o ProxyCommand=CMD` what is behind the equals sign."""
+    """The values of settings in options: of `-o ProxyCommand=CMD` the part behind the equals sign."""
     for value in option_values(rest, SETTING_OPTIONS.get(name, ())):
         yield None if value is None else re.split(r"[=\s]", value, maxsplit=1)[-1]
 
@@ -467,7 +469,7 @@ def _shell(rest: Words) -> Inner:
         if not may_be_value:
             if takes_script:
                 return Inner(scripts=tuple(scripts), unreadable=word is None)
-            # A file that is not in the folder is looked for in `PATH`, as a program is.
+            # A file that is not in the directory is looked up in `PATH`, like a program.
             return Inner((rest[at:],), (), word is None, reads or _is_made_on_the_way(word))
         may_be_value = False
     return Inner(scripts=tuple(scripts), reads_script=not takes_script)

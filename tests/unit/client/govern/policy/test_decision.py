@@ -140,7 +140,7 @@ def test_a_forbidding_rule_holds_under_every_policy_and_without_a_sandbox(approv
     assert judged("cat a", approval, sandbox=DangerFullAccess()).kind == "forbidden"
 
 
-def test_a_rule_that_asks_is_a_refusal_where_no_question_is_allowed() -> None:
+def test_a_rule_that_asks_is_a_refusal_without_questions() -> None:
     assert judged("touch q", NEVER).reason == (
         "approval required by policy, but AskForApproval is set to Never"
     )
@@ -153,7 +153,7 @@ def test_a_rule_that_asks_is_a_refusal_where_no_question_is_allowed() -> None:
 # -- heuristics
 
 
-def test_a_removal_by_force_is_refused_with_advice_where_no_question_is_allowed() -> None:
+def test_a_removal_by_force_is_refused_with_advice_without_questions() -> None:
     assert judged("rm -rf zz", NEVER).reason == (
         "`/bin/bash -lc 'rm -rf zz'` rejected: rm -f style commands are not permitted. Use a safer approach"
     )

@@ -1,16 +1,15 @@
-"""The commands that a model has left running, under the numbers it calls them by.
+"""The running commands of a model, by the numbers that the model uses.
 
     free ──reserve──> reserved ──commit──> open ──release, or pruned by another's commit──> free
                           └──release──> free
 
 Rules kept in this file:
 
-1. A number belongs to one call at a time: whoever reserves it first has it, until it is released.
-2. At most `limit` sessions are open. One more, and `commit` gives one back to be ended: the least recently
-   used of those that have exited, else of all; never one of the `protected` most recently used ones.
-3. Use is what a model does: starting a session and looking it up. There is no clock, only an order.
-4. No I/O and nothing awaited: each method is one step for all tasks of a loop. Ending sessions is up to
-   the caller.
+1. A number belongs to the call that reserved it, until it is released.
+2. At most `limit` sessions are open. Above that, `commit` returns a session to end: the least recently used
+   of those that have exited, else of all; never one of the `protected` most recently used ones.
+3. A session is used when a model starts it or looks it up. There is no clock, only an order.
+4. No I/O and no await: each method is atomic for the tasks of an event loop. The caller ends sessions.
 """
 
 from __future__ import annotations
@@ -21,55 +20,55 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 MAX_SESSIONS = 64
-"""More than any model keeps in mind, and 64 MiB of kept output at most."""
+"""More than a model keeps track of, with at most 64 MiB of output."""
 
 WARN_FROM = 60
-"""A few starts before the first session is lost."""
+"""A few starts before the first session is ended."""
 
 PROTECTED = 8
-"""What a model has just touched it means to go on with, even if it has exited."""
+"""A model is likely to continue with the sessions that it just used, even if they have exited."""
 
 FIRST_ID, LAST_ID = 1_000, 99_999
-"""Numbers of four and five digits: never taken for an exit code or a small count in the output."""
+"""Numbers of four and five digits are not confused with exit codes or small numbers in the output."""
 
 MAX_CHOSEN_ID = 2**31 - 1
-"""What fits into the integers of every client."""
+"""Fits into the integers of every client."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[T]):
-    """What the opening of a session brought with it."""
+    """The result of opening a session."""
 
     count: int
-    """Sessions that are open now, this one included."""
+    """The number of open sessions, including this one."""
     near_limit: bool
-    """Whether the model should be warned."""
+    """Whether to warn the model."""
     pruned: tuple[int, T] | None
-    """The session that had to make room: no longer here, and still to be ended."""
+    """The session that was removed to make room; the caller must end it."""
 
 
 class SessionIdTaken(ValueError):
-    """The number is another session's, or of a call that is just starting one."""
+    """The number belongs to another session, or to a call that is starting one."""
 
     def __init__(self, session_id: int) -> None:
-        super().__init__(f"session id {session_id} is in use: choose another one, or leave the choice to us")
+        super().__init__(f"session id {session_id} is in use: choose another one, or none")
         self.session_id = session_id
 
 
-class ExecSessions(Generic[T]):
+class SessionTable(Generic[T]):
     """The open sessions of one model.
 
     Args:
         has_exited: whether the process of a session has ended.
-        limit: how many may be open.
-        warn_from: from how many on `Commit.near_limit` is set.
-        protected: how many of the most recently used are never pruned.
-        choose: picks the numbers; a `random.Random` with a seed makes them repeatable.
+        limit: the largest number of open sessions.
+        warn_from: the number of sessions from which `Commit.near_limit` is set.
+        protected: the number of most recently used sessions that are never pruned.
+        choose: chooses the numbers; a `random.Random` with a seed makes them repeatable.
 
     Raises:
-        ValueError: a limit that leaves nothing to prune.
+        ValueError: the limit leaves no session to prune.
     """
 
     def __init__(
@@ -90,23 +89,23 @@ class ExecSessions(Generic[T]):
         self._choose = choose or random.SystemRandom()
         self._reserved: set[int] = set()
         self._open: dict[int, T] = {}
-        """The least recently used one first."""
+        """In order of use, the least recently used first."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
-        """All open sessions, the least recently used one first; it is no use of them."""
+        """All open sessions, the least recently used first. Does not count as use."""
         return iter(tuple(self._open.items()))
 
     def reserve(self, wanted: int | None = None) -> int:
         """Take a number for a session that is about to be started.
 
         Args:
-            wanted: the caller's choice; None for a random one from 1,000 to 99,999.
+            wanted: the caller's choice; None for a random number from 1,000 to 99,999.
 
         Raises:
-            SessionIdTaken: somebody else has it.
+            SessionIdTaken: the number is taken.
             ValueError: it is not from 1 to 2^31 - 1.
         """
         if wanted is None:
@@ -121,10 +120,10 @@ class ExecSessions(Generic[T]):
         return wanted
 
     def commit(self, session_id: int, session: T) -> Commit[T]:
-        """Open the session for which the number was reserved.
+        """Open a session under a reserved number.
 
         Raises:
-            ValueError: it was not reserved.
+            ValueError: the number was not reserved.
         """
         if session_id not in self._reserved:
             raise ValueError(f"session id {session_id} was not reserved")
@@ -134,18 +133,18 @@ class ExecSessions(Generic[T]):
         return Commit(len(self._open), len(self._open) >= self._warn_from, pruned)
 
     def use(self, session_id: int) -> T | None:
-        """The session, now the most recently used one; None if there is none."""
+        """The session, which becomes the most recently used one; None if there is none."""
         session = self._open.pop(session_id, None)
         if session is not None:
             self._open[session_id] = session
         return session
 
     def release(self, session_id: int, session: T | None = None) -> T | None:
-        """Give the number back, reserved or open. Twice does no harm.
+        """Release a number, reserved or open. May be called again.
 
         Args:
             session_id: the number.
-            session: only if it is this one's: another one may have got it since.
+            session: if given, release the number only if it still belongs to this session.
 
         Returns:
             The session, if there was one.
@@ -156,7 +155,7 @@ class ExecSessions(Generic[T]):
         return self._open.pop(session_id, None)
 
     def is_open(self, session_id: int) -> bool:
-        """Whether there is a session of that number; it is no use of it."""
+        """Whether a session with the number is open. Does not count as use."""
         return session_id in self._open
 
     def _is_taken(self, session_id: int) -> bool:

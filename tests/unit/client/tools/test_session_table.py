@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execclient.tools.exec_sessions import FIRST_ID, LAST_ID, ExecSessions, SessionIdTaken
+from execclient.tools.session_table import FIRST_ID, LAST_ID, SessionIdTaken, SessionTable
 
 
 class Session:
@@ -17,8 +17,8 @@ class Session:
         self.exited = False
 
 
-def store(limit: int = 64, warn_from: int = 60, protected: int = 8) -> ExecSessions[Session]:
-    return ExecSessions(
+def store(limit: int = 64, warn_from: int = 60, protected: int = 8) -> SessionTable[Session]:
+    return SessionTable(
         lambda session: session.exited,
         limit=limit,
         warn_from=warn_from,
@@ -27,7 +27,7 @@ def store(limit: int = 64, warn_from: int = 60, protected: int = 8) -> ExecSessi
     )
 
 
-def fill(sessions: ExecSessions[Session], ids: Iterable[int]) -> dict[int, Session]:
+def fill(sessions: SessionTable[Session], ids: Iterable[int]) -> dict[int, Session]:
     opened = {}
     for each in ids:
         opened[each] = Session(str(each))
@@ -52,7 +52,7 @@ def test_a_number_that_is_drawn_twice_is_drawn_again() -> None:
         def randint(self, a: int, b: int) -> int:
             return next(self.drawn)
 
-    sessions: ExecSessions[Session] = ExecSessions(lambda session: session.exited, choose=Stuck())
+    sessions: SessionTable[Session] = SessionTable(lambda session: session.exited, choose=Stuck())
 
     assert (sessions.reserve(), sessions.reserve()) == (5000, 6000)
 

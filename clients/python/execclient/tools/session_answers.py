@@ -1,7 +1,6 @@
-"""What `exec_command` and `write_stdin` have in common: sessions, and the answers about them.
+"""The answers of `exec_command` and `write_stdin` about a session.
 
-A session's number is the model's for as long as its process runs. The answer that reports the end takes the
-number back.
+A session keeps its number until an answer has reported the end of its process.
 """
 
 from __future__ import annotations
@@ -10,28 +9,28 @@ import asyncio
 from dataclasses import replace
 
 from execclient.tools import exec_text
-from execclient.tools.command_record import chunk_id, ended
+from execclient.tools.command_record import ended_record, new_chunk_id
 from execclient.tools.context import CallContext, ToolSession
-from execclient.tools.exec_sessions import Commit
 from execclient.tools.result import CallRecord
+from execclient.tools.session_table import Commit
 from execclient.tools.terminal_text import TerminalText
 from execclient.tools.truncation import Budget
 
 AT_ONCE_BYTES = 1 << 14
-"""Of a terminal's output; more is cleaned in a thread. A megabyte of cursor movements takes a second, and
-the event loop must not stand still meanwhile."""
+"""Terminal output up to this size is cleaned at once, more in a thread. A megabyte of cursor movements takes
+a second and would block the event loop."""
 
 PRUNED = "pruned"
-"""Why a session was ended for another one's sake."""
+"""The reason of a session that was ended to make room for another one."""
 
 
 def session_number(name: str) -> int | None:
-    """The number of a session that a caller names; None if it is no number."""
+    """The number of a session from its name; None if it is no number."""
     return int(name) if name.isascii() and name.isdigit() and len(name) < 11 else None
 
 
 async def open_session(context: CallContext, number: int, session: ToolSession) -> None:
-    """Let a model come back to a process. May end the session that was left alone longest."""
+    """Open a session. May end the least recently used one."""
     services = context.services
     commit: Commit[ToolSession] = services.sessions.commit(number, session)
     if commit.near_limit:
@@ -42,7 +41,7 @@ async def open_session(context: CallContext, number: int, session: ToolSession) 
         await its.exec.end("another one took its place")
 
 
-async def answer(
+async def session_answer(
     context: CallContext,
     session: ToolSession,
     record: CallRecord,
@@ -50,14 +49,14 @@ async def answer(
     number: int,
     budget: Budget,
 ) -> CallRecord:
-    """The answer about a session, with what it has printed since the last one.
+    """The answer about a session, with its output since the last answer.
 
     Args:
-        context: of the call.
-        session: what the answer is about.
-        record: the facts so far; its duration is what the model is told.
-        number: of the session.
-        budget: what the text may have.
+        context: the context of the call.
+        session: the session.
+        record: the facts so far; its duration is shown to the model.
+        number: the number of the session.
+        budget: the limit of the text.
     """
     async with session.turn:
         return await _answer(context, session, record, number=number, budget=budget)
@@ -78,7 +77,7 @@ async def _answer(
         context.warnings.append(exec_text.lost_output(lost.size, more=lost.more))
     if finished:
         context.services.sessions.release(number, session)
-        record = ended(record, process, confined=session.confined)
+        record = ended_record(record, process, confined=session.confined)
     else:
         record = replace(record, process_id=process.process.id, session=str(number))
     text, aggregated = exec_text.show(output, budget), output.text()
@@ -93,7 +92,7 @@ async def _answer(
     envelope = exec_text.session_envelope(
         body,
         wall_seconds=record.duration,
-        chunk_id=chunk_id(),
+        chunk_id=new_chunk_id(),
         exit_code=record.exit_code if finished else None,
         session_id=None if finished else number,
         output_bytes=output.total_bytes,
@@ -112,12 +111,12 @@ async def _answer(
 
 
 async def _cleaned(terminal: TerminalText, data: bytes, *, ended: bool) -> str:
-    """The text of a terminal's output."""
+    """The cleaned text of a terminal's output."""
     if len(data) <= AT_ONCE_BYTES:
         return terminal.clean(data, ended=ended)
     work = asyncio.create_task(asyncio.to_thread(terminal.clean, data, ended=ended))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait({work})  # nobody else may have the terminal before
+        await asyncio.wait({work})  # the thread must release the terminal first
         raise

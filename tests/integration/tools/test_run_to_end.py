@@ -1,4 +1,4 @@
-"""The tools that run a command to its end, and what holds for every front door, at a real daemon."""
+"""The tools that run a command to its end, and rules for all tools, with a real daemon."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ FRONT_DOORS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @ONE_TRANSPORT
 @pytest.mark.parametrize("script", ["cat a.txt", "touch q", "rm -rf zz", "ls", "echo $(cat a.txt)"])
-async def test_the_front_door_makes_no_difference_to_the_decision(make: Make, script: str) -> None:
+async def test_the_tool_makes_no_difference_to_the_decision(make: Make, script: str) -> None:
     rules = RuleSet((rule("cat", "forbidden"), rule("touch", "prompt")))
     tools = make(policy=Policy(rules), approval=UNTRUSTED)
 
@@ -419,7 +419,7 @@ async def test_a_turn_may_have_other_settings_than_its_toolset(make: Make, tmp_p
     assert read_only.failure is not None
     assert read_only.failure.kind == "denied"
     asked = await tools.call("shell", {"command": ["touch", "made"]}, turn=turn)
-    assert "no one to ask" in asked.content
+    assert "no reviewer" in asked.content
     made = await tools.call(
         "shell", {"command": ["touch", "made"]}, turn=Turn(cwd=turn.cwd, sandbox=INSIDE, approval=NEVER)
     )
@@ -505,7 +505,7 @@ async def test_calls_that_read_run_side_by_side_and_others_alone(make: Make, wor
 
 
 def feed(fifo: Path, readers: tuple[asyncio.Task[ToolResult], ...]) -> None:
-    """Open a pipe for writing until nobody reads it any more."""
+    """Open a pipe for writing until its reader is gone."""
     end = time.monotonic() + 30
     while not all(reader.done() for reader in readers) and time.monotonic() < end:
         with contextlib.suppress(OSError):
