@@ -41,15 +41,14 @@ How they are used: [a first session](../tutorial/first-session.md), [in a progra
 [interactive programs](../how-to/interactive-programs.md),
 [long-running services](../how-to/long-running-services.md), [other machines](../how-to/ssh.md).
 
-What holds everywhere:
+Rules for all methods:
 
-- Times are seconds, sizes are bytes, unless a name says something else.
-- Paths are those of the daemon's machine, relative ones begin in `Executor.cwd`; `local` paths are our own.
-- Whatever is said to raise something also raises what any call does: [`CallTimeout`](#calltimeout),
-  [`SessionLost`](#sessionlost) when a lost connection cannot be made up for,
-  [`OutcomeUnknown`](#outcomeunknown) when it was lost at a time after which the call must not be repeated,
-  [`ExecutorClosed`](#executorclosed) after the end.
-- A parameter behind the `*` is given by its name.
+- Times are in seconds and sizes in bytes, unless a name says otherwise.
+- Paths are on the daemon's machine, relative to `Executor.cwd`; `local` paths are on the client's machine.
+- Each call may also raise [`CallTimeout`](#calltimeout), [`SessionLost`](#sessionlost) if a lost connection
+  cannot be replaced, [`OutcomeUnknown`](#outcomeunknown) if the connection was lost and the call must not be
+  repeated, and [`ExecutorClosed`](#executorclosed) after the end.
+- Parameters after the `*` are keyword-only.
 """
 
 

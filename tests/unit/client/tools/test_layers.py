@@ -62,7 +62,7 @@ def test_an_import_is_seen_in_every_form(tmp_path: Path) -> None:
         "import execclient.connection.stdio\n"
         "from execclient import connect\n"
         "def late():\n"
-        "    from execclient.connection.lines import Framer\n"
+        "    from execclient.connection.target import Token\n"
         "from execclient.connection.connection import Json\n"
     )
 
