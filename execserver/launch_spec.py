@@ -1,4 +1,4 @@
-"""What is spawned: a request makes one `LaunchSpec`, a sandbox may wrap it into another, and `posix_spawn`
+"""The specification of a launch: a request makes one, a sandbox may wrap it into another, and `posix_spawn`
 runs the result.
 
     api/process.py → LaunchSpec.of → Confinement.wrap → processes/spawn.py
@@ -37,7 +37,7 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     size: tuple[int, int] = (TTY_ROWS, TTY_COLUMNS)
     """Rows and columns of the terminal."""
 
-    # What a sandbox adds. Descriptors belong to the caller of `wrap` from then on.
+    # Added by a sandbox. Descriptors belong to the caller of `wrap` from then on.
 
     passed: tuple[int, ...] = ()
     """Descriptors that the child gets under the same numbers, and that the caller closes afterwards."""
@@ -47,13 +47,13 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     """Takes the limits on, for the thread that spawns (`sandbox/thread_limits.py`). The argument is the path
     of the child's terminal, if it gets one."""
     null: str | None = None
-    """What to open as an empty standard input, if not `/dev/null`."""
+    """The file to open as an empty standard input, if not `/dev/null`."""
     takes_terminal: bool = False
     """Whether the command makes the terminal its own by itself, inside."""
 
     @classmethod
     def of(cls, params: StartParams, environment: dict[str, str], login_shell: str) -> LaunchSpec:
-        """What a request wants to run: resolves the program, and completes the environment.
+        """Resolve the program of a request, and complete its environment.
 
         Args:
             params: the request.

@@ -33,7 +33,7 @@ CORE_VARIABLES = frozenset(
         "USERNAME",
     }
 )
-"""What `inherit: "core"` keeps."""
+"""The variables that `inherit: "core"` keeps."""
 
 MAX_PATTERN_CHARACTERS = 4096
 """In one list of patterns, each counted with a separator. Compiling them blocks all clients."""

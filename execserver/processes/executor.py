@@ -76,7 +76,7 @@ class Executor:
         spawner: starts a child.
         limits: how much is kept, and for how long.
         sandboxes: releases confinements.
-        recovery: what a new server has to know.
+        recovery: records the state for a new server.
         spool: where output is kept.
     """
 
@@ -260,7 +260,7 @@ class Executor:
         """Make a process known by its number.
 
         Args:
-            started: what it is.
+            started: its record.
             output: its log.
             on_closed: called when it is closed.
             confinement: its sandbox.
@@ -316,7 +316,7 @@ class Executor:
             process.expedite()
 
     def usage(self) -> dict[int, Usage]:
-        """What each process that is not closed uses now, by number; blocking, for a thread."""
+        """The present use of each running process, by number; blocking, for a thread."""
         processes = self._processes.copy().values()
         return self.tree_killer.usage({each.number: each.pid for each in processes if each.running})
 

@@ -2,7 +2,7 @@
 
 Rules kept in this file:
 
-1. Nothing here waits for a client. Only `pause` holds the child back: what is not taken stays in the pipe.
+1. Nothing here waits for a client. Only `pause` holds the child back: its output then stays in the pipe.
 2. A terminal is read through an inner pipe (`pty_relay.py`), and the process writes its input to the same
    descriptor.
 3. A terminal that no process has open may be opened again while the leader lives. Closing our side would hang
@@ -93,7 +93,7 @@ class OutputReader:
         log: where the output goes.
         tty: whether it comes from a terminal.
         poller: reports readiness.
-        reserved: what a take uses when the table of descriptors is full.
+        reserved: descriptors for a take when the table is full.
         large_pipes: enlarges the pipes of floods.
     """
 
@@ -337,7 +337,7 @@ class OutputReader:
             return self._take_with_reserved(stream, fd, error)
 
     def _take_with_reserved(self, stream: Stream, fd: int, error: OSError) -> int:
-        """The table of descriptors is full, or there is no memory: what is not taken stays where it is."""
+        """The table of descriptors is full, or there is no memory: the rest stays where it is."""
         if error.errno in (errno.EMFILE, errno.ENFILE):
             relay = self._relay
             with suppress(OSError), self._reserved.released():

@@ -71,7 +71,7 @@ class Subscriber(Protocol):
 
 
 class ExecutorContext(msgspec.Struct, frozen=True):
-    """What all processes of the daemon share."""
+    """The objects that all processes of the daemon share."""
 
     poller: DescriptorPoller
     input_budget: InputBudget
@@ -122,9 +122,9 @@ class ManagedProcess:
     """A process of a session.
 
     Args:
-        started: what it is.
+        started: its record.
         log: its output, which belongs to this object from now on.
-        context: what all processes share.
+        context: the objects that all processes share.
         on_closed: called once, when the process is closed.
         confinement: its sandbox.
         tag: the ownership tag of the child and its descendants; None without tags.
@@ -198,7 +198,7 @@ class ManagedProcess:
         self._exiting = False
         """Whether the end of the leader is being handled."""
         self._other_slots: list[int] = []
-        """What the supervisor keeps beside our ends and the output, until the process is closed."""
+        """The slots that the supervisor keeps beside our ends and the output, until the process is closed."""
         self._deadline: Deadline | None = None
         if started.timeout_at is not None or started.idle_timeout is not None:
             self._deadline = Deadline(started.timeout_at, started.idle_timeout, context.deadlines.clock())
@@ -232,9 +232,9 @@ class ManagedProcess:
         """Continue with the child of a previous server.
 
         Args:
-            state: what the ledger says of it.
+            state: its state in the ledger.
             spawned: its descriptors, which belong to this object from now on; None when it is closed.
-            slots: what else was kept. What this object takes is removed.
+            slots: the other kept descriptors. This object removes those that it takes.
 
         Raises:
             OSError: the descriptors are not what they should be.
@@ -293,7 +293,7 @@ class ManagedProcess:
 
     @property
     def sandbox_backend(self) -> Backend | Literal["none"]:
-        """What confines it."""
+        """The backend of its sandbox."""
         return "none" if self.sandbox is None else self.sandbox.confinement.backend
 
     @property
@@ -406,7 +406,7 @@ class ManagedProcess:
             self._leave_sandbox(by_signal)
             self._break_cycle()
             return
-        # What the leader wrote is in the pipes by now; it comes before `exited` where possible.
+        # The leader's output is in the pipes by now. It comes before `exited` where possible.
         self.output.drain()
         context = self._context
         context.deadlines.forget(self.number)
@@ -428,7 +428,7 @@ class ManagedProcess:
         self.sandbox.watch(self.pid, report, self._tag, self._context.poller)
 
     def _after_exit(self, *, by_signal: bool | None) -> None:
-        """What follows the end of the leader. `by_signal` is None when the sandbox was left already."""
+        """Continue after the end of the leader. `by_signal` is None when the sandbox was left already."""
         if by_signal is not None:
             self._leave_sandbox(by_signal)
         if self.input is not None:

@@ -63,7 +63,7 @@ class ProcessInput:
     Args:
         owner: the process.
         recovery: is told of each write before it is accepted.
-        reserved: what a write uses when the table of descriptors is full.
+        reserved: descriptors for a write when the table is full.
         deadline: is postponed by each write; None if the process has none.
     """
 
@@ -185,7 +185,7 @@ class ProcessInput:
         return {"status": "accepted"}
 
     def end(self) -> CloseStdinResult:
-        """Accept no more input: what was accepted is delivered, then end of file.
+        """Accept no more input: accepted input is delivered, then end of file.
 
         Raises:
             InvalidRequest: the input is a terminal.

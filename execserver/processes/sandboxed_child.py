@@ -65,7 +65,7 @@ class SandboxOwner(Protocol):
 
 
 class ProcessSandbox:
-    """The sandbox of one process: what confines it, what runs inside, and what it seems to have denied."""
+    """The sandbox of one process: its confinement, the command inside, and the signs of a denial."""
 
     __slots__ = ("_denied", "_evidence", "child", "confinement", "stands")
 

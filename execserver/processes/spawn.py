@@ -100,7 +100,7 @@ class Spawner:
         """Start the child.
 
         Args:
-            spec: what to spawn. Its descriptors are closed, but for the status file.
+            spec: the program. Its descriptors are closed, but for the status file.
             tag: the ownership tag of the child and its descendants; None for none.
             undo: called with the pid of a child that runs and cannot be watched: kills it and its
                 descendants, and reaps it.

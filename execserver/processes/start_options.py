@@ -1,5 +1,5 @@
-"""What a start asks for beside the program, and how a later start is compared with it
-(`docs/protocol.md`, P20 to P22).
+"""The options of a start beside the program, and the comparison with a later start (`docs/protocol.md`,
+P20 to P22).
 
 A digest of each parameter is kept instead of the parameters: they outlive the server, may be large, and hold
 values of the environment that must not appear in a file. A parameter that has its default is left out, so a
@@ -40,7 +40,7 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class StartOptions(msgspec.Struct, frozen=True):
-    """What a start asks for beside the program."""
+    """The options of a start beside the program."""
 
     timeout: float | None
     """Seconds after which the process is killed."""

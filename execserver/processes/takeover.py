@@ -35,7 +35,7 @@ class Takeover:
     Args:
         executor: of the new server; it has started nothing yet.
         sandboxes: adopts the sandboxes of the processes.
-        recovered: what the previous server left.
+        recovered: the state that the previous server left.
     """
 
     def __init__(self, executor: Executor, sandboxes: Sandboxes, recovered: RecoveredState) -> None:
@@ -81,8 +81,8 @@ class Takeover:
         return inherited
 
     async def kill_unfinished_starts(self) -> None:
-        """Kill the starts that the previous server did not complete: what `inherit` found incomplete, and
-        every process with a number above the last one in the ledger.
+        """Kill the starts that the previous server did not complete: those that `inherit` found incomplete,
+        and every process with a number above the last one in the ledger.
         """
         tree_killer = self._executor.tree_killer
         if tree_killer.tagged:

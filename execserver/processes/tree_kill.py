@@ -160,7 +160,7 @@ class TreeKiller:
             return True
 
     def usage(self, leaders: dict[int, int]) -> dict[int, Usage]:
-        """What processes use now, by number, with their descendants; blocking, for a thread.
+        """The present use of processes with their descendants, by number; blocking, for a thread.
 
         Args:
             leaders: the pids of those that run, by number.

@@ -1,4 +1,6 @@
-"""What processes use, for `process/list` (`docs/protocol.md`, "Processes of other sessions")."""
+"""Processor time and memory of processes, for `process/list` (`docs/protocol.md`, "Processes of other
+sessions").
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a process and its living descendants use together."""
+    """The use of a process together with its living descendants."""
 
     cpu_seconds: float
     """Time in user and system mode, including children that ended and were waited for."""
@@ -19,7 +21,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def measure(descendants: Mapping[int, Iterable[int]]) -> dict[int, Usage]:
-    """What sets of processes use together; blocking. A process that ends meanwhile does not count."""
+    """The use of sets of processes; blocking. A process that ends meanwhile does not count."""
     import psutil  # slow to load, and rarely needed
 
     usage: dict[int, Usage] = {}
@@ -53,7 +55,7 @@ class Meter:
         self._next: asyncio.Task[dict[int, Usage]] | None = None
 
     async def usage(self) -> dict[int, Usage]:
-        """What every process uses, by its number; measured after this call."""
+        """The use of every process, by its number; measured after this call."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._pass(self._running))
         # A request that is cancelled does not cancel the pass of the others.
