@@ -188,8 +188,7 @@ class FileSystem:
         Args:
             path: the new directory.
             parents: create missing parents, too, and accept an existing directory.
-            mode: the permission bits of the directory itself, without those of the daemon's umask; None for
-                0o777.
+            mode: the permission bits of the directory itself, less the daemon's umask; 0o777 by default.
 
         Raises:
             Unsupported: the server does not serve `mode`.
@@ -240,8 +239,7 @@ class FileSystem:
     ) -> Copied:
         """Copy a file, or a link as a link; with `recursive`, a directory to a path that does not exist.
 
-        The copy appears whole or not at all, with the permission bits of the source. It may take an hour,
-        regardless of `call_timeout`.
+        The copy appears whole or not at all, with the mode of the source. Its limit is an hour.
 
         Args:
             source: the file, link or directory.
@@ -326,8 +324,7 @@ class FileSystem:
             local: a local path, or a binary file that is open for writing; it is written as blocks arrive.
             progress: called after each block.
             verify: compare the SHA-256 of the received data with that of the file at the executor.
-            preserve_times: the local file gets the times of the source, and its permission bits even if it
-                replaces a file, as with `cp -p`.
+            preserve_times: keep the times of the source, and its mode even if a file is replaced, as `cp -p`.
 
         Raises:
             TransferFailed: the file changed or shrank meanwhile, or the received data differs.
@@ -364,8 +361,7 @@ class FileSystem:
             path: a path at the executor; its directory must exist.
             progress: called after each block.
             verify: compare the SHA-256 of the sent data with that of the new file, before it is renamed.
-            preserve_times: the file gets the times of the local one, and its permission bits even if it
-                replaces a file, as with `cp -p`.
+            preserve_times: keep the times of the source, and its mode even if a file is replaced, as `cp -p`.
 
         Raises:
             TransferFailed: the new file differs from the sent data, or the local file shrank meanwhile.

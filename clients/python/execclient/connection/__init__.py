@@ -1,1 +1,1 @@
-"""Connections to a server: URLs, channels, requests and replies."""
+"""Connections to a server: URLs, channels, requests and responses."""

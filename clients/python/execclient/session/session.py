@@ -140,8 +140,7 @@ class Session:
     async def close(self, *, keep: bool | None = None) -> None:
         """End the session and the connection. A second call does nothing.
 
-        Waits for a recovery, `KILL_SECONDS` at most: without a connection the daemon ends the session by
-        itself, as with `keep`.
+        Waits `KILL_SECONDS` at most for a recovery: without it the daemon ends the session by itself.
 
         Args:
             keep: leave the session to the daemon, which ends it `--session-ttl` seconds later; otherwise all
@@ -315,12 +314,7 @@ class Session:
         await asyncio.wait({killing}, timeout=KILL_SECONDS)
 
     async def kill_trees(self, selects: Callable[[str], bool]) -> None:
-        """Kill the remaining descendants of processes of this session, also of those that have exited.
-        Processes that the daemon has forgotten are left alone.
-
-        Args:
-            selects: whether to kill the tree of the process of this id.
-        """
+        """As `Executor.kill_trees`, for the process ids that `selects` returns True for."""
         own = set(self.inboxes.own_ids())
         if "process/list" in self.capabilities:
             with suppress(ExecServerError):
@@ -333,13 +327,8 @@ class Session:
     def terminate_soon(
         self, process_id: str, scope: str = "tree", *, session_id: str | None = None
     ) -> asyncio.Task[None]:
-        """Kill a process, if it exists, as soon as there is a connection.
-
-        Args:
-            process_id: the process.
-            scope: of `process/terminate`; other servers than execserver ignore it, and kill the group.
-            session_id: its session, unless that is this one.
-        """
+        """Kill a process, of this session by default, if it exists, as soon as there is a connection."""
+        # Other servers than execserver ignore the scope, and kill the group.
         params = {**reference((session_id, process_id)), "scope": scope}
         return self._soon(partial(self.call, "process/terminate", params))
 
