@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.govern.policy.safe_arguments import EXPLICIT_REPOSITORIES
+from execclient.govern.policy.git import EXPLICIT_REPOSITORIES
 from execclient.govern.sandbox import SandboxType
 
 EXEC_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from execclient.govern.policy.git_commands import Words
+from execclient.govern.policy.git import Words
 from execclient.govern.policy.scripts import lower, read, script_of
 from execclient.govern.policy.shell_syntax import text_of, tree
 

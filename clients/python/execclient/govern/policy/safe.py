@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from execclient.govern.policy import git
 from execclient.govern.policy import safe_arguments as arguments_of
 from execclient.govern.policy.rules import Argv
 from execclient.govern.policy.safe_arguments import ArgumentGuard, anything, only, without
@@ -33,7 +34,7 @@ _GUARDS: dict[str, ArgumentGuard] = {
     "base64": arguments_of.base64,
     "find": arguments_of.find,
     "rg": arguments_of.rg,
-    "git": arguments_of.git_unfollowed,
+    "git": git.reads_only_here,
     "sed": arguments_of.sed,
 }
 
@@ -98,7 +99,7 @@ _CO_GUARDS: dict[str, ArgumentGuard] = {
         "--preserve-date",
         letters="CzZSp",
     ),
-    **{f"git {name}": guard for name, guard in arguments_of.GIT_GUARDS.items()},
+    **{f"git {name}": guard for name, guard in git.READING_GUARDS.items()},
 }
 
 _CHAINING = re.compile(r"[;&|><`\n]|\$\(")
@@ -192,7 +193,7 @@ def _is_known_safe(argv: Argv) -> bool:
 
 def _is_misled(argv: Argv) -> bool:
     """Whether it is git without the setting that any folder is not taken for a bare repository."""
-    return PurePosixPath(argv[0]).name == "git" and not arguments_of.is_explicit(argv[1:])
+    return PurePosixPath(argv[0]).name == "git" and not git.is_explicit(argv[1:])
 
 
 def _was_known_safe(argv: Argv) -> bool:
@@ -235,10 +236,8 @@ def _was_safe_git(rest: Argv) -> bool:
         if word.startswith(("-C", "-c")) or word.partition("=")[0] in _GIT_ELSEWHERE:
             return False
         if word == "branch":
-            return all(
-                each in arguments_of.LISTING_BRANCHES or each.startswith("--format=") for each in words
-            )
-        if word in arguments_of.GIT_SUBCOMMANDS:
+            return all(each in git.LISTING_BRANCHES or each.startswith("--format=") for each in words)
+        if word in git.READING_SUBCOMMANDS:
             return not any(
                 each in _GIT_WRITING or each.startswith(("--output=", "--exec=")) for each in words
             )

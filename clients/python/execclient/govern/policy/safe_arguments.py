@@ -13,13 +13,6 @@ from collections.abc import Callable, Sequence
 
 ArgumentGuard = Callable[[Sequence[str]], bool]
 
-LISTING_BRANCHES = frozenset(
-    {"--list", "-l", "--show-current", "-a", "--all", "-r", "--remotes", "-v", "-vv", "--verbose"}
-)
-"""The safe options of `git branch`, besides `--format=…`."""
-
-GIT_SUBCOMMANDS = frozenset({"status", "log", "diff", "show", "branch"})
-
 
 def anything(_: Sequence[str]) -> bool:
     """A guard for programs that are harmless with any arguments."""
@@ -94,96 +87,6 @@ _DATE_WORD = re.compile(
     r"\+.*|-u|-R|-I\w*|--(utc|universal|rfc-email)|--(iso-8601|rfc-3339|date|reference)(=.*)?", re.DOTALL
 )
 
-
-EXPLICIT_REPOSITORIES = ("safe.bareRepository", "explicit")
-"""A setting of git. Without it, a folder that looks like a bare repository can make git run programs."""
-
-
-def git(arguments: Sequence[str]) -> bool:
-    """Whether git has a subcommand that only reads, behind harmless options."""
-    for position, word in enumerate(arguments):
-        if word in _GIT_OPTIONS or (word == "-c" and is_explicit(arguments[position:])):
-            continue
-        if position and arguments[position - 1] == "-c":
-            continue
-        return word in GIT_SUBCOMMANDS and GIT_GUARDS[word](arguments[position + 1 :])
-    return False
-
-
-def is_explicit(arguments: Sequence[str]) -> bool:
-    """Whether `-c safe.bareRepository=explicit` begins the options of git."""
-    return tuple(arguments[:2]) == ("-c", "=".join(EXPLICIT_REPOSITORIES))
-
-
-def git_unfollowed(arguments: Sequence[str]) -> bool:
-    """Like `git`, and does not enter submodules, whose settings may be anything."""
-    subcommand = next((word for word in arguments if word in GIT_SUBCOMMANDS), None)
-    descends = subcommand in ("status", "diff") and "--ignore-submodules=all" not in arguments
-    shows = any(re.match(r"--sub|--recurse", word) and word != "--submodule=short" for word in arguments)
-    return git(arguments) and not descends and not shows
-
-
-_GIT_OPTIONS = frozenset(
-    {"--no-pager", "-P", "--no-optional-locks", "--no-replace-objects", "--no-lazy-fetch"}
-    | {"--literal-pathspecs", "--glob-pathspecs", "--noglob-pathspecs", "--icase-pathspecs"}
-)
-
-_git_options = without(
-    "--output",
-    "--ext-diff",
-    "--textconv",
-    "--exec",
-    "--show-signature",
-    "--remerge-diff",
-    letters="o",
-    valued="SGLOUnMCBlX",
-)
-
-
-_SIGNATURE = re.compile("%[-+ ]?G")
-"""In a format; the sign before the letter only controls the treatment of an empty value."""
-
-
-_DIFF_OF_MERGES = re.compile(
-    r"--diff-merges=(off|none|on|m|1|c|cc|first-parent|separate|combined|dense-combined)"
-)
-
-
-def _git_reading(arguments: Sequence[str]) -> bool:
-    """Whether a subcommand only reads. Checking signatures runs a program, and remerging writes objects."""
-    return _git_options(arguments) and not any(
-        _SIGNATURE.search(word)
-        or "signature" in word
-        or (word.startswith("--diff-m") and not _DIFF_OF_MERGES.fullmatch(word))
-        for word in arguments
-    )
-
-
-def _git_branch(arguments: Sequence[str]) -> bool:
-    return all(
-        word in LISTING_BRANCHES or (word.startswith("--format=") and "signature" not in word)
-        for word in arguments
-    )
-
-
-def _git_tag(arguments: Sequence[str]) -> bool:
-    """Whether `git tag` only lists: else an operand is a new tag."""
-    lists = any(re.fullmatch(r"-l|--list|-n\d*", word) for word in arguments)
-    options = re.compile(r"-l|--list|-n\d*|--(sort|format|column)=.*", re.DOTALL)
-    return not any("signature" in word for word in arguments) and all(
-        options.fullmatch(word) or (lists and not word.startswith("-")) for word in arguments
-    )
-
-
-GIT_GUARDS: dict[str, ArgumentGuard] = {
-    "status": _git_reading,
-    "log": _git_reading,
-    "diff": _git_reading,
-    "show": _git_reading,
-    "blame": _git_reading,
-    "branch": _git_branch,
-    "tag": _git_tag,
-}
 
 rg = without("--pre", "--hostname-bin", "--search-zip", letters="z", valued="ABCEMTdefgjmrt")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from execclient.govern.policy.git_commands import Words
+from execclient.govern.policy.git import Words
 from execclient.govern.policy.shell_differences import unmarked
 from execclient.govern.policy.shell_syntax import decode_ansi_c, is_operand, literal, text_of, tree
 from execclient.govern.policy.unwrapping import (

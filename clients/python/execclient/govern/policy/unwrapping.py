@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from execclient.govern.policy.git_commands import HARMLESS_EDITOR, Words, git_runs, option_values
+from execclient.govern.policy.git import HARMLESS_EDITOR, Words, git_runs, option_values
 
 _SHELLS = "sh bash rbash zsh dash ash ksh mksh oksh yash posh fish csh tcsh"
 

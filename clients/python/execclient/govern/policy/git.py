@@ -1,4 +1,7 @@
-"""The commands that a git command line runs: its subcommand, aliases, and programs in options and settings.
+"""Git: which of its subcommands only read, and which commands a git command line runs.
+
+A subcommand that does not only read, such as `push`, is judged like any other command: by the rules, the
+heuristics and the approval policy (`decision.py`).
 
 Git runs programs in so many places that a list of them is never complete. The lists here name what is
 harmless; any other setting, option or subcommand may run something that its words do not show.
@@ -11,6 +14,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from execclient.govern.policy.safe_arguments import ArgumentGuard, without
 
 Words = tuple[str | None, ...]
 
@@ -254,3 +259,104 @@ def _is_harmless(key: str, value: str | None) -> bool:
     if _EDITORS.fullmatch(key):
         return value is not None and HARMLESS_EDITOR.fullmatch(value) is not None
     return _HARMLESS_SETTINGS.fullmatch(key) is not None
+
+
+# -- subcommands that only read
+
+
+LISTING_BRANCHES = frozenset(
+    {"--list", "-l", "--show-current", "-a", "--all", "-r", "--remotes", "-v", "-vv", "--verbose"}
+)
+"""The safe options of `git branch`, besides `--format=…`."""
+
+READING_SUBCOMMANDS = frozenset({"status", "log", "diff", "show", "branch"})
+
+EXPLICIT_REPOSITORIES = ("safe.bareRepository", "explicit")
+"""A setting of git. Without it, a folder that looks like a bare repository can make git run programs."""
+
+
+def reads_only(arguments: Sequence[str]) -> bool:
+    """Whether git has a subcommand that only reads, behind harmless options."""
+    for position, word in enumerate(arguments):
+        if word in _READING_OPTIONS or (word == "-c" and is_explicit(arguments[position:])):
+            continue
+        if position and arguments[position - 1] == "-c":
+            continue
+        return word in READING_SUBCOMMANDS and READING_GUARDS[word](arguments[position + 1 :])
+    return False
+
+
+def is_explicit(arguments: Sequence[str]) -> bool:
+    """Whether `-c safe.bareRepository=explicit` begins the options of git."""
+    return tuple(arguments[:2]) == ("-c", "=".join(EXPLICIT_REPOSITORIES))
+
+
+def reads_only_here(arguments: Sequence[str]) -> bool:
+    """Like `reads_only`, and does not enter submodules, whose settings may be anything."""
+    subcommand = next((word for word in arguments if word in READING_SUBCOMMANDS), None)
+    descends = subcommand in ("status", "diff") and "--ignore-submodules=all" not in arguments
+    shows = any(re.match(r"--sub|--recurse", word) and word != "--submodule=short" for word in arguments)
+    return reads_only(arguments) and not descends and not shows
+
+
+_READING_OPTIONS = frozenset(
+    {"--no-pager", "-P", "--no-optional-locks", "--no-replace-objects", "--no-lazy-fetch"}
+    | {"--literal-pathspecs", "--glob-pathspecs", "--noglob-pathspecs", "--icase-pathspecs"}
+)
+
+_harmless_reading_options = without(
+    "--output",
+    "--ext-diff",
+    "--textconv",
+    "--exec",
+    "--show-signature",
+    "--remerge-diff",
+    letters="o",
+    valued="SGLOUnMCBlX",
+)
+
+
+_SIGNATURE = re.compile("%[-+ ]?G")
+"""In a format; the sign before the letter only controls the treatment of an empty value."""
+
+
+_DIFF_OF_MERGES = re.compile(
+    r"--diff-merges=(off|none|on|m|1|c|cc|first-parent|separate|combined|dense-combined)"
+)
+
+
+def _reads(arguments: Sequence[str]) -> bool:
+    """Whether a subcommand only reads. Checking signatures runs a program, and remerging writes objects."""
+    return _harmless_reading_options(arguments) and not any(
+        _SIGNATURE.search(word)
+        or "signature" in word
+        or (word.startswith("--diff-m") and not _DIFF_OF_MERGES.fullmatch(word))
+        for word in arguments
+    )
+
+
+def _lists_branches(arguments: Sequence[str]) -> bool:
+    return all(
+        word in LISTING_BRANCHES or (word.startswith("--format=") and "signature" not in word)
+        for word in arguments
+    )
+
+
+def _lists_tags(arguments: Sequence[str]) -> bool:
+    """Whether `git tag` only lists: else an operand is a new tag."""
+    lists = any(re.fullmatch(r"-l|--list|-n\d*", word) for word in arguments)
+    options = re.compile(r"-l|--list|-n\d*|--(sort|format|column)=.*", re.DOTALL)
+    return not any("signature" in word for word in arguments) and all(
+        options.fullmatch(word) or (lists and not word.startswith("-")) for word in arguments
+    )
+
+
+READING_GUARDS: dict[str, ArgumentGuard] = {
+    "status": _reads,
+    "log": _reads,
+    "diff": _reads,
+    "show": _reads,
+    "blame": _reads,
+    "branch": _lists_branches,
+    "tag": _lists_tags,
+}
