@@ -189,7 +189,7 @@ RECIPES = {
 }
 
 IMPORTS = {"execserver/api/environment.py": "import time"}
-"""What the texts need besides."""
+"""A line that the text of a step needs at the top of its file."""
 
 
 def test_a_recipe_has_five_steps_that_name_files() -> None:

@@ -1,4 +1,4 @@
-"""A stranger clones the repository, says `make run`, and follows the tutorial."""
+"""A newcomer clones the repository, types `make run`, and follows the tutorial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT, TUTORIAL, blocks_of
 from tests.docs.reader import reader
 
 SECONDS = 270.0
-"""`make run` in a clone installs everything: about a minute, several on a bad day."""
+"""`make run` in a clone installs everything: about a minute, several on a loaded machine."""
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def repository(tmp_path: Path) -> Iterator[Path]:
             shutil.copy(ROOT / name, folder / name)
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
-    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid", "-c", "commit.gpgsign=false")
-    git(folder, *who, "commit", "--quiet", "--no-verify", "--message", "as it is")
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
+    git(folder, *identity, "commit", "--quiet", "--no-verify", "--message", "as it is")
     yield folder
     shutil.rmtree(folder)
 
