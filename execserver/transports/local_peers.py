@@ -217,9 +217,16 @@ def _holder(inode: int) -> int | None:
 
 
 def _link(name: str, table: int) -> str:
+    """The text of a link; empty if the descriptor was closed meanwhile, or if it has no text that fits a page,
+    which a socket always has.
+    """
     try:
         return os.readlink(name, dir_fd=table)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # closed meanwhile
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
         return ""
 
 

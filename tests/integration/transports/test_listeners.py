@@ -154,6 +154,40 @@ def test_a_reset_before_the_protocol_is_known_or_after_a_refusal_is_no_error(mak
     assert answer(server, request("GET /readyz HTTP/1.1", HOST)).startswith(b"HTTP/1.1 200 ")
 
 
+DEEP = """
+import os, sys
+os.chdir(sys.argv[1])
+for _ in range(30):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+kind = sys.argv[2]
+opened = os.open("." if kind == "folder" else "file", os.O_RDONLY if kind == "folder" else os.O_CREAT | os.O_RDWR)
+if kind == "removed file":
+    os.unlink("file")
+if kind == "working folder":
+    os.close(opened)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""Holds a path that is longer than the kernel shows in /proc."""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "removed file", "working folder"])
+def test_a_process_with_a_very_long_path_keeps_no_websocket_out(
+    make_server: MakeServer, tmp_path: Path, kind: str
+) -> None:
+    server = make_server("ws")
+    command = [sys.executable, "-c", DEEP, str(tmp_path), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+
+        peer = server.connect()
+
+        peer.send(b"here")
+        assert peer.receive() == b"here"
+
+
 FULL_TABLE = """
 import asyncio, os, resource, socket, sys, time
 import structlog, uvloop
