@@ -217,8 +217,8 @@ def _holder(inode: int) -> int | None:
 
 
 def _link(name: str, table: int) -> str:
-    """The text of a link; empty if the descriptor was closed meanwhile, or if it has no text that fits a page,
-    which a socket always has.
+    """The text of a link. Empty if the descriptor was closed meanwhile, and for paths that do not fit a page:
+    the text of a socket always does.
     """
     try:
         return os.readlink(name, dir_fd=table)

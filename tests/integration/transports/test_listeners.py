@@ -161,7 +161,7 @@ for _ in range(30):
     os.mkdir("d" * 200)
     os.chdir("d" * 200)
 kind = sys.argv[2]
-opened = os.open("." if kind == "folder" else "file", os.O_RDONLY if kind == "folder" else os.O_CREAT | os.O_RDWR)
+opened = os.open(".", os.O_RDONLY) if kind == "folder" else os.open("file", os.O_CREAT | os.O_RDWR)
 if kind == "removed file":
     os.unlink("file")
 if kind == "working folder":
