@@ -26,7 +26,7 @@ def raise_if_cancelled(stop: StopFlag) -> None:
     """Stop work that was cancelled.
 
     Raises:
-        Abandoned: `stop` is set.
+        RequestCancelled: `stop` is set.
     """
     if stop.is_set():
         raise RequestCancelled
