@@ -42,7 +42,6 @@ from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget
 from execserver.spool.records import ProcessState, Started
 from execserver.supervisor.fd_store_protocol import INPUT, STATUS
-from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.mount_points.description import Backend
 
-log = Logger()
 
 _SIGNALLED = 128
 """Exit codes above this one are deaths by a signal, as a rule."""

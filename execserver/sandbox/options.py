@@ -44,6 +44,10 @@ _SHARED_PREFIXES = frozenset({"/", "/usr", "/usr/local"})
 """Folders that a distribution's Python shares with other programs; its own folders are in `sys.path`."""
 
 
+PACKAGES = ("execserver", "execprotocol", "execclient")
+"""All that this project installs: the daemon executes the first two, and `execserver run` the third."""
+
+
 def executed() -> tuple[str, ...]:
     """The files and folders that this installation executes, for `DaemonPaths.code`.
 
@@ -59,7 +63,7 @@ def executed() -> tuple[str, ...]:
 
 def _folders_of_code() -> Iterator[str]:
     for entry in filter(None, sys.path):
-        packages = [f"{entry}/{name}" for name in ("execserver", "execclient")]
+        packages = [f"{entry}/{name}" for name in PACKAGES]
         is_checkout = not os.path.basename(entry).endswith("-packages") and any(map(os.path.isdir, packages))
         yield from packages if is_checkout else [entry]
 

@@ -112,15 +112,21 @@ def listen_values(arguments: Sequence[str], environment: Mapping[str, str]) -> l
     return values
 
 
-def flag_values(flag: str, arguments: Sequence[str]) -> Iterator[str | None]:
-    """The values of a flag on the command line; None for a missing value."""
+def flag_values(flag: str, arguments: Sequence[str], *, hyphens: bool = False) -> Iterator[str | None]:
+    """The values of a flag on the command line; None for a missing value.
+
+    Args:
+        flag: with its hyphens.
+        arguments: the command line.
+        hyphens: take a word that begins with a hyphen for a value too, not for the next flag.
+    """
     remaining = iter(arguments)
     for argument in remaining:
         if argument == "--":
             return
         if argument == flag:
-            value = next(remaining, "-")
-            yield None if value.startswith("-") else value
+            value = next(remaining, None)
+            yield value if value is None or hyphens or not value.startswith("-") else None
         elif argument.startswith(f"{flag}="):
             yield argument.removeprefix(f"{flag}=")
 

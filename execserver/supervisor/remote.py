@@ -153,7 +153,7 @@ def _value(
     name: str, arguments: Sequence[str], environment: Mapping[str, str], in_file: Mapping[str, object]
 ) -> str | None:
     found = None
-    for value in flag_values("--" + name.replace("_", "-"), arguments):
+    for value in flag_values("--" + name.replace("_", "-"), arguments, hyphens=True):
         found = value or ""
     if found is None:
         found = environment.get(_variable(name), "").strip() or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -16,7 +17,7 @@ import pytest
 
 from execprotocol.errors import InvalidRequest
 from execserver.sandbox import glob_search, view
-from execserver.sandbox.options import DaemonPaths, executed, socket_addresses
+from execserver.sandbox.options import PACKAGES, DaemonPaths, executed, socket_addresses
 from execserver.sandbox.policy import Access, Glob, Policy, Rule
 from execserver.sandbox.view import Bind, Mask, RequiredPaths, Tmpfs, View, build_view
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, deny, policy, same_things, workspace
@@ -304,15 +305,26 @@ def test_files_that_the_daemon_executes_are_read_only_everywhere(rig: Rig, ws: P
     assert same_things(ws) != before
 
 
+@pytest.mark.parametrize("package", PACKAGES)
 def test_of_a_checkout_the_packages_are_read_only_and_the_rest_may_be_a_workspace(
-    rig: Rig, ws: Path, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, ws: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    (ws / "execserver").mkdir()
+    (ws / package).mkdir()
     monkeypatch.setattr("sys.path", [str(ws), ""])
     own = DaemonPaths((rig.state,), code=executed())
-    rig.run(workspace(ws), f"cd {ws}; echo 1 > execserver/n; mv execserver x; echo 1 > n", own=own)
+    rig.run(workspace(ws), f"cd {ws}; echo 1 > {package}/n; mv {package} x; echo 1 > n", own=own)
     assert (ws / "n").exists()
-    assert os.listdir(ws / "execserver") == []
+    assert os.listdir(ws / package) == []
+
+
+def test_every_module_that_a_daemon_loads_from_a_checkout_is_read_only_in_sandboxes() -> None:
+    code = "import json, sys; import execserver.server; from execserver.late_modules import load_everything; "
+    code += "load_everything(); from execserver.sandbox.options import executed; "
+    code += "files = [getattr(each, '__file__', None) for each in sys.modules.values()]; "
+    code += "print(json.dumps([executed(), [file for file in files if file]]))"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    covered, files = json.loads(done.stdout)
+    assert [file for file in files if not any(file.startswith(f"{path}/") for path in covered)] == []
 
 
 def test_code_behind_a_link_that_a_command_could_replace_is_refused(rig: Rig, ws: Path, out: Path) -> None:

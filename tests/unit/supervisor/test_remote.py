@@ -54,6 +54,11 @@ def test_a_registry_stands_in_for_the_default_socket() -> None:
     assert urls([*FLAGS, "--listen", "ws://127.0.0.1:1"]) == ["ws://127.0.0.1:1", URL]
 
 
+def test_a_value_may_begin_with_a_hyphen() -> None:
+    (listener,) = requested(["--remote", "https://registry", "--environment-id", "-5"], NO_FILE)
+    assert listener.url.endswith("environment=-5")
+
+
 def test_each_part_comes_from_flag_variable_or_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('remote = "https://file"\nenvironment_id = "file"\n')
