@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, TypeVarTuple
 
-# Operations import these two late, for the start of an fs worker. The daemon loads them at its own start, before
-# the table of descriptors is full or the files are replaced.
+# Operations import these two late, for the start of an fs worker. The daemon loads them at its own start,
+# before the table of descriptors is full or the files are replaced.
 from execserver.filesystem import replacing, tree_operations  # noqa: F401
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptor, Descriptors

@@ -124,10 +124,10 @@ COMMAND = [
 
 from __future__ import annotations
 
-from execclient.commands.daemon import Daemon
+from execclient.commands.daemon import DaemonOptions
 
 
-async def uptime(daemon: Daemon) -> int:
+async def uptime(daemon: DaemonOptions) -> int:
     """Print the seconds."""
     async with daemon.connect() as executor:
         health = await executor.call("server/health", {})
@@ -137,11 +137,11 @@ async def uptime(daemon: Daemon) -> int:
     Edit('''
 
 @app.command()
-def uptime(url: Url = None, token_file: TokenFile = None) -> None:
+def uptime(url: UrlOption = None, token_file: TokenFileOption = None) -> None:
     """Print for how many seconds the server has run."""
     from execclient.commands.uptime import uptime as asking
 
-    raise typer.Exit(perform(lambda: asking(Daemon(url, token_file))))
+    raise typer.Exit(perform(lambda: asking(DaemonOptions(url, token_file))))
 '''),
     Edit('    "uptime": "print for how long the server has run",', behind="CLIENT_COMMANDS = {"),
     Edit("\n### `execserver uptime`\n\nPrints for how many seconds the server has run.\n"),
