@@ -215,8 +215,8 @@ def _follow(link: str, budget: Budget) -> tuple[ResolvedPath, list[str]] | None:
         left -= count
         if left < 0:
             budget.scanned(count)
-        if is_last and (name := os.path.basename(text.rstrip("/"))) not in ("", ".", ".."):
-            names.append(name)
+        last = [name for name in text.split("/") if name not in ("", ".")][-1:] if is_last else []
+        names.extend(name for name in last if name != "..")
 
     try:
         place = resolve_path(link, on_link=on_link)

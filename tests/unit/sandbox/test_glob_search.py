@@ -69,6 +69,16 @@ def test_denials_follow_links_to_folders_by_chains_and_two_dots(base: Path) -> N
     assert found(f"{base}/w/**/.env") == []
 
 
+@pytest.mark.parametrize("end", ["", "/", "/."])
+def test_the_end_of_a_links_text_hides_no_name_behind_it(base: Path, end: str) -> None:
+    (base / "out/real").mkdir(parents=True)
+    (base / "out/.envd").symlink_to("real")
+    (base / "out/a").symlink_to(f".envd{end}")
+    (base / "w").mkdir()
+    (base / "w/notes").symlink_to(f"../out/a{end}")
+    assert denied(f"{base}/w/**/.envd") == [f"{base}/out/real"]
+
+
 @pytest.mark.parametrize("text", ["{out}/.env", "../out/.env", "hop", "{out}/dotted/../.env"])
 def test_a_link_is_denied_by_the_names_that_it_leads_to(base: Path, text: str) -> None:
     secret, _ = make(base, "out/.env", "out/dotted/x")
