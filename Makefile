@@ -15,58 +15,54 @@ PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,pr
 STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
-.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests second-tests background-tests docs docs-check bench bench-gate bench-relay soak faults fuzz bubblewrap terminal-tools ssh-server runtimes interop interop-setup probe vectors stock-client stock-websocket stock-stdio relay-stock relay-probe foreign-clients systemd-setup systemd-verify clean
+.PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
+	second-tests background-tests watch docs docs-check dist release-check soak faults fuzz bubblewrap \
+	terminal-tools ssh-server runtimes interop interop-setup probe relay-probe vectors stock-client \
+	stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate \
+	bench-relay clean
 
+# A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
-	@echo "make run       set up, start a daemon, run the quick start through the client"
-	@echo "make test      set up, lint, check types, layers and schemas, run the tests"
-	@echo "make interop   the suites that need $(SHARED), the real codex binary and systemd's programs"
-	@echo "make vectors   the recorded cases in $(SHARED)/vectors: sandboxes, rules, approvals, texts, patches"
-	@echo "make bench     compare with the reference, as ratios"
-	@echo "make bench-relay  what a relay costs, beside the same server without one"
-	@echo "make soak      10,000 commands, then look for what they left behind"
-	@echo "make faults    kill, cut, fill and starve the daemon in every state and at every step of a patch"
-	@echo "make fuzz      200,000 mutated messages over each framing (EXECSERVER_FUZZ_MESSAGES),"
-	@echo "               and 100,000 scripts read by the policy and run by bash (EXECSERVER_FUZZ_SCRIPTS)"
-	@echo "make background-tests  a part of the tests as a background job of an ordinary user, below /tmp"
-	@echo "make docs      the manual as a site, in site/; make docs-check runs its commands"
-	@echo "make format | lint | types | schemas   the parts"
+	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
 
-# -- set-up
+##@ Every day
 
-setup: $(VENV)/.ready
+setup: $(VENV)/.ready ## install everything into .venv, in the versions of constraints.txt
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is %d.%d; say make PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev --editable ".[otel,relay]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev \
+		--editable clients/python --editable ".[otel,relay]"
 	touch $@
 
-run: setup
+run: setup ## start a daemon, and run the quick start through the client
 	$(BIN)/python -m execclient.quickstart
 
-# -- checks
-
-test: setup lint types imports schemas-check unit
+test: setup lint types imports schemas-check unit ## lint, check types, layers and schemas, run the tests: what CI runs first
 
 check: test
 
-lint: setup
+watch: setup ## until Ctrl-C: lint, types and the tests of what was saved
+	$(BIN)/python -m tools.watch
+
+lint: setup ## check format and lint (ruff)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-format: setup
+format: setup ## write the code as ruff wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-types: setup
+types: setup ## check types (mypy)
 	$(BIN)/mypy
 
-imports: setup
+imports: setup ## check the layers (import-linter)
 	$(BIN)/lint-imports
 
-schemas: setup
+schemas: setup ## write the schemas and the reference pages from the code
 	$(BIN)/python -m tools.wire_docs.schemas schemas docs/reference/messages.md execserver/api/openrpc.json
 	$(BIN)/python -m tools.wire_docs.settings_reference docs/reference/settings.md
 	$(BIN)/python -m tools.wire_docs.errors_reference docs/protocol.md docs/reference/errors.md
@@ -74,7 +70,7 @@ schemas: setup
 	$(BIN)/python -m tools.client_reference clients/python docs/reference/client.md docs/reference/tools.md
 	$(BIN)/python -m tools.tool_schemas schemas/tools
 
-schemas-check: setup
+schemas-check: setup ## compare the schemas and the reference pages with the code
 	$(BIN)/python -m tools.wire_docs.schemas --check schemas docs/reference/messages.md execserver/api/openrpc.json
 	$(BIN)/python -m tools.wire_docs.settings_reference --check docs/reference/settings.md
 	$(BIN)/python -m tools.wire_docs.errors_reference --check docs/protocol.md docs/reference/errors.md
@@ -82,28 +78,31 @@ schemas-check: setup
 	$(BIN)/python -m tools.client_reference --check clients/python docs/reference/client.md docs/reference/tools.md
 	$(BIN)/python -m tools.tool_schemas --check schemas/tools
 
+# `docs-check` has the tests that are marked `manual`.
+PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not manual"
+
 # Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
 # first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
 FIRST_TESTS := tests/faults tests/sandbox \
-	$(filter-out %/__pycache__ $(addprefix tests/integration/,patch relay tools),$(wildcard tests/integration/*))
+	$(filter-out %/__pycache__ $(addprefix tests/integration/,commands patch relay tools),$(wildcard tests/integration/*))
 
-unit: setup bubblewrap terminal-tools ssh-server runtimes
+unit: setup bubblewrap terminal-tools runtimes
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
-	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/first $(FIRST_TESTS)
+	$(PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_TESTS)
 
 second-tests: setup
-	$(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%)
+	$(PYTEST) -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%)
 
 # What depends on signals, users and folders, as a background job of an ordinary user below /tmp runs it:
 # `make test` holds there too. BACKGROUND=tests/faults runs a whole folder so.
-BACKGROUND = tests/unit/test_trust.py tests/unit/supervisor tests/unit/processes/test_inside.py \
+BACKGROUND = tests/unit/test_trust.py tests/unit/supervisor tests/unit/processes/test_sandboxed_child.py \
 	tests/unit/sandbox/test_state_folder.py tests/integration/supervisor tests/integration/commands \
 	$(addprefix tests/integration/client/,test_quickstart.py test_stdio.py test_sync.py) \
 	-k '(signal or interrupt or nohup or hangup or ctrl or ignored or trust or state or background) and not any_line'
 
-background-tests: setup
+background-tests: setup ## a part of the tests as a background job of an ordinary user, below /tmp
 	$(BIN)/python -m tests.background $(BACKGROUND)
 
 # What the distribution has: $(call install,TEST,PACKAGES,WHAT IS MISSING).
@@ -130,55 +129,69 @@ ssh-server:
 runtimes:
 	$(call install,command -v cc >/dev/null && command -v node >/dev/null,gcc libc6-dev nodejs,cc or node)
 
-# -- the manual; `make test` checks it too, tests/docs being tests like others
+##@ The manual and the distributions
 
 # mkdocs-material says at each build what will come after it.
-docs: setup
+docs: setup ## the manual as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
-docs-check: setup
-	$(BIN)/python -m pytest -q tests/docs
+docs-check: setup bubblewrap ssh-server ## run what the manual says, build the site, install the wheels
+	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/docs
 
-soak: setup
+DIST ?= dist
+
+# Each wheel is built from its sdist.
+dist: setup ## sdist and wheel of execclient and of execserver, in dist/
+	$(BIN)/python -m build --outdir $(DIST) clients/python
+	$(BIN)/python -m build --outdir $(DIST) .
+
+release-check: ## test, docs-check and interop, whatever changed
+	$(MAKE) test
+	$(MAKE) docs-check
+	$(MAKE) interop
+
+##@ Longer tests
+
+soak: setup ## 10,000 commands, then look for what they left behind
 	EXECSERVER_SOAK_COMMANDS=10000 $(BIN)/python -m pytest -q tests/soak --timeout 900
 
 # FAULTS='-k take_over' picks a part.
-faults: setup
+faults: setup ## kill, cut, fill and starve the daemon in every state, and at every step of a patch
 	EXECSERVER_FAULTS=long $(BIN)/python -m pytest -q tests/faults/matrix tests/faults/test_streams.py \
 		tests/faults/test_take_over.py tests/faults/test_unread.py tests/faults/test_edits.py \
 		tests/faults/test_patch.py tests/faults/test_relay.py $(FAULTS)
 
 # FUZZ='-k websocket/lean' picks a framing; EXECSERVER_FUZZ_SEED makes other messages.
-fuzz: setup
+fuzz: setup ## 200,000 mutated messages over each framing, and 100,000 shell scripts
 	EXECSERVER_FUZZ_MESSAGES=$${EXECSERVER_FUZZ_MESSAGES:-200000} \
 		EXECSERVER_FUZZ_SCRIPTS=$${EXECSERVER_FUZZ_SCRIPTS:-100000} \
-		$(BIN)/python -m pytest -q tests/fuzz tests/unit/client/policy/test_bash_fuzz.py $(FUZZ)
+		$(BIN)/python -m pytest -q tests/fuzz tests/unit/client/govern/policy/test_bash_fuzz.py $(FUZZ)
 
-# -- the reference
+##@ The reference and other programs
 
 interop-setup: setup
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .interop @openai/codex@$(CODEX_VERSION)
 
 # Three at a time, once nothing more is to be installed: they wait more than they work, the probe longest.
-interop: interop-setup bubblewrap systemd-setup
+interop: interop-setup bubblewrap systemd-setup ## all of this section; needs $SHARED, npm and systemd's programs
 	$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
 		probe stock-websocket vectors relay-stock stock-stdio relay-probe foreign-clients systemd-verify
 
-probe: setup
+probe: setup ## the conformance probe of the reference
 	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
 	$(BIN)/python $(SHARED)/conformance/probe.py --server "$(SERVE)" --areas $(PROBE_AREAS) --jobs 2 --slow
 
 # The same through a relay, by its door for plain clients; cases that need a server of their own are left out.
-relay-probe: setup bubblewrap
+relay-probe: setup bubblewrap ## the same through a relay
 	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
 	$(BIN)/python -m tests.interop.relay_probe $(SHARED) --areas $(PROBE_AREAS) --jobs 2
 
 # EXECSERVER_VECTORS names another folder; -k 'sandbox_battery and root' in VECTORS picks cases.
-vectors: setup bubblewrap
+vectors: setup bubblewrap ## recorded cases: sandboxes, rules, approvals, texts, patches
 	EXECSERVER_VECTORS=$${EXECSERVER_VECTORS:-$(SHARED)/vectors} $(BIN)/python -m pytest -q tests/vectors $(VECTORS)
 
-stock-client: stock-websocket stock-stdio
+stock-client: stock-websocket stock-stdio ## turns of the stock codex agent, over a WebSocket and over stdio
 
 stock-websocket: interop-setup
 	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
@@ -195,36 +208,38 @@ stock-stdio: interop-setup
 		--stdio-cmd "$(SERVE) --listen stdio"
 
 # Our relay with stock executors, stock agents and the stock forwarder, and which takes over how fast.
-relay-stock: interop-setup bubblewrap
+relay-stock: interop-setup bubblewrap ## our relay with stock executors, agents and forwarders
 	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
 	CODEX_BIN=$(CURDIR)/$(CODEX) RELAY_SHARED=$(abspath $(SHARED)) $(BIN)/python -m pytest -q -s tests/interop/relay_stock.py
 
-# -- systemd's own programs; systemd need not run
-
+# systemd need not run.
 systemd-setup:
 	$(call install,command -v systemd-analyze >/dev/null,systemd,systemd-analyze)
 
-systemd-verify: setup systemd-setup
+systemd-verify: setup systemd-setup ## our units, as systemd's own programs read them
 	$(BIN)/python -m pytest -q tests/systemd/verify_units.py
-
-# -- clients of node, none of them ours; the versions are those of the manual's example
 
 EDITOR_PLUGIN := .interop/editor-plugin
 
-foreign-clients: setup
+# The versions are those of the manual's example.
+foreign-clients: setup ## clients of Node that others wrote
 	mkdir -p $(EDITOR_PLUGIN)
 	cp docs/how-to/editor-plugin/package.json $(EDITOR_PLUGIN)
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(EDITOR_PLUGIN)
 	$(BIN)/python -m pytest -q tests/interop/node_clients.py
 
-bench: setup interop-setup
+##@ Benchmarks
+
+bench: setup interop-setup ## compare with the reference, as ratios
 	$(BIN)/python -m benchmarks.compare --with-spool --markdown docs/benchmarks.md
 
-bench-gate: setup interop-setup
+bench-gate: setup interop-setup ## the same, and fail where we are slower
 	$(BIN)/python -m benchmarks.compare --with-spool --gate
 
-bench-relay: setup
+bench-relay: setup ## what a relay costs, beside the same server without one
 	$(BIN)/python -m benchmarks.relay --markdown docs/benchmarks.md
 
-clean:
+##@ Other
+
+clean: ## remove .venv and all caches
 	rm -rf $(VENV) .interop .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -21,11 +21,11 @@ from uuid import uuid4
 from benchmarks import process_tree
 from benchmarks.relay_traffic import Way
 from benchmarks.workloads.model import Measured, Row
-from execserver.relay import frames
-from execserver.relay.dial import FrameSocket, dial
-from execserver.relay.keys import KeyPair
-from execserver.relay.registry_client import RegistryClient
-from execserver.relay.tokens import TokenStore
+from execprotocol.relay import frames
+from execprotocol.relay.dial import FrameSocket, dial
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.registry_client import RegistryClient
+from execserver.relay.service.tokens import TokenStore
 from tests.support.relay_service import RelayService, wait_until
 
 AT_ONCE = 16
@@ -88,7 +88,7 @@ class _Silent:
         self.socket = socket
 
     def frame_received(self, message: bytes) -> None:
-        """Nobody says anything to it."""
+        """It gets no messages."""
 
     def room(self) -> None:
         """It says nothing either."""

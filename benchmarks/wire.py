@@ -408,7 +408,7 @@ def connect_socket(family: int, address: str | tuple[str, int], *, within: float
     """A connected, blocking socket, tried again until the server listens.
 
     Raises:
-        ConnectionError: nobody listened within `within` seconds.
+        ConnectionError: no server listened within `within` seconds.
     """
     end = time.monotonic() + within
     while True:

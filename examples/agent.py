@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from execclient import connect
-from execclient.approval_policy import ON_REQUEST
-from execclient.approvals import ACCEPT, ApprovalRequest, Approvals, Review
-from execclient.policy import Policy, PrefixRule, RuleSet
-from execclient.sandbox import WorkspaceWrite
-from execclient.terminal_approver import TerminalApprover, visible
+from execclient.govern.approval_policy import ON_REQUEST
+from execclient.govern.approvals import ACCEPT, ApprovalRequest, Approvals, Review
+from execclient.govern.policy import Policy, PrefixRule, RuleSet
+from execclient.govern.sandbox import WorkspaceWrite
+from execclient.govern.terminal_approver import TerminalApprover, visible
 from execclient.tools import Toolset
 from execclient.tools.errors import TurnAborted
 from execclient.tools.events import CallBegin, CallDecided, CallEnd, OutputDelta, ToolEvent

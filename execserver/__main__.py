@@ -1,7 +1,8 @@
-"""The console script: `serve` is the supervisor's, `relay` a program of its own, some commands are the
-client's, the rest is the command-line module's.
+"""The console script. It runs `serve` in the supervisor, `relay` in the relay's program, the commands of the
+client in `execclient.commands`, and the rest in `execserver.cli`.
 
-Standard library only, until the command-line module is needed: a supervisor starts in milliseconds.
+`serve` runs the supervisor, `relay` is a program of its own, some commands are the client's, and `cli.py` has
+the rest. Only the standard library is imported until then, so that the supervisor starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ import os
 import sys
 
 CLIENT_COMMANDS = {
-    "run": "run a command at a daemon, as if it were a local one",
-    "attach": "sit down at a process that runs",
-    "ps": "list the processes that run",
-    "logs": "print the output that is kept of a process",
+    "run": "run a command on the daemon's machine as if it were a local one",
+    "attach": "connect your terminal to a running process",
+    "ps": "list the running processes",
+    "logs": "print the retained output of a process",
     "kill": "send a signal to processes",
     "cp": "copy files to the daemon's machine, or back",
-    "patch": "apply a patch to files of the daemon's machine",
-    "policy": "see what the rules say of a command",
+    "patch": "apply a patch to files on the daemon's machine",
+    "policy": "check a command against the policy rules",
     "completion": "print the script that completes commands in a shell",
 }
-"""`execclient.commands` has them; this is what `execserver --help` says of them."""
+"""The commands of `execclient.commands`, with their descriptions in `execserver --help`."""
 
-RELAY_COMMAND = {"relay": "let executors and clients meet that are behind firewalls"}
-"""`execserver.relay.command` has it; it reads none of the daemon's settings."""
+RELAY_COMMAND = {"relay": "connect executors and clients that are behind firewalls"}
+"""The command of `execserver.relay.service.command`, which reads none of the daemon's settings."""
 
 COMPLETION_VARIABLE = "_EXECSERVER_COMPLETE"
-"""Set by a shell that wants to know what could come next."""
+"""Set by a shell that asks for completions."""
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
         sys.exit(run(argv[1:]))
 
     if argv[:1] == ["relay"]:
-        from execserver.relay.command import main as relay_main
+        from execserver.relay.service.command import main as relay_main
 
         sys.exit(relay_main(argv[1:]))
 

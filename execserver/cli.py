@@ -1,8 +1,8 @@
-"""The command line.
+"""The command line of the daemon: `serve`, `config` and `doctor`.
 
-`serve` comes here twice: without a supervisor for `--help`, and as the server that the
-supervisor started, with the same arguments. Exit codes: 2 for what is no valid command line,
-1 for values that cannot work together or cannot be used.
+`serve` gets here for `--help`, without a supervisor, and as the server that the supervisor has started with
+the same arguments. Exit codes: 2 for an invalid command line, 1 for values that cannot be used, alone or
+together.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from execserver import __version__
 if TYPE_CHECKING:
     import argparse
 
-    from execserver.configuration.loading import Effective
-    from execserver.sandbox.mechanisms import Check
+    from execserver.configuration.effective import Effective
+    from execserver.sandbox.diagnostics.mechanisms import Check
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
 _SHOW_DESCRIPTION = """\
-Print what `execserver serve` with the same flags, here and now, would go by: each setting with the
-flag, variable or line of the file that it comes from. Secrets are not printed."""
+Print the settings that `execserver serve` would use with the same flags in the same environment, each
+with the flag, variable or line of the file that it comes from. Secrets are not printed."""
 
 _CHECK_DESCRIPTION = """\
-Would `execserver serve` with the same flags, here and now, start? Loads everything that the daemon would
-load, and reads what the settings name, but binds nothing. Exit status 0 if so, 1 with the reasons if not. A
-daemon that is told to upgrade asks the newly installed code this before it makes room for it."""
+Check whether `execserver serve` would start with the same flags in the same environment. Loads everything
+that the daemon would load and reads the files that the settings name, but binds nothing. Exit status 0 if
+it would start, 1 with the reasons if not. Before an upgrade, a daemon runs this check with the newly
+installed code."""
 
 _DOCTOR_DESCRIPTION = """\
-Try what sandboxes are made of and where output is kept, as `execserver serve` with the same flags, here and
-now, would use it: a line for each mechanism, with cause and fix of what is wrong. Exit status 0 if requests
-that ask for a sandbox will be confined, 1 if they will be refused."""
+Try the mechanisms of sandboxes and of output on disk as `execserver serve` would use them with the same
+flags in the same environment. Prints a line for each, with cause and fix of a fault. Exit status 0 if
+requests that ask for a sandbox will be confined, 1 if they will be refused."""
 
 
 def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
-    """Run a command; returns its exit code.
+    """Run a command; return its exit code.
 
     Args:
         argv: the command and its arguments.
-        elsewhere: commands of the same program that do not come here, for `--help`: name and description.
+        elsewhere: other commands of the program, for `--help`: name and description.
     """
     if argv[:1] == ["serve"]:
         return serve(argv[1:])
@@ -57,12 +58,12 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
 
 
 def serve(argv: Sequence[str]) -> int:
-    """Be the server; returns its exit code.
+    """Run the server; return its exit code.
 
     Args:
-        argv: the arguments that follow `serve`.
+        argv: the arguments after `serve`.
     """
-    from execserver import server  # while the supervisor still works at its hello
+    from execserver import server  # while the supervisor prepares its hello
     from execserver.supervisor.packets import wait_for_hello
 
     wait_for_hello(os.environ)
@@ -73,14 +74,14 @@ def serve(argv: Sequence[str]) -> int:
 def _config_show(options: argparse.Namespace) -> int:
     from execserver.supervisor.launch import enter_launch_folder
 
-    enter_launch_folder()  # as the supervisor does, whose settings these would be
+    enter_launch_folder()  # as the supervisor does
     effective = _effective(options)
     if effective is None:
         return 1
-    from execserver.configuration import show
+    from execserver.configuration.effective import as_json, as_toml
 
-    text = (show.as_json if options.json else show.as_toml)(effective, os.environ)
-    # File names may hold bytes that are no UTF-8.
+    text = (as_json if options.json else as_toml)(effective, os.environ)
+    # File names may hold bytes that are not UTF-8.
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return _read_credentials(effective)
 
@@ -90,9 +91,9 @@ def _config_check(options: argparse.Namespace) -> int:
     from execserver.upgrade import HANDOVER
 
     if options.handover not in (None, HANDOVER):
-        # It would be the running supervisor that starts this code, on what the running server leaves.
+        # The running supervisor would start this code, with the state of the running server.
         _complain(
-            f"what runs hands over as version {options.handover}, this code takes {HANDOVER}: "
+            f"the running service hands over as version {options.handover}, this code takes {HANDOVER}: "
             "an upgrade is not possible, stop the service and start it again"
         )
         return 1
@@ -100,15 +101,16 @@ def _config_check(options: argparse.Namespace) -> int:
     effective = _effective(options)
     if effective is None:
         return 1
-    # What cannot be loaded is to be found out here.
-    from execserver import server
+    # Finds modules that cannot be loaded.
+    from execserver import server  # noqa: F401
+    from execserver.late_modules import load_everything
 
-    server.load_everything()
+    load_everything()
     return _read_credentials(effective) or _check_remote(effective, options)
 
 
 def _read_credentials(effective: Effective) -> int:
-    """Whether what the settings name can be used; an exit code, and it was said why not."""
+    """Check the credential files that the settings name; return an exit code after printing the reason."""
     from execserver.transports.authentication import ConfigurationError, authenticator_from
 
     try:
@@ -120,10 +122,10 @@ def _read_credentials(effective: Effective) -> int:
 
 
 def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
-    """The same for what `--remote` and its options name."""
+    """Check the files that `--remote` and its options name."""
     from pathlib import Path
 
-    from execserver.relay.remote_options import missing_packages, options_of_service
+    from execserver.relay.executor.options import missing_packages, options_of_service
     from execserver.supervisor.remote import base_and_environment
     from execserver.transports.authentication import ConfigurationError
 
@@ -135,8 +137,8 @@ def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
             if of_service is None:
                 return 0
             options = of_service
-        from execserver.relay import executor  # noqa: F401  as above
-        from execserver.relay.identity import check_identity
+        from execserver.relay.executor import executor  # noqa: F401  as above
+        from execserver.relay.executor.identity import check_identity
 
         check_identity(options, Path.cwd(), os.environ)
     except ImportError as error:
@@ -155,24 +157,22 @@ def _doctor(options: argparse.Namespace) -> int:
     effective = _effective(options)
     if effective is None:
         return 1
-    from execserver.sandbox.doctor import Report, examine
-    from execserver.spool_check import spool_folder_check
+    from execserver.sandbox.diagnostics.doctor import Report, examine
 
     settings = effective.settings
-    report = examine(
-        settings.sandboxes, os.environ, lambda folder: spool_folder_check(folder, settings.spool_max_bytes)
-    )
-    report = Report((*report.checks, *_places(effective)))
+    report = examine(settings.sandboxes, os.environ, settings.spool_max_bytes)
+    report = Report((*report.checks, *_paths(effective)))
     text = report.as_json() if options.json else report.as_text()
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return 0 if report.ok else 1
 
 
-def _places(effective: Effective) -> tuple[Check, Check]:
-    """Where the settings and the sockets are, and why there."""
-    from execserver.sandbox.mechanisms import Check
+def _paths(effective: Effective) -> tuple[Check, Check]:
+    """The paths of the settings file and the sockets, and the reasons for them."""
+    from execserver.sandbox.diagnostics.mechanisms import Check
     from execserver.supervisor.config_file import usual_places
-    from execserver.supervisor.listeners import ListenError, default_listener
+    from execserver.supervisor.listener import ListenError
+    from execserver.supervisor.listeners import default_listener
 
     places = ", ".join(usual_places(os.environ))
     file = Check("settings file", "ok", effective.file or f"none; looked for, unless one is named: {places}")
@@ -194,13 +194,13 @@ def _places(effective: Effective) -> tuple[Check, Check]:
 
 
 def _effective(options: argparse.Namespace) -> Effective | None:
-    """The settings; None when they cannot be used, and it was said why."""
-    from execserver.configuration.flags import given
-    from execserver.configuration.loading import load
+    """The settings; None if they cannot be used, after printing the reasons."""
+    from execserver.configuration.effective import load
     from execserver.configuration.model import SettingsError
+    from execserver.configuration.options import given_settings
 
     try:
-        effective = load(given(options), os.environ, options.config)
+        effective = load(given_settings(options), os.environ, options.config)
     except SettingsError as error:
         for problem in error.problems:
             _complain(problem)
@@ -218,7 +218,7 @@ def _complain(text: str) -> None:
 
 
 def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser, with the flags of that command only: they come from the settings, whose import is felt."""
+    """The parser, with the flags of this command only: they need the settings, which take time to import."""
     import argparse
 
     parser = argparse.ArgumentParser(prog="execserver", description=_DESCRIPTION, allow_abbrev=False)
@@ -230,19 +230,25 @@ def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.Argume
         allow_abbrev=False,
         description="Run the daemon until SIGTERM, or, with stdio, until the end of its input.",
     )
-    config = commands.add_parser("config", help="look at the configuration", allow_abbrev=False)
+    config = commands.add_parser("config", help="show and check the configuration", allow_abbrev=False)
     actions = config.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser(
-        "show", help="what holds, and where it comes from", allow_abbrev=False, description=_SHOW_DESCRIPTION
+        "show", help="print the settings and their origins", allow_abbrev=False, description=_SHOW_DESCRIPTION
     )
     show.add_argument("--json", action="store_true", help="as JSON")
     check = actions.add_parser(
-        "check", help="would the daemon start?", allow_abbrev=False, description=_CHECK_DESCRIPTION
+        "check",
+        help="check whether the daemon would start",
+        allow_abbrev=False,
+        description=_CHECK_DESCRIPTION,
     )
     check.add_argument("--handover", help=argparse.SUPPRESS)
     check.add_argument("--handed-remote", help=argparse.SUPPRESS)
     doctor = commands.add_parser(
-        "doctor", help="can commands be confined here?", allow_abbrev=False, description=_DOCTOR_DESCRIPTION
+        "doctor",
+        help="check whether commands can be sandboxed here",
+        allow_abbrev=False,
+        description=_DOCTOR_DESCRIPTION,
     )
     doctor.add_argument("--json", action="store_true", help="as JSON")
     for name, text in elsewhere.items():
@@ -258,12 +264,12 @@ def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.Argume
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    from execserver.configuration.flags import EPILOG, add_flags
+    from execserver.configuration.options import EPILOG, add_flags
 
     parser.epilog = EPILOG
     add_flags(parser)
 
 
 if __name__ == "__main__":
-    gc.disable()  # as `supervisor/start.py`, whose older versions start the server so
+    gc.disable()  # as `supervisor/start.py`; its older versions start the server through this line
     sys.exit(main(sys.argv[1:]))

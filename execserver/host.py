@@ -1,23 +1,23 @@
-"""Facts about this host and this daemon, taken once at launch."""
+"""Facts about this host and this daemon, read once at launch."""
 
 from __future__ import annotations
 
 import os
 import pwd
 
+from execprotocol.path_text import escaped_uri
 from execserver import __version__
-from execserver.protocol.path_text import escaped_uri
-from execserver.supervisor.environment import initial_environment
+from execserver.supervisor.launch import initial_environment
 
 TYPE_CHECKING = False  # `typing` takes longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from execserver.protocol.environment import Capabilities, EnvironmentInfo
+    from execprotocol.environment import Capabilities, EnvironmentInfo
 
 
 CAPABILITIES: Capabilities = {
-    # True only for what exists: a client uses what it finds here.
+    # True only for what is implemented: a client uses what is true here.
     "networkProxyLaunch": False,
     "networkProxyReviewDomains": False,
     "credentialMasking": False,
@@ -37,11 +37,11 @@ CAPABILITIES: Capabilities = {
 
 
 class Host:
-    """What the daemon was started with, and on what. It does not change."""
+    """The launch of the daemon and its machine. It does not change."""
 
     cwd: str
     environment: Mapping[str, str]
-    """The one the daemon was started with: the interpreter may have added to its own copy since."""
+    """The environment at the start: the interpreter may have added to its own copy since."""
     shell: str
     home: str
     temp: str
@@ -69,7 +69,7 @@ class Host:
         self.provider_id = f"execserver:{os.urandom(16).hex()}"
 
     def continued(self, cwd: str, provider_id: str) -> Host:
-        """The same host, as a server before this one has described it."""
+        """This host, with the working directory and provider id of an earlier server of the service."""
         host = object.__new__(Host)
         vars(host).update(vars(self), cwd=cwd, provider_id=provider_id)
         return host
@@ -78,11 +78,11 @@ class Host:
         """The answer to `environment/info`.
 
         Args:
-            extensions: whether it is for a connection that asked for extension members.
+            extensions: whether the connection asked for extension members.
         """
         capabilities = CAPABILITIES.copy()
         if extensions:
-            from execserver.protocol.methods import extension_names
+            from execprotocol.methods import extension_names
 
             capabilities["execserver"] = extension_names()
         return {

@@ -1,7 +1,7 @@
-"""inotify(7), by three calls into the C library that the interpreter has loaded already.
+"""inotify(7), by three calls into the C library that the interpreter has loaded.
 
-The usual libraries find the C library by `ctypes.util.find_library`, which starts programs to
-look for it; a server whose children are its business must not do that.
+The usual libraries use `ctypes.util.find_library`, which starts programs. A server that manages child
+processes must not do that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Event(NamedTuple):
-    """What happened to `name` in the directory of `watch`."""
+    """An event of `name` in the directory of `watch`."""
 
     watch: int
     mask: int
@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 def open_inotify() -> int:
-    """A new instance, which does not block.
+    """Make a non-blocking instance.
 
     Raises:
         OSError: EMFILE, the user has too many instances.
@@ -39,24 +39,24 @@ def open_inotify() -> int:
     return _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def add_watch(number: int, path: str, mask: int) -> int:
-    """Watch what `path` leads to. The same inode gives the same watch.
+def add_watch(fd: int, path: str, mask: int) -> int:
+    """Watch the file that `path` leads to. The same inode gives the same watch.
 
     Raises:
         OSError: among others ENOSPC, the user has too many watches.
     """
-    return _checked(_libc.inotify_add_watch(number, os.fsencode(path), ctypes.c_uint32(mask)))
+    return _checked(_libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(mask)))
 
 
-def remove_watch(number: int, watch: int) -> None:
-    """End a watch; no error if it has ended by itself."""
-    _libc.inotify_rm_watch(number, watch)
+def remove_watch(fd: int, watch: int) -> None:
+    """End a watch; no error if it has ended."""
+    _libc.inotify_rm_watch(fd, watch)
 
 
-def read_events(number: int) -> list[Event]:
-    """What has happened so far; nothing when nothing has."""
+def read_events(fd: int) -> list[Event]:
+    """Read the pending events; none are no error."""
     try:
-        data = os.read(number, _BUFFER_BYTES)
+        data = os.read(fd, _BUFFER_BYTES)
     except BlockingIOError:
         return []
     events = []
@@ -71,6 +71,6 @@ def read_events(number: int) -> list[Event]:
 
 def _checked(result: int) -> int:
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
     return result

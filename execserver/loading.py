@@ -1,11 +1,9 @@
-"""Late imports: modules that take 20 ms and more to load, and that a first command does not need.
+"""Late imports, in any thread and with a full descriptor table.
 
-A request that needs one loads it, in any thread. `server.load_the_rest` loads all of them a moment after the
-start, before an upgrade can replace the installed files.
+A request that needs a late module loads it. `late_modules.py` loads all of them a moment after the start.
 
-Modules that import each other are half loaded for a second thread that begins at another end, so one thread
-loads at a time. The table of descriptors may be full by then, which must not fail a request: then the import
-takes the descriptors that a daemon reserves.
+One thread loads at a time, because modules that import each other would be half loaded for a second thread. A
+full descriptor table must not fail a request: then the import uses the descriptors that the daemon reserves.
 """
 
 from __future__ import annotations
@@ -23,18 +21,18 @@ _FULL = (errno.EMFILE, errno.ENFILE)
 
 
 class Loader:
-    """Runs imports. Safe to use from several threads, and inside itself."""
+    """Runs imports. Safe in several threads, and reentrant."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.lend: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Gives up the spare descriptors for as long as it lasts."""
+        self.use_reserved_descriptors: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Releases the reserved descriptors for the body of a `with` statement."""
 
     def load(self, work: Callable[[], T]) -> T:
-        """Do something that imports.
+        """Run a function that imports.
 
         Raises:
-            OSError: there is no descriptor, nor a spare one (EMFILE, ENFILE).
+            OSError: there is no descriptor, not even a reserved one (EMFILE, ENFILE).
             ImportError: the installation is broken.
         """
         with self._lock:
@@ -43,14 +41,14 @@ class Loader:
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-            with self.lend():
+            with self.use_reserved_descriptors():
                 return _import(work)
 
-    def load_without_spares(self, work: Callable[[], T]) -> T:
-        """The same where the caller sees to the descriptors: only it knows who would take them first.
+    def load_without_reserved(self, work: Callable[[], T]) -> T:
+        """The same without the reserved descriptors, which the caller manages.
 
         Raises:
-            OSError: there is no descriptor (EMFILE, ENFILE).
+            OSError: no descriptor is free (EMFILE, ENFILE).
             ImportError: the installation is broken.
         """
         with self._lock:
@@ -61,7 +59,7 @@ def _import(work: Callable[[], T]) -> T:
     try:
         return work()
     except ImportError as error:
-        # So the dynamic linker says it.
+        # The dynamic linker reports a full table by this text only.
         for number in _FULL:
             if os.strerror(number) in str(error):
                 raise OSError(number, os.strerror(number)) from error
@@ -69,4 +67,4 @@ def _import(work: Callable[[], T]) -> T:
 
 
 LOADER = Loader()
-"""The one of this program: what is imported belongs to all of it."""
+"""The loader of this process."""

@@ -27,7 +27,9 @@ _HEAD = """\
 
 <!-- Written by `make schemas` from the docstrings in clients/python/execclient; edits here are lost. -->
 
-`execclient` comes with the daemon: `pip install execserver`. It has three modules:
+`pip install execclient` installs the client alone, `pip install execserver` the daemon and the client. Extras
+of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expect` for pexpect, `tools` for
+[the tools of a model](tools.md), `policy` for rule files, `cli` for the commands. It has three modules:
 
 | module | for |
 | --- | --- |
@@ -39,15 +41,14 @@ How they are used: [a first session](../tutorial/first-session.md), [in a progra
 [interactive programs](../how-to/interactive-programs.md),
 [long-running services](../how-to/long-running-services.md), [other machines](../how-to/ssh.md).
 
-What holds everywhere:
+Rules for all methods:
 
-- Times are seconds, sizes are bytes, unless a name says something else.
-- Paths are those of the daemon's machine, relative ones begin in `Executor.cwd`; `local` paths are our own.
-- Whatever is said to raise something also raises what any call does: [`CallTimeout`](#calltimeout),
-  [`SessionLost`](#sessionlost) when a lost connection cannot be made up for,
-  [`OutcomeUnknown`](#outcomeunknown) when it was lost at a time after which the call must not be repeated,
-  [`ExecutorClosed`](#executorclosed) after the end.
-- A parameter behind the `*` is given by its name.
+- Times are in seconds and sizes in bytes, unless a name says otherwise.
+- Paths are on the daemon's machine, relative to `Executor.cwd`; `local` paths are on the client's machine.
+- Each call may also raise [`CallTimeout`](#calltimeout), [`SessionLost`](#sessionlost) if a lost connection
+  cannot be replaced, [`OutcomeUnknown`](#outcomeunknown) if the connection was lost and the call must not be
+  repeated, and [`ExecutorClosed`](#executorclosed) after the end.
+- Parameters after the `*` are keyword-only.
 """
 
 

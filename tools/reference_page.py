@@ -50,7 +50,7 @@ def load(sources: Path) -> Sources:
     """Read the code; `sources` is the folder that `execclient` lies in."""
     loader = griffe.GriffeLoader(search_paths=[sources, ROOT], docstring_parser=griffe.Parser.google)
     package = loader.load("execclient")
-    limits = loader.load("execserver.protocol.limits")
+    limits = loader.load("execprotocol.limits")
     loader.resolve_aliases()
     assert isinstance(package, griffe.Module)
     assert isinstance(limits, griffe.Module)
@@ -319,7 +319,7 @@ def is_error(found: griffe.Object) -> bool:
 
 
 def resolved(found: griffe.Object | griffe.Alias) -> griffe.Object:
-    """What a name stands for; the module `connect` has in it what the package means by its name."""
+    """The object behind an alias. The name of a module stands for the function of the same name in it."""
     target = found.final_target if isinstance(found, griffe.Alias) else found
     return target[target.name] if isinstance(target, griffe.Module) else target
 

@@ -56,12 +56,12 @@ SECTIONS = (
     ),
     Section("tools.registry", "tools of a host's own", ("Registry",)),
     Section("tools.errors", "why a call gave nothing"),
-    Section("approvals", "questions, and who answers them", ("Approvals", "ApprovalRequest", "Review")),
-    Section("approval_policy", "when somebody is asked", ("approval_policy", "ApprovalPolicy")),
-    Section("terminal_approver", "asking a person at a terminal"),
-    Section("queue_approver", "asking in a host's own user interface", ("QueueApprover",)),
-    Section("sandbox", "what commands may touch", ("sandbox_policy", "SandboxPolicy")),
-    Section("policy", "which commands may run", ("Policy", "decide", "Requirement")),
+    Section("govern.approvals", "questions, and who answers", ("Approvals", "ApprovalRequest", "Review")),
+    Section("govern.approval_policy", "when a person is asked", ("approval_policy", "ApprovalPolicy")),
+    Section("govern.terminal_approver", "asking a person at a terminal"),
+    Section("govern.queue_approver", "asking in a host's own user interface", ("QueueApprover",)),
+    Section("govern.sandbox", "what commands may touch", ("sandbox_policy", "SandboxPolicy")),
+    Section("govern.policy", "which commands may run", ("Policy", "decide", "Requirement")),
     Section("patch", "reading, planning and applying patches", ("parse_patch", "plan_at", "apply")),
 )
 
@@ -71,8 +71,8 @@ _HEAD = """\
 <!-- Written by `make schemas` from the docstrings in clients/python/execclient; edits here are lost. -->
 
 What an agent host has for the tool calls of its model. The modules are imported by their names
-(`from execclient.tools import Toolset`), and need nothing but `pip install execserver`; rule files need
-`pip install "execserver[policy]"`.
+(`from execclient.tools import Toolset`), and need `pip install "execclient[tools]"` (part of
+`pip install execserver`); rule files need the extra `policy` besides.
 
 {modules}
 How they are used: [tools for a model](../how-to/agent-tools.md), [rules](../how-to/policy.md),
@@ -135,7 +135,7 @@ class ToolsPage(ReferencePage):
         if unknown:
             raise DriftError(f"{module.path} has no {', '.join(unknown)}, which its section begins with")
         names = {name: names[name] for name in (*section.entrances, *sorted(names))}
-        # A module that hands on what another one has
+        # A module that forwards what another one has
         names = {name: found for name, found in names.items() if name not in self._places}
         self._names[section.module] = names
         for name, found in names.items():

@@ -1,1 +1,1 @@
-"""The handlers: one thin file per method family. Only the server's wiring imports this package."""
+"""The handlers: a thin module for each method family. Only the server imports this package."""

@@ -1,4 +1,4 @@
-"""What becomes of a request that asks for a sandbox: confined or refused, never run open."""
+"""Requests with a sandbox: confined or refused, never run without confinement."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from execserver.processes.launch import LaunchPlan, require_program
+from execprotocol.errors import InvalidParams, RpcError, SpawnFailed
+from execserver.launch_spec import LaunchSpec, require_program
 from execserver.processes.start_obstacle import require_interpreter
-from execserver.protocol.errors import InvalidParams, RpcError, SpawnFailed
+from execserver.sandbox import refused
 from execserver.sandbox.confinement import Confinement
-from execserver.sandbox.globs import refuse_denied
-from execserver.sandbox.policy import Access, Policy, Surroundings, resolve
-from execserver.sandbox.refusal import refused
+from execserver.sandbox.glob_patterns import refuse_denied
+from execserver.sandbox.policy import Access, Policy, RequestFolders, resolve
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
-    from execserver.protocol.sandbox import SandboxContext
+    from execprotocol.sandbox import SandboxContext
 
 
 def command_policy(
     sandbox: SandboxContext, cwd: str, environment: Mapping[str, str], *, managed_network: bool
 ) -> Policy | None:
-    """The policy of a command; None when there is nothing to enforce.
+    """The policy of a command; None if it limits nothing.
 
     Raises:
-        InvalidParams: a path that is none on this host, or a network proxy that this executor does not have.
-        InvalidRequest: the older kind of sandbox is asked for.
+        InvalidParams: a path of another host, or a network proxy, which this executor does not have.
+        InvalidRequest: the older kind of sandbox is requested.
     """
     if managed_network:
         raise InvalidParams(
@@ -37,21 +37,21 @@ def command_policy(
             "start the process without it, with a network that is restricted or enabled",
             field="enforceManagedNetwork",
         )
-    policy = resolve(sandbox, Surroundings(cwd, environment.get("TMPDIR")))
+    policy = resolve(sandbox, RequestFolders(cwd, environment.get("TMPDIR")))
     _refuse_older_kind(sandbox, policy)
     return policy if policy.limits_anything else None
 
 
 def file_policy(sandbox: SandboxContext | None, tmpdir: str | None) -> Policy | None:
-    """The policy of a request for files; None when it is carried out by the server itself.
+    """The policy of a file request; None if the server carries it out itself.
 
     Raises:
-        InvalidParams: a path that is none on this host, or entries that depend on a folder that is not given.
-        InvalidRequest: the older kind of sandbox is asked for.
+        InvalidParams: a path of another host, or entries that need a working directory that is not given.
+        InvalidRequest: the older kind of sandbox is requested.
     """
     if sandbox is None:
         return None
-    policy = resolve(sandbox, Surroundings(None, tmpdir))
+    policy = resolve(sandbox, RequestFolders(None, tmpdir))
     if policy.unresolved:
         raise InvalidParams(
             "file system sandbox context with dynamic permissions requires cwd", field="sandbox.cwd"
@@ -66,7 +66,7 @@ def _refuse_older_kind(sandbox: SandboxContext, policy: Policy) -> None:
 
 
 def may_read(policy: Policy, path: str) -> bool:
-    """Whether a policy lets a file be read, and its path if it is a link. May block."""
+    """Whether a policy allows reading a file, and its path if it is a link. May block."""
     folder, name = os.path.split(path)
     for real in (os.path.realpath(path), os.path.join(os.path.realpath(folder), name)):
         try:
@@ -79,44 +79,44 @@ def may_read(policy: Policy, path: str) -> bool:
 
 
 class Preparation:
-    """A confinement that is being made in a thread for a start that may be given up meanwhile."""
+    """A confinement that a thread prepares for a start, which may be cancelled meanwhile."""
 
-    def __init__(self, sandboxes: Sandboxes, policy: Policy, make_plan: Callable[[], LaunchPlan]) -> None:
+    def __init__(self, sandboxes: Sandboxes, policy: Policy, make_spec: Callable[[], LaunchSpec]) -> None:
         self._sandboxes = sandboxes
         self._policy = policy
-        self._make_plan = make_plan
+        self._make_spec = make_spec
         self._lock = threading.Lock()
         self._made: Confinement | None = None
         self._given_up = False
 
-    def run(self) -> tuple[LaunchPlan, Confinement]:
+    def run(self) -> tuple[LaunchSpec, Confinement]:
         """In the thread: look at the disk and make everything ready.
 
         Raises:
-            InvalidRequest: it cannot be confined.
-            SpawnFailed: it could not be started without a sandbox either.
+            InvalidRequest: the command cannot be confined.
+            SpawnFailed: the command could not be started without a sandbox either.
         """
         try:
-            plan = self._make_plan()
-            require_program(plan.program, plan.cwd)
-            require_interpreter(plan.program, plan.cwd, partial(may_read, self._policy))
+            spec = self._make_spec()
+            require_program(spec.program, spec.cwd)
+            require_interpreter(spec.program, spec.cwd, partial(may_read, self._policy))
         except (OSError, ValueError) as error:
             measures.failed_starts += 1
             raise SpawnFailed(error) from None
-        confinement = self._sandboxes.prepare(self._policy, plan.command())
+        confinement = self._sandboxes.prepare(self._policy, spec)
         with self._lock:
             if not self._given_up:
                 self._made = confinement
-                return plan, confinement
+                return spec, confinement
         self._sandboxes.release(confinement)
-        return plan, confinement
+        return spec, confinement
 
     def taken(self) -> None:
-        """A process has it, and gives it back."""
+        """A process has taken the confinement, and will release it."""
         self._made = None
 
     def give_up(self) -> None:
-        """Release what was made and not taken, now or when it is there. May block for a moment."""
+        """Release a confinement that no process has taken, now or once it is made. May block for a moment."""
         with self._lock:
             self._given_up = True
             made, self._made = self._made, None

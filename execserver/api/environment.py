@@ -1,5 +1,5 @@
-"""`environment/*`, configuration and capability discovery.
-`docs/protocol.md`, "Environment and discovery".
+"""`environment/*`, configuration and capability discovery. `docs/protocol.md`, "Environment and
+discovery".
 """
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from execprotocol.path_uri import path_to_uri
 from execserver.host import Host
-from execserver.protocol.path_uri import path_to_uri
-from execserver.rpc.envelope import encode_json
+from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 
 if TYPE_CHECKING:
-    from execserver.protocol.environment import (
+    from execprotocol.environment import (
         ConfigReadParams,
         ConfigReadResult,
         DiscoverV1Params,
@@ -27,7 +27,7 @@ _STATUS = b'{"status":"ready"}'
 
 
 def _infos(host: Host) -> tuple[bytes, bytes]:
-    """What the daemon is, without and with the extension members."""
+    """The daemon's description, without and with the extension members."""
     return encode_json(host.info()), encode_json(host.info(extensions=True))
 
 
@@ -54,11 +54,11 @@ def handlers(host: Host) -> Handlers:
         }
 
     def discover_roots(caller: Caller, params: DiscoverV1Params) -> DiscoverV1Result:
-        """Nothing is looked for: the executor offers no plugins of its own."""
+        """This executor offers no plugins."""
         return {"roots": []}
 
     def discover(caller: Caller, params: DiscoverV2Params) -> DiscoverV2Result:
-        """As above."""
+        """This executor offers no plugins and no skills."""
         return {"plugins": [], "skills": [], "warnings": []}
 
     return {

@@ -1,10 +1,8 @@
-"""`fs/*`. `docs/protocol.md`, "File system".
+"""The handlers of `fs/*`. `docs/protocol.md`, "File system".
 
-Work that may block runs in a thread: the handler then gives a coroutine, which begins its work only
-when the connection has room for it. Lookups, and small reads, lists and writes, are answered at once where
-no mount can hang (`filesystem/small.py`).
-
-A request whose sandbox limits files is answered by a worker inside that sandbox, whatever it asks for.
+Work that may block runs in a thread: the handler returns a coroutine, which starts when the connection has
+room for it. Where no mount can hang, lookups and small reads, lists and writes are answered at once
+(`filesystem/small.py`). A request whose sandbox limits files is always answered by a worker in that sandbox.
 """
 
 from __future__ import annotations
@@ -15,31 +13,29 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from execprotocol.errors import InternalError, InvalidRequest, file_error
+from execprotocol.path_uri import ForeignPath, path_to_uri
 from execserver.api.confinement import file_policy
+from execserver.filesystem import operations
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
-from execserver.filesystem.copy import Wish
 from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.files import DirectFiles, Files
 from execserver.filesystem.handles import FileHandles
+from execserver.filesystem.listing import entries_json, walk_json
 from execserver.filesystem.metadata import canonicalize as resolve_links
 from execserver.filesystem.metadata import metadata
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.reading import FileStream, LargeFile, check_reply_size
-from execserver.filesystem.replacing import Attributes
-from execserver.filesystem.small import OUTSIDE, SmallFiles
-from execserver.filesystem.walk import WalkLimits
+from execserver.filesystem.small import PROC_PREFIX, SmallFiles
+from execserver.filesystem.walk import check_limits
 from execserver.filesystem.watch import MissingWatch
-from execserver.filesystem.worker_pool import WorkerPool
-from execserver.protocol.errors import InternalError, InvalidRequest, file_error
-from execserver.protocol.path_uri import ForeignPath, path_to_uri
+from execserver.fsworker.confined_files import ConfinedFiles, ConfinedRequests
+from execserver.fsworker.pool import WorkerPool
 from execserver.rpc.handlers import Caller, Encoded, Handler, StreamedResult
 from execserver.sandbox.policy import Policy
 
 if TYPE_CHECKING:
-    from execserver.filesystem.edit_plan import Edit
-    from execserver.filesystem.edits import Edits
-    from execserver.protocol.filesystem import (
+    from execprotocol.filesystem import (
         ApplyEditsParams,
         ApplyEditsResult,
         CanonicalPath,
@@ -65,7 +61,9 @@ if TYPE_CHECKING:
         WriteEdit,
         WriteFileParams,
     )
-    from execserver.protocol.sandbox import SandboxContext
+    from execprotocol.sandbox import SandboxContext
+    from execserver.edits.api import Edits
+    from execserver.edits.plan import Edit
 
 T = TypeVar("T")
 
@@ -74,12 +72,12 @@ _PUT, _PUT_IN_PLACE = Encoded(b'{"inPlace":false}'), Encoded(b'{"inPlace":true}'
 
 
 class FileConfinement(msgspec.Struct, frozen=True):
-    """What answers requests under a sandbox."""
+    """What requests with a sandbox need."""
 
     pool: WorkerPool
 
     tmpdir: str | None
-    """The daemon's `TMPDIR`, which the role `tmpdir` stands for."""
+    """The daemon's `TMPDIR`, for the role `tmpdir`."""
 
     small: SmallFiles
     """Reads and writes small files that a worker has opened."""
@@ -95,9 +93,9 @@ def handlers(
 
     Args:
         mounts: kept up to date by the caller (`MountTable.fileno`).
-        small: does small operations at once, by the same table.
+        small: carries out small operations; uses the same mount table.
         confinement: None refuses every sandbox that limits files.
-        edits: gives what carries out `fs/applyEdits`; None refuses it.
+        edits: returns the service for `fs/applyEdits`; None refuses the method.
     """
     return {
         "fs/readFile": partial(read_file, small, confinement),
@@ -125,10 +123,10 @@ def handlers(
 def get_metadata(
     mounts: MountTable, confinement: FileConfinement | None, caller: Caller, params: PathParams
 ) -> Metadata | Awaitable[Metadata]:
-    """Say what a path is."""
-    # What is asked most often is spelled out: each call would cost a tenth of the system call.
+    """Describe a path."""
+    # The most frequent case is written out: each function call costs a tenth of the system call.
     path = params.path
-    if params.sandbox is None and type(path) is str and not (mounts.can_hang or path.startswith(OUTSIDE)):
+    if params.sandbox is None and type(path) is str and not (mounts.can_hang or path.startswith(PROC_PREFIX)):
         try:
             return metadata(path, extended=caller.extensions)
         except OSError as error:
@@ -136,7 +134,7 @@ def get_metadata(
     confined = _confined(confinement, caller, params.sandbox)
     path = _native_path(path)
     if confined is not None:
-        return confined.metadata(path, extended=caller.extensions)
+        return confined.run(operations.metadata, path, caller.extensions)
     return _look_up(mounts, partial(metadata, extended=caller.extensions), caller, path)
 
 
@@ -196,7 +194,7 @@ async def create_directory(
     """Make a directory."""
     files = _files(confinement, caller, params.sandbox)
     path = _native_path(params.path)
-    await files.create_directory(path, recursive=params.recursive, permissions=params.permissions)
+    await files.run(operations.create_directory, path, params.recursive, params.permissions)
     return _NOTHING
 
 
@@ -213,27 +211,31 @@ def read_directory(
 
 
 async def _read_directory(files: Files, path: str) -> Encoded:
-    return Encoded(b'{"entries":%b}' % await files.read_directory(path))
+    return Encoded(b'{"entries":%b}' % await files.list_json(operations.read_directory, entries_json, path))
 
 
 async def walk(confinement: FileConfinement | None, caller: Caller, params: WalkParams) -> Encoded:
     """List a tree."""
     files = _files(confinement, caller, params.sandbox)
-    options = params.options
-    limits = WalkLimits(
+    path, options = _native_path(params.path), params.options
+    check_limits(options.max_depth, options.max_directories, options.max_entries)
+    body = await files.list_json(
+        operations.walk,
+        walk_json,
+        path,
         options.max_depth,
         options.max_directories,
         options.max_entries,
         options.follow_directory_symlinks,
         options.prune_hidden_directories,
     )
-    return Encoded(await files.walk(_native_path(params.path), limits))
+    return Encoded(body)
 
 
 async def remove(confinement: FileConfinement | None, caller: Caller, params: RemoveParams) -> Encoded:
     """Remove a path."""
     files = _files(confinement, caller, params.sandbox)
-    await files.remove(_native_path(params.path), recursive=params.recursive, force=params.force)
+    await files.run(operations.remove, _native_path(params.path), params.recursive, params.force)
     return _NOTHING
 
 
@@ -241,8 +243,9 @@ async def copy(confinement: FileConfinement | None, caller: Caller, params: Copy
     """Copy a file, a link or a tree."""
     files = _files(confinement, caller, params.sandbox)
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
-    wish = Wish(params.keep_mode, params.preserve_times)
-    in_place = await files.copy(source, destination, recursive=params.recursive, wish=wish)
+    in_place = await files.run(
+        operations.copy, source, destination, params.recursive, params.keep_mode, params.preserve_times
+    )
     return _put(caller, in_place=in_place)
 
 
@@ -250,15 +253,15 @@ async def rename(confinement: FileConfinement | None, caller: Caller, params: Re
     """Rename a file, a link or a directory."""
     files = _files(confinement, caller, params.sandbox)
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
-    await files.rename(source, destination, overwrite=params.overwrite)
+    await files.run(operations.rename, source, destination, params.overwrite)
     return _NOTHING
 
 
 async def install(confinement: FileConfinement | None, caller: Caller, params: InstallParams) -> Encoded:
-    """Move a finished file to its place."""
+    """Move a finished file to its destination."""
     files = _files(confinement, caller, params.sandbox)
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
-    in_place = await files.install(source, destination, _attributes(params))
+    in_place = await files.run(operations.install, source, destination, *_attributes(params))
     return _put(caller, in_place=in_place)
 
 
@@ -267,12 +270,12 @@ async def set_metadata(
 ) -> Encoded:
     """Set permission bits and times."""
     files = _files(confinement, caller, params.sandbox)
-    await files.set_metadata(_native_path(params.path), _attributes(params))
+    await files.run(operations.set_metadata, _native_path(params.path), *_attributes(params))
     return _NOTHING
 
 
 async def digest(confinement: FileConfinement | None, caller: Caller, params: DigestParams) -> DigestResult:
-    """The SHA-256 of a file."""
+    """Compute the SHA-256 of a file."""
     files = _files(confinement, caller, params.sandbox)
     return await files.digest(_native_path(params.path), params.size)
 
@@ -283,15 +286,15 @@ async def apply_edits(
     caller: Caller,
     params: ApplyEditsParams,
 ) -> ApplyEditsResult:
-    """Change several files as one."""
-    # Most daemons are never asked for it, and would have it in memory all the same.
-    from execserver.filesystem.edit_hands import Requests
+    """Change several files at once: all of them, or none."""
+    # Imported here to save memory: most daemons never get this request.
+    from execserver.edits.backends import EditContext
 
     if edits is None:
         raise InternalError("this executor has no place for the record of edits")
     policy = _policy(confinement, params.sandbox)
     wanted = [_edit(edit) for edit in params.edits]
-    digests = await edits().apply(wanted, policy, caller.own(Requests, Requests))
+    digests = await edits().apply(wanted, policy, caller.own(EditContext, EditContext))
     found = zip(wanted, digests, strict=True)
     return {"edits": [{"path": path_to_uri(edit.path), "sha256": digest} for edit, digest in found]}
 
@@ -345,18 +348,18 @@ async def watch_missing(mounts: MountTable, caller: Caller, params: WatchMissing
 
 
 def _put(caller: Caller, *, in_place: bool) -> Encoded:
-    """The result of a request that has put a file into its place."""
+    """The result of a copy or an install."""
     if not caller.extensions:
         return _NOTHING
     return _PUT_IN_PLACE if in_place else _PUT
 
 
-def _attributes(params: InstallParams | SetMetadataParams) -> Attributes:
-    return Attributes(params.permissions, params.modified_at_ns, params.accessed_at_ns)
+def _attributes(params: InstallParams | SetMetadataParams) -> tuple[int | None, int | None, int | None]:
+    return params.permissions, params.modified_at_ns, params.accessed_at_ns
 
 
 def _look_up(mounts: MountTable, function: Callable[[str], T], caller: Caller, path: str) -> T | Awaitable[T]:
-    if mounts.can_hang or path.startswith(OUTSIDE):
+    if mounts.can_hang or path.startswith(PROC_PREFIX):
         return _look_up_in_thread(caller, function, path)
     try:
         return function(path)
@@ -369,7 +372,7 @@ async def _look_up_in_thread(caller: Caller, function: Callable[[str], T], path:
 
 
 async def _canonicalize_confined(files: ConfinedFiles, path: str) -> CanonicalPath:
-    return {"path": path_to_uri(await files.canonicalize(path))}
+    return {"path": path_to_uri(await files.run(operations.canonicalize, path))}
 
 
 def _canonical_path(path: str) -> CanonicalPath:
@@ -387,7 +390,7 @@ def _direct(caller: Caller) -> DirectFiles:
 def _confined(
     confinement: FileConfinement | None, caller: Caller, sandbox: SandboxContext | None
 ) -> ConfinedFiles | None:
-    """The files of a sandbox; None when no sandbox limits them."""
+    """The files in a sandbox; None if no sandbox limits files."""
     policy = _policy(confinement, sandbox)
     if policy is None:
         return None
@@ -398,7 +401,7 @@ def _confined(
 
 
 def _policy(confinement: FileConfinement | None, sandbox: SandboxContext | None) -> Policy | None:
-    """What limits a request for files; None when nothing does."""
+    """The policy for the files of a request; None if nothing limits them."""
     if sandbox is None:
         return None
     policy = file_policy(sandbox, None if confinement is None else confinement.tmpdir)
@@ -410,8 +413,8 @@ def _policy(confinement: FileConfinement | None, sandbox: SandboxContext | None)
 
 
 def _edit(edit: WriteEdit | RemoveEdit) -> Edit:
-    from execserver.filesystem.edit_plan import ABSENT, Edit
-    from execserver.protocol.filesystem import ExpectedAbsent, RemoveEdit
+    from execprotocol.filesystem import ExpectedAbsent, RemoveEdit
+    from execserver.edits.plan import ABSENT, Edit
 
     expected = (
         None if edit.expected is None

@@ -1,23 +1,31 @@
-"""`initialize` and `session/end`. `docs/protocol.md`, "Handshake and sessions"."""
+"""`initialize`, `session/end` and `rpc.discover`: the requests about the connection and the protocol itself.
+
+`docs/protocol.md`, "Handshake and sessions" and "Standard JSON-RPC"; either dialect answers `rpc.discover`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from execserver.host import Host
+from execserver.loading import LOADER
 from execserver.rpc.handlers import Caller, Encoded, Handlers
-from execserver.sessions.table import SessionTable
+from execserver.sessions.registry import SessionRegistry
 
 if TYPE_CHECKING:
-    from execserver.protocol.environment import NoParams
-    from execserver.protocol.handshake import InitializeParams, InitializeResult
+    from execprotocol.environment import NoParams
+    from execprotocol.handshake import InitializeParams, InitializeResult
 
 
 EXTENSIONS_VERSION = 1
 
+OPENRPC_DOCUMENT = Path(__file__).with_name("openrpc.json")
+"""Written by `make schemas`, like `schemas/openrpc.json` but without white space."""
 
-def handlers(sessions: SessionTable, host: Host) -> Handlers:
+
+def handlers(sessions: SessionRegistry, host: Host) -> Handlers:
     """The handlers of this family."""
     info, extended_info = host.info(), host.info(extensions=True)
 
@@ -41,10 +49,15 @@ def handlers(sessions: SessionTable, host: Host) -> Handlers:
     def end(caller: Caller, params: NoParams) -> Awaitable[Encoded]:
         return _end(caller, sessions.end(caller.session))
 
-    return {"initialize": initialize, "session/end": end}
+    return {"initialize": initialize, "session/end": end, "rpc.discover": discover}
 
 
 async def _end(caller: Caller, ending: Awaitable[None]) -> Encoded:
     await ending
-    # `begun`: the connection ends behind a notification, too, and the result fits every batch.
+    # `begun`: `after` ends the connection for a notification too, and the result fits every batch.
     return Encoded(b"{}", after=caller.finish, begun=True)
+
+
+def discover(caller: Caller, params: NoParams) -> Encoded:
+    """The OpenRPC document, some 130 KiB."""
+    return Encoded(LOADER.load(OPENRPC_DOCUMENT.read_bytes))

@@ -1,9 +1,8 @@
-"""How the daemon is: `server/health` for clients, pages for whoever watches it over HTTP.
+"""Health of the daemon: `server/health` for clients, and pages for monitoring over HTTP.
 
-`server/health` needs no handshake, and answers the same before and after one. A handshake would
-give each probe a session, which would then wait 80 s for a client to come back; and it would keep
-nothing from anybody, because it asks for nothing: who may talk to the daemon is decided before the
-first message, and who may can run commands.
+`server/health` needs no handshake, and answers the same before and after one. A handshake would give each
+probe a session, which is kept for 80 s, and would protect nothing: authentication comes before the first
+message, and every authenticated client may run commands.
 
 `docs/how-to/monitor.md`.
 """
@@ -18,14 +17,13 @@ from typing import TYPE_CHECKING
 
 from execserver import __version__
 from execserver.rpc.handlers import Caller, Handlers
-from execserver.telemetry import metrics
-from execserver.telemetry.gauges import Gauges
+from execserver.telemetry.definitions import Gauges, take
+from execserver.telemetry.exposition import Readings, render
 from execserver.telemetry.measures import measures
-from execserver.transports.http_head import STOPPING, Content, Head, Page, Pages
+from execserver.transports.http_upgrade import STOPPING, Head, HttpPage, HttpPages, PageContent
 
 if TYPE_CHECKING:
-    from execserver.protocol.environment import NoParams
-    from execserver.protocol.health import Health
+    from execprotocol.environment import Health, NoParams
 
 
 def handlers(gauges: Gauges) -> Handlers:
@@ -49,30 +47,30 @@ def handlers(gauges: Gauges) -> Handlers:
     return {"server/health": health}
 
 
-def pages(gauges: Gauges) -> Pages:
-    """`/readyz` for everybody; `/livez` and `/metrics` for those who may connect."""
+def pages(gauges: Gauges) -> HttpPages:
+    """The pages: `/readyz` needs no credentials; `/livez` and `/metrics` need those of a client."""
 
-    def ready(head: Head) -> Content:
+    def ready(head: Head) -> PageContent:
         if gauges.stopping():
-            return Content(STOPPING.encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
-        return Content()
+            return PageContent(STOPPING.encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return PageContent()
 
-    def live(head: Head) -> Content:
-        """The loop got here, so it turns."""
-        return Content()
+    def live(head: Head) -> PageContent:
+        """Empty: the answer itself shows that the loop turns."""
+        return PageContent()
 
-    def show_metrics(head: Head) -> Awaitable[Content]:
-        readings = metrics.take(measures, gauges)
+    def show_metrics(head: Head) -> Awaitable[PageContent]:
+        readings = take(measures, gauges)
         accept = ", ".join(head.all("accept"))
         return asyncio.get_running_loop().run_in_executor(None, _render, readings, accept)
 
     return {
-        "/readyz": Page(ready, public=True),
-        "/livez": Page(live),
-        "/metrics": Page(show_metrics),
+        "/readyz": HttpPage(ready, public=True),
+        "/livez": HttpPage(live),
+        "/metrics": HttpPage(show_metrics),
     }
 
 
-def _render(readings: Sequence[metrics.Readings], accept: str) -> Content:
-    content_type, body = metrics.render(readings, accept)
-    return Content(body, content_type)
+def _render(readings: Sequence[Readings], accept: str) -> PageContent:
+    content_type, body = render(readings, accept)
+    return PageContent(body, content_type)

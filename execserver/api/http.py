@@ -7,28 +7,26 @@ from typing import TYPE_CHECKING
 
 import pybase64
 
+from execprotocol.errors import InvalidParams
 from execserver.host import Host
-from execserver.http.bodies import PIECE_BYTES, EncodedPieces, WholeBody
-from execserver.http.client import HttpClient
-from execserver.http.deadline import Deadline
-from execserver.http.exchanges import Exchanges
-from execserver.http.protected import is_protected
+from execserver.http.client import PIECE_BYTES, EncodedPieces, HttpClient, WholeBody
 from execserver.http.request import (
     HttpRequest,
+    RequestDeadline,
     check_header_name,
     check_header_value,
     check_method,
     check_url,
+    is_protected,
     make_request,
 )
-from execserver.http.stream import Stream
+from execserver.http.stream import BodyStream, Exchanges
 from execserver.processes.child_environment import is_always_removed
-from execserver.protocol.errors import InvalidParams
-from execserver.rpc.envelope import encode_json
+from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers, Result, StreamedResult
 
 if TYPE_CHECKING:
-    from execserver.protocol.http import HttpHeader, HttpRequestParams
+    from execprotocol.http import HttpHeader, HttpRequestParams
 
 
 class HttpHandlers:
@@ -43,12 +41,12 @@ class HttpHandlers:
         return {"http/request": self.request}
 
     def request(self, caller: Caller, params: HttpRequestParams) -> Awaitable[Result]:
-        """Check a request, and carry it out."""
+        """Check a request and make it."""
         exchanges = caller.own(Exchanges, lambda: Exchanges(self._client))
         if params.stream_response:
             exchanges.require_free(params.request_id)
         request = self._make_request(params)
-        deadline = Deadline(params.timeout_ms)
+        deadline = RequestDeadline(params.timeout_ms)
         follow = params.redirect_policy == "follow"
         if params.stream_response:
             stream = exchanges.stream(params.request_id, caller)
@@ -66,16 +64,18 @@ class HttpHandlers:
             yield name, check_header_value(header.name, header.value + _variable(self._environment, header))
 
 
-async def _begin_stream(stream: Stream, request: HttpRequest, deadline: Deadline, *, follow: bool) -> Encoded:
+async def _begin_stream(
+    stream: BodyStream, request: HttpRequest, deadline: RequestDeadline, *, follow: bool
+) -> Encoded:
     response = await stream.open(request, deadline, follow=follow)
     return Encoded(_head(response.status, response.headers) + b'"}', after=stream.begin, begun=True)
 
 
 async def _fetch(
-    caller: Caller, exchanges: Exchanges, request: HttpRequest, deadline: Deadline, *, follow: bool
+    caller: Caller, exchanges: Exchanges, request: HttpRequest, deadline: RequestDeadline, *, follow: bool
 ) -> Encoded | StreamedResult:
     response, body = await exchanges.fetch(request, deadline, follow=follow)
-    await caller.wait_for_room()
+    await caller.wait_to_reply()
     return _reply(_head(response.status, response.headers), body)
 
 
@@ -88,13 +88,13 @@ def _reply(head: bytes, body: WholeBody) -> Encoded | StreamedResult:
 
 
 def _head(status: int, headers: list[tuple[str, str]]) -> bytes:
-    """The result up to the text of the body."""
+    """The result up to the body."""
     fields = encode_json([{"name": name, "value": value} for name, value in headers])
     return b'{"status":%d,"headers":%b,"bodyBase64":"' % (status, fields)
 
 
 def _variable(environment: Mapping[str, str], header: HttpHeader) -> str:
-    """What `valueEnvVar` adds to a header. Errors name the variable, never its value."""
+    """The text that `valueEnvVar` adds to a header. Errors name the variable, never its value."""
     name = header.value_env_var
     if name is None:
         return ""

@@ -1,4 +1,5 @@
-"""`process/list`, `process/subscribe`, `process/unsubscribe`: what runs, also in other sessions.
+"""`process/list`, `process/subscribe`, `process/unsubscribe`: the processes of all sessions.
+
 `docs/protocol.md`, "Processes of other sessions".
 """
 
@@ -8,18 +9,18 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from execprotocol.errors import InvalidParams, InvalidRequest
 from execserver.processes.executor import Executor
-from execserver.processes.listing import Meter, Usage
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.errors import InvalidParams, InvalidRequest
-from execserver.rpc.envelope import encode_json
+from execserver.processes.usage import Meter, Usage
+from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_proof
-from execserver.sessions.table import SessionTable
+from execserver.sessions.registry import SessionRegistry
 
 if TYPE_CHECKING:
-    from execserver.protocol.filesystem import Empty
-    from execserver.protocol.process import (
+    from execprotocol.filesystem import Empty
+    from execprotocol.process import (
         ListParams,
         ProcessEntry,
         SubscribeParams,
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 
 _ENTRIES_A_TURN = 256
-"""Processes that are described in one turn of the loop, within 2 ms: tens of thousands may be kept."""
+"""Processes that are listed in one turn of the loop, within 2 ms; tens of thousands may be kept."""
 
 
 class ObservingHandlers:
     """The handlers of these methods."""
 
-    def __init__(self, executor: Executor, sessions: SessionTable) -> None:
+    def __init__(self, executor: Executor, sessions: SessionRegistry) -> None:
         self._sessions = sessions
         self._meter = Meter(executor.usage)
 
@@ -49,7 +50,7 @@ class ObservingHandlers:
         }
 
     async def list(self, caller: Caller, params: ListParams) -> Encoded:
-        """What there is, oldest first: a `ListResult`."""
+        """List processes, oldest first: a `ListResult`."""
         if params.all_sessions:
             if params.session_id is not None:
                 raise InvalidParams("give `sessionId` or `allSessions`, not both", field="sessionId")
@@ -59,7 +60,7 @@ class ObservingHandlers:
             sessions = [reach(caller, self._sessions, params.session_id)]
         processes = [process for session in sessions for process in session.processes]
         processes.sort(key=lambda process: process.number)
-        # Those that are listed were there before the measurement began.
+        # After the choice of processes, so that each of them is measured.
         usage = await self._meter.usage() if any(not process.closed for process in processes) else {}
         entries = []
         for count, process in enumerate(processes):
@@ -102,11 +103,11 @@ class ObservingHandlers:
         release = caller.attachment.observe(
             process, params.after_seq, caller.session.id, interactive=params.interactive
         )
-        # No event may overtake the reply.
+        # The reply comes first, then events.
         return Encoded(encode_json(result), after=release, begun=True)
 
     def unsubscribe(self, caller: Caller, params: UnsubscribeParams) -> Empty:
-        """Send no further event of a process."""
+        """Send no further events of a process."""
         caller.attachment.unobserve(params.session_id, params.process_id)
         return {}
 
@@ -140,5 +141,5 @@ def _entry(process: ManagedProcess, usage: Usage | None, *, with_argv: bool) -> 
 
 
 def _size(process: ManagedProcess) -> WrittenSize | None:
-    size = process.terminal_size
+    size = process.output.terminal_size
     return None if size is None else {"rows": size[0], "cols": size[1]}

@@ -9,21 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import pybase64
-from msgspec.structs import replace
 
-from execserver.api import confinement
-from execserver.filesystem.blocking import BlockingCalls, run_in_background
-from execserver.host import Host
-from execserver.processes import start_obstacle
-from execserver.processes.child_environment import child_environment
-from execserver.processes.executor import Executor, Terms
-from execserver.processes.launch import LaunchPlan, plan_launch
-from execserver.processes.listing import bounded_argv, kept_folder
-from execserver.processes.output_log import Page
-from execserver.processes.process import ManagedProcess
-from execserver.processes.start_digest import differing, start_digest
-from execserver.processes.store import ProcessStore
-from execserver.protocol.errors import (
+from execprotocol.errors import (
     InternalError,
     InvalidParams,
     InvalidRequest,
@@ -34,18 +21,30 @@ from execserver.protocol.errors import (
     start_unknown,
     unknown_process,
 )
-from execserver.protocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES, TTY_COLUMNS, TTY_ROWS
-from execserver.protocol.path_uri import ForeignPath
-from execserver.protocol.signals import signal_number
-from execserver.rpc.envelope import encode_json
+from execprotocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
+from execprotocol.path_uri import ForeignPath
+from execprotocol.process import signal_number
+from execserver.api import confinement
+from execserver.filesystem.blocking import BlockingCalls, run_in_background
+from execserver.host import Host
+from execserver.launch_spec import LaunchSpec
+from execserver.processes import start_obstacle
+from execserver.processes.child_environment import child_environment
+from execserver.processes.executor import Executor
+from execserver.processes.output_log import Page
+from execserver.processes.process import ManagedProcess
+from execserver.processes.process_input import ProcessInput
+from execserver.processes.start_options import StartOptions, first_difference, start_digests
+from execserver.processes.store import ProcessStore
+from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_resize
-from execserver.sessions.feed import end_members
+from execserver.sessions.event_stream import end_members
+from execserver.sessions.registry import SessionRegistry
 from execserver.sessions.session import Session
-from execserver.sessions.table import SessionTable
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import (
+    from execprotocol.process import (
         CloseStdinParams,
         CloseStdinResult,
         ReadParams,
@@ -61,22 +60,23 @@ if TYPE_CHECKING:
         WriteParams,
         WriteResult,
     )
-    from execserver.protocol.sandbox import SandboxContext
+    from execprotocol.sandbox import SandboxContext
+    from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.policy import Policy
     from execserver.sandbox.sandboxes import Sandboxes
 
 MAX_WAITING_INPUT_BYTES = 32 << 20
-"""Bytes of writes of a session that wait for a child to read. Half of what a connection's
-unfinished requests may hold: whoever writes without reading the answers can still terminate."""
+"""Bytes of writes of a session that wait for a child to read. Half of what a connection's unfinished requests
+may hold, so that a client which writes without reading the answers can still terminate the process."""
 
 _LEAST_WAITING_BYTES = 64 << 10
-"""What a waiting write counts at the least, so that small ones are not without limit."""
+"""The least that a waiting write counts, so that small ones are limited, too."""
 
 _MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
-"""A wait is a number of milliseconds of 64 bits; a timer of the loop is not."""
+"""A timer of the loop cannot wait for 2^64 milliseconds."""
 
 _PIECES_FROM_BYTES = 16 << 10
-"""Pages below this are joined: a copy is cheaper than pieces."""
+"""Smaller pages are joined: a copy is cheaper than pieces."""
 
 _PLATFORM_SANDBOX: SandboxType = "macosSeatbelt" if sys.platform == "darwin" else "linuxSeccomp"
 
@@ -91,7 +91,9 @@ class OfProcess(Protocol):
 class ProcessHandlers:
     """The handlers of this family."""
 
-    def __init__(self, executor: Executor, host: Host, sandboxes: Sandboxes, sessions: SessionTable) -> None:
+    def __init__(
+        self, executor: Executor, host: Host, sandboxes: Sandboxes, sessions: SessionRegistry
+    ) -> None:
         self._executor = executor
         self._sessions = sessions
         self._host = host
@@ -110,7 +112,7 @@ class ProcessHandlers:
         }
 
     def start(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
-        """Start a process, at once or when it is this one's turn."""
+        """Start a process, at once or when it has its turn."""
         _check_start(params)
         store = caller.session.processes
         if params.if_exists == "attach" and store.is_taken(params.process_id):
@@ -121,11 +123,11 @@ class ProcessHandlers:
             if policy is not None:
                 return self._start_confined(caller, params, policy)
         if self._executor.can_spawn_now:
-            return self._start(caller, params, self._plan)
+            return self._start(caller, params, self._spec)
         return self._start_in_turn(caller, params)
 
     def read(self, caller: Caller, params: ReadParams) -> Encoded | Awaitable[Encoded]:
-        """Answer a read, at once when there is something to say."""
+        """Answer a read, at once when there is news."""
         process = self._get(caller, params)
         if not params.wait_ms or process.has_news(params.after_seq or 0):
             return _read_page(caller, process, params)
@@ -137,25 +139,30 @@ class ProcessHandlers:
         if process is None:
             return {"status": "unknownProcess"}
         own = caller.session
-        writer = None if process.started.session == own.id else own.id
-        if process.stdin is not None and process.stdin.full and not process.input_ended:
-            return _write_when_room(own.processes, process, params, writer)
-        return process.write(params.chunk, params.write_id, writer)
+        session = None if process.started.session == own.id else own.id
+        stdin = process.input
+        if stdin is None:
+            return {"status": "stdinClosed"}
+        if stdin.writer is not None and stdin.writer.full and not stdin.ended:
+            return _write_when_room(own.processes, stdin, params, session)
+        return stdin.write(params.chunk, params.write_id, session)
 
     def close_stdin(self, caller: Caller, params: CloseStdinParams) -> CloseStdinResult:
-        """End the standard input behind what was accepted."""
+        """End the standard input after what was accepted."""
         process = self._find(caller, params)
-        return {"status": "unknownProcess"} if process is None else process.close_stdin()
+        if process is None:
+            return {"status": "unknownProcess"}
+        return {"status": "stdinClosed"} if process.input is None else process.input.end()
 
     def resize(self, caller: Caller, params: ResizeParams) -> ResizeResult:
         """Set the size of the terminal."""
         session = self._session(caller, params)
         process = session.processes.get(params.process_id)
         require_resize(caller, session, process)
-        return {"running": process.resize(params.size.rows, params.size.cols)}
+        return {"running": process.output.resize(params.size.rows, params.size.cols)}
 
     def signal(self, caller: Caller, params: SignalParams) -> SignalResult | Awaitable[SignalResult]:
-        """Send a signal, if there still is somebody to send it to."""
+        """Send a signal to the leader, its group or all descendants, if they live."""
         process = self._find(caller, params)
         if process is None:
             return _signal_result(caller, "unknownProcess")
@@ -163,11 +170,11 @@ class ProcessHandlers:
         assert number is not None
         if params.scope == "tree":
             if number == signal.SIGKILL:
-                process.end_for("signal", tree=True)
+                process.leader.end_for("signal", tree=True)
                 return self._kill_tree(caller, process, process.running)
             return self._signal_tree(caller, process, number)
         try:
-            send = process.signal_leader if params.scope == "leader" else process.signal_group
+            send = process.leader.signal if params.scope == "leader" else process.leader.signal_group
             delivered = send(number)
         except PermissionError as error:
             raise InvalidRequest(os_error_text(error), name="permission_denied", field="processId") from None
@@ -176,48 +183,46 @@ class ProcessHandlers:
     def terminate(
         self, caller: Caller, params: TerminateParams
     ) -> TerminateResult | Awaitable[TerminateResult]:
-        """Kill the process group, or everything that ever came of the process."""
+        """Kill the process group, or all descendants of the process."""
         store = self._session(caller, params).processes
         if store.cancel_start(params.process_id):
             return {"running": True}
         process = store.find(params.process_id)
         if process is None:
             return {"running": False}
-        process.end_for("terminated", tree=params.scope == "tree")
+        process.leader.end_for("terminated", tree=params.scope == "tree")
         if params.scope == "tree":
             return self._terminate_tree(caller, process, process.running)
-        return {"running": process.signal_group(signal.SIGKILL)}
+        return {"running": process.leader.signal_group(signal.SIGKILL)}
 
     def _session(self, caller: Caller, params: OfProcess) -> Session:
         """The session that a request is about.
 
         Raises:
-            InvalidRequest: it names one that is unknown, or out of reach.
+            InvalidRequest: the session is unknown, or out of reach.
         """
         session_id = params.session_id
         return caller.session if session_id is None else reach(caller, self._sessions, session_id)
 
     def _find(self, caller: Caller, params: OfProcess) -> ManagedProcess | None:
-        """The process that a request is about, if there is one; errors as those of `_session`."""
+        """The process that a request is about, if it exists; raises as `_session` does."""
         return self._session(caller, params).processes.find(params.process_id)
 
     def _get(self, caller: Caller, params: OfProcess) -> ManagedProcess:
-        """The process that a request is about; also InvalidRequest when there is none."""
+        """The process that a request is about; raises InvalidRequest when it does not exist."""
         return self._session(caller, params).processes.get(params.process_id)
 
     def _start(
-        self, caller: Caller, params: StartParams, make_plan: Callable[[StartParams], LaunchPlan]
+        self,
+        caller: Caller,
+        params: StartParams,
+        make_spec: Callable[[StartParams], LaunchSpec],
+        confinement: Confinement | None = None,
     ) -> Encoded:
-        terms = Terms(
-            _seconds(params.timeout_ms),
-            _seconds(params.idle_timeout_ms),
-            # Of what nobody will ask for again the comparison would cost more than a spawn has to spare.
-            start_digest(params) if caller.extensions or params.if_exists == "attach" else None,
-            bounded_argv(params.argv),
-            kept_folder(params.cwd),
-        )
+        may_attach = caller.extensions or params.if_exists == "attach"
+        options = StartOptions.of(params, may_attach=may_attach, confinement=confinement)
         try:
-            process = caller.session.processes.start(params.process_id, lambda: make_plan(params), terms)
+            process = caller.session.processes.start(params.process_id, lambda: make_spec(params), options)
         except SpawnFailed as error:
             self._explain(error, params)
             raise
@@ -227,14 +232,14 @@ class ProcessHandlers:
         return Encoded(encode_json(result), after=release, begun=True)
 
     def _attach(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
-        """Answer for the process that there is, if it was asked for with the same parameters."""
+        """Answer for the existing process, if it was started with the same parameters."""
         process = caller.session.processes.find(params.process_id)
         if process is None:
             return self._attach_when_started(caller, params)
         digests = process.started.digests
         if digests is None:
             raise start_unknown(params.process_id)
-        parameter = differing(digests, start_digest(params))
+        parameter = first_difference(digests, start_digests(params))
         if parameter is not None:
             raise start_differs(params.process_id, parameter)
         result = _start_result(caller, params, process)
@@ -252,23 +257,23 @@ class ProcessHandlers:
             await self._executor.wait_for_turn()
             if reservation.cancelled:
                 raise start_cancelled(params.process_id)
-        return self._start(caller, params, self._plan)
+        return self._start(caller, params, self._spec)
 
     async def _start_confined(self, caller: Caller, params: StartParams, policy: Policy) -> Encoded:
-        """Look at the disk in a thread, then start when it is this one's turn."""
-        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._plan(params))
+        """Look at the disk in a thread, then start when it is the request's turn."""
+        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
                 calls = caller.own(BlockingCalls, BlockingCalls)
                 try:
-                    plan, confined = await calls.run(preparation.run)
+                    spec, confined = await calls.run(preparation.run)
                 except SpawnFailed as error:
                     await calls.run(self._explain, error, params, partial(confinement.may_read, policy))
                     raise
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
-            result = self._start(caller, params, lambda _: replace(plan, confinement=confined))
+            result = self._start(caller, params, lambda _: spec, confined)
             preparation.taken()
             return result
         finally:
@@ -277,7 +282,7 @@ class ProcessHandlers:
     def _explain(
         self, error: SpawnFailed, params: StartParams, may_read: start_obstacle.MayRead = lambda _: True
     ) -> None:
-        """Say what is missing or in the way, where that can be told."""
+        """Add to an error what is missing or in the way, if that can be found."""
         found = start_obstacle.find_obstacle(
             error.error, params.argv, params.cwd, self._environment(params), may_read
         )
@@ -296,35 +301,25 @@ class ProcessHandlers:
     def _environment(self, params: StartParams) -> dict[str, str]:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
-    def _plan(self, params: StartParams) -> LaunchPlan:
-        size = params.size
-        return plan_launch(
-            params.argv,
-            params.arg0,
-            params.cwd,
-            self._environment(params),
-            tty=params.tty,
-            pipe_stdin=params.pipe_stdin,
-            login_shell=self._host.shell,
-            size=(TTY_ROWS, TTY_COLUMNS) if size is None else (size.rows, size.cols),
-        )
+    def _spec(self, params: StartParams) -> LaunchSpec:
+        return LaunchSpec.of(params, self._environment(params), self._host.shell)
 
     async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:
         try:
-            delivered = await self._executor.signal_tree(process, number)
+            delivered = await self._executor.tree_killer.signal(process, number)
         except OSError as error:
             raise InternalError(os_error_text(error)) from None
         return _signal_result(caller, "delivered" if delivered else "alreadyExited")
 
     async def _kill_tree(self, caller: Caller, process: ManagedProcess, running: bool) -> SignalResult:
-        found = running or await self._executor.has_descendants(process)
-        await self._executor.kill([process.number], [process.pid] if running else [])
+        found = running or await self._executor.tree_killer.has_descendants(process)
+        await self._executor.tree_killer.kill([process.number], [process.pid] if running else [])
         return _signal_result(caller, "delivered" if found else "alreadyExited")
 
     async def _terminate_tree(
         self, caller: Caller, process: ManagedProcess, running: bool
     ) -> TerminateResult:
-        survivors = await self._executor.kill([process.number], [process.pid] if running else [])
+        survivors = await self._executor.tree_killer.kill([process.number], [process.pid] if running else [])
         result: TerminateResult = {"running": running}
         if caller.extensions:
             result["survivors"] = survivors
@@ -337,12 +332,8 @@ def _signal_result(
     return {"status": status} if caller.extensions else {}
 
 
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
 def _start_result(caller: Caller, params: StartParams, process: ManagedProcess) -> StartResult:
-    # The reference says so of every sandbox, also of one that limits nothing.
+    # The reference reports it for every sandbox, also for one that limits nothing.
     sandbox_type: SandboxType = "none" if params.sandbox is None else _PLATFORM_SANDBOX
     result: StartResult = {"processId": params.process_id, "sandboxType": sandbox_type}
     if caller.extensions:
@@ -370,8 +361,8 @@ async def _read_when_news(
     caller: Caller, process: ManagedProcess, params: ReadParams, wait_ms: int
 ) -> Encoded:
     await process.wait_for_news(params.after_seq or 0, min(wait_ms / 1000, _MAX_WAIT_SECONDS))
-    # Thousands may wait for the same megabyte.
-    await caller.wait_for_room()
+    # Thousands of reads may wait for the same megabyte.
+    await caller.wait_to_reply()
     if process.released:
         raise unknown_process(params.process_id)
     caller.expect_next_poll()
@@ -379,7 +370,7 @@ async def _read_when_news(
 
 
 async def _write_when_room(
-    store: ProcessStore, process: ManagedProcess, params: WriteParams, writer: str | None
+    store: ProcessStore, stdin: ProcessInput, params: WriteParams, session: str | None
 ) -> WriteResult:
     size = max(len(params.chunk), _LEAST_WAITING_BYTES)
     if store.waiting_input + size > MAX_WAITING_INPUT_BYTES:
@@ -389,23 +380,23 @@ async def _write_when_room(
         )
     store.waiting_input += size
     try:
-        if process.stdin is not None:
-            await process.stdin.wait_for_room()
+        if stdin.writer is not None:
+            await stdin.writer.wait_for_space()
     finally:
         store.waiting_input -= size
-    return process.write(params.chunk, params.write_id, writer)
+    return stdin.write(params.chunk, params.write_id, session)
 
 
 def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> Encoded:
     after_seq = params.after_seq or 0
     unlimited = params.max_bytes is None
-    page = process.read(after_seq, params.max_bytes, MAX_PAGE_BYTES)
+    page = process.log.read(after_seq, params.max_bytes, MAX_PAGE_BYTES)
     after = None
     next_seq = process.log.next_seq
     if page.chunks and (not unlimited or not page.complete):
         next_seq = page.chunks[-1].seq + 1
-    # The stock client must not learn of an end before it has all that came earlier; but that an exit is
-    # what the number between two chunks stands for, it learns from nothing but this page.
+    # The stock client must not learn of an end before it has all earlier output. But only this page can tell
+    # it that a number between two chunks stands for the exit.
     ends = page.complete or not unlimited
     exited_seq = process.exited_seq
     exited = process.exit_code is not None and (ends or (exited_seq is not None and exited_seq < next_seq))
@@ -435,7 +426,7 @@ def _encode_page(
     closed: bool,
     extensions: bool,
 ) -> list[bytes]:
-    """A large page in pieces: the base64 text of its chunks is copied nowhere on its way to the peer."""
+    """A page as JSON; a large one in pieces, so that the base64 text of its chunks is never copied."""
     texts = [b'{"chunks":[']
     if unlimited:
         texts += [filler + b"," for filler in _fill_gap(process, after_seq)]
@@ -465,7 +456,7 @@ def _encode_page(
 
 
 def _fill_gap(process: ManagedProcess, after_seq: int) -> list[bytes]:
-    """Dropped numbers as empty chunks: the stock client stops for ever at a number that is missing."""
+    """Dropped numbers as empty chunks: the stock client stops for ever at a missing number."""
     last = process.log.evicted_through
     if not 0 < last - after_seq <= MAX_FILLED_GAP:
         return []

@@ -1,1 +1,1 @@
-"""The settings of the daemon, from flags, environment, file and defaults, in that order."""
+"""The settings of the daemon: from flags, variables, the file and defaults, in order of priority."""

@@ -1,11 +1,11 @@
-"""The settings: every name, type, unit, limit, default and description, each written here and nowhere else.
+"""The settings: the only place for their names, types, units, limits, defaults and descriptions.
 
 **To add a setting, add a field to `Settings`.** The flag (`session_ttl` → `--session-ttl`), its help, the
 variable (`EXECSERVER_SESSION_TTL`), the key of the file, its error texts, `execserver config show` and
-`docs/reference/settings.md` (after `make schemas`) follow from it, and the tests of precedence go through
-every field. A field is `bool`, `int`, `float`, `str`, `Path`, a `Literal` of strings, one of these or None,
-or a tuple of strings, which is a flag that may be repeated. What depends on *several* settings is checked
-where they are used (`transports/authentication.py`, `server.py`).
+`docs/reference/settings.md` (after `make schemas`) follow from it, and the tests of priority cover every
+field. A field is `bool`, `int`, `float`, `str`, `Path`, a `Literal` of strings, one of these or None, or a
+tuple of strings, which is a flag that may be repeated. Rules for *several* settings are checked where they
+are used (`transports/authentication.py`, `preflight.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from execserver.processes.executor import ExecutorLimits
-from execserver.relay.remote_options import RemoteOptions
+from execserver.relay.executor.options import RemoteOptions
 from execserver.sandbox.options import SandboxOptions
-from execserver.supervisor.listeners import ListenError, listeners_from
+from execserver.supervisor.listener import ListenError
+from execserver.supervisor.listeners import listeners_from
 from execserver.supervisor.remote import check_environment_id, check_registry_url
 from execserver.transports.authentication import DEFAULT_CLOCK_SKEW_SECONDS, AuthenticationOptions
 
@@ -38,11 +39,13 @@ GENERAL, WEBSOCKET, REMOTE, LIMITS, SANDBOX, LOGS = (
 
 _LIMITS = ExecutorLimits()
 _TEN_YEARS = 10 * 365 * 24 * 3600
-"""Longer waits overflow the clocks of timers; nobody means them."""
+"""Longer waits overflow the clocks of timers, and are certainly a mistake."""
 
 
 class SettingsError(Exception):
-    """Some settings cannot be used. `problems`: one sentence each, with the place and what is accepted."""
+    """Some settings cannot be used. `problems` has a sentence for each, with its place and the accepted
+    values.
+    """
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -62,20 +65,20 @@ def _option(
     lt: float | None = None,
     check: Callable[[Any], Any] | None = None,
 ) -> Mapping[str, Any]:
-    """What is said of a field of `Settings`. It stands in the annotation, which `options.py` alone evaluates:
-    a server has no need of it.
+    """The description of a field of `Settings`, for its annotation. Only `options.py` evaluates it: the
+    server does not need it.
 
     Args:
         description: half a sentence in small letters, for the help and the reference page.
-        group: the heading of both under which it stands.
-        metavar: what stands for the value in the help; None for switches and choices.
+        group: the heading in both.
+        metavar: the placeholder of the value in the help; None for switches and choices.
         unit: of a number, in words ("seconds"), for error texts and the reference page.
-        unset: what holds when the value is None or empty, for the same.
-        secret: never shown.
-        ge: the least number that is accepted.
-        gt: what a number must be above.
-        lt: what a number must be below.
-        check: looks at a value that has the type, and gives it as it is to be kept; raises a ValueError whose
+        unset: the effect of None or an empty value, for the same.
+        secret: whether the value is never shown.
+        ge: the least accepted number.
+        gt: the lower bound of a number, not accepted itself.
+        lt: the upper bound of a number, not accepted itself.
+        check: takes a value of the right type and returns it in its final form, or raises a ValueError whose
             text says what is accepted.
     """
     words = {"description": description, "group": group, "metavar": metavar, "unit": unit, "unset": unset}
@@ -110,7 +113,7 @@ def _name(path: Path | None) -> str | None:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one daemon is to behave. By itself it reads and checks nothing: `loading.load` does."""
+    """The settings of one daemon. `effective.load` reads and checks them."""
 
     listen: Annotated[
         tuple[str, ...],
@@ -127,21 +130,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     concurrent_requests: Annotated[
         int | None,
         _option(
-            "requests of a connection at a time; 1: strictly one after the other",
+            "requests of a connection that run at a time; 1: strictly one after the other",
             group=GENERAL,
             metavar="N",
-            unset="no limit; order is kept where it can be observed",
+            unset="no limit; the order is kept where it can be observed",
             ge=1,
         ),
     ] = None
     ws_auth: Annotated[
         Literal["capability-token", "signed-bearer-token"] | None,
-        _option("what a client must present", group=WEBSOCKET, unset="nothing, on loopback only"),
+        _option(
+            "the credentials that a client must present", group=WEBSOCKET, unset="nothing, on loopback only"
+        ),
     ] = None
     ws_token_file: Annotated[
         Path | None,
         _option(
-            "the file with the capability token, of at least 6 bytes; for no other user to read or write",
+            "the file with the capability token, of at least 6 bytes; not accessible to other users",
             group=WEBSOCKET,
             metavar="FILE",
         ),
@@ -158,8 +163,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ws_shared_secret_file: Annotated[
         Path | None,
         _option(
-            "the file with the key of signed bearer tokens (HS256), of at least 32 bytes; for no other user "
-            "to read or write",
+            "the file with the key of signed bearer tokens (HS256), of at least 32 bytes; not accessible to "
+            "other users",
             group=WEBSOCKET,
             metavar="FILE",
         ),
@@ -186,7 +191,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ws_host: Annotated[
         tuple[str, ...],
         _option(
-            "a name that the Host header may carry, beside literal addresses",
+            "a name that the Host header may have, besides literal addresses",
             group=WEBSOCKET,
             metavar="NAME",
             unset="none",
@@ -199,8 +204,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _option(
             "the registry through which clients reach this daemon, which dials out to its relay: "
-            "https://HOST[:PORT][/PREFIX], http:// on loopback only; nothing else is listened on unless "
-            "`listen` says so",
+            "https://HOST[:PORT][/PREFIX], http:// on loopback only; without `listen` there is no other "
+            "listener",
             group=REMOTE,
             metavar="URL",
             check=_registry_url,
@@ -209,8 +214,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     environment_id: Annotated[
         str | None,
         _option(
-            "the name by which clients ask the registry for this daemon: letters, digits, - and _, at most "
-            "256",
+            "the name of this daemon in the registry: letters, digits, - and _, at most 256",
             group=REMOTE,
             metavar="ID",
             check=_environment_id,
@@ -219,8 +223,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     remote_token_file: Annotated[
         Path | None,
         _option(
-            "the file with the executor's token, read at each request, for no other user to read or write; "
-            "or the token is in the variable EXECSERVER_REMOTE_TOKEN",
+            "the file with the executor's token, read at each request, not accessible to other users; or set "
+            "the variable EXECSERVER_REMOTE_TOKEN to the token",
             group=REMOTE,
             metavar="FILE",
         ),
@@ -231,7 +235,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     remote_key_file: Annotated[
         Path | None,
         _option(
-            "the file with the key by which clients know this executor; created when missing (mode 0600)",
+            "the file with the key that identifies this executor to clients; created if missing (mode 0600)",
             group=REMOTE,
             metavar="FILE",
             unset="a new key at each start of the service",
@@ -240,25 +244,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     remote_allowed_clients: Annotated[
         Path | None,
         _option(
-            "the file with the key fingerprints of the clients that are let in, one a line; read again when "
-            "it changes",
+            "the file with the key fingerprints of admitted clients, one a line; read again when it changes",
             group=REMOTE,
             metavar="FILE",
-            unset="all for whom the registry vouches",
+            unset="all clients that the registry vouches for",
         ),
     ] = None
     remote_exit_on_refusal: Annotated[
         bool,
         _option(
-            "end the service when the registry refuses it for good (a wrong token); otherwise it goes on "
-            "asking",
+            "end the service when the registry refuses it for good (a wrong token); otherwise it retries",
             group=REMOTE,
         ),
     ] = False
     retained_output_bytes: Annotated[
         int,
         _option(
-            "output kept a process; of more, the oldest is dropped",
+            "output kept for each process; above it, the oldest output is dropped",
             group=LIMITS,
             metavar="N",
             unit="bytes",
@@ -268,19 +270,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spool_max_bytes: Annotated[
         int,
         _option(
-            "output kept on disk by all processes together; of more, whoever holds most loses its oldest",
+            "output kept on disk for all processes; above it, the process with the most output is trimmed "
+            "first",
             group=LIMITS,
             metavar="N",
             unit="bytes",
             ge=1,
         ),
     ] = _LIMITS.spool_max_bytes
-    # 80 s is what the reference was measured to do.
+    # Measured in the reference: 80 s.
     session_ttl: Annotated[
         float,
         _option(
-            "how long a session without a connection is kept, with everything that it started; hours are "
-            "fine",
+            "how long a session without a connection is kept, with all of its processes; hours are fine",
             group=LIMITS,
             metavar="S",
             unit="seconds",
@@ -302,7 +304,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stdio_spin_us: Annotated[
         int,
         _option(
-            "on stdio, look for the next request this long before sleeping: shorter round trips for CPU "
+            "on stdio, poll for the next request this long before sleeping: shorter round trips for more CPU "
             "time; 0 is off",
             group=LIMITS,
             metavar="N",
@@ -313,8 +315,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spool_dir: Annotated[
         Path | None,
         _option(
-            "the folder on whose disk output is kept, and where open sandboxes are noted; private (mode "
-            "0700), created when missing",
+            "the folder for output on disk and records of open sandboxes; private (mode 0700), created if "
+            "missing",
             group=GENERAL,
             metavar="DIR",
             unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else ~/.local/state/execserver",
@@ -332,19 +334,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_landlock: Annotated[
         bool,
         _option(
-            "where bubblewrap does not work, enforce by Landlock and seccomp what these can: policies "
-            "without denied or read-only parts in something wider",
+            "where bubblewrap does not work, use Landlock and seccomp for the policies that they can "
+            "enforce: those without denied or read-only paths below wider ones",
             group=SANDBOX,
         ),
     ] = False
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], _option("the least that is logged", group=LOGS)
+        Literal["debug", "info", "warning", "error"], _option("the lowest level that is logged", group=LOGS)
     ] = "info"
-    log_format: Annotated[Literal["json", "console"], _option("how it is written", group=LOGS)] = "json"
+    log_format: Annotated[Literal["json", "console"], _option("the format of log lines", group=LOGS)] = "json"
 
     @property
     def authentication(self) -> AuthenticationOptions:
-        """The `ws_…` options that decide who may connect."""
+        """The `ws_…` options for authentication."""
         return AuthenticationOptions(
             ws_auth=self.ws_auth,
             ws_token_file=_name(self.ws_token_file),
@@ -357,7 +359,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remote_options(self) -> RemoteOptions:
-        """What `remote` and the options that go with it say."""
+        """The options for `remote`."""
         return RemoteOptions(
             remote=self.remote,
             environment_id=self.environment_id,
@@ -370,7 +372,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> ExecutorLimits:
-        """What the executor keeps."""
+        """The limits of the executor."""
         return ExecutorLimits(
             retained_output_bytes=self.retained_output_bytes,
             spool_max_bytes=self.spool_max_bytes,
@@ -379,7 +381,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sandboxes(self) -> SandboxOptions:
-        """How commands and file requests are confined."""
+        """The options for sandboxes."""
         return SandboxOptions(
             bubblewrap=_name(self.bubblewrap),
             allow_landlock=self.allow_landlock,

@@ -1,7 +1,8 @@
-"""The places that settings come from. Each says what it holds, checked, and where each value stands.
+"""The sources of settings: flags, variables and the configuration file, each with checked values and their
+origins.
 
-Every place is checked in whole, also what a place before it overrides: an error that hides until a flag
-is left out is worse than one that is said at once.
+Every source is checked as a whole, also values that another source overrides: an error should not stay hidden
+until a flag is left out.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Any
 
 from execserver.configuration.model import PREFIX
 from execserver.configuration.options import OPTIONS
-from execserver.configuration.toml_lines import lines_of_keys
-from execserver.relay.remote_options import TOKEN_VARIABLE
+from execserver.relay.executor.options import TOKEN_VARIABLE
 from execserver.supervisor import config_file
 from execserver.supervisor.packets import CHANNEL_VARIABLE
 
@@ -38,14 +38,14 @@ _OTHER_VARIABLES = frozenset(
 
 
 class Source:
-    """One place. `values` by name, `problems` in sentences that begin with the exact spot."""
+    """One source: `values` by name, and `problems` as sentences that begin with the exact place."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
 
     def origin(self, name: str) -> str:
-        """Where the value of that name stands, for `execserver config show`."""
+        """The place of a value, for `execserver config show`."""
         raise NotImplementedError
 
 
@@ -53,8 +53,8 @@ class FlagSource(Source):
     """The command line.
 
     Args:
-        flags: what was given, by the settings' names. Scalars are checked already (`flags.py`).
-        folder: where relative file names start.
+        flags: the given settings, by name. Scalars are checked already (`add_flags`).
+        folder: the base of relative file names.
     """
 
     def __init__(self, flags: Mapping[str, Any], folder: str) -> None:
@@ -105,7 +105,7 @@ class FileSource(Source):
     """A TOML file whose top-level keys are the settings' names.
 
     Args:
-        path: the file; None for none. Relative file names start in its folder.
+        path: the file; None for no file. Its folder is the base of relative file names.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -152,7 +152,36 @@ def _absolute(value: Any, folder: str) -> Any:
 def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
     from difflib import get_close_matches  # for mistakes only
 
-    # Compared without what all have in common, which would make anything look close.
+    # Compared without the common prefix, which would make all names similar.
     candidates = [each.removeprefix(prefix) for each in known]
     close = get_close_matches(name.removeprefix(prefix), candidates, n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else "; `execserver config show` names them all"
+
+
+def lines_of_keys(text: str) -> dict[str, int]:
+    """The line of each top-level key, including tables and dotted keys, counted from 1.
+
+    tomllib gives no positions. So the text is parsed line by line: lines that parse together are one
+    statement, blank or a comment. Inside a string or list of several lines no piece parses, so text in there
+    is never mistaken for a key.
+
+    Args:
+        text: valid TOML.
+    """
+    import tomllib  # not at the start of every server
+
+    lines: dict[str, int] = {}
+    statement, start, in_table = "", 1, False
+    for number, line in enumerate(text.split("\n"), 1):
+        statement += line + "\n"
+        try:
+            keys = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        is_header = statement.lstrip(" \t").startswith("[")
+        in_table = in_table or is_header
+        if is_header or not in_table:
+            for key in keys:
+                lines.setdefault(key, start)
+        statement, start = "", number + 1
+    return lines

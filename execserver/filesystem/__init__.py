@@ -1,5 +1,5 @@
-"""The executor's file system: plain functions on native paths, and the threads they run in.
+"""The executor's file system: functions on native paths, and the threads in which they run.
 
-A native path is a `str` in which bytes that are no UTF-8 are surrogate escapes. Functions raise
-`OSError`, or an `RpcError` where the wire has its own text; none of them knows a connection.
+A native path is a `str` in which bytes that are no UTF-8 are surrogate escapes. Functions raise an `OSError`,
+or an `RpcError` where the protocol defines the text. No function depends on a connection.
 """

@@ -1,12 +1,12 @@
-"""Threads for what may block: reading, writing, lookups on mounts that can hang.
+"""Threads for calls that may block: reading, writing, lookups on mounts that can hang.
 
 Rules kept in this file:
 
 1. The loop's thread never waits here; a call is a future.
-2. One connection has at most `CALLS_PER_CONNECTION` calls in threads, the others wait their
-   turn: a thousand requests on a dead mount leave threads to the other connections.
-3. A call that is stuck in the kernel cannot be ended. It keeps its thread and its place among
-   its connection's calls, and nobody waits for it once the connection is gone.
+2. A connection has at most `CALLS_PER_CONNECTION` calls in threads; further calls are queued. A thousand
+   requests on a dead mount leave threads for the other connections.
+3. A call that hangs in the kernel cannot be ended. It occupies its thread, and counts as a call of its
+   connection. When the connection ends, the call is abandoned.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from execserver.protocol.errors import file_error
+from execprotocol.errors import file_error
 
 MAX_THREADS = 128
-"""Threads of the whole server. They cost memory only when they are needed: idle ones are used first."""
+"""Threads of the whole server. They are started on demand, and idle ones are reused first."""
 
 CALLS_PER_CONNECTION = 16
-"""More would not make a disk faster, and eight connections on a dead mount take all threads as it is."""
+"""More would not make a disk faster, and eight connections on a dead mount already take all threads."""
 
 T = TypeVar("T")
 
@@ -38,14 +38,14 @@ class BlockingCalls:
 
     def __init__(self) -> None:
         self.stop = threading.Event()
-        """Set when the connection has ended; long work looks at it and gives up (`give_up_if`)."""
+        """Set when the connection has ended. Long calls check it (`raise_if_cancelled`)."""
         self._running = 0
         self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
 
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Call `function(*args)` in a thread, when it is this call's turn.
+        """Call `function(*args)` in a thread, now or after the calls before it.
 
-        An `OSError` comes out as the error that the wire has for it (`file_error`).
+        An `OSError` becomes the `RpcError` for it (`file_error`).
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self.stop.is_set():
@@ -56,7 +56,7 @@ class BlockingCalls:
         return future
 
     def close(self) -> None:
-        """The connection has ended: what waits is never called, what runs is told to stop."""
+        """The connection has ended: cancel queued calls, and set the stop flag for running ones."""
         self.stop.set()
         for future, _ in self._waiting:
             future.cancel()
@@ -70,7 +70,7 @@ class BlockingCalls:
                 _threads.submit(self._work, future, call)
 
     def _work(self, future: asyncio.Future[T], call: Callable[[], T]) -> None:
-        """In the thread: do the call and take its outcome to the loop."""
+        """In the thread: make the call and pass its outcome to the loop."""
         deliver: Callable[[asyncio.Future[T]], None]
         try:
             result = call()
@@ -82,7 +82,7 @@ class BlockingCalls:
         try:
             future.get_loop().call_soon_threadsafe(self._finish, future, deliver)
         except RuntimeError:
-            # The loop is closed: the server is ending, and nobody waits for this.
+            # The loop is closed: the server is stopping.
             return
 
     def _finish(self, future: asyncio.Future[T], deliver: Callable[[asyncio.Future[T]], None]) -> None:
@@ -93,7 +93,7 @@ class BlockingCalls:
 
 
 def run_in_background(function: Callable[[], None]) -> None:
-    """Call `function` in a thread; nobody learns of its end. It must not raise."""
+    """Call `function` in a thread without waiting for it. It must not raise."""
     _threads.submit(function)
 
 

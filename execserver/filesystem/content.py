@@ -1,6 +1,6 @@
-"""Copies the content of one open file to another, inside the kernel where it can do that.
+"""Copies and digests of the content of open files. A copy is made inside the kernel where that is possible.
 
-Also done by fs workers.
+Also used by fs workers.
 """
 
 from __future__ import annotations
@@ -8,46 +8,46 @@ from __future__ import annotations
 import errno
 import os
 
-from execserver.filesystem.giving_up import give_up_if
+from execserver.filesystem.cancel import raise_if_cancelled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execserver.filesystem.giving_up import Stop
+    from execserver.filesystem.cancel import StopFlag
 
 _STEP_BYTES = 16 << 20
-"""Copied by one system call, so that work whose connection has ended stops soon."""
+"""Copied by one system call, so that a cancelled copy stops soon."""
 
 _BUFFER_BYTES = 1 << 20
 
-# Errors of a kernel or a file system that cannot copy by itself, here or at all.
+# Errors of a kernel or a file system that cannot copy, either these two files or at all.
 _CANNOT_COPY = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
 )
 
 # Errors of a file system, or of the C library, that cannot reserve space. EBADF is that of glibc, whose
-# substitute needs a descriptor that can be read.
+# fallback needs a descriptor that can be read.
 _CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF})
 
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 
 
-def copy_whole(original: int, copied: int, status: os.stat_result, stop: Stop) -> None:
-    """Copy a regular file to an empty one, as large as it was when it was opened; holes stay holes.
+def copy_whole(original: int, copied: int, status: os.stat_result, stop: StopFlag) -> None:
+    """Copy a regular file to an empty one, up to the size that it had when opened; holes stay holes.
 
-    A file that reports no size, as those of /proc, is copied to its end.
+    A file that reports no size, such as those of /proc, is copied to its end.
 
     Args:
         original: open for reading, at its beginning.
         copied: open for writing.
         status: of the original, right after it was opened.
-        stop: ends the copying half-way.
+        stop: cancels the copy.
 
     Raises:
-        OSError: it cannot be read or written.
-        Abandoned: `stop` is set.
+        OSError: a file cannot be read or written.
+        RequestCancelled: `stop` is set.
     """
     size = status.st_size
     if status.st_blocks * _BLOCK_BYTES >= size:
@@ -55,7 +55,7 @@ def copy_whole(original: int, copied: int, status: os.stat_result, stop: Stop) -
         return
     end = 0
     while end < size:
-        give_up_if(stop)
+        raise_if_cancelled(stop)
         try:
             start = os.lseek(original, end, os.SEEK_DATA)
             end = min(os.lseek(original, start, os.SEEK_HOLE), size)
@@ -69,19 +69,21 @@ def copy_whole(original: int, copied: int, status: os.stat_result, stop: Stop) -
     os.ftruncate(copied, size)
 
 
-def copy_content(original: int, copied: int, stop: Stop | None, limit: int | None = None) -> None:
-    """Copy from both files' offsets on, by the best way that works; a worse one goes on where a better one
-    ends. The last one finds the end of files that the kernel takes for empty.
+def copy_content(original: int, copied: int, stop: StopFlag | None, limit: int | None = None) -> None:
+    """Copy from the offsets of both files on, by the fastest method that works.
+
+    When a method fails or ends, the next slower one continues. The last one, read and write, also finds the
+    end of files that the kernel takes for empty.
 
     Args:
         original: open for reading.
         copied: open for writing.
-        stop: ends the copying half-way.
-        limit: how many bytes at most; None for all to the end.
+        stop: cancels the copy.
+        limit: bytes to copy at most; None for all.
 
     Raises:
-        OSError: it cannot be read or written.
-        Abandoned: `stop` is set.
+        OSError: a file cannot be read or written.
+        RequestCancelled: `stop` is set.
     """
     ways: tuple[Callable[[int, int, int], int], ...] = (_copy_range, _send, _read_and_write)
     left = limit
@@ -94,23 +96,50 @@ def copy_content(original: int, copied: int, stop: Stop | None, limit: int | Non
                 if left is not None:
                     left -= count
                 if stop is not None:
-                    give_up_if(stop)
+                    raise_if_cancelled(stop)
         except OSError as error:
             if way is _read_and_write or error.errno not in _CANNOT_COPY:
                 raise
 
 
-def reserve(number: int, old_size: int, size: int) -> None:
-    """Make sure that writing `size` bytes from the start will find space, without changing a byte.
+def content_digest(fd: int, stop: StopFlag, limit: int | None = None) -> tuple[str, int]:
+    """Read an open file to its end, or up to a limit.
+
+    Args:
+        fd: open for reading.
+        stop: cancels the reading.
+        limit: bytes to read at most; None for all.
+
+    Returns:
+        The SHA-256 in hexadecimal digits, and how many bytes were read.
+
+    Raises:
+        OSError: the file cannot be read.
+        RequestCancelled: `stop` is set.
+    """
+    # Slow to import, and few workers are asked for a digest.
+    import hashlib
+
+    digest, size, block = hashlib.sha256(), 0, memoryview(bytearray(_BUFFER_BYTES))
+    # By the file's own offset: files of /proc do not accept any other.
+    while length := os.readv(fd, [block if limit is None else block[: limit - size]]):
+        digest.update(block[:length])
+        size += length
+        raise_if_cancelled(stop)
+    return digest.hexdigest(), size
+
+
+def reserve(fd: int, old_size: int, size: int) -> None:
+    """Reserve space for writing `size` bytes from the start, without changing a byte.
 
     Raises:
         OSError: there is no space; the file has its old size.
     """
     try:
-        os.posix_fallocate(number, 0, size)
+        os.posix_fallocate(fd, 0, size)
     except OSError as error:
-        if size > old_size and os.fstat(number).st_size > old_size:
-            os.ftruncate(number, old_size)
+        if size > old_size and os.fstat(fd).st_size > old_size:
+            os.ftruncate(fd, old_size)
         if error.errno not in _CANNOT_RESERVE:
             raise
 

@@ -1,7 +1,7 @@
 """Descriptors that live longer than one call, and may be closed while a thread uses them.
 
-A descriptor's number is given to the next file that is opened as soon as it is closed. So a
-close waits for the calls that use the number, and no call begins after it.
+When a descriptor is closed, the next open file gets its number. So a close waits for the calls that use the
+number, and no call begins after it.
 """
 
 from __future__ import annotations
@@ -14,81 +14,81 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from execserver.filesystem.blocking import run_in_background
-from execserver.filesystem.giving_up import Abandoned
+from execserver.filesystem.cancel import RequestCancelled
 
 
 class Descriptor:
-    """One open file. Threads use it by `borrow`; `close` may come at any time, from any thread."""
+    """An open file. Threads use it by `borrow`; `close` may be called at any time, from any thread."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._users = 0
         self._closing = False
         self._lock = threading.Lock()
 
     @contextmanager
     def borrow(self) -> Iterator[int]:
-        """The number, which stays this file's until the end of the `with`.
+        """The number, which is valid until the end of the `with`.
 
         Raises:
-            OSError: EBADF, it is closed.
+            OSError: EBADF, the file is closed.
         """
         with self._lock:
             if self._closing:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             self._users += 1
         try:
-            yield self._number
+            yield self._fd
         finally:
-            self._give_back()
+            self._release()
 
     def close(self) -> None:
-        """Close it now, or when the last borrower is done; more than once is no error."""
+        """Close the file now, or when its last user is done (idempotent)."""
         with self._lock:
             if self._closing:
                 return
             self._closing = True
             unused = not self._users
         if unused:
-            self._close_number()
+            self._close_fd()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         with self._lock:
             self._users -= 1
             unused = self._closing and not self._users
         if unused:
-            self._close_number()
+            self._close_fd()
 
-    def _close_number(self) -> None:
-        # Some file systems report a late write error here; the number is free all the same.
+    def _close_fd(self) -> None:
+        # Some file systems report a late write error here. The number is free nevertheless.
         with suppress(OSError):
-            os.close(self._number)
+            os.close(self._fd)
 
 
 class Descriptors:
-    """All long-lived descriptors of one connection; they are closed with it."""
+    """The long-lived descriptors of one connection, which are closed with it."""
 
     def __init__(self) -> None:
         self._open: set[Descriptor] = set()
         self._ended = False
         self._lock = threading.Lock()
 
-    def adopt(self, number: int) -> Descriptor:
-        """Take over an open descriptor, from any thread.
+    def adopt(self, fd: int) -> Descriptor:
+        """Take ownership of an open descriptor, from any thread.
 
         Raises:
-            Abandoned: the connection ended meanwhile; the descriptor is closed.
+            RequestCancelled: the connection has ended; the descriptor is closed.
         """
-        descriptor = Descriptor(number)
+        descriptor = Descriptor(fd)
         with self._lock:
             if not self._ended:
                 self._open.add(descriptor)
                 return descriptor
         descriptor.close()
-        raise Abandoned
+        raise RequestCancelled
 
     def release(self, descriptor: Descriptor) -> None:
-        """Close one of them, from any thread; more than once is no error."""
+        """Close a descriptor, from any thread (idempotent)."""
         with self._lock:
             self._open.discard(descriptor)
         descriptor.close()
@@ -99,7 +99,7 @@ class Descriptors:
             self._ended = True
             remaining, self._open = self._open, set()
         if remaining:
-            # The close of a file on a network mount waits for its server.
+            # Closing a file on a network mount waits for the server.
             run_in_background(partial(_close_all, remaining))
 
 

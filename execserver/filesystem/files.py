@@ -1,87 +1,77 @@
-"""What `fs/*` does with paths, behind one interface: in this process, or in a sandbox (`confined.py`)."""
+"""Files by path, behind one interface: in this process, or in a sandbox (`fsworker/confined_files.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, TypeVarTuple
 
+# Operations import these two late, for the start of an fs worker. The daemon loads them at its own start,
+# before the table of descriptors is full or the files are replaced.
+from execserver.filesystem import replacing, tree_operations  # noqa: F401
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.copy import PLAIN, Wish, copy
 from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.digest import digest
-from execserver.filesystem.directories import create_directory
-from execserver.filesystem.listing import read_directory, walk
-from execserver.filesystem.metadata import canonicalize, metadata
 from execserver.filesystem.opening import open_to_read, open_to_replace
-from execserver.filesystem.reading import LargeFile, begin_reading
-from execserver.filesystem.remove import remove
-from execserver.filesystem.rename import rename
-from execserver.filesystem.replacing import Attributes, install
-from execserver.filesystem.walk import WalkLimits
+from execserver.filesystem.operations import Operation
+from execserver.filesystem.reading import LargeFile, begin_reading, digest
 from execserver.filesystem.writing import write_file
 
 if TYPE_CHECKING:
-    from execserver.protocol.filesystem import DigestResult, Metadata
+    from execprotocol.filesystem import DigestResult
+    from execserver.filesystem.cancel import StopFlag
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 HandleMode = Literal["read", "replace"]
 
 
 class Files(Protocol):
-    """The operations, with native paths. Called on the loop's thread; errors are `RpcError`s."""
+    """Operations on native paths. Called on the loop's thread; all errors are `RpcError`s."""
+
+    def run(self, operation: Operation[*Ts, T], *arguments: *Ts) -> Awaitable[T]:
+        """Carry out an operation of the table (`operations.py`)."""
+
+    def list_json(
+        self,
+        operation: Operation[*Ts, Iterable[T]],
+        to_json: Callable[[Iterable[T]], bytes],
+        *arguments: *Ts,
+    ) -> Awaitable[bytes]:
+        """Carry out an operation that gives a list, and encode the list, in a thread if it is long."""
 
     def begin_reading(self, path: str, max_reply_bytes: int | None) -> Awaitable[bytes | LargeFile]:
-        """The content of a file in base64, or the file when it is large (`reading.begin_reading`)."""
+        """The content of a file in base64, or the open file if it is large (`reading.begin_reading`)."""
 
     def write(self, path: str, text: str | memoryview) -> Awaitable[None]:
-        """Make a file or replace its content, which comes as base64 (`writing.write_file`)."""
+        """Make a file or replace its content, which is given in base64 (`writing.write_file`)."""
 
     def open(self, path: str, mode: HandleMode, permissions: int | None = None) -> Awaitable[Descriptor]:
         """Open a regular file; the descriptor belongs to the connection."""
 
-    def create_directory(
-        self, path: str, *, recursive: bool, permissions: int | None = None
-    ) -> Awaitable[None]:
-        """Make a directory (`directories.create_directory`)."""
-
-    def metadata(self, path: str, *, extended: bool = False) -> Awaitable[Metadata]:
-        """Say what a path is (`metadata.metadata`)."""
-
-    def set_metadata(self, path: str, wanted: Attributes) -> Awaitable[None]:
-        """Give a path permission bits and times (`Attributes.set`)."""
-
-    def canonicalize(self, path: str) -> Awaitable[str]:
-        """A path without links (`metadata.canonicalize`)."""
-
-    def read_directory(self, path: str) -> Awaitable[bytes]:
-        """List a directory, in JSON (`listing.read_directory`)."""
-
-    def walk(self, path: str, limits: WalkLimits) -> Awaitable[bytes]:
-        """List a tree, in JSON (`listing.walk`)."""
-
-    def remove(self, path: str, *, recursive: bool, force: bool) -> Awaitable[None]:
-        """Remove a path (`remove.remove`)."""
-
-    def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish = PLAIN) -> Awaitable[bool]:
-        """Copy a path (`copy.copy`)."""
-
-    def install(self, source: str, destination: str, wanted: Attributes) -> Awaitable[bool]:
-        """Move a finished file to its place (`replacing.install`)."""
-
-    def rename(self, source: str, destination: str, *, overwrite: bool) -> Awaitable[None]:
-        """Rename a path (`rename.rename`)."""
-
     def digest(self, path: str, size: int | None = None) -> Awaitable[DigestResult]:
-        """The digest of a file (`digest.digest`)."""
+        """The digest of a file (`reading.digest`)."""
 
 
 class DirectFiles:
-    """The operations in this process, in threads."""
+    """`Files` in threads of this process, without limits."""
 
     def __init__(self, calls: BlockingCalls, descriptors: Descriptors) -> None:
         self._calls = calls
         self._descriptors = descriptors
+
+    def run(self, operation: Operation[*Ts, T], *arguments: *Ts) -> Awaitable[T]:
+        """See `Files`."""
+        return self._calls.run(operation.function, self._calls.stop, *arguments)
+
+    def list_json(
+        self,
+        operation: Operation[*Ts, Iterable[T]],
+        to_json: Callable[[Iterable[T]], bytes],
+        *arguments: *Ts,
+    ) -> Awaitable[bytes]:
+        """See `Files`."""
+        stop: StopFlag = self._calls.stop
+        return self._calls.run(lambda: to_json(operation.function(stop, *arguments)))
 
     def begin_reading(self, path: str, max_reply_bytes: int | None) -> Awaitable[bytes | LargeFile]:
         """See `Files`."""
@@ -95,55 +85,11 @@ class DirectFiles:
         """See `Files`."""
         return self._calls.run(_open, path, mode, permissions, self._descriptors)
 
-    def create_directory(
-        self, path: str, *, recursive: bool, permissions: int | None = None
-    ) -> Awaitable[None]:
-        """See `Files`."""
-        work = partial(create_directory, path, recursive=recursive, permissions=permissions)
-        return self._calls.run(work)
-
-    def metadata(self, path: str, *, extended: bool = False) -> Awaitable[Metadata]:
-        """See `Files`."""
-        return self._calls.run(partial(metadata, path, extended=extended))
-
-    def set_metadata(self, path: str, wanted: Attributes) -> Awaitable[None]:
-        """See `Files`."""
-        return self._calls.run(wanted.set, path)
-
-    def canonicalize(self, path: str) -> Awaitable[str]:
-        """See `Files`."""
-        return self._calls.run(canonicalize, path)
-
-    def read_directory(self, path: str) -> Awaitable[bytes]:
-        """See `Files`."""
-        return self._calls.run(read_directory, path, self._calls.stop)
-
-    def walk(self, path: str, limits: WalkLimits) -> Awaitable[bytes]:
-        """See `Files`."""
-        return self._calls.run(walk, path, limits, self._calls.stop)
-
-    def remove(self, path: str, *, recursive: bool, force: bool) -> Awaitable[None]:
-        """See `Files`."""
-        return self._calls.run(partial(remove, path, recursive=recursive, force=force))
-
-    def copy(self, source: str, destination: str, *, recursive: bool, wish: Wish = PLAIN) -> Awaitable[bool]:
-        """See `Files`."""
-        work = partial(copy, source, destination, recursive=recursive, stop=self._calls.stop, wish=wish)
-        return self._calls.run(work)
-
-    def install(self, source: str, destination: str, wanted: Attributes) -> Awaitable[bool]:
-        """See `Files`."""
-        return self._calls.run(install, source, destination, wanted, self._calls.stop)
-
-    def rename(self, source: str, destination: str, *, overwrite: bool) -> Awaitable[None]:
-        """See `Files`."""
-        return self._calls.run(partial(rename, source, destination, overwrite=overwrite))
-
     def digest(self, path: str, size: int | None = None) -> Awaitable[DigestResult]:
         """See `Files`."""
         return self._calls.run(digest, path, self._calls.stop, size)
 
 
 def _open(path: str, mode: HandleMode, permissions: int | None, descriptors: Descriptors) -> Descriptor:
-    number = open_to_read(path)[0] if mode == "read" else open_to_replace(path, permissions)
-    return descriptors.adopt(number)
+    fd = open_to_read(path)[0] if mode == "read" else open_to_replace(path, permissions)
+    return descriptors.adopt(fd)

@@ -1,6 +1,6 @@
 """Block handles: `fs/open`, `fs/readBlock`, `fs/writeBlock`, `fs/close`.
 
-The connection runs the requests of one handle one after the other; it may end at any time.
+A connection runs the requests of one handle one after the other. It may end at any time.
 `docs/protocol.md`, "Handles".
 """
 
@@ -13,25 +13,25 @@ from typing import NamedTuple
 
 import pybase64
 
-from execserver.fault_points import reach
-from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.reading import read_at
-from execserver.filesystem.writing import write_at
-from execserver.protocol.errors import InvalidRequest, NotFound
-from execserver.protocol.limits import (
+from execprotocol.errors import InvalidRequest, NotFound
+from execprotocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_FILE_HANDLES,
     MAX_FILE_OFFSET,
     MAX_HANDLE_ID_BYTES,
 )
+from execserver.fault_points import reach
+from execserver.filesystem.blocking import BlockingCalls
+from execserver.filesystem.descriptors import Descriptor, Descriptors
+from execserver.filesystem.reading import read_at
+from execserver.filesystem.writing import write_at
 from execserver.sandbox.policy import Policy
 
 
 class _Handle(NamedTuple):
     descriptor: Descriptor
     policy: Policy | None
-    """What it was opened under."""
+    """The policy under which the file was opened."""
 
 
 class FileHandles:
@@ -40,22 +40,22 @@ class FileHandles:
     def __init__(self, calls: BlockingCalls, descriptors: Descriptors) -> None:
         self._calls = calls
         self._descriptors = descriptors
-        # None while the file is being opened: the name is taken and counts.
+        # None while the file is being opened: the id is in use and counts.
         self._handles: dict[str, _Handle | None] = {}
 
     async def open(
         self, handle_id: str, policy: Policy | None, open_file: Callable[[], Awaitable[Descriptor]]
     ) -> None:
-        """Open a file under a name of the caller's choice; `open_file` is called if that is free.
+        """Open a file under an id that the client has chosen.
 
         Args:
-            handle_id: the name.
-            policy: what limits `open_file`; None when nothing does.
-            open_file: opens it.
+            handle_id: the id.
+            policy: limits `open_file`; None for no limits.
+            open_file: opens the file; called if the id is free.
 
         Raises:
-            InvalidRequest: the name is longer than 32 bytes or in use, or 128 handles are open.
-            RpcError: what `open_file` raises.
+            InvalidRequest: the id is longer than 32 bytes or in use, or 128 handles are open.
+            RpcError: raised by `open_file`.
         """
         if len(handle_id.encode("utf-8", "surrogatepass")) > MAX_HANDLE_ID_BYTES:
             raise InvalidRequest(f"file handle ID must not exceed {MAX_HANDLE_ID_BYTES} bytes")
@@ -76,8 +76,8 @@ class FileHandles:
         """Read a block, as the JSON of a `ReadBlockResult`. A failing read closes the handle.
 
         Raises:
-            InvalidRequest: `length` is not 1 to 1,048,576 bytes, or the policy is not that of the handle.
-            NotFound: no such handle.
+            InvalidRequest: `length` is not 1 to 1,048,576 bytes, or the handle has another policy.
+            NotFound: there is no such handle.
             RpcError: the read failed.
         """
         if not 1 <= length <= MAX_BLOCK_BYTES:
@@ -93,9 +93,9 @@ class FileHandles:
         """Write all of a block.
 
         Raises:
-            InvalidRequest: it is not 1 to 1,048,576 bytes long, would end beyond 2^63 - 1, or the policy is
-                not that of the handle.
-            NotFound: no such handle.
+            InvalidRequest: the block is not 1 to 1,048,576 bytes long or would end beyond 2^63 - 1, or the
+                handle has another policy.
+            NotFound: there is no such handle.
             RpcError: the write failed; the handle stays.
         """
         if not 1 <= len(chunk) <= MAX_BLOCK_BYTES:
@@ -107,8 +107,8 @@ class FileHandles:
     async def close_handle(self, handle_id: str) -> None:
         """Close a handle; an unknown one is no error.
 
-        The file is closed when this returns: a program that was written through the handle can
-        be started then.
+        The file is closed when this returns, so that a program that was written through the handle can be
+        started.
         """
         handle = self._handles.get(handle_id)
         if handle is not None:
@@ -116,7 +116,7 @@ class FileHandles:
             await self._calls.run(self._descriptors.release, handle.descriptor)
 
     def close(self) -> None:
-        """The connection has ended; its descriptors are closed by their owner."""
+        """The connection has ended. `Descriptors` closes the files."""
         self._handles.clear()
 
     def _get(self, handle_id: str, policy: Policy | None) -> Descriptor:
@@ -135,13 +135,13 @@ class FileHandles:
 def _read_block(descriptor: Descriptor, length: int, offset: int) -> bytes:
     if offset > MAX_FILE_OFFSET:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    with descriptor.borrow() as number:
-        data = read_at(number, length, offset)
+    with descriptor.borrow() as fd:
+        data = read_at(fd, length, offset)
     eof = b"true" if len(data) < length else b"false"
     return b'{"chunk":"%b","eof":%b}' % (pybase64.b64encode(data), eof)
 
 
 def _write_block(descriptor: Descriptor, chunk: bytes, offset: int) -> None:
     reach("during-block-write")
-    with descriptor.borrow() as number:
-        write_at(number, chunk, offset)
+    with descriptor.borrow() as fd:
+        write_at(fd, chunk, offset)

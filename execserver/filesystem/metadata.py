@@ -1,6 +1,6 @@
-"""What a path is: `fs/getMetadata` and `fs/canonicalize` (`docs/protocol.md`, "File system").
+"""Lookups: `fs/getMetadata` and `fs/canonicalize` (`docs/protocol.md`, "File system").
 
-Both are asked dozens of times a turn and answered on the loop's thread where no mount can hang.
+An agent makes dozens of them a turn. They run on the loop's thread where no mount can hang.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from execserver.protocol.filesystem import Metadata
+    from execprotocol.filesystem import Metadata
 
-# The file types of `stat`, written out: `stat.S_ISREG` and its like cost a call each.
+# The file types of `stat` as numbers: `stat.S_ISREG` and the like cost a call each.
 _TYPE, _LINK, _DIRECTORY, _REGULAR = 0o170000, 0o120000, 0o040000, 0o100000
 
 
@@ -20,28 +20,28 @@ def metadata(path: str, *, extended: bool = False) -> Metadata:
     """Describe a path, in one system call unless it is a link.
 
     Args:
-        path: which.
+        path: the path.
         extended: with the extension members.
 
     Raises:
-        OSError: it does not exist, or is a link to nothing.
+        OSError: the path does not exist, or is a dangling link.
     """
     status = os.lstat(path)
     is_link = is_symlink(status)
-    return described(os.stat(path) if is_link else status, is_link=is_link, extended=extended)
+    return metadata_of(os.stat(path) if is_link else status, is_link=is_link, extended=extended)
 
 
 def is_symlink(status: os.stat_result) -> bool:
-    """Whether `lstat` saw a link."""
+    """Whether a status of `lstat` is that of a link."""
     return status.st_mode & _TYPE == _LINK
 
 
-def described(status: os.stat_result, *, is_link: bool, extended: bool) -> Metadata:
-    """What the wire says of a status.
+def metadata_of(status: os.stat_result, *, is_link: bool, extended: bool) -> Metadata:
+    """The `Metadata` of a status.
 
     Args:
-        status: of the path, or of what it leads to.
-        is_link: whether it leads elsewhere.
+        status: of the path, or of the target of a link.
+        is_link: whether the path is a link.
         extended: with the extension members.
     """
     kind = status.st_mode & _TYPE
@@ -51,9 +51,9 @@ def described(status: os.stat_result, *, is_link: bool, extended: bool) -> Metad
         "isFile": kind == _REGULAR,
         "isSymlink": is_link,
         "size": status.st_size,
-        # The kernel's stat has no such time, and 0 is the wire's word for that.
+        # `stat` has no such time; 0 stands for unknown.
         "createdAtMs": 0,
-        # The wire counts from 1970; what is older reads as not known.
+        # The protocol counts from 1970; an earlier time is unknown.
         "modifiedAtMs": modified if modified > 0 else 0,
     }
     if extended:
@@ -64,20 +64,20 @@ def described(status: os.stat_result, *, is_link: bool, extended: bool) -> Metad
 
 
 def canonicalize(path: str) -> str:
-    """The path without links, of something that exists.
+    """Resolve all links of a path that exists.
 
-    The kernel resolves it, in one walk and with its own limits: following links by hand takes a
-    system call for each component, and a chain of a thousand links ends in a RecursionError.
+    The kernel does it in one system call. `os.path.realpath` needs one for each component, and raises a
+    RecursionError for a chain of a thousand links.
 
     Raises:
-        OSError: it does not exist.
+        OSError: the path does not exist.
     """
-    number = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        resolved = os.readlink(f"/proc/self/fd/{number}")
-        # The link of a file that was removed meanwhile has a word added to its name.
-        if not os.path.samestat(os.fstat(number), os.lstat(resolved)):
+        resolved = os.readlink(f"/proc/self/fd/{fd}")
+        # If the file was removed meanwhile, the link ends with " (deleted)".
+        if not os.path.samestat(os.fstat(fd), os.lstat(resolved)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     finally:
-        os.close(number)
+        os.close(fd)
     return resolved

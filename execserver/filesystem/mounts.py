@@ -1,9 +1,8 @@
-"""What is mounted, and whether any of it can hang.
+"""The mount table, and whether any mount can hang.
 
-A lookup on a local file system costs microseconds and is done on the loop's thread. A lookup
-on a network mount or on one that a user process serves may never come back. Which path leads
-to which mount cannot be told without looking it up, so the question is asked of the whole
-table: with one such mount anywhere, every lookup goes to a thread.
+A lookup on a local file system takes microseconds, and runs on the loop's thread. A lookup on a network
+mount, or on one that a user process serves, may never return. The mount of a path is not known without a
+lookup: if there is one such mount anywhere, all lookups run in threads.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import os
 import select
 
-# File systems that depend on neither a network nor a user process. What is not named here
-# counts as able to hang: a name that is missing costs speed, one too many costs the service.
+# File systems that depend on neither a network nor a user process. Any other counts as one that can hang: a
+# missing name costs speed, a wrong name may hang the service.
 _LOCAL = frozenset(
     b"bcachefs bdev binder binfmt_misc bpf btrfs cgroup cgroup2 configfs cpuset cramfs debugfs devpts "
     b"devtmpfs ecryptfs efivarfs erofs exfat ext2 ext3 ext4 f2fs fusectl hfs hfsplus hugetlbfs iso9660 jfs "
@@ -32,20 +31,20 @@ class MountTable:
 
         loop.add_reader(mounts.fileno(), mounts.refresh)
 
-    The kernel tells of each change once, to whoever asks first, and an event loop asks when it
-    takes on a descriptor: a change between that and the making of this table is noticed only with
-    the next one. So the owner calls `refresh()` once more when its loop is running.
+    The kernel reports each change once, to the first reader, and an event loop reads when a descriptor is
+    added. A change between the making of this table and that would be noticed only with the next one. So the
+    owner calls `refresh()` once more when its loop runs.
     """
 
     can_hang: bool
-    """Whether a lookup of some path may never come back."""
+    """Whether the lookup of some path may never return."""
 
     in_memory: frozenset[int]
     """The devices (`st_dev`) whose files are in memory only."""
 
     def __init__(self) -> None:
-        # The kernel tells of a change by an exceptional condition on the table's own file, which
-        # a loop's add_reader does not ask for; an epoll descriptor makes it a readable one.
+        # The kernel reports a change as an exceptional condition, which `add_reader` does not wait for. An
+        # epoll descriptor turns it into a readable one.
         self._table = os.open("/proc/self/mountinfo", os.O_RDONLY)
         self._changes = select.epoll()
         self._changes.register(self._table, select.EPOLLPRI | select.EPOLLERR)
@@ -63,7 +62,7 @@ class MountTable:
         self.in_memory = devices_in_memory(table)
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table."""
         self._changes.close()
         os.close(self._table)
 
@@ -76,7 +75,7 @@ class MountTable:
 
 
 def table_can_hang(mountinfo: bytes) -> bool:
-    """Whether a table in the format of `/proc/self/mountinfo` names a mount that can hang."""
+    """Whether a table in the format of `/proc/self/mountinfo` has a mount that can hang."""
     return any(_mount_can_hang(line) for line in mountinfo.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""Opening regular files without ever waiting: for a fifo's other end, for a device."""
+"""Opening regular files without blocking on a fifo or a device. Also used by fs workers."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ import errno
 import os
 import stat
 
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.path_text import printable_path
+from execprotocol.errors import InvalidRequest
+from execprotocol.path_text import printable_path
 
-# Without O_NONBLOCK the open of a fifo waits for its other end; without O_NOCTTY that of a
-# terminal can make it the server's.
+# Without O_NONBLOCK, opening a fifo waits for its other end. Without O_NOCTTY, opening a terminal can make it
+# the controlling terminal of the server.
 ALWAYS = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 NEW_FILE_MODE = 0o666
-"""Of a file that is made here, less the umask's bits."""
+"""The mode of a new file, before the umask."""
 
 
 def open_to_read(path: str) -> tuple[int, os.stat_result]:
     """Open a regular file, following links.
 
     Raises:
-        InvalidRequest: it is a directory, a fifo or a device.
-        OSError: among others ENXIO, it is a socket.
+        InvalidRequest: the path is a directory, a fifo or a device.
+        OSError: among others ENXIO for a socket.
     """
-    number = os.open(path, os.O_RDONLY | ALWAYS)
-    return number, require_regular(number, path)
+    fd = os.open(path, os.O_RDONLY | ALWAYS)
+    return fd, require_regular(fd, path)
 
 
 def open_to_replace(path: str, permissions: int | None = None) -> int:
     """Open or make a regular file, following links, and empty it.
 
     Args:
-        path: which.
-        permissions: the permission bits of a file that is made, before the umask; None for the usual ones.
+        path: the file.
+        permissions: the permission bits of a new file, before the umask; None for `NEW_FILE_MODE`.
 
     Raises:
-        InvalidRequest: it is a device, or a fifo that somebody reads.
+        InvalidRequest: the path is a device, or a fifo with a reader.
         OSError: among others EISDIR, and ENXIO for another fifo or a socket.
     """
-    number = open_to_write(path, NEW_FILE_MODE if permissions is None else permissions)
-    require_regular(number, path)
+    fd = open_to_write(path, NEW_FILE_MODE if permissions is None else permissions)
+    require_regular(fd, path)
     try:
-        os.ftruncate(number, 0)
+        os.ftruncate(fd, 0)
     except BaseException:
-        os.close(number)
+        os.close(fd)
         raise
-    return number
+    return fd
 
 
 def open_to_write(path: str, mode: int = NEW_FILE_MODE) -> int:
@@ -58,17 +58,17 @@ def open_to_write(path: str, mode: int = NEW_FILE_MODE) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | ALWAYS, mode)
     except PermissionError:
-        # Who truncates while opening, as other programs do, hears of the mount before the mode.
+        # With O_TRUNC, which other programs use, the kernel reports the mount before the mode.
         if is_read_only(path):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS)) from None
         raise
 
 
 def may_write(path: str) -> None:
-    """See whether a regular file, which is no link, could be opened for writing.
+    """Check that a regular file, which is no link, can be opened for writing.
 
     Raises:
-        OSError: it could not; EROFS for a file on a read-only mount, whatever its own mode.
+        OSError: it cannot. EROFS for a file on a read-only mount, whatever its own mode.
     """
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | ALWAYS))
@@ -77,30 +77,30 @@ def may_write(path: str) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS)) from None
         raise
     except OSError as error:
-        # A program that runs cannot be written to; it can be replaced.
+        # A running program cannot be written, but it can be replaced.
         if error.errno != errno.ETXTBSY:
             raise
 
 
 def is_read_only(path: str) -> bool:
-    """Whether a path that exists lies on a read-only mount."""
+    """Whether an existing path is on a read-only mount."""
     try:
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     except OSError:
         return False
 
 
-def require_regular(number: int, path: str) -> os.stat_result:
-    """The status of an open file; when it is no regular one it is closed and refused.
+def require_regular(fd: int, path: str) -> os.stat_result:
+    """The status of an open regular file. Any other file is closed.
 
     Raises:
-        InvalidRequest: it is a directory, a fifo or a device.
+        InvalidRequest: the file is a directory, a fifo or a device.
     """
     try:
-        status = os.fstat(number)
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise InvalidRequest(f"path `{printable_path(path)}` is not a file")
     except BaseException:
-        os.close(number)
+        os.close(fd)
         raise
     return status

@@ -1,7 +1,7 @@
-"""`fs/readFile`: a whole file as base64, in one piece when it is small, else as a stream.
+"""`fs/readFile` and `fs/digest`. A small file is read in one piece, a large one as a stream.
 
-The pieces of a stream are read and encoded in threads, a few ahead of what is sent, so that
-memory stays the same for a file of any size.
+The pieces of a stream are read and encoded in threads, a few ahead of the client: the use of memory does not
+depend on the size of the file.
 """
 
 from __future__ import annotations
@@ -13,31 +13,37 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import msgspec
 import pybase64
 
+from execprotocol.errors import InvalidRequest
+from execprotocol.limits import MAX_READ_FILE_BYTES
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
+from execserver.filesystem.content import content_digest
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.opening import open_to_read, require_regular
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.limits import MAX_READ_FILE_BYTES
+
+if TYPE_CHECKING:
+    from execprotocol.filesystem import DigestResult
+    from execserver.filesystem.cancel import StopFlag
 
 PIECE_BYTES = 768 << 10
-"""Raw bytes of a piece: a multiple of three, so that only the last one has padding, and 1 MiB
-when encoded. Smaller files are read and answered at once."""
+"""Raw bytes of a piece: a multiple of three, so that only the last one has padding, and 1 MiB when encoded.
+Files up to this size are read in one piece."""
 
 _ENCODED_PIECE_BYTES = PIECE_BYTES // 3 * 4
 
 _AHEAD = 2
-"""Pieces in work while one is sent."""
+"""Pieces that are read while one is sent."""
 
 _ENVELOPE_BYTES = 1024
-"""What a reply has beside the base64 text."""
+"""An upper bound for the rest of the reply."""
 
 
 class LargeFile(msgspec.Struct, frozen=True):
-    """A file that is to be streamed: its descriptor, and how many bytes it had when opened."""
+    """A file to be streamed: its descriptor, and its size in bytes when it was opened."""
 
     descriptor: Descriptor
     size: int
@@ -47,56 +53,92 @@ def begin_reading(path: str, max_reply_bytes: int | None, descriptors: Descripto
     """Open a regular file, following links, and read it if it is small.
 
     Returns:
-        The content as base64, or the file to be given to `FileStream`.
+        The content as base64, or the file for a `FileStream`.
 
     Raises:
-        InvalidRequest: it is no file, larger than 512 MiB, or its base64 text would not fit
+        InvalidRequest: the path is no file, the file is larger than 512 MiB, or its base64 text does not fit
             into `max_reply_bytes`.
-        OSError: it cannot be opened or read.
+        OSError: the file cannot be opened or read.
     """
-    number, status = open_to_read(path)
-    return _begin(number, status.st_size, max_reply_bytes, descriptors)
+    fd, status = open_to_read(path)
+    return _begin(fd, status.st_size, max_reply_bytes, descriptors)
 
 
 def begin_reading_opened(
     descriptor: Descriptor, path: str, max_reply_bytes: int | None, descriptors: Descriptors
 ) -> bytes | LargeFile:
-    """The same with a file that somebody else opened; `descriptor` is released.
+    """The same with a file that an fs worker has opened; `descriptor` is released.
 
     Raises:
         InvalidRequest: as above.
-        OSError: it cannot be read, or was closed.
+        OSError: the file cannot be read, or was closed.
     """
     try:
         with descriptor.borrow() as borrowed:
-            number = os.dup(borrowed)
+            fd = os.dup(borrowed)
     finally:
         descriptors.release(descriptor)
-    status = require_regular(number, path)
-    return _begin(number, status.st_size, max_reply_bytes, descriptors)
+    status = require_regular(fd, path)
+    return _begin(fd, status.st_size, max_reply_bytes, descriptors)
 
 
-def _begin(
-    number: int, size: int, max_reply_bytes: int | None, descriptors: Descriptors
-) -> bytes | LargeFile:
-    """Read the file if it is small; the number is closed here or kept in what is given back."""
+def _begin(fd: int, size: int, max_reply_bytes: int | None, descriptors: Descriptors) -> bytes | LargeFile:
+    """Read the file if it is small. `fd` is closed, unless the result keeps it."""
     try:
         if not size:
             # The files of /proc do not report their size.
-            number, size = _take_in(number)
+            fd, size = _read_into_memory(fd)
         _check_size(size, max_reply_bytes)
         if size <= PIECE_BYTES:
-            return pybase64.b64encode(read_at(number, size, 0))
-        kept, number = number, -1
+            return pybase64.b64encode(read_at(fd, size, 0))
+        kept, fd = fd, -1
         return LargeFile(descriptors.adopt(kept), size)
     finally:
-        if number >= 0:
-            os.close(number)
+        if fd >= 0:
+            os.close(fd)
+
+
+def digest(path: str, stop: StopFlag, limit: int | None = None) -> DigestResult:
+    """`fs/digest`: read a regular file to its end, following links, without keeping the interpreter's lock.
+
+    Args:
+        path: the file.
+        stop: cancels the reading.
+        limit: bytes to read at most; None for all.
+
+    Raises:
+        InvalidRequest: the path is a directory, a fifo or a device.
+        OSError: the file cannot be opened or read.
+        RequestCancelled: `stop` is set.
+    """
+    fd, _ = open_to_read(path)
+    try:
+        return _digest(fd, stop, limit)
+    finally:
+        os.close(fd)
+
+
+def digest_opened(
+    descriptor: Descriptor, descriptors: Descriptors, stop: StopFlag, limit: int | None = None
+) -> DigestResult:
+    """The same of an open file, from its beginning; `descriptor` is released."""
+    try:
+        with descriptor.borrow() as fd:
+            return _digest(fd, stop, limit)
+    finally:
+        descriptors.release(descriptor)
+
+
+def _digest(fd: int, stop: StopFlag, limit: int | None) -> DigestResult:
+    sha256, size = content_digest(fd, stop, limit)
+    return {"sha256": sha256, "size": size}
 
 
 class FileStream(AsyncGenerator[bytes, None]):
-    """The pieces of a large file, in base64. The file is closed at the end, on an error and by
-    `aclose`. A file that shrinks meanwhile ends the stream early, one that grows does not prolong it.
+    """The pieces of a large file, in base64.
+
+    The file is closed at the end, on an error and by `aclose`. If the file shrinks meanwhile, the stream ends
+    early; if it grows, the stream ends at the size that it had when opened.
     """
 
     def __init__(self, file: LargeFile, calls: BlockingCalls, descriptors: Descriptors) -> None:
@@ -106,7 +148,7 @@ class FileStream(AsyncGenerator[bytes, None]):
         self._offset = 0
         self._ahead: deque[asyncio.Future[bytes]] = deque()
         self.encoded_size = (file.size + 2) // 3 * 4
-        """Bytes of base64 text, unless the file shrinks meanwhile."""
+        """Bytes of base64 text, unless the file shrinks."""
 
     async def asend(self, value: None) -> bytes:
         """The next piece."""
@@ -143,26 +185,26 @@ class FileStream(AsyncGenerator[bytes, None]):
         run_in_background(partial(self._descriptors.release, self._file.descriptor))
         for future in self._ahead:
             if not future.cancel() and not future.cancelled():
-                future.exception()  # A failure beyond the end of the stream is nobody's.
+                future.exception()  # No reader is left for it.
         self._ahead.clear()
 
 
-def read_at(number: int, length: int, offset: int) -> bytes:
-    """Up to `length` bytes from `offset` on; fewer only where the file ends."""
-    data = os.pread(number, length, offset)
+def read_at(fd: int, length: int, offset: int) -> bytes:
+    """Up to `length` bytes at `offset`; fewer only at the end of the file."""
+    data = os.pread(fd, length, offset)
     if len(data) == length or not data:
         return data
     parts = [data]
     received = len(data)
-    while received < length and (data := os.pread(number, length - received, offset + received)):
+    while received < length and (data := os.pread(fd, length - received, offset + received)):
         parts.append(data)
         received += len(data)
     return b"".join(parts)
 
 
 def _encoded_piece(descriptor: Descriptor, length: int, offset: int) -> bytes:
-    with descriptor.borrow() as number:
-        data = read_at(number, length, offset)
+    with descriptor.borrow() as fd:
+        data = read_at(fd, length, offset)
     return pybase64.b64encode(data)
 
 
@@ -173,10 +215,10 @@ def _check_size(size: int, max_reply_bytes: int | None) -> None:
 
 
 def check_reply_size(encoded_size: int, max_reply_bytes: int | None) -> None:
-    """See that a reply with so many characters of base64 may be sent.
+    """Check that the client accepts a reply with so many characters of base64.
 
     Raises:
-        InvalidRequest: its peer does not take it.
+        InvalidRequest: the reply is too large.
     """
     if max_reply_bytes is not None and encoded_size + _ENVELOPE_BYTES > max_reply_bytes:
         raise InvalidRequest(
@@ -185,25 +227,25 @@ def check_reply_size(encoded_size: int, max_reply_bytes: int | None) -> None:
         )
 
 
-def _take_in(number: int) -> tuple[int, int]:
+def _read_into_memory(fd: int) -> tuple[int, int]:
     """Read a file of unknown size into memory.
 
     Returns:
-        A descriptor of the content, which replaces `number`, and its size; no more is read than
-        what shows that the file is too large.
+        A descriptor of the content, which replaces `fd`, and its size. If the file is too large, reading
+        stops just beyond the limit.
     """
-    data = os.read(number, PIECE_BYTES)
+    data = os.read(fd, PIECE_BYTES)
     if not data:
-        return number, 0
+        return fd, 0
     content = os.memfd_create("fs/readFile")
     size = 0
     try:
         while data and size <= MAX_READ_FILE_BYTES:
             size += os.write(content, data)
-            data = os.read(number, PIECE_BYTES)
+            data = os.read(fd, PIECE_BYTES)
     except BaseException:
         os.close(content)
         raise
     with suppress(OSError):
-        os.close(number)
+        os.close(fd)
     return content, size

@@ -1,4 +1,4 @@
-"""`fs/walk`: look at a tree, breadth first, within limits (`docs/protocol.md`, "Walk")."""
+"""`fs/walk`: list a tree, breadth first, within limits (`docs/protocol.md`, "Walk")."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from collections import deque
 from itertools import islice
 from operator import attrgetter
 
-from execserver.filesystem.giving_up import give_up_if
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.limits import MAX_WALK_DEPTH, MAX_WALK_DIRECTORIES, MAX_WALK_ENTRIES
+from execprotocol.errors import InvalidRequest
+from execprotocol.limits import MAX_WALK_DEPTH, MAX_WALK_DIRECTORIES, MAX_WALK_ENTRIES
+from execserver.filesystem.cancel import raise_if_cancelled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Final, Literal
 
-    from execserver.filesystem.giving_up import Stop
+    from execserver.filesystem.cancel import StopFlag
 
     Seen = tuple[Literal["file", "directory", "truncated"] | int, str]
-    """`("file", path)`, `("directory", path)`; the number of an error and the directory that could not
-    be read for it; `(TRUNCATED, "")` when a limit cut the walk."""
+    """`("file", path)` or `("directory", path)`; an error number and the directory that could not be read;
+    `(TRUNCATED, "")` when a limit ended the walk."""
 
 TRUNCATED: Final = "truncated"
 
-_MOST_NAMES = 2 * MAX_WALK_ENTRIES
-"""Names of one directory that are kept, the first in order. Twice what a walk may look at, for the links to
-nothing that do not count."""
+_MAX_NAMES = 2 * MAX_WALK_ENTRIES
+"""Names of one directory that are kept, the first in order. Twice the limit of a walk: dangling links do not
+count."""
 
 _NAMES_AT_ONCE = 1000
-"""Names of a directory between two looks at whether the walk still has a reason."""
+"""Names of a directory between two checks for cancellation."""
 
-MOST_PATH_BYTES = 32 << 20
-"""Of all paths in a reply. 50,000 of the longest paths would be 600 MB, and no client takes a
-message above 64 MiB."""
+MAX_PATH_BYTES = 32 << 20
+"""Of all paths in a reply. 50,000 of the longest paths would be 600 MB, and no client accepts a message above
+64 MiB."""
 
 
 class WalkLimits:
-    """How far a walk goes: the wire's `WalkOptions`."""
+    """How far a walk goes: the `WalkOptions` of the protocol."""
 
     __slots__ = ("follow_links", "max_depth", "max_directories", "max_entries", "prune_hidden")
 
@@ -51,43 +51,41 @@ class WalkLimits:
         self.follow_links = follow_links
         self.prune_hidden = prune_hidden
 
-    def check(self) -> None:
-        """Refuse what the wire does not allow.
 
-        Raises:
-            InvalidRequest: a limit is zero or above its maximum.
-        """
-        if not self.max_directories or not self.max_entries:
-            raise InvalidRequest("filesystem walk limits must be greater than zero")
-        if (
-            self.max_depth > MAX_WALK_DEPTH
-            or self.max_directories > MAX_WALK_DIRECTORIES
-            or self.max_entries > MAX_WALK_ENTRIES
-        ):
-            raise InvalidRequest(
-                f"filesystem walk limits exceed maximums: depth={MAX_WALK_DEPTH}, "
-                f"directories={MAX_WALK_DIRECTORIES}, entries={MAX_WALK_ENTRIES}"
-            )
+def check_limits(max_depth: int, max_directories: int, max_entries: int) -> None:
+    """Refuse limits that the protocol does not allow.
+
+    Raises:
+        InvalidRequest: a limit is zero or above its maximum.
+    """
+    if not max_directories or not max_entries:
+        raise InvalidRequest("filesystem walk limits must be greater than zero")
+    if max_depth > MAX_WALK_DEPTH or max_directories > MAX_WALK_DIRECTORIES or max_entries > MAX_WALK_ENTRIES:
+        raise InvalidRequest(
+            f"filesystem walk limits exceed maximums: depth={MAX_WALK_DEPTH}, "
+            f"directories={MAX_WALK_DIRECTORIES}, entries={MAX_WALK_ENTRIES}"
+        )
 
 
-def visit(path: str, limits: WalkLimits, stop: Stop) -> Iterator[Seen]:
-    """Look at a tree, and tell of each thing as it is seen.
+def visit(path: str, limits: WalkLimits, stop: StopFlag) -> Iterator[Seen]:
+    """List a tree, item by item.
 
     Raises:
         OSError: the root does not exist.
+        RequestCancelled: `stop` is set.
     """
     return _Walk(limits, stop).run(path)
 
 
 class _Walk:
-    """A walk on its way."""
+    """The state of one walk."""
 
-    def __init__(self, limits: WalkLimits, stop: Stop) -> None:
+    def __init__(self, limits: WalkLimits, stop: StopFlag) -> None:
         self._limits = limits
         self._stop = stop
-        self._looked_at = 0
+        self._listed_count = 0
         self._path_length = 0
-        self._cut = False
+        self._truncated = False
         self._directories: deque[tuple[str, int]] = deque()
         self._directory_count = 0
         self._entered: set[tuple[int, int]] = set()
@@ -99,7 +97,7 @@ class _Walk:
             return
         yield from self._enter(root, 0)
         while self._directories:
-            give_up_if(self._stop)
+            raise_if_cancelled(self._stop)
             directory, depth = self._directories.popleft()
             try:
                 found = self._sorted_entries(directory)
@@ -107,7 +105,7 @@ class _Walk:
                 yield error.errno or 0, directory
                 continue
             yield from self._listed(found, directory.rstrip("/") + "/", depth)
-            if self._cut:
+            if self._truncated:
                 yield TRUNCATED, ""
                 return
 
@@ -115,34 +113,34 @@ class _Walk:
         found: list[os.DirEntry[str]] = []
         with os.scandir(directory) as scan:
             while names := list(islice(scan, _NAMES_AT_ONCE)):
-                give_up_if(self._stop)
+                raise_if_cancelled(self._stop)
                 found += names
-                if len(found) > _MOST_NAMES * 5 // 4:
+                if len(found) > _MAX_NAMES * 5 // 4:
                     _keep_first(found)
         _keep_first(found)
         return found
 
     def _listed(self, found: list[os.DirEntry[str]], prefix: str, depth: int) -> Iterator[Seen]:
-        """Tell of the names of a directory that are to be listed, until a limit cuts the walk."""
+        """List the names of a directory, until a limit ends the walk."""
         limits = self._limits
-        for number, entry in enumerate(found):
-            if number % _NAMES_AT_ONCE == 0:
-                give_up_if(self._stop)
+        for index, entry in enumerate(found):
+            if index % _NAMES_AT_ONCE == 0:
+                raise_if_cancelled(self._stop)
             kind = self._kind(entry)
             if kind is None:
                 continue
-            if self._looked_at == limits.max_entries:
-                self._cut = True
+            if self._listed_count == limits.max_entries:
+                self._truncated = True
                 return
-            self._looked_at += 1
+            self._listed_count += 1
             if not kind:
                 continue
             name = entry.name
             path = prefix + name
-            # As a URI it is not shorter, so what is cut here would be cut where the reply is written.
+            # A URI is not shorter than its path, so the limit of the reply would be exceeded too.
             self._path_length += len(path)
-            if self._path_length > MOST_PATH_BYTES:
-                self._cut = True
+            if self._path_length > MAX_PATH_BYTES:
+                self._truncated = True
                 return
             yield kind, path
             hidden = limits.prune_hidden and name.startswith(".")
@@ -150,22 +148,22 @@ class _Walk:
                 yield from self._enter(path, depth + 1)
 
     def _kind(self, entry: os.DirEntry[str]) -> Literal["file", "directory", ""] | None:
-        """What a name is listed as; nothing for what is not listed, as links that are not followed, and None
-        for a link to nothing, which does not count.
+        """The kind of an entry. An empty string for one that is not listed, such as a link that is not
+        followed; None for a dangling link, which does not count.
         """
         try:
             if entry.is_file(follow_symlinks=False):
                 return "file"
             if entry.is_dir(follow_symlinks=False):
                 return "directory"
-            give_up_if(self._stop)
+            raise_if_cancelled(self._stop)
             is_directory = stat.S_ISDIR(entry.stat().st_mode)
         except OSError:
             return None
         return "directory" if is_directory and self._limits.follow_links else ""
 
     def _enter(self, path: str, depth: int) -> Iterator[Seen]:
-        """Note a directory to be read later, unless it has been already or there were too many."""
+        """Queue a directory, unless it was queued before or the limit is reached."""
         if self._limits.follow_links:
             try:
                 status = os.stat(path)
@@ -183,10 +181,10 @@ class _Walk:
 
 
 def _keep_first(found: list[os.DirEntry[str]]) -> None:
-    """Keep the first names in the order of their bytes, which is that of characters if all are ASCII."""
+    """Keep the first names in byte order, which equals character order if all are ASCII."""
     plain = all(entry.name.isascii() for entry in found)
     found.sort(key=attrgetter("name") if plain else _name_bytes)
-    del found[_MOST_NAMES:]
+    del found[_MAX_NAMES:]
 
 
 def _name_bytes(entry: os.DirEntry[str]) -> bytes:

@@ -1,8 +1,8 @@
-"""`fs/writeFile`: base64 text to a file's content, in place.
+"""`fs/writeFile`: writes base64 text to a file, in place.
 
-The text may be as long as a message. It is decoded piece by piece in the thread that writes,
-twice: once to see that all of it is valid, before anything is touched, and once to write it.
-Decoding costs a tenth of what writing does; keeping the decoded pieces costs more than that.
+The text may be as long as a message. The writing thread decodes it twice, piece by piece: once to check it
+before any file is touched, and once to write it. Decoding costs a tenth of writing, and less than keeping the
+decoded pieces.
 """
 
 from __future__ import annotations
@@ -15,114 +15,114 @@ from collections.abc import Iterator
 import msgspec
 import pybase64
 
+from execprotocol.errors import InvalidRequest
 from execserver.filesystem.content import reserve
 from execserver.filesystem.opening import open_to_write
-from execserver.protocol.errors import InvalidRequest
 
 _PIECE_CHARS = 256 << 10
-"""Characters of a piece: a multiple of four, and what it decodes to fits into a processor's cache."""
+"""Characters of a piece: a multiple of four, and small enough for a processor's cache."""
 
 
 class Content(msgspec.Struct, frozen=True):
-    """A base64 text that is known to be valid, and how many bytes it stands for."""
+    """A valid base64 text, and the number of bytes that it encodes."""
 
     encoded: memoryview
     size: int
 
 
 def write_file(path: str, text: str | memoryview) -> None:
-    """Make a file or replace its content; inode, mode and links stay, and links are followed.
+    """Make a file or replace its content. Links are followed; inode, mode and hard links stay.
 
-    When there is no space for the new content the old one stays.
+    If there is no space for the new content, the old content stays.
 
     Raises:
         InvalidRequest: the text is no base64; nothing was made or changed.
-        OSError: it cannot be opened or written.
+        OSError: the file cannot be opened or written.
     """
     content = check_content(text)
-    number = open_to_write(path)
+    fd = open_to_write(path)
     try:
-        write_opened(number, content)
+        write_opened(fd, content)
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 def check_content(text: str | memoryview, method: str = "fs/writeFile") -> Content:
-    """See that a text is base64.
+    """Check that a text is base64.
 
     Args:
         text: the text.
-        method: which one needs it, for the error.
+        method: the method, for the error message.
 
     Raises:
-        InvalidRequest: it is not.
+        InvalidRequest: the text is no base64.
     """
     encoded = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else text)
     return Content(encoded, _decoded_size(encoded, method))
 
 
-def write_opened(number: int, content: Content) -> None:
+def write_opened(fd: int, content: Content) -> None:
     """Replace the content of a file that was opened by `open_to_write`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    status = os.fstat(number)
+    status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode):
-        _replace_content(number, status.st_size, content.encoded, content.size)
+        _replace_content(fd, status.st_size, content.encoded, content.size)
     else:
-        _write_all(number, content.encoded)
+        _write_all(fd, content.encoded)
 
 
-def write_new(number: int, content: Content) -> str:
-    """Fill an empty regular file, and give the SHA-256 of what is in it, in hexadecimal digits.
+def write_new(fd: int, content: Content) -> str:
+    """Fill an empty regular file, and return the SHA-256 of its content in hexadecimal digits.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     digest = hashlib.sha256()
     for piece in _pieces(content.encoded):
         data = memoryview(pybase64.b64decode(piece, validate=True))
         digest.update(data)
         while data:
-            data = data[os.write(number, data) :]
+            data = data[os.write(fd, data) :]
     return digest.hexdigest()
 
 
-def write_at(number: int, data: bytes, offset: int) -> None:
+def write_at(fd: int, data: bytes, offset: int) -> None:
     """Write all of `data` at `offset`."""
     view = memoryview(data)
     while view:
-        written = os.pwrite(number, view, offset)
+        written = os.pwrite(fd, view, offset)
         view = view[written:]
         offset += written
 
 
-def _replace_content(number: int, old_size: int, encoded: memoryview, size: int) -> None:
+def _replace_content(fd: int, old_size: int, encoded: memoryview, size: int) -> None:
     try:
         if old_size and size:
-            reserve(number, old_size, size)
-        _write_all(number, encoded)
+            reserve(fd, old_size, size)
+        _write_all(fd, encoded)
     except OSError:
         if not old_size:
-            os.ftruncate(number, 0)
+            os.ftruncate(fd, 0)
         raise
     if size < old_size:
-        os.ftruncate(number, size)
+        os.ftruncate(fd, size)
 
 
-def _write_all(number: int, encoded: memoryview) -> None:
+def _write_all(fd: int, encoded: memoryview) -> None:
     for piece in _pieces(encoded):
         data = memoryview(pybase64.b64decode(piece, validate=True))
         while data:
-            data = data[os.write(number, data) :]
+            data = data[os.write(fd, data) :]
 
 
 def _decoded_size(encoded: memoryview, method: str = "fs/writeFile") -> int:
-    """How many bytes the text stands for.
+    """The number of bytes that a text encodes.
 
     Raises:
-        InvalidRequest: it is no standard base64 with padding.
+        InvalidRequest: the text is no standard base64 with padding.
     """
     size = 0
     decoded = b""
@@ -136,8 +136,8 @@ def _decoded_size(encoded: memoryview, method: str = "fs/writeFile") -> int:
             raise _invalid(method, str(error)) from None
         last = piece
         size += len(decoded)
-    # The last digit before the padding has bits that mean nothing; they are zero in what any
-    # encoder makes, and something is wrong with the text where they are not.
+    # The last digit before the padding has unused bits. Every encoder sets them to zero; other bits are a
+    # sign of a damaged text.
     if pybase64.b64encode(decoded[-(len(decoded) % 3 or 3) :]) != bytes(last[-4:]):
         raise _invalid(method, "the last digit has bits that are not zero")
     return size

@@ -1,1 +1,1 @@
-"""The program that does `fs/*` inside a sandbox, and what starts it. Standard library only."""
+"""The workers that carry out `fs/*` inside a sandbox: their pool, their clients, and their program."""

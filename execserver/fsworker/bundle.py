@@ -1,7 +1,7 @@
-"""The worker's program: which modules it has, and how it gets them.
+"""The program of a worker: the list of its modules, and how they are sent.
 
-Nothing of ours is readable inside a sandbox. So the worker is a plain interpreter whose program text
-reads compiled code from its standard input, which is the socket that requests come by later.
+Our files are not readable inside a sandbox. So the worker is a plain interpreter, whose program text reads
+compiled code from its standard input: the socket, which later carries the requests.
 """
 
 from __future__ import annotations
@@ -11,34 +11,36 @@ import marshal
 from functools import cache
 from types import CodeType
 
-BOOT = "execserver.fsworker.boot"
+BOOT = "execserver.fsworker.program.boot"
 
 MODULES = (
-    "execserver.protocol.errors",
-    "execserver.protocol.limits",
-    "execserver.protocol.path_text",
-    "execserver.filesystem.giving_up",
-    "execserver.filesystem.frames",
+    "execprotocol.errors",
+    "execprotocol.limits",
+    "execprotocol.path_text",
+    "execserver.filesystem.cancel",
+    "execserver.fsworker.frames",
     "execserver.filesystem.opening",
     "execserver.filesystem.metadata",
     "execserver.filesystem.directories",
-    "execserver.filesystem.remove",
-    "execserver.filesystem.rename",
+    "execserver.filesystem.operations",
     "execserver.filesystem.walk",
     "execserver.filesystem.content",
     "execserver.filesystem.replacing",
-    "execserver.filesystem.copy",
-    "execserver.filesystem.edit_types",
-    "execserver.filesystem.edit_looking",
-    "execserver.filesystem.edit_staging",
-    "execserver.filesystem.edit_steps",
-    "execserver.fsworker.edits",
-    "execserver.fsworker.operations",
-    "execserver.fsworker.worker",
+    "execserver.filesystem.tree_operations",
+    "execserver.filesystem.edit_model",
+    "execserver.filesystem.edit_operations",
+    "execserver.fsworker.program.operations",
+    "execserver.fsworker.program.worker",
 )
-"""All that the worker can import beside the standard library. The import contracts hold them to it."""
+"""All modules besides the standard library that a worker can import. An import contract enforces it."""
 
-PACKAGES = ("execserver", "execserver.protocol", "execserver.filesystem", "execserver.fsworker")
+PACKAGES = (
+    "execprotocol",
+    "execserver",
+    "execserver.filesystem",
+    "execserver.fsworker",
+    "execserver.fsworker.program",
+)
 
 COMMAND_TEXT = """\
 import marshal, os
@@ -51,7 +53,7 @@ def take(size):
         data += part
     return data
 boot, codes, packages = marshal.loads(take(int.from_bytes(take(4), "little")))
-main = {"__name__": "execserver.fsworker.boot"}
+main = {"__name__": "execserver.fsworker.program.boot"}
 exec(boot, main)
 main["run"](codes, packages)
 """
@@ -59,9 +61,9 @@ main["run"](codes, packages)
 
 @cache
 def bundle() -> bytes:
-    """What is sent to a worker first: the length (4 bytes), then the code of all modules.
+    """The first data that a worker receives: the length (4 bytes), then the code of all modules.
 
-    It is the same for all workers of this process. Making it reads the modules' files.
+    All workers of this process get the same. The first call reads the files of the modules.
 
     Raises:
         RuntimeError: the installation is incomplete.

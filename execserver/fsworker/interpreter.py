@@ -1,4 +1,4 @@
-"""Which interpreter runs the worker, and what it needs to be able to read."""
+"""The interpreter of a worker, and the files that it must be able to read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from execserver.fsworker.bundle import COMMAND_TEXT
 def command() -> tuple[str, ...]:
     """The worker's program and arguments.
 
-    Its file descriptor 0 is the socket; it needs no other, no variable of the environment and no working
-    directory of its own. No module of a user, of `site-packages` or of the working directory is ever
-    imported, nothing is written beside the standard library, and names are UTF-8 whatever the locale.
+    Descriptor 0 is the socket. The worker needs no other descriptor, no environment and no certain working
+    directory. It imports no module of the user, of `site-packages` or of the working directory, writes no
+    byte code, and uses UTF-8 for names in any locale.
     """
     return (
         _executable(), "-I", "-S", "-B", "-X", "utf8", "-X", "frozen_modules=on", "-c", COMMAND_TEXT
@@ -28,10 +28,10 @@ def command() -> tuple[str, ...]:
 
 @cache
 def interpreter_paths() -> tuple[str, ...]:
-    """Files and folders that the worker's view must have at their own paths, readable.
+    """Files and folders that must be readable in the worker's view, at their own paths.
 
-    The interpreter, its standard library and its shared libraries with the loader, each by the name that
-    it is looked up by, which may lead through links. Blocking: runs the loader once, some milliseconds.
+    They are the interpreter, its standard library, its shared libraries and the loader, each by the name by
+    which it is looked up, which may be a link. Blocks: runs the loader once, for some milliseconds.
     """
     stdlib = os.path.dirname(os.__file__)
     extensions = sysconfig.get_config_var("DESTSHARED")
@@ -44,15 +44,15 @@ def interpreter_paths() -> tuple[str, ...]:
 
 
 def _executable() -> str:
-    """The interpreter itself, not the name that a virtual environment has for it."""
+    """The interpreter itself, not its link in a virtual environment."""
     return os.path.realpath(sys.executable)
 
 
 def _libraries(program: str) -> list[str]:
-    """The shared libraries of a program and of its `ctypes`, and the loader, as the loader finds them."""
+    """The loader, and the shared libraries of a program and of `ctypes`, as the loader finds them."""
     environment = {"LD_TRACE_LOADED_OBJECTS": "1"}
     if ctypes := getattr(_ctypes, "__file__", None):
-        # `fs/rename` needs it, and it is the one extension of those in use that needs a library of its own.
+        # For `fs/rename`. No other extension module in use needs a library of its own.
         environment["LD_PRELOAD"] = ctypes
     try:
         done = subprocess.run(
@@ -72,7 +72,7 @@ def _libraries(program: str) -> list[str]:
 
 
 def _mapped() -> list[str]:
-    """The code that this process has in memory: of a loader that does not say what it loads."""
+    """The code that this process has mapped, for a loader that does not list what it loads."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         lines = [line.split(maxsplit=5) for line in maps]
     files = [line[5].rstrip("\n") for line in lines if len(line) == 6 and "x" in line[1]]

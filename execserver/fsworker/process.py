@@ -1,4 +1,4 @@
-"""Starting a worker: a command that ends up in its interpreter, with the socket as descriptor 0."""
+"""Starts the process of a worker: an interpreter, perhaps in a sandbox, with the socket as descriptor 0."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from execserver import membership
+from execserver import descendants
 from execserver.fsworker.bundle import bundle
-from execserver.sandbox.limited_thread import spawn_limited
+from execserver.sandbox.thread_limits import spawn_limited
 
-_MOST_COMPLAINT_BYTES = 4096
+_MAX_STDERR_BYTES = 4096
 
 _DEFAULT_SIGNALS = (
     signal.SIGPIPE,
@@ -24,14 +24,18 @@ _DEFAULT_SIGNALS = (
     signal.SIGQUIT,
     signal.SIGCHLD,
 )
-"""What the daemon ignores or handles would stay ignored in the worker."""
+"""Signals that the daemon ignores or handles. They would stay ignored in the worker."""
 
 
 class WorkerProcess:
-    """A worker that was started, or the program that sets its sandbox up.
+    """The process of a worker, or of the launcher of its sandbox.
 
-    `socket` is our end, non-blocking; `pidfd` becomes readable when the process has ended, and then
-    `release` is to be called. Both are closed by `release`.
+    Args:
+        pid: its process id.
+        pidfd: readable when it has ended; then call `release`.
+        connection: our end of the socket, non-blocking.
+        stderr: the file that receives its standard error.
+        on_release: called at the end of `release`.
     """
 
     def __init__(
@@ -39,46 +43,45 @@ class WorkerProcess:
         pid: int,
         pidfd: int,
         connection: socket.socket,
-        complaints: int,
+        stderr: int,
         on_release: Callable[[], None] = lambda: None,
     ) -> None:
         self.pid = pid
         self.pidfd = pidfd
         self.socket = connection
-        self._complaints = complaints
-        self.brief = False
-        """Whether it should not be kept long: while it lives there are folders in the workspace that its
-        sandbox needs and that nobody wants to see."""
+        self._stderr = stderr
+        self.short_lived = False
+        """Whether to end it soon: its sandbox needs folders that are visible in the user's workspace."""
         self._on_release = on_release
         self._released = False
 
     def kill(self) -> None:
-        """SIGKILL it and what it has started; no error if it has ended."""
+        """Send SIGKILL to it and the processes that it has started; no error if it has ended."""
         if not self._released:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self._kill_group()
 
     def _kill_group(self) -> None:
-        """Kill what the process has started, if it is not reaped: until then the group's number is ours.
+        """Kill its process group, unless it is reaped and the group's number may be reused.
 
-        Bubblewrap's inner process waits for the outer one before it has itself end with it: if the outer one
-        is killed just then, it would wait for ever.
+        Bubblewrap's inner process waits for the outer one before it asks to end with it: if the outer one is
+        killed before that, the inner one would wait forever.
         """
         with suppress(ChildProcessError, ProcessLookupError, PermissionError):
-            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is
+            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is reaped
             os.killpg(self.pid, signal.SIGKILL)
 
-    def complaint(self) -> str:
-        """What the process wrote to its standard error, the end of it; empty when nothing."""
+    def stderr_text(self) -> str:
+        """The end of its standard error."""
         if self._released:
             return ""
-        size = os.fstat(self._complaints).st_size
-        data = os.pread(self._complaints, _MOST_COMPLAINT_BYTES, max(0, size - _MOST_COMPLAINT_BYTES))
+        size = os.fstat(self._stderr).st_size
+        data = os.pread(self._stderr, _MAX_STDERR_BYTES, max(0, size - _MAX_STDERR_BYTES))
         return data.decode("utf-8", "replace").strip()
 
     def release(self) -> None:
-        """Reap the process, which has ended, and close what belongs to it; once is enough."""
+        """Reap the process, which has ended, and close its descriptors (idempotent). Never raises."""
         if self._released:
             return
         self._released = True
@@ -87,7 +90,7 @@ class WorkerProcess:
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         self.socket.close()
         os.close(self.pidfd)
-        os.close(self._complaints)
+        os.close(self._stderr)
         self._on_release()
 
 
@@ -101,57 +104,80 @@ def spawn(
     limit: Callable[[], None] | None = None,
     on_release: Callable[[], None] = lambda: None,
 ) -> WorkerProcess:
-    """Start a worker; its code is sent to it at once.
+    """Start a worker, and send it its code.
 
     Args:
-        argv: the launcher with its arguments and then `interpreter.command()`, or that alone.
-        program: the file to be run, if it is another than the first of `argv`.
+        argv: the launcher of the sandbox with its arguments, if any, and then `interpreter.command()`.
+        program: the file to be run, if it is not the first of `argv`.
         environment: the launcher's variables; the worker needs none.
-        inherit: descriptors that the launcher is to have too, by the same numbers. They stay open here.
-        tag: the membership tag that it is to bear (`execserver.membership`); None leaves ours to it.
-        limit: takes limits on for the thread that starts it (`spawn_limited`).
-        on_release: called when the process has ended and was reaped; not when this raises.
+        inherit: descriptors for the launcher, which keep their numbers. They stay open here.
+        tag: the ownership tag of the process (`execserver.descendants`); None inherits the daemon's.
+        limit: sets limits in the thread that starts the process (`spawn_limited`).
+        on_release: called when the process was reaped; not if this function raises.
 
     Raises:
         OSError: the program is missing, or the system is out of something.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    complaints = null = -1
+    stderr = -1
     try:
         ours.setblocking(False)
-        # Opened here: the limits of a thread may not let it.
-        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        complaints = os.memfd_create("fsworker")
-        # The kernel's buffer holds it all: nobody has to wait for the worker to read it.
+        stderr = os.memfd_create("fsworker")
+        # The kernel's buffer holds all of it: there is no need to wait until the worker reads it.
         _send_whole(ours, bundle())
         if tag is not None:
-            membership.set_own_tag(tag)
+            descendants.set_own_tag(tag)
+        pid = _spawn(program or argv[0], argv, environment or {}, (theirs.fileno(), stderr), inherit, limit)
+        return WorkerProcess(pid, _open_pidfd(pid), ours, stderr, on_release)
+    except BaseException:
+        ours.close()
+        if stderr >= 0:
+            os.close(stderr)
+        raise
+    finally:
+        theirs.close()
+
+
+def _spawn(
+    program: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    standard: tuple[int, int],
+    inherit: Sequence[int],
+    limit: Callable[[], None] | None,
+) -> int:
+    """Start a process in a session of its own; its process id.
+
+    Args:
+        program: the file to be run.
+        argv: its arguments.
+        environment: its variables.
+        standard: its descriptors 0 and 2.
+        inherit: further descriptors, which keep their numbers.
+        limit: sets limits in the thread that starts it.
+    """
+    stdin, stderr = standard
+    # Opened here: the limits of the thread may forbid it.
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
         start = partial(
             os.posix_spawn,
-            program or argv[0],
+            program,
             list(argv),
-            environment or {},
+            environment,
             setsid=True,
             setsigdef=_DEFAULT_SIGNALS,
             setsigmask=[],
             file_actions=[
-                (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+                (os.POSIX_SPAWN_DUP2, stdin, 0),
                 (os.POSIX_SPAWN_DUP2, null, 1),
-                (os.POSIX_SPAWN_DUP2, complaints, 2),
-                *((os.POSIX_SPAWN_DUP2, number, number) for number in inherit),
+                (os.POSIX_SPAWN_DUP2, stderr, 2),
+                *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherit),
             ],
         )
-        pid = start() if limit is None else spawn_limited(limit, start)
-        return WorkerProcess(pid, _open_pidfd(pid), ours, complaints, on_release)
-    except BaseException:
-        ours.close()
-        if complaints >= 0:
-            os.close(complaints)
-        raise
+        return start() if limit is None else spawn_limited(limit, start)
     finally:
-        theirs.close()
-        if null >= 0:
-            os.close(null)
+        os.close(null)
 
 
 def _send_whole(connection: socket.socket, data: bytes) -> None:
@@ -165,7 +191,7 @@ def _open_pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except OSError:
-        # Out of descriptors: a child that cannot be watched must not run.
+        # Out of descriptors. A child that cannot be watched must not run.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise

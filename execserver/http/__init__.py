@@ -1,3 +1,3 @@
-"""Requests that the executor makes for clients. Nothing is imported here: the client library costs
-50 ms, and most daemons never make a request.
+"""HTTP requests that the executor makes for clients. Imports nothing: the client library takes 50 ms to load,
+and most daemons never make a request.
 """

@@ -1,21 +1,23 @@
-"""A request as it goes out, and what may be asked for. Pure.
+"""A request as it is sent: its URL, its headers, the limits on both, and its deadline.
 
 `docs/protocol.md`, "HTTP". No error quotes the value of a header: it may be a secret.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from execprotocol.errors import InvalidParams
 from execserver.loading import LOADER
-from execserver.protocol.errors import InvalidParams
 
 if TYPE_CHECKING:
     from pydantic_core import Url
@@ -24,16 +26,81 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-"""What RFC 9110 calls a field value: no control character but the tab."""
+"""A field value of RFC 9110: no control character but the tab."""
+
+_LONGEST_SECONDS = 10 * 365 * 24 * 3600.0
+"""A timeout is a 64-bit number of milliseconds, more than a timer of the loop takes."""
+
+_PROTECTED_VARIABLES = frozenset(
+    {
+        # The reference's list: credentials of the executor itself and of the services behind it.
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AZURE_CLIENT_SECRET",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "CODEX_ACCESS_TOKEN",
+        "CODEX_API_KEY",
+        "CODEX_CONNECTORS_TOKEN",
+        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+        "CODEX_GUARDIAN_DECISIONS_API_KEY",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "OPENAI_API_KEY",
+        "OPENAI_FEDERATION_RULE_ID",
+        "OPENAI_IDENTITY_TOKEN_FILE",
+        "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
+    }
+)
+"""Variables of the daemon's environment that no header may carry away: a client that may name any server
+could send itself the daemon's credentials. Variables that no child sees either
+(`processes/child_environment.py`) are not repeated here."""
+
+
+class TransferError(Exception):
+    """A request or a response did not get through. The text says why and quotes no header. Not an error of
+    the wire yet.
+    """
+
+
+class RequestDeadline:
+    """The time limit of a request, from its admission to the last byte of its body.
+
+    Args:
+        timeout_ms: from now; None for no limit.
+    """
+
+    def __init__(self, timeout_ms: int | None) -> None:
+        self._timeout_ms = timeout_ms
+        self._end: float | None = None
+        if timeout_ms is not None:
+            self._end = asyncio.get_running_loop().time() + min(timeout_ms / 1000, _LONGEST_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Run the body within the deadline. Not to be nested.
+
+        Raises:
+            TransferError: the deadline has passed.
+        """
+        if self._timeout_ms == 0:
+            raise self._passed()
+        try:
+            async with asyncio.timeout_at(self._end):
+                yield
+        except TimeoutError:
+            raise self._passed() from None
+
+    def _passed(self) -> TransferError:
+        return TransferError(f"timed out after {self._timeout_ms} ms")
 
 
 class UrlError(ValueError):
-    """The text is no URL that a request can go to."""
+    """A request cannot be sent to this URL."""
 
 
 class Target(msgspec.Struct, frozen=True):
     """A parsed URL. `host` is in ASCII, an IPv6 address in brackets; `path` has the query and no
-    fragment; `credentials` are what stood before the `@`.
+    fragment; `credentials` are the part before the `@`.
     """
 
     scheme: str
@@ -44,7 +111,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def origin(self) -> tuple[str, int]:
-        """Who is talked to: what decides whether a redirect leaves."""
+        """The server: a redirect to another origin loses the headers meant for this one."""
         return self.host, self.port
 
     @property
@@ -69,7 +136,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """One request, complete: nothing is added to its headers any more."""
+    """One request with all of its headers."""
 
     method: str
     target: Target
@@ -77,7 +144,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
 
     def with_host(self) -> HttpRequest:
-        """The same with a `Host`, if the caller gave none."""
+        """This request, with a `Host` header if it had none."""
         if has_header(self.headers, b"host"):
             return self
         host = (b"Host", self.target.authority.encode())
@@ -88,7 +155,7 @@ def as_browsers_read(text: str) -> Url:
     """The parts of a URL. The first call loads a library, which takes 10 ms.
 
     Raises:
-        UrlError: it is no absolute URL.
+        UrlError: not an absolute URL.
         OSError: the table of descriptors is full.
     """
     pydantic_core = LOADER.load(lambda: import_module("pydantic_core"))
@@ -100,11 +167,11 @@ def as_browsers_read(text: str) -> Url:
 
 
 def parse_url(text: str) -> Target:
-    """Take a URL apart as browsers do: white space around it, `..` in its path, other spellings of an
-    IPv4 address and names that are not ASCII are put right.
+    """Parse a URL as browsers do: normalizes white space around it, `..` in its path, other spellings of an
+    IPv4 address and names that are not ASCII.
 
     Raises:
-        UrlError: it is no absolute URL, or its scheme is neither http nor https.
+        UrlError: not an absolute URL, or its scheme is neither http nor https.
     """
     url = as_browsers_read(text)
     if url.scheme not in ("http", "https"):
@@ -121,10 +188,10 @@ def parse_url(text: str) -> Target:
 
 
 def check_method(method: str) -> str:
-    """The method, which is sent as it stands.
+    """The method, which is sent unchanged.
 
     Raises:
-        InvalidParams: it is no token.
+        InvalidParams: not a token.
     """
     if not method.isascii() or not _TOKEN.fullmatch(method.encode()):
         raise InvalidParams("http/request method is invalid: invalid HTTP method")
@@ -132,7 +199,7 @@ def check_method(method: str) -> str:
 
 
 def check_url(text: str) -> Target:
-    """As `parse_url`, with the wire's error.
+    """`parse_url`, with an error of the wire.
 
     Raises:
         InvalidParams: see `parse_url`.
@@ -144,10 +211,10 @@ def check_url(text: str) -> Target:
 
 
 def check_header_name(name: str) -> bytes:
-    """The name of a header, which is sent as it stands.
+    """The name of a header, which is sent unchanged.
 
     Raises:
-        InvalidParams: it is no token.
+        InvalidParams: not a token.
     """
     encoded = name.encode()
     if not _TOKEN.fullmatch(encoded):
@@ -189,13 +256,13 @@ def make_request(
 
 
 def has_header(headers: Headers, name: bytes) -> bool:
-    """Whether there is a header of this name, which is given in lower case."""
+    """Whether there is a header of this name, given in lower case."""
     return any(given.lower() == name for given, _ in headers)
 
 
 def _check_framing(headers: Headers, body: bytes) -> None:
-    """What frames the message must be true: a wrong length would make a server wait for ever, or take
-    a part of the body for another request.
+    """Refuse headers that frame the message wrongly: a server would wait for ever, or take a part of the body
+    for another request.
     """
     lengths = [value for name, value in headers if name.lower() == b"content-length"]
     codings = [value.lower() for name, value in headers if name.lower() == b"transfer-encoding"]
@@ -208,3 +275,8 @@ def _check_framing(headers: Headers, body: bytes) -> None:
         raise InvalidParams("http/request header transfer-encoding can only be chunked")
     if sum(name.lower() == b"host" for name, _ in headers) > 1:
         raise InvalidParams("http/request header host can be given once only")
+
+
+def is_protected(name: str) -> bool:
+    """Whether no header may carry this variable, in whatever case it is spelled."""
+    return name.upper() in _PROTECTED_VARIABLES

@@ -1,33 +1,35 @@
-"""The one file that knows httpcore: pools of connections, one request, one response.
+"""Connections to servers by httpcore, through proxies: one request, one response.
 
-Imported at the first request, in a thread (`client.py`). HTTP/1.1 only; TLS by the system's trust store.
+The only module that imports httpcore, so it is loaded at the first request, in a thread (`client.py`).
+HTTP/1.1 only; TLS by the system's trust store. `docs/protocol.md`, "HTTP".
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from urllib.parse import unquote_to_bytes
 
 import anyio
 import anyio.lowlevel
 import h11
 import httpcore
+import msgspec
 
-from execserver.error_causes import causes_of
-from execserver.http.errors import TransferError
-from execserver.http.proxies import Proxy
-from execserver.http.request import HttpRequest
-from execserver.protocol.errors import os_error_text
+from execprotocol.daemon_thread import causes_of
+from execprotocol.errors import os_error_text
+from execserver.http.request import HttpRequest, Target, TransferError, UrlError, as_browsers_read
 
 _MAX_TEXT = 200
-"""Characters of somebody else's error text that are passed on."""
+"""Characters of a library's error text that are passed on."""
 
 
-class Response:
-    """A response whose body is read as it is asked for; what is not asked for stays with the server."""
+class HttpResponse:
+    """A response whose body is read on demand; the rest stays with the server."""
 
     def __init__(self, response: httpcore.Response) -> None:
         self._response = response
@@ -35,61 +37,66 @@ class Response:
         self.headers = [(_text(name).lower(), _text(value)) for name, value in response.headers]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body, as it came, in pieces of at most 64 KiB.
+        """The body as it was sent, in pieces of at most 64 KiB.
 
         Raises:
-            TransferError: it broke.
+            TransferError: the connection broke.
         """
-        with _told():
+        with _transfer_errors():
             async for data in self._response.aiter_stream():
                 yield data
 
     async def close(self) -> None:
-        """Close the connection, whatever of the body was read."""
+        """Close the connection, whether or not the body was read."""
         await self._response.aclose()
 
 
-class Transport:
+class HttpTransport:
     """Makes the daemon's connections, one for each request.
 
-    An idle one may be closed by the server just as it gets a request, which then may not be sent twice; and
-    bytes behind a response would be taken for the next one, of another client.
+    Connections are not reused. A server may close an idle one just as a request arrives, which then may not
+    be sent twice; and bytes behind a response would be taken for the next response, of another client.
+
+    Args:
+        environment: the daemon's own; it names the proxies.
     """
 
-    def __init__(self) -> None:
-        # anyio loads the part for asyncio at its first use, which is to be in this thread as well.
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # anyio loads its asyncio part at the first use, which should be in this thread too.
         asyncio.run(anyio.lowlevel.checkpoint())
         self._tls = ssl.create_default_context()
+        self._proxies = Proxies(environment)
 
-    async def send(self, request: HttpRequest, proxy: Proxy | None) -> Response:
+    async def send(self, request: HttpRequest) -> HttpResponse:
         """Send one request and wait for the head of its response.
 
         Raises:
-            TransferError: there is none.
+            TransferError: there is no response.
         """
+        proxy = self._proxies.of(request.target)
         pool = httpcore.AsyncConnectionPool(
             ssl_context=self._tls,
-            proxy=None if proxy is None else _proxy(proxy, self._tls),
+            proxy=None if proxy is None else _httpcore_proxy(proxy, self._tls),
             max_keepalive_connections=0,
         )
-        with _told(f"{request.target.authority}: "):
+        with _transfer_errors(f"{request.target.authority}: "):
             try:
-                return Response(await pool.handle_async_request(_encode(request, proxy)))
+                return HttpResponse(await pool.handle_async_request(_encode(request, proxy)))
             except BaseException:
-                # A request that is given up when its connection has just been made leaves it in the pool,
-                # open and unused, for as long as the server likes it.
+                # A request that is cancelled when its connection has just been made leaves it in the pool,
+                # open and unused, until the server closes it.
                 await pool.aclose()
                 raise
 
 
-def _proxy(proxy: Proxy, tls: ssl.SSLContext) -> httpcore.Proxy:
+def _httpcore_proxy(proxy: Proxy, tls: ssl.SSLContext) -> httpcore.Proxy:
     url = httpcore.URL(scheme=proxy.scheme, host=proxy.host, port=proxy.port, target="/")
     return httpcore.Proxy(url, auth=proxy.credentials, ssl_context=tls if proxy.scheme == "https" else None)
 
 
 def _encode(request: HttpRequest, proxy: Proxy | None) -> httpcore.Request:
     target = request.target
-    # A proxy gets the whole URL, for which httpcore joins host and port; a socket wants no brackets.
+    # A proxy gets the whole URL, for which httpcore joins host and port; a socket takes no brackets.
     host = target.host if proxy is not None and target.scheme == "http" else target.host.strip("[]")
     port = None if target.has_usual_port else target.port
     path = f"{target.host}:{target.port}" if request.method == "CONNECT" else target.path
@@ -102,8 +109,8 @@ def _encode(request: HttpRequest, proxy: Proxy | None) -> httpcore.Request:
 
 
 class _Body:
-    """The body of a request, let go once it is sent: httpcore keeps the request as long as the
-    response, and a stream may last for hours.
+    """The body of a request, released once it is sent: httpcore keeps the request as long as the response,
+    and a stream may last for hours.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -116,8 +123,8 @@ class _Body:
 
 
 @contextlib.contextmanager
-def _told(about: str = "") -> Iterator[None]:
-    """Turn what the libraries raise into a sentence, begun by `about`. Our request is never quoted."""
+def _transfer_errors(about: str = "") -> Iterator[None]:
+    """Turn the libraries' errors into a sentence that begins with `about`. The request is never quoted."""
     try:
         yield
     except (httpcore.LocalProtocolError, h11.LocalProtocolError):
@@ -133,7 +140,7 @@ def _told(about: str = "") -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said, which httpcore and anyio keep inside their own errors."""
+    """The system's own error, which httpcore and anyio wrap in theirs."""
     for inner in causes_of(error):
         if isinstance(inner, ssl.SSLCertVerificationError):
             return f"its certificate is not trusted: {inner.verify_message}"
@@ -151,3 +158,81 @@ def _text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return data.decode("latin-1")
+
+
+# -- proxies
+
+
+class Proxy(msgspec.Struct, frozen=True):
+    """An HTTP proxy, itself reached by http or https."""
+
+    scheme: str
+    host: str
+    port: int
+    credentials: tuple[bytes, bytes] | None
+
+
+class Proxies:
+    """The proxies that the variables of an environment name.
+
+    `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, each also in small letters; capitals have
+    priority.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        every = _value(environment, "ALL_PROXY")
+        # A CGI program gets the header `Proxy` of its client as HTTP_PROXY.
+        plain = "" if "REQUEST_METHOD" in environment else _value(environment, "HTTP_PROXY")
+        self._urls = {"http": plain or every, "https": _value(environment, "HTTPS_PROXY") or every}
+        self._exceptions = [
+            entry for part in _value(environment, "NO_PROXY").split(",") if (entry := part.strip())
+        ]
+
+    def of(self, target: Target) -> Proxy | None:
+        """The proxy for a target, or None to connect to it directly.
+
+        Raises:
+            TransferError: the environment names a SOCKS proxy, and only HTTP proxies are supported.
+        """
+        url = self._urls[target.scheme]
+        if not url or any(_matches(entry, target.host) for entry in self._exceptions):
+            return None
+        return _parse_proxy(url)
+
+
+def _value(environment: Mapping[str, str], name: str) -> str:
+    return environment.get(name, environment.get(name.lower(), "")).strip()
+
+
+def _parse_proxy(text: str) -> Proxy | None:
+    try:
+        url = as_browsers_read(text if "://" in text else f"http://{text}")
+    except UrlError:
+        return None
+    if url.scheme.startswith("socks"):
+        raise TransferError(
+            "the executor's environment names a SOCKS proxy, and only HTTP proxies are supported"
+        )
+    if url.scheme not in ("http", "https") or not url.host or not url.port:
+        return None
+    credentials = None
+    if url.username or url.password:
+        credentials = unquote_to_bytes(url.username or ""), unquote_to_bytes(url.password or "")
+    return Proxy(url.scheme, url.host.strip("[]"), url.port, credentials)
+
+
+def _matches(entry: str, host: str) -> bool:
+    """Whether an entry of `NO_PROXY` covers a host: `*`, an address, a network, or a name, which covers the
+    names below it too.
+    """
+    if entry == "*":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        name = entry.lower().removeprefix(".")
+        return host == name or host.endswith(f".{name}")
+    try:
+        return address in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False

@@ -1,4 +1,4 @@
-"""The environment of a child: what is inherited, dropped, set and laid over it.
+"""The environment of a child: what is inherited, dropped, set and overlaid.
 
 Pure functions on mappings. `docs/protocol.md`, "Environment policy".
 """
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from execserver.protocol.errors import InvalidParams
+from execprotocol.errors import InvalidParams
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import EnvPolicy
+    from execprotocol.process import EnvPolicy
 
 
 CORE_VARIABLES = frozenset(
@@ -33,10 +33,10 @@ CORE_VARIABLES = frozenset(
         "USERNAME",
     }
 )
-"""What `inherit: "core"` keeps."""
+"""The variables that `inherit: "core"` keeps."""
 
 MAX_PATTERN_CHARACTERS = 4096
-"""Of one list of patterns, each counted with a separator: they are compiled while all clients wait."""
+"""In one list of patterns, each counted with a separator. Compiling them blocks all clients."""
 
 DEFAULT_EXCLUDES = ("*KEY*", "*SECRET*", "*TOKEN*")
 
@@ -47,8 +47,8 @@ _REMOVED_NAMES = frozenset(
         "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
         "OPENAI_IDENTITY_TOKEN_FILE",
         "OPENAI_FEDERATION_RULE_ID",
-        # What a service manager told the daemon is nobody else's: a child that answers
-        # NOTIFY_SOCKET or takes LISTEN_FDS for its own would act in the daemon's name.
+        # A service manager sets these for the daemon alone: a child that answers NOTIFY_SOCKET or uses
+        # LISTEN_FDS would act in the daemon's name.
         "NOTIFY_SOCKET",
         "JOURNAL_STREAM",
         "CREDENTIALS_DIRECTORY",
@@ -58,7 +58,7 @@ _REMOVED_PREFIXES = ("LISTEN_", "WATCHDOG_", "EXECSERVER_")
 
 
 def is_always_removed(name: str) -> bool:
-    """Whether no child ever sees this variable, whatever its source."""
+    """Whether this variable is kept from every child, whatever its source."""
     return name in _REMOVED_NAMES or name.startswith(_REMOVED_PREFIXES)
 
 
@@ -69,11 +69,11 @@ def child_environment(
 
     Args:
         own: the daemon's own environment at launch.
-        policy: how to use it; without one nothing is inherited.
+        policy: how to use it; None inherits nothing.
         overlay: laid over the result, unfiltered.
 
     Raises:
-        InvalidParams: the policy has too many patterns, or too long ones.
+        InvalidParams: the patterns of the policy are too many or too long.
     """
     variables = {} if policy is None else _apply(own, policy)
     variables.update(overlay)

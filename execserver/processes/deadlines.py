@@ -1,13 +1,13 @@
-"""When processes have to end: `timeoutMs` and `idleTimeoutMs` (`docs/protocol.md`, P17 to P19).
+"""The deadlines of processes: `timeoutMs` and `idleTimeoutMs` (`docs/protocol.md`, P17 to P19).
 
 Rules kept in this file:
 
 1. A deadline never passes early. Times are seconds of CLOCK_MONOTONIC, which a restart of the server does
    not change.
-2. There is one timer for all processes, at the earliest deadline. Output and input only store a time
-   (`Deadline.touch`); a deadline that moved is found out when its old place in the queue comes up.
-3. A process that looks idle gets a moment more (`CONFIRM_SECONDS`): after a stop of the whole server the
-   timer is served before the output that has been waiting, and that is a sign of life.
+2. One timer serves all processes, at the earliest deadline. Output and input only store a time
+   (`Deadline.touch`). The queue notices a postponed deadline when its old time comes.
+3. A process that looks idle gets a little more time (`CONFIRM_SECONDS`): after the whole server was stopped,
+   the timer runs before waiting output is read, and that output shows activity.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-Passed = Literal["timeout", "idleTimeout"]
+DeadlineKind = Literal["timeout", "idleTimeout"]
 
 CONFIRM_SECONDS = 0.02
-"""One turn of the loop takes less even when it is busy; nobody misses it."""
+"""More than one turn of a busy loop, and too little to matter."""
 
 _LONGEST_SLEEP_SECONDS = 24 * 3600.0
-"""Timers of the loop do not reach as far as 2^53 milliseconds; waking up once a day costs nothing."""
+"""Timers of the loop do not reach as far as 2^53 milliseconds; waking up once a day is cheap."""
 
 _SHORTEST_SLEEP_SECONDS = 0.001
-"""The loop counts in milliseconds and may wake up some part of one too early."""
+"""The loop counts in milliseconds, and may wake up a fraction of one too early."""
 
 _FEW = 64
-"""Entries of forgotten processes that are not worth a cleaning."""
+"""Entries of forgotten processes that may stay in the queue."""
 
 
 class Deadline:
-    """What one process has to keep.
+    """The deadlines of one process.
 
     Args:
-        ends_at: when it has to have ended, whatever it does; None for never.
-        idle_seconds: how long it may be without output and input; None for ever.
-        active_at: when it last had any: its start, or the moment a new server took it over.
+        ends_at: when the process has to end, whatever it does; None for no such deadline.
+        idle_seconds: how long it may be without output and input; None for no limit.
+        active_at: when it was last active: its start, or the takeover by a new server.
     """
 
     __slots__ = ("active_at", "ends_at", "idle_seconds", "idle_since")
@@ -50,14 +50,14 @@ class Deadline:
         self.idle_seconds = idle_seconds
         self.active_at = active_at
         self.idle_since: float | None = None
-        """What `active_at` was when the process was found idle: still the same a moment later, it is."""
+        """The `active_at` at which the process looked idle. It is idle if that is the same a moment later."""
 
     def touch(self, now: float) -> None:
-        """There was output or accepted input."""
+        """Record output or accepted input."""
         self.active_at = now
 
     def next_due(self) -> float:
-        """When the first of the two passes, as things stand; infinite without any."""
+        """When the first of the two passes, without further activity; infinite without any."""
         end = math.inf if self.ends_at is None else self.ends_at
         idle = math.inf if self.idle_seconds is None else self.active_at + self.idle_seconds
         if self.idle_since == self.active_at:
@@ -66,7 +66,7 @@ class Deadline:
 
 
 class DeadlineQueue:
-    """The deadlines of all processes, by the processes' numbers. Knows no clock and no loop."""
+    """The deadlines of all processes, by the processes' numbers. Has no clock and no loop."""
 
     def __init__(self) -> None:
         self._deadlines: dict[int, Deadline] = {}
@@ -76,14 +76,14 @@ class DeadlineQueue:
         return len(self._deadlines)
 
     def add(self, number: int, deadline: Deadline) -> None:
-        """Look after a process. Its number is used for no other one later."""
+        """Add a process. Its number is never used for another one."""
         due = deadline.next_due()
         if due != math.inf:
             self._deadlines[number] = deadline
             heapq.heappush(self._heap, (due, number))
 
     def forget(self, number: int) -> None:
-        """The process has ended, or has none."""
+        """Remove a process, if it is there."""
         if self._deadlines.pop(number, None) is None:
             return
         if len(self._heap) > 2 * len(self._deadlines) + _FEW:
@@ -92,14 +92,14 @@ class DeadlineQueue:
             heapq.heapify(self._heap)
 
     def wakes_at(self) -> float | None:
-        """When to ask for `passed` again: never after a deadline, perhaps before. None for never."""
+        """When to call `passed` again: at the next deadline, or before it. None without deadlines."""
         while self._heap and self._heap[0][1] not in self._deadlines:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def passed(self, now: float) -> list[tuple[int, Passed]]:
-        """Take out the processes whose deadline has passed, each with the one that did."""
-        found: list[tuple[int, Passed]] = []
+    def passed(self, now: float) -> list[tuple[int, DeadlineKind]]:
+        """Remove the processes whose deadline has passed; returns each with the kind of deadline."""
+        found: list[tuple[int, DeadlineKind]] = []
         while self._heap and self._heap[0][0] <= now:
             _, number = heapq.heappop(self._heap)
             deadline = self._deadlines.get(number)
@@ -124,14 +124,14 @@ class Deadlines:
 
     Args:
         loop: whose timer is used.
-        on_passed: called with the number of a process and the deadline that it has not kept, once.
+        on_passed: called once with the number of a process and the kind of deadline that it missed.
         clock: monotonic seconds, the same across processes of this machine.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_passed: Callable[[int, Passed], None],
+        on_passed: Callable[[int, DeadlineKind], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
@@ -145,16 +145,16 @@ class Deadlines:
         return len(self._queue)
 
     def add(self, number: int, deadline: Deadline) -> None:
-        """Look after a process; also one whose deadline has passed already."""
+        """Add a process, also one whose deadline has passed already."""
         self._queue.add(number, deadline)
         self._set_timer()
 
     def forget(self, number: int) -> None:
-        """The process has ended. The timer stays: one that finds nothing is cheaper than setting another."""
+        """Remove a process. The timer stays: a needless wake-up is cheaper than setting another timer."""
         self._queue.forget(number)
 
     def close(self) -> None:
-        """Let nothing pass any more; for the end of the daemon."""
+        """Stop the timer; for the end of the daemon."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -166,9 +166,9 @@ class Deadlines:
         self.close()
         self._timer_at = wakes_at
         sleep = min(max(wakes_at - self.clock(), _SHORTEST_SLEEP_SECONDS), _LONGEST_SLEEP_SECONDS)
-        self._timer = self._loop.call_later(sleep, self._look)
+        self._timer = self._loop.call_later(sleep, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         self._timer_at = math.inf
         passed = self._queue.passed(self.clock())

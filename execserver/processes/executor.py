@@ -1,70 +1,57 @@
-"""What all processes of the daemon share: spawning, readiness, the output budget, membership."""
+"""All processes of the daemon: starting them, their shared context, and their ends."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import resource
-import signal
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execserver import membership
-from execserver.processes.cause import OomCounter
-from execserver.processes.deadlines import Deadlines, Passed
-from execserver.processes.launch import LaunchPlan
-from execserver.processes.listing import Usage, measure
+from execserver.processes.deadlines import DeadlineKind, Deadlines
+from execserver.processes.exit_cause import OomCounter
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
-from execserver.processes.process import ManagedProcess, Surroundings
-from execserver.processes.spares import SpareDescriptors
+from execserver.processes.process import ExecutorContext, ManagedProcess
+from execserver.processes.recovery_state import RecoveryState
+from execserver.processes.reserved_descriptors import ReservedDescriptors
+from execserver.processes.retention import Retention
 from execserver.processes.spawn import Spawned, Spawner
+from execserver.processes.start_options import StartOptions
 from execserver.processes.stdin import InputBudget
-from execserver.processes.survival import Legacy, Slots, Survival
+from execserver.processes.tree_kill import TreeKiller
+from execserver.processes.usage import Usage
 from execserver.spool.arena import ProcessIndex
-from execserver.spool.records import ProcessState, Started, State
+from execserver.spool.records import Started
 from execserver.spool.spool import Spool, SpoolBudget
-from execserver.supervisor.registration import DATA, MEMORY, PROCESS, SANDBOX
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import ExitCause
+    from collections.abc import Collection
+
+    from execprotocol.process import ExitCause
+    from execserver.launch_spec import LaunchSpec
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.sandboxes import Sandboxes
 
 
 log = Logger()
 
-T = TypeVar("T")
-
-_RESERVED_DESCRIPTORS = 256
+_FREE_DESCRIPTORS = 256
 """Kept free of processes: for connections, files, and the daemon itself."""
-
-_KILL_ATTEMPTS = 120
-_KILL_PAUSE_SECONDS = 0.5
-"""A full table is usually full for a moment only; a minute of it is an operator's affair."""
-
-_LAST_KILL_SECONDS = 2.0
-_LAST_KILL_PAUSE_SECONDS = 0.1
-"""Of the last one of all, after which nobody tries again; it blocks."""
 
 _DESCRIPTORS_A_PROCESS = 9
 """A pidfd, up to five ends of pipes, the files of output and input, and one for the moment of the spawn."""
 
 _DESCRIPTORS_A_SANDBOX = 18
-"""What its launcher reports, a pidfd of the first process inside, and the locks of eight mount points."""
-
-_SHARE_OF_CLOSED = 4
-"""One part in so many of the table is for the output of processes that are closed."""
+"""The launcher's report, a pidfd of the first process inside, and the locks of eight mount points."""
 
 SPAWNS_A_TURN = 4
 """A spawn blocks the loop for up to 0.6 ms while the child execs; after this many, other
@@ -80,30 +67,16 @@ class ExecutorLimits(msgspec.Struct, frozen=True):
     """Seconds that a closed process stays readable. What the reference was measured to do."""
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """What a start asks for beside the program."""
-
-    timeout: float | None = None
-    """Seconds after which the process is killed."""
-    idle_timeout: float | None = None
-    """Seconds without output or input after which it is killed."""
-    digests: dict[str, str] | None = None
-    """What a later start is compared with that wants to attach to this one."""
-    argv: list[str] | None = None
-    """What to say was asked to be run, and where."""
-    cwd: str | None = None
-
-
 class Executor:
-    """Starts processes and looks after them once they are closed.
+    """Starts processes, and ends those that reach a deadline.
 
     Args:
-        instance: the service's number in membership tags.
+        instance: the service's number in ownership tags.
         protected: pids that are never killed: the daemon and its supervisor.
-        spawner: how to start a child.
+        spawner: starts a child.
         limits: how much is kept, and for how long.
-        sandboxes: who gets confinements back.
-        survival: what a successor is to know.
+        sandboxes: releases confinements.
+        recovery: records the state for a new server.
         spool: where output is kept.
     """
 
@@ -114,56 +87,40 @@ class Executor:
         spawner: Spawner,
         limits: ExecutorLimits,
         sandboxes: Sandboxes,
-        survival: Survival,
+        recovery: RecoveryState,
         spool: Spool,
     ) -> None:
-        self.limits = limits
-        self.survival = survival
-        self._instance = instance
-        self._protected = frozenset(protected)
-        self._spawner = spawner
-        self._sandboxes = sandboxes
-        self._confined = 0
-        """Live processes with a sandbox."""
-        self._loop = asyncio.get_running_loop()
-        self._spares = SpareDescriptors()
-        self._spool = spool
-        self._budget = SpoolBudget(spool.limits)
-        self._around = Surroundings(
-            DescriptorPoller(self._loop),
-            InputBudget(),
-            survival,
-            Deadlines(self._loop, self._deadline_passed),
-            OomCounter(),
-            self._spares,
-        )
-        self._processes: dict[int, ManagedProcess] = {}
-        """All that are not forgotten, by number."""
-        self._next_number = 1
-        self._unfinished: list[int] = []
-        """Numbers of processes of a dead server that were not inherited, and may run."""
-        self._unfinished_locks: list[int] = []
-        """What holds the mount points of their sandboxes."""
-        self._overdue: set[asyncio.Task[Any]] = set()
-        self._tagged = _may_tag(instance)
-        self.spares_are_out = 0
-        """Kills that need the spare descriptors right now: nothing else should take a descriptor."""
+        self.recovery = recovery
+        self.reserved = ReservedDescriptors()
+        self.retention = Retention(limits.process_ttl, recovery.drop_data)
+        self.tree_killer = TreeKiller(instance, protected, self.reserved)
+        self.next_number = 1
+        """The number of the next process."""
         self.stopping = False
         """Whether the service ends and nothing may be started any more."""
         self.live = 0
         """Processes that are not closed."""
+        self._limits = limits
+        self._spawner = spawner
+        self._sandboxes = sandboxes
+        self._spool = spool
+        self._loop = asyncio.get_running_loop()
+        self._budget = SpoolBudget(spool.limits)
+        self._context = ExecutorContext(
+            DescriptorPoller(self._loop),
+            InputBudget(),
+            recovery,
+            Deadlines(self._loop, self._deadline_passed),
+            OomCounter(),
+            self.reserved,
+        )
+        self._processes: dict[int, ManagedProcess] = {}
+        """All that are not forgotten, by number."""
+        self._confined = 0
+        """Live processes with a sandbox."""
         self._spawns_this_turn = 0
         self._turns: deque[asyncio.Future[None]] = deque()
-        self._retained: OrderedDict[int, tuple[float, Callable[[], None]]] = OrderedDict()
-        """Closed processes by number, oldest first: when, and how, each is forgotten."""
-        self._with_files: OrderedDict[int, ManagedProcess] = OrderedDict()
-        """Those of them whose output takes descriptors, likewise."""
-        self._retention_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def service_tag(self) -> int | None:
-        """The membership tag of what belongs to the service and to no process; None without tags."""
-        return self._tag(0)
+        self._sandbox_ends: set[asyncio.Task[Any]] = set()
 
     @property
     def retained_output_bytes(self) -> int:
@@ -173,7 +130,7 @@ class Executor:
     @property
     def queued_input_bytes(self) -> int:
         """Input accepted for processes that have not read it yet."""
-        return self._around.input_budget.held
+        return self._context.input_budget.held
 
     # -- starting
 
@@ -195,471 +152,78 @@ class Executor:
         self,
         session_id: str,
         process_id: str,
-        plan: LaunchPlan,
+        spec: LaunchSpec,
+        options: StartOptions,
         on_closed: Callable[[ManagedProcess], None],
-        terms: Terms,
     ) -> ManagedProcess:
         """Spawn.
 
         Raises:
-            OSError: the program or the directory is missing, or the system is out of something;
+            OSError: the program or the directory is missing, or the system is out of a resource;
                 EMFILE when the daemon's own limit on processes is reached.
-            ValueError: a NUL byte, or a variable name that cannot be.
+            ValueError: a NUL byte, or an invalid variable name.
         """
-        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        room = soft_limit - _RESERVED_DESCRIPTORS - self._confined * _DESCRIPTORS_A_SANDBOX
-        room -= len(self._with_files)
-        if self.live >= max(1, room // _DESCRIPTORS_A_PROCESS):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._require_descriptors()
         if not self._spawns_this_turn:
             self._loop.call_soon(self._next_turn)
         self._spawns_this_turn += 1
-        number = self._next_number
-        self._next_number += 1
-        spawned = self._spawner.spawn(plan, self._tag(number), partial(self._undo, number))
-        confinement = plan.confinement
-        description, locks = (None, []) if confinement is None else confinement.kept()
+        number = self.next_number
+        self.next_number += 1
+        confinement = options.confinement
+        tree_killer = self.tree_killer
+        spawned = self._spawner.spawn(
+            spec if confinement is None else confinement.wrap(spec),
+            tree_killer.tag(number),
+            partial(tree_killer.end_failed_start, number),
+        )
+        description, locks = (None, []) if confinement is None else confinement.recovery_state()
         started_at = time.monotonic()
         started = Started(
             number,
             session_id,
             process_id,
             spawned.pid,
-            plan.tty,
-            plan.pipe_stdin,
+            spec.tty,
+            spec.pipe_stdin,
             started_at,
-            None if terms.timeout is None else started_at + terms.timeout,
-            terms.idle_timeout,
-            terms.digests,
+            None if options.timeout is None else started_at + options.timeout,
+            options.idle_timeout,
+            options.digests,
             description,
-            terms.argv,
-            terms.cwd,
+            options.argv,
+            options.cwd,
             time.time_ns() // 1_000_000,
         )
-        index: ProcessIndex | None = None
-        try:
-            index = self.survival.arena.open(number)
-            slots = self.survival.started(started, spawned.kept(), spawned.status, locks)
-        except (OSError, ValueError):
-            # What a successor would not know must not run.
-            self._undo(number, spawned.pid)
-            spawned.close()
-            self.survival.forgotten(number, urgent=True)
-            if index is not None:
-                index.free()
-            raise
-        self._count(confinement, 1)
+        index, slots = self._record_start(started, spawned, locks)
         measures.processes_started += 1
-        log = self._make_log(number, index)
-        process = self._make_process(started, log, on_closed, confinement)
+        process = self.add(started, self.make_log(number, index), on_closed, confinement, live=True)
         process.begin(spawned, slots)
         return process
 
-    def _restore_log(
-        self, number: int, index: ProcessIndex, disk: int | None, memory: int | None
-    ) -> OutputLog:
-        restore = partial(
-            OutputLog.restore,
-            index,
-            self._spool,
-            self._budget,
-            self.limits.retained_output_bytes,
-            partial(self.survival.keep_data, number),
-        )
-        try:
-            return restore(disk, memory)
-        except (OSError, ValueError) as error:
-            log.error("output is lost: its file cannot be used", number=number, reason=str(error))
-            return restore(None, None)
+    def _require_descriptors(self) -> None:
+        """Raise OSError when a further process could fill the table of descriptors."""
+        free = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FREE_DESCRIPTORS
+        free -= self._confined * _DESCRIPTORS_A_SANDBOX + self.retention.with_files
+        if self.live >= max(1, free // _DESCRIPTORS_A_PROCESS):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    def _undo(self, number: int, pid: int) -> None:
-        """End a child of which nobody will hear, and all that came of it, and reap it."""
-        # By membership: it has perhaps run for a while, and a sandbox's launcher is not what it launched.
-        try:
-            with self._spares.lent():
-                survivors = self._kill([number], [pid])
-        except OSError as error:
-            log.warning("no descriptors to find processes with", error=str(error))
-            survivors = [pid]
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        if survivors:
-            # No session knows the number, so nobody else would do it. Not by the pid, which can be another's.
-            self._kill_later([number], [])
-
-    def _make_log(self, number: int, index: ProcessIndex) -> OutputLog:
-        return OutputLog(
-            index,
-            self._spool,
-            self._budget,
-            self.limits.retained_output_bytes,
-            partial(self.survival.keep_data, number),
-        )
-
-    def _make_process(
-        self,
-        started: Started,
-        log: OutputLog,
-        on_closed: Callable[[ManagedProcess], None],
-        confinement: Confinement | None,
-    ) -> ManagedProcess:
+    def _record_start(
+        self, started: Started, spawned: Spawned, locks: list[int]
+    ) -> tuple[ProcessIndex, list[int]]:
+        """Make the process known to a new server. Returns its index and the slots with its descriptors."""
         number = started.number
-        closed = partial(self._process_closed, on_closed)
-        process = self._processes[number] = ManagedProcess(
-            started, log, self._around, closed, confinement, self._tag(number), self._left_sandbox
-        )
-        return process
-
-    def _process_closed(self, on_closed: Callable[[ManagedProcess], None], process: ManagedProcess) -> None:
-        self.live -= 1
-        on_closed(process)
-
-    def _count(self, confinement: Confinement | None, by: int) -> None:
-        self.live += by
-        if confinement is not None:
-            self._confined += by
-
-    def forget(self, process: ManagedProcess) -> None:
-        """Release a process; the caller deals with its descendants."""
-        if not process.closed:
-            self.live -= 1
-        self._retained.pop(process.number, None)
-        self._with_files.pop(process.number, None)
-        self._processes.pop(process.number, None)
-        process.release()
-
-    # -- taking over
-
-    def inherit(
-        self, legacy: Legacy, on_closed: Callable[[str], Callable[[ManagedProcess], None]]
-    ) -> dict[str, list[ManagedProcess]]:
-        """Go on with the processes of a dead server; by session, oldest first.
-
-        Args:
-            legacy: what it left.
-            on_closed: for a session id, what is called when one of its processes is closed.
-        """
-        inherited: dict[str, list[ManagedProcess]] = {}
-        state = legacy.state
-        for number, known in state.processes.items():
-            slots, index = legacy.slots.pop(number, {}), legacy.indices.pop(number, None)
-            ends = slots.pop(PROCESS, [])
-            # Of one that was closed with its leader only the index tells (`records.Closed`).
-            over = known.closed_at is not None or (index is not None and index.closed_seq is not None)
-            if index is None or not (ends or over):
-                log.info("process was not inherited", process=known.started.process_id, number=number)
-                self._unfinished_locks += _locks(slots)
-                _close_all([ends], slots.values())
-                if index is not None:
-                    self.survival.arena.free(index)
-                self._unfinished.append(number)
-                continue
-            try:
-                process = self._inherit_one(known, ends, index, slots, on_closed(known.started.session))
-            except Exception as error:
-                # One process that cannot be gone on with must not be the end of all others.
-                log.error("process could not be inherited", number=number, exc_info=error)
-                self._processes.pop(number, None)
-                self._unfinished.append(number)
-                continue
-            inherited.setdefault(known.started.session, []).append(process)
-            _close_all(slots.values())
-        for number, slots in legacy.slots.items():
-            self._unfinished_locks += _locks(slots)
-            _close_all(slots.values())
-            self.survival.unknown(number)
-        for index in legacy.indices.values():
-            self.survival.arena.free(index)
-        # A survivor of `kill_unfinished_starts` may bear the next one.
-        self._next_number = state.highest + 2
-        for number, status in legacy.exits.items():
-            self.inherited_end(number, status)
-        for process in [*self._processes.values()]:
-            process.check()
-        self._finish_kills(state)
-        return inherited
-
-    def _finish_kills(self, state: State) -> None:
-        """What a dead server was about to kill it may have got no further than to stop."""
-        trees = []
-        for process in self._processes.values():
-            known = state.processes[process.number]
-            if process.running and known.ending is not None:
-                log.info("process ended by the daemon", process=process.process_id, cause=known.ending)
-                process.signal_group(signal.SIGKILL)
-            # Of an ending for another reason than a request the records of older versions do not say it.
-            whole = known.tree_ending or (process.running and known.ending not in (None, "terminated"))
-            if whole:
-                trees.append(process)
-        if trees:
-            self._kill_overdue(*trees)
-
-    def _inherit_one(
-        self,
-        known: ProcessState,
-        ends: list[int],
-        index: ProcessIndex,
-        slots: Slots,
-        on_closed: Callable[[ManagedProcess], None],
-    ) -> ManagedProcess:
-        started, number = known.started, known.started.number
-        disk, memory = (next(iter(slots.pop(slot, ())), None) for slot in (DATA, MEMORY))
-        restored = self._restore_log(number, index, disk, memory)
-        closed = known.closed_at is not None or restored.closed_seq is not None
-        if closed and (ends or slots):
-            # The server was killed before the supervisor let go of them.
-            self.survival.closed(number, slots, told=True, urgent=True)
-        confinement = None
-        if started.sandbox is not None and not closed:
-            confinement = self._sandboxes.adopt(started.sandbox, _locks(slots))
-        process = self._make_process(started, restored, on_closed, confinement)
-        if ends and not closed:
-            self._count(confinement, 1)
-            process.inherit(known, Spawned.from_kept(started.pid, ends, tty=started.tty), slots)
-        else:
-            _close_all([ends])
-            process.inherit(known, None, slots)
-        return process
-
-    async def kill_unfinished_starts(self, highest: int) -> None:
-        """Kill what a dead server had begun to start, and nobody was told of: what `inherit` did not find
-        complete, and whatever bears a number above `highest`, the last one that the ledger knows.
-        """
-        if self._tagged:
-            if self._unfinished:
-                await self._kill_with_patience(self._unfinished, [])
-            await self._kill_with_patience(range(highest + 1, 1 << membership.NUMBER_BITS), [])
-        for number in self._unfinished:
-            self.survival.forgotten(number, urgent=True)
-        self._unfinished.clear()
-        if self._unfinished_locks:
-            locks, self._unfinished_locks = self._unfinished_locks, []
-            leftover = self._sandboxes.adopt(None, locks)
-            self._loop.run_in_executor(None, self._sandboxes.release, leftover)
-
-    def inherited_end(self, number: int, status: int) -> None:
-        """The supervisor tells of the end of a process that it has inherited."""
-        process = self._processes.get(number)
-        if process is None:
-            self.survival.unknown(number)
-        else:
-            process.inherited_end(status)
-
-    # -- afterwards
-
-    def retain(self, process: ManagedProcess, forget: Callable[[], None], since: float | None = None) -> None:
-        """Call `forget` when the time that a closed process is kept is over.
-
-        Args:
-            process: a closed one.
-            forget: what is to be done.
-            since: when it was closed (CLOCK_MONOTONIC, seconds), for the processes of a dead server, oldest
-                first; None for now.
-        """
-        now = time.monotonic()
-        until = (now if since is None else since) + self.limits.process_ttl
-        self._retained[process.number] = (until, forget)
-        self._retained.move_to_end(process.number)
-        if process.log.has_files:
-            self._with_files[process.number] = process
-            self._spare_descriptors()
-        if self._retention_timer is None:
-            self._retention_timer = self._loop.call_later(max(0.0, until - now), self._expire)
-
-    def _spare_descriptors(self) -> None:
-        """Output that nobody may ask for must not take the place of commands: above a share of the table the
-        oldest is dropped.
-        """
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_CLOSED
-        while len(self._with_files) > most:
-            number, process = self._with_files.popitem(last=False)
-            process.log.empty()
-            self.survival.drop_data(number)
-
-    def _deadline_passed(self, number: int, which: Passed) -> None:
-        process = self._processes.get(number)
-        if (
-            process is not None
-            and process.running
-            and not (which == "idleTimeout" and process.is_held_back())
-        ):
-            log.info("process ended by the daemon", process=process.process_id, cause=which)
-            process.end_for(which, tree=True)
-            self._kill_overdue(process)
-
-    def _kill_overdue(self, *processes: ManagedProcess) -> None:
-        numbers = [process.number for process in processes]
-        self._kill_later(numbers, [process.pid for process in processes if process.running])
-
-    def _kill_later(self, numbers: Collection[int], leaders: Collection[int]) -> None:
-        self._keep(self._loop.create_task(self.kill(numbers, leaders)))
-
-    def _keep(self, task: asyncio.Task[Any]) -> None:
-        self._overdue.add(task)
-        task.add_done_callback(self._overdue.discard)
-
-    def end_all_for(self, cause: ExitCause) -> None:
-        """Remember why everything is about to be killed."""
-        for process in self._processes.values():
-            process.end_for(cause)
-
-    def hurry(self) -> None:
-        """Answer all waiting reads now."""
-        for process in self._processes.values():
-            process.hurry()
-
-    async def kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
-        """Kill every descendant of the processes with these numbers, wherever it went.
-
-        Args:
-            numbers: the processes' numbers.
-            leaders: pids of those that still run: all there is to go by when tags are not to be had.
-
-        Returns:
-            The pids that survived two seconds of it (a process in an uninterruptible wait).
-        """
-        measures.signals["tree"] += 1
-        survivors = await self._kill_with_patience(numbers, leaders)
-        measures.survivors += len(survivors)
-        return survivors
-
-    async def signal_tree(self, process: ManagedProcess, number: int) -> bool:
-        """Send a signal, not SIGKILL, to every descendant of a process and to itself; in a sandbox to
-        everything in it. False when there was nobody.
-
-        Raises:
-            OSError: no descriptor could be had for a minute.
-        """
-        passed: set[int] = set()
-        if process.running and process.inside is not None:
-            apparatus = process.inside.apparatus()
-            if apparatus is None:
-                # As soon as there is a command; it has no descendants yet.
-                return process.signal_group(number)
-            passed |= apparatus
-        measures.signals["other"] += 1
-        leaders = [process.pid] if process.running else []
-        send = partial(self._signal, process.number, leaders, number, passed)
-        for _ in range(_KILL_ATTEMPTS):
-            try:
-                return bool(await self.with_spares(send))
-            except OSError as error:
-                log.warning("no descriptors to find processes with", error=str(error))
-            await asyncio.sleep(_KILL_PAUSE_SECONDS)
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    async def has_descendants(self, process: ManagedProcess) -> bool:
-        """Whether anything lives that came of a process whose leader has ended."""
-        look = partial(membership.members, self._instance, process.number, exclude=self._protected)
+        index: ProcessIndex | None = None
         try:
-            return self._tagged and bool(await self.with_spares(look))
-        except OSError:
-            # Nobody can look, so perhaps.
-            return True
-
-    def usage(self) -> dict[int, Usage]:
-        """What each process that is not closed uses now, by number; blocking, for a thread."""
-        processes = self._processes.copy().values()
-        leaders = {process.number: process.pid for process in processes if process.running}
-        return measure(membership.members_by_number(self._instance, leaders, exclude=self._protected))
-
-    def _signal(self, number: int, leaders: Collection[int], signal_number: int, passed: set[int]) -> int:
-        roots = () if self._tagged else leaders
-        exclude = self._protected
-        return membership.signal_members(
-            self._instance, number, signal_number, exclude=exclude, roots=roots, passed=passed
-        )
-
-    async def _kill_with_patience(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
-        kill = partial(self._kill, numbers, leaders)
-        for _ in range(_KILL_ATTEMPTS):
-            try:
-                return await self.with_spares(kill)
-            except OSError as error:
-                log.warning("no descriptors to find processes with", error=str(error))
-            await asyncio.sleep(_KILL_PAUSE_SECONDS)
-        log.error("no descriptors to find processes with; what is left ends with the service")
-        return sorted(leaders)
-
-    async def with_spares(self, work: Callable[[], T]) -> T:
-        """Do something in a thread; when the table of descriptors is full, again with those that are spared.
-
-        Raises:
-            OSError: it is full all the same.
-        """
-        with contextlib.suppress(OSError):
-            return await self._loop.run_in_executor(None, work)
-        # Only now: while the spares are out no connection is accepted, or those that wait would take them
-        # first.
-        self.spares_are_out += 1
-        try:
-            self._spares.release()
-            return await self._loop.run_in_executor(None, work)
-        finally:
-            self._spares.take()
-            self.spares_are_out -= 1
-
-    def lend_spares(self) -> AbstractContextManager[None]:
-        """Give up the spare descriptors for as long as this lasts: for what the loop does in one go."""
-        return self._spares.lent()
-
-    def kill_all(self) -> list[int]:
-        """Kill every descendant of the service, blocking. Returns the survivors.
-
-        Raises:
-            OSError: no descriptors could be had, not even those that are spared.
-        """
-        until = time.monotonic() + _LAST_KILL_SECONDS
-        while True:
-            self._spares.release()
-            try:
-                return membership.kill_members(self._instance, exclude=self._protected, roots=[os.getpid()])
-            except OSError:
-                # Another thread took them, and may give them back.
-                if time.monotonic() >= until:
-                    raise
-            time.sleep(_LAST_KILL_PAUSE_SECONDS)
-
-    def _tag(self, number: int) -> int | None:
-        return membership.tag_value(self._instance, number) if self._tagged else None
-
-    def _left_sandbox(self, process: ManagedProcess, unknown: bool) -> None:
-        self._confined -= 1
-        confinement = process.confinement
-        if confinement is not None and confinement.releases_at_once and not unknown and not process.failure:
-            self._sandboxes.release(confinement)
-            # The exit itself has perhaps not been numbered yet.
-            self._loop.call_soon(process.sandbox_ended)
-        else:
-            self._keep(self._loop.create_task(self._end_sandbox(process, unknown)))
-
-    async def _end_sandbox(self, process: ManagedProcess, unknown: bool) -> None:
-        """Nothing of a sandbox is left, neither a process nor a mount point."""
-        try:
-            if unknown:
-                await self._kill_with_patience([process.number], [])
-        finally:
-            # Also when the server ends meanwhile: mount points would stay.
-            await self._loop.run_in_executor(None, self._give_back, process)
-        process.sandbox_ended()
-
-    def _give_back(self, process: ManagedProcess) -> None:
-        """In a thread: what the sandbox of a process was made of."""
-        if process.failure is not None:
-            self._sandboxes.launch_failed()
-        if process.confinement is not None:
-            self._sandboxes.release(process.confinement)
-
-    def _kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
-        roots = () if self._tagged else leaders
-        return membership.kill_members(self._instance, numbers, exclude=self._protected, roots=roots)
-
-    def close(self) -> None:
-        """Stop watching; for the end of the daemon."""
-        if self._retention_timer is not None:
-            self._retention_timer.cancel()
-        self._around.deadlines.close()
-        self._around.poller.close()
+            index = self.recovery.arena.open(number)
+            return index, self.recovery.started(started, spawned.kept(), spawned.status, locks)
+        except (OSError, ValueError):
+            # A process that a new server would not know must not run.
+            self.tree_killer.end_failed_start(number, spawned.pid)
+            spawned.close()
+            self.recovery.forgotten(number, urgent=True)
+            if index is not None:
+                index.free()
+            raise
 
     def _next_turn(self) -> None:
         self._spawns_this_turn = 0
@@ -672,39 +236,139 @@ class Executor:
         if self._turns:
             self._loop.call_soon(self._next_turn)
 
-    def _expire(self) -> None:
-        now = time.monotonic()
-        self._retention_timer = None
-        while self._retained:
-            deadline, forget = next(iter(self._retained.values()))
-            if deadline > now:
-                self._retention_timer = self._loop.call_later(deadline - now, self._expire)
-                return
-            self._retained.popitem(last=False)
-            forget()
+    # -- the processes
 
+    def make_log(self, number: int, index: ProcessIndex) -> OutputLog:
+        """The log of a process, empty."""
+        return OutputLog(
+            index,
+            self._spool,
+            self._budget,
+            self._limits.retained_output_bytes,
+            partial(self.recovery.keep_data, number),
+        )
 
-def _close_all(*groups: Iterable[Iterable[int]]) -> None:
-    for group in groups:
-        for descriptors in group:
-            for fd in descriptors:
-                os.close(fd)
+    def add(
+        self,
+        started: Started,
+        output: OutputLog,
+        on_closed: Callable[[ManagedProcess], None],
+        confinement: Confinement | None,
+        *,
+        live: bool,
+    ) -> ManagedProcess:
+        """Make a process known by its number.
 
+        Args:
+            started: its record.
+            output: its log.
+            on_closed: called when it is closed.
+            confinement: its sandbox.
+            live: whether it is not closed.
+        """
+        if live:
+            self.live += 1
+            self._confined += confinement is not None
+        number = started.number
+        process = self._processes[number] = ManagedProcess(
+            started,
+            output,
+            self._context,
+            partial(self._process_closed, on_closed),
+            confinement,
+            self.tree_killer.tag(number),
+            self._left_sandbox,
+        )
+        return process
 
-def _locks(slots: Slots) -> list[int]:
-    """What holds mount points; the slots are empty then."""
-    locks: list[int] = []
-    for slot in sorted(slots):
-        if slot >= SANDBOX:
-            locks += slots[slot]
-            slots[slot] = []
-    return locks
+    def processes(self) -> list[ManagedProcess]:
+        """All processes that are not forgotten."""
+        return [*self._processes.values()]
 
+    def discard(self, number: int) -> None:
+        """Remove a process that could not be inherited."""
+        self._processes.pop(number, None)
 
-def _may_tag(instance: int) -> bool:
-    try:
-        membership.set_own_tag(membership.tag_value(instance))
-    except membership.TagUnavailableError as error:
-        log.warning("descendants are told by their parents only", reason=str(error))
-        return False
-    return True
+    def forget(self, process: ManagedProcess) -> None:
+        """Release a process; the caller deals with its descendants."""
+        if not process.closed:
+            self.live -= 1
+        self.retention.forget(process.number)
+        self._processes.pop(process.number, None)
+        process.release()
+
+    def inherited_end(self, number: int, status: int) -> None:
+        """The supervisor reports the end of a process that it has inherited."""
+        process = self._processes.get(number)
+        if process is None:
+            self.recovery.unknown(number)
+        else:
+            process.leader.reported(status)
+
+    def end_all_for(self, cause: ExitCause) -> None:
+        """Record why all processes are about to be killed."""
+        for process in self._processes.values():
+            process.leader.end_for(cause)
+
+    def expedite(self) -> None:
+        """Answer all waiting reads now."""
+        for process in self._processes.values():
+            process.expedite()
+
+    def usage(self) -> dict[int, Usage]:
+        """The present use of each running process, by number; blocking, for a thread."""
+        processes = self._processes.copy().values()
+        return self.tree_killer.usage({each.number: each.pid for each in processes if each.running})
+
+    def close(self) -> None:
+        """Stop watching; for the end of the daemon."""
+        self.retention.close()
+        self._context.deadlines.close()
+        self._context.poller.close()
+
+    def _process_closed(self, on_closed: Callable[[ManagedProcess], None], process: ManagedProcess) -> None:
+        self.live -= 1
+        on_closed(process)
+
+    def _deadline_passed(self, number: int, which: DeadlineKind) -> None:
+        process = self._processes.get(number)
+        if (
+            process is not None
+            and process.running
+            and not (which == "idleTimeout" and process.postpone_if_throttled())
+        ):
+            log.info("process ended by the daemon", process=process.process_id, cause=which)
+            process.leader.end_for(which, tree=True)
+            self.tree_killer.kill_later(process)
+
+    # -- the ends of sandboxes
+
+    def _left_sandbox(self, process: ManagedProcess, unknown: bool) -> None:
+        self._confined -= 1
+        assert process.sandbox is not None
+        confinement = process.sandbox.confinement
+        if confinement.releases_at_once and not unknown and not process.failure:
+            self._sandboxes.release(confinement)
+            # The exit itself has perhaps not been numbered yet.
+            self._loop.call_soon(process.sandbox_ended)
+        else:
+            task = self._loop.create_task(self._end_sandbox(process, confinement, unknown))
+            self._sandbox_ends.add(task)
+            task.add_done_callback(self._sandbox_ends.discard)
+
+    async def _end_sandbox(self, process: ManagedProcess, confinement: Confinement, unknown: bool) -> None:
+        """Wait until nothing of a sandbox is left, neither a process nor a mount point."""
+        try:
+            if unknown:
+                await self.tree_killer.kill_uncounted([process.number], [])
+        finally:
+            # Also when the server ends meanwhile: mount points would stay.
+            failed = process.failure is not None
+            await self._loop.run_in_executor(None, self._release_sandbox, confinement, failed)
+        process.sandbox_ended()
+
+    def _release_sandbox(self, confinement: Confinement, failed: bool) -> None:
+        """In a thread."""
+        if failed:
+            self._sandboxes.launch_failed()
+        self._sandboxes.release(confinement)

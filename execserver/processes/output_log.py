@@ -3,16 +3,15 @@
 Rules kept in this file:
 
 1. One dense counter numbers output, `exited` and `closed`; a number never has two meanings.
-2. The log *takes* from a descriptor, it is never handed bytes, and nothing that reads the log can make
-   it wait. The kernel moves the bytes into a data file; only then are they recorded, and only what is
-   recorded is told to anybody. What a killed server moved and did not record becomes the next chunk.
-3. What is dropped is dropped oldest first, in whole chunks, and stays counted, so that every
-   gap can be stated in bytes.
+2. The log *takes* from a descriptor, and no reader of the log can make it wait. The kernel moves the bytes
+   into a data file. Then they are recorded, and only recorded bytes are reported. What a killed server moved
+   and did not record becomes the next chunk.
+3. Output is dropped oldest first, in whole chunks, and stays counted, so that every gap can be stated in
+   bytes.
 
 Bytes are kept on disk, `retained_bytes` a process. While the disk takes nothing they stay in the pipe, and
-are then moved into memory, where a process has less room. A gap is only ever at the beginning of what is
-kept: when the room in memory is used up, what is on disk and older goes too. `docs/protocol.md`, "Output
-retention".
+are then moved into memory, where a process has less room. A gap is only ever at the beginning of the kept
+output: when memory is used up, older output on disk is dropped too (`docs/protocol.md`, "Output retention").
 """
 
 from __future__ import annotations
@@ -20,23 +19,24 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, cast
 
 import msgspec
 
 from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile
 from execserver.spool.log_files import LogFiles, UnreadableError
-from execserver.spool.process_index import ProcessIndex, Record
+from execserver.spool.process_index import IndexRecord, ProcessIndex
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, Spool, SpoolBudget
+from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
-    from execserver.protocol.process import Stream
+    from execprotocol.process import Stream
 
 
 MAX_CHUNKS = 100_000
-"""Chunks kept a process, whatever their size: a child that writes single bytes must not cost
-more in bookkeeping than in content."""
+"""Chunks kept a process, whatever their size: a child that writes single bytes must not cost more in
+bookkeeping than in content."""
 
 
 class Chunk(NamedTuple):
@@ -50,7 +50,7 @@ class Chunk(NamedTuple):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What a read of the log gives."""
+    """The result of a read."""
 
     chunks: list[Chunk]
     complete: bool
@@ -67,7 +67,7 @@ class OutputLog:
     Args:
         index: its index, which belongs to the log.
         spool: where data files come from.
-        budget: what all logs keep together.
+        budget: limits all logs together.
         retained_bytes: how much this one keeps.
         keep: called with a slot and a new data file's descriptor before anything is moved into it, so
             that the file outlives the server.
@@ -103,55 +103,42 @@ class OutputLog:
         self._retained_bytes = retained_bytes
         self._memory_share = spool.memory_share(retained_bytes)
         self._files = LogFiles(index, spool, retained_bytes, keep, self._make_room)
-        budget.join(self)
+        budget.add(self)
 
-    @classmethod
-    def restore(
-        cls,
-        index: ProcessIndex,
-        spool: Spool,
-        budget: SpoolBudget,
-        retained_bytes: int,
-        keep: Callable[[int, int], None],
-        disk: int | None,
-        memory: int | None,
-    ) -> OutputLog:
-        """The log that a server before this one left.
+    def restore(self, disk: int | None, memory: int | None) -> Self:
+        """Continue the log of a previous server, whose index this log was made with. Returns the log.
 
         Args:
-            index: as restored.
-            spool: where data files come from.
-            budget: what all logs keep together.
-            retained_bytes: how much this one keeps.
-            keep: as for a new log.
             disk: the data file on disk, which belongs to the log from now on; None if there was none.
-            memory: the one in memory, likewise.
+            memory: the data file in memory, likewise.
 
         Raises:
             ValueError: a data file is not the one that the index is about.
             OSError: a data file cannot be used, or there is no memory.
         """
-        log = cls(index, spool, budget, retained_bytes, keep)
-        budget.leave(log)
-        log._files.restore(disk, memory)
-        log._count_held()
-        budget.join(log)
-        log.trim()
-        return log
+        self._budget.remove(self)
+        self._files.restore(disk, memory)
+        self._count_held()
+        self._budget.add(self)
+        self.trim()
+        return self
 
     # -- taking
 
     def take(self, stream: Stream, fd: int) -> int:
         """Move what `fd` (non-blocking) has into the log, as one chunk of at most 128 KiB.
 
-        Returns the number of bytes taken; 0 when there is nothing now or ever again. The
-        stream is in `ended` once its end was reached.
+        Returns the number of bytes; 0 when there is nothing now or ever again. The stream is in `ended` once
+        its end was reached.
 
         Raises:
-            OSError: no descriptor or no memory is to be had; the bytes are where they were.
+            OSError: no descriptor or no memory is available; the bytes are where they were.
         """
         files = self._files
-        if files.needs_file and not self._has_bytes(stream, fd):
+        if files.needs_file and not (ready := _ready(fd)) & select.POLLIN:
+            # No bytes need no file: most processes have a stream that stays empty.
+            if ready:
+                self.ended.add(stream)
             return 0
         try:
             moved = files.move(stream, fd)
@@ -171,15 +158,15 @@ class OutputLog:
             self._budget.disk_held += size
             if files.retry_at or self._spool.failing:
                 files.disk_works()
-        if files.carries:
-            # It wakes nobody: the pipe may be empty, or at its end. What cannot be stored now stays there.
+        if files.has_leftover:
+            # No event may follow: the pipe may be empty, or at its end. What cannot be stored stays there.
             with suppress(OSError):
                 size += self.take(stream, fd)
         return size
 
     def trim(self) -> None:
-        """Drop what exceeds the limits. To be called after each `take`, when whoever follows the
-        log has had the chance to pass the new chunk on.
+        """Drop what exceeds the limits. Call it after each `take`, when the subscribers have had the chance
+        to send the new chunk.
         """
         if (
             self.held > self._retained_bytes
@@ -212,14 +199,14 @@ class OutputLog:
         return self._index.total
 
     @property
-    def carries(self) -> bool:
-        """Whether bytes were taken that could not be stored yet; the next `take` tries again."""
-        return self._files.carries
+    def has_leftover(self) -> bool:
+        """Whether taken bytes could not be stored yet; the next `take` tries again."""
+        return self._files.has_leftover
 
     @property
-    def hurried(self) -> bool:
-        """Whether a client was heard a moment ago, whose next request should not wait for much output."""
-        return self._spool.hurried()
+    def expedited(self) -> bool:
+        """Whether a client sent something a moment ago: its next request should not wait for much output."""
+        return self._spool.expedited()
 
     @property
     def held(self) -> int:
@@ -241,27 +228,26 @@ class OutputLog:
         """The number of the newest chunk that was dropped; 0 when none was."""
         return self._index.evicted_through
 
-    def first_kept(self) -> Record | None:
+    def first_kept(self) -> IndexRecord | None:
         """The oldest chunk kept, without its bytes."""
         return self._first_after(self._index.evicted_through)
 
     def offset_after(self, seq: int) -> int:
-        """Bytes of output that a cursor at number `seq` covers; what is known of it, after `lost_after`."""
+        """Bytes of output that a cursor at number `seq` covers; as exact as `lost_after`."""
         first = self._first_after(max(seq, self._index.evicted_through))
         return (self.total if first is None else first.offset) - self.lost_after(seq)
 
     def lost_after(self, seq: int) -> int:
-        """Bytes after number `seq` that were dropped. Exact for a cursor at 0 or among the last
-        32,768 dropped chunks; for one in between, what is known to be lost at the least.
+        """Bytes after number `seq` that were dropped. Exact for a cursor at 0 or among the last 32,768
+        dropped chunks; a lower bound in between.
         """
         return self._index.lost_after(seq)
 
     # -- reading
 
     def chunk(self, seq: int) -> Chunk | None:
-        """The chunk of that number, or None when it was dropped or is no chunk.
-
-        A chunk whose bytes cannot be read is dropped, and all that is older with it.
+        """The chunk of that number; None when it was dropped or is no chunk. A chunk whose bytes cannot be
+        read is dropped, with all older ones.
         """
         if seq <= self._index.evicted_through:
             return None
@@ -276,16 +262,14 @@ class OutputLog:
         return Chunk(seq, cast("Stream", record.kind), data, record.offset)
 
     def read(self, after_seq: int, max_bytes: int | None, page_bytes: int) -> Page:
-        """The kept chunks after a cursor, oldest first.
-
-        With `max_bytes`: stop before the chunk that would exceed it, but take the first whole
-        in any case. Without: at most `page_bytes`, likewise.
+        """The kept chunks after a cursor, oldest first: at most `max_bytes`, or `page_bytes` if that is None,
+        but always the first chunk as a whole.
         """
         limit = page_bytes if max_bytes is None else max_bytes
         index = self._index
         chunks: list[Chunk] | None = None
         while chunks is None:
-            taken: list[Record] = []
+            taken: list[IndexRecord] = []
             size, complete = 0, True
             for record in index.records_after(max(after_seq, index.evicted_through)):
                 if not record.has_bytes:
@@ -295,9 +279,11 @@ class OutputLog:
                     break
                 taken.append(record)
                 size += record.length
-            # What cannot be read is dropped, and then the page begins later.
+            # None: unreadable chunks were dropped, and the page begins later.
             chunks = self._contents(taken)
         lost = self.lost_after(after_seq)
+        if lost:
+            measures.gap(lost)
         first = self.first_kept() if lost else None
         return Page(
             chunks=chunks,
@@ -307,8 +293,8 @@ class OutputLog:
         )
 
     def tail(self, most: int) -> bytes:
-        """The last output that is kept, over all streams: up to `most` bytes and a chunk."""
-        records: list[Record] = []
+        """The last kept output, over all streams: up to `most` bytes and a chunk."""
+        records: list[IndexRecord] = []
         seq = self._index.next_seq - 1
         while most > 0 and seq > self._index.evicted_through:
             record = self._index.record(seq)
@@ -321,18 +307,12 @@ class OutputLog:
 
     # -- dropping
 
-    def evict_to(self, size: int) -> bool:
-        """Drop oldest chunks until at most `size` bytes and `MAX_CHUNKS` chunks are kept.
-        Says whether any was dropped.
-        """
-        return self._evict(size, size, size)
-
-    def make_way(self, disk: int, memory: int) -> bool:
+    def shrink_to(self, disk: int, memory: int) -> bool:
         """Drop oldest chunks until at most so many bytes are held on disk and in memory, and free their
-        space. Says whether any was dropped.
+        space. Returns whether any was dropped.
         """
         dropped = self._evict(self.held, disk, memory)
-        self._files.give_back(self.disk_held, self.memory_held)
+        self._files.free_space(self.disk_held, self.memory_held)
         return dropped
 
     @property
@@ -341,33 +321,19 @@ class OutputLog:
         return self._files.disk is not None or self._files.memory is not None
 
     def empty(self) -> None:
-        """Drop everything that is kept, and close the descriptors; for a process that is closed."""
+        """Drop everything, and close the descriptors; for a closed process."""
         self._evict(0, 0, 0)
         self._files.close()
 
     def close(self) -> None:
-        """Give everything up; the log is not used any more."""
-        self._budget.leave(self)
+        """Give everything up; do not use the log any more."""
+        self._budget.remove(self)
         self._files.close()
         self.disk_held = self.memory_held = 0
         self._index.free()
 
-    # -- inside
-
-    def _has_bytes(self, stream: Stream, fd: int) -> bool:
-        """Whether there is anything to make a file for: most processes have a stream that stays empty."""
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        events = poller.poll(0)
-        if not events:
-            return False
-        if events[0][1] & select.POLLIN:
-            return True
-        self.ended.add(stream)
-        return False
-
     def _make_room(self, file: DataFile) -> None:
-        """Drop what would be overwritten. `trim` has done so, unless several chunks came in a row."""
+        """Drop what would be overwritten, if several chunks came without a `trim`."""
         if file.in_memory:
             room = file.capacity - CHUNK_BYTES
             if self.memory_held > room:
@@ -375,7 +341,7 @@ class OutputLog:
         elif self.disk_held > (room := file.capacity - LARGE_CHUNK_BYTES):
             self._evict(self.held, room, self.held)
 
-    def _first_after(self, seq: int) -> Record | None:
+    def _first_after(self, seq: int) -> IndexRecord | None:
         """The first chunk whose number is above `seq`, which is not dropped."""
         index = self._index
         seq += 1
@@ -386,8 +352,8 @@ class OutputLog:
             seq += 1
         return None
 
-    def _contents(self, records: list[Record]) -> list[Chunk] | None:
-        """Chunks with their bytes. None when some cannot be read: these and all older ones are dropped."""
+    def _contents(self, records: list[IndexRecord]) -> list[Chunk] | None:
+        """Chunks with their bytes. None when some are unreadable: these and all older ones are dropped."""
         try:
             contents = self._files.bytes_of(records)
         except UnreadableError as error:
@@ -398,19 +364,19 @@ class OutputLog:
             for record, data in zip(records, contents, strict=True)
         ]
 
-    def _drop_unreadable(self, newest: Record) -> None:
-        self._budget.leave(self)
+    def _drop_unreadable(self, newest: IndexRecord) -> None:
+        self._budget.remove(self)
         self._index.evict_through(newest)
         self._count_held()
-        self._budget.join(self)
+        self._budget.add(self)
 
     def _evict(self, total: int, disk: int, memory: int) -> bool:
-        """Drop oldest chunks until at most so many bytes are kept together, on disk, and in memory, and
-        at most `MAX_CHUNKS` chunks. Says whether any was dropped.
+        """Drop oldest chunks until at most so many bytes are kept together, on disk, and in memory, and at
+        most `MAX_CHUNKS` chunks. Returns whether any was dropped.
         """
         index = self._index
         held_disk, held_memory = self.disk_held, self.memory_held
-        last: Record | None = None
+        last: IndexRecord | None = None
         seq = index.evicted_through
         while (
             held_disk + held_memory > total
@@ -428,13 +394,13 @@ class OutputLog:
                 held_disk -= record.length
         if last is None:
             return False
-        # Before the bytes are overwritten: nobody may find a record whose bytes are others'.
+        # Before the bytes are overwritten: no record may refer to bytes of a later chunk.
         index.evict_through(last)
         self._budget.disk_held -= self.disk_held - held_disk
         self._budget.memory_held -= self.memory_held - held_memory
         self.disk_held, self.memory_held = held_disk, held_memory
         if not held_memory:
-            self._files.give_back_memory(0)
+            self._files.free_memory_space(0)
         return True
 
     def _count_held(self) -> None:
@@ -445,3 +411,11 @@ class OutputLog:
             memory = sum(record.length for record in kept if record.in_memory)
         self.memory_held = memory
         self.disk_held = index.total - index.evicted_offset - memory
+
+
+def _ready(fd: int) -> int:
+    """The events of a descriptor that is polled for input; 0 while there are none."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    events = poller.poll(0)
+    return events[0][1] if events else 0

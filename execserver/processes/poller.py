@@ -4,11 +4,11 @@ A short command needs three descriptors watched for a millisecond. Registering e
 event loop costs more than reading it; registering with an epoll costs one system call. The
 loop watches the epoll itself, which is a pollable descriptor.
 
-One owner a descriptor: whoever watches it stops before closing it.
+A descriptor has one owner, which stops watching before it closes the descriptor.
 
-A watch can rest for a moment shorter than the timers of the loop know (`gathering.py`): the epoll is told
-that nothing is wanted, until one timer for all that rest is over or its owner wants something else. It stays
-registered: to register it again could fail, and leave a stream at which nobody looks.
+A watch can be delayed for less than a timer of the loop can measure (`output_batching.py`): the epoll
+reports nothing of it until one timer for all delayed watches ends, or the owner wants other events. The
+descriptor stays registered: registering it again could fail, and leave a stream unwatched.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import os
 import select
 from collections.abc import Callable
 
-from execserver.processes.gathering import REST_SECONDS
+from execserver.processes.output_batching import DELAY_SECONDS
 from execserver.spool.system_calls import DescriptorTimer
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
 HANGUP = select.EPOLLHUP
-"""Reported whether it is wanted or not; of a pipe without `READABLE` when everything was read."""
+"""Reported whether it is wanted or not; without `READABLE` for a pipe that is empty."""
 
 _TIMER_BYTES = 8
-"""A timer is read as how often it ended."""
+"""Reading a timer gives the number of times it ended."""
 
 _EVENTS_A_TURN = 64
 """Events handled before the loop serves its connections again."""
@@ -40,7 +40,7 @@ class DescriptorPoller:
         self._loop = loop
         self._epoll = select.epoll()
         self._watches: dict[int, Watch] = {}
-        self._resting: list[Watch] = []
+        self._delayed: list[Watch] = []
         self._timer: DescriptorTimer | None = None
         loop.add_reader(self._epoll.fileno(), self._run)
 
@@ -54,68 +54,68 @@ class DescriptorPoller:
         watch.set(events)
         return watch
 
-    def rest(self, watch: Watch) -> None:
-        """Leave a descriptor alone for `REST_SECONDS`, or less when others rest already. Not at all when no
-        timer is to be had.
+    def delay(self, watch: Watch) -> None:
+        """Report nothing of a descriptor for `DELAY_SECONDS`, or less when others are delayed already. Does
+        nothing if there is no descriptor for a timer.
         """
-        if watch.resting or not watch.events:
+        if watch.delayed or not watch.events:
             return
-        if not self._resting:
+        if not self._delayed:
             if self._timer is None:
                 self._timer = self._new_timer()
             if self._timer is None:
                 return
             self._timer.start()
-        watch.rest()
-        self._resting.append(watch)
+        watch.delay()
+        self._delayed.append(watch)
 
     def close(self) -> None:
         """Stop."""
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         self._watches.clear()
-        self._resting.clear()
+        self._delayed.clear()
         if self._timer is not None:
             os.close(self._timer.fd)
             self._timer = None
 
     def _new_timer(self) -> DescriptorTimer | None:
         try:
-            timer = DescriptorTimer(REST_SECONDS)
+            timer = DescriptorTimer(DELAY_SECONDS)
         except OSError:
             return None
         try:
-            self.watch(timer.fd, READABLE, self._on_rested)
+            self.watch(timer.fd, READABLE, self._on_timer)
         except OSError:
             os.close(timer.fd)
             return None
         return timer
 
-    def _on_rested(self, _events: int) -> None:
+    def _on_timer(self, _events: int) -> None:
         assert self._timer is not None
         os.read(self._timer.fd, _TIMER_BYTES)
-        resting, self._resting = self._resting, []
-        for watch in resting:
-            watch.go_on()
+        delayed, self._delayed = self._delayed, []
+        for watch in delayed:
+            watch.end_delay()
 
     def _run(self) -> None:
         watches = self._watches
-        # An end is reported whatever is wanted, and of one that rests it tells nothing: there may be output
-        # before it. Also not when the rest ends in this very turn.
-        resting = {watch.fd for watch in self._resting if watch.resting} if self._resting else ()
+        # The kernel reports an end whatever is wanted. For a delayed watch it is ignored, also if the delay
+        # ends in this very turn: there may be output before the end.
+        delayed = {watch.fd for watch in self._delayed if watch.delayed} if self._delayed else ()
         for fd, events in self._epoll.poll(0, _EVENTS_A_TURN):
             # An earlier callback of this turn may have stopped this one.
             watch = watches.get(fd)
-            if watch is not None and fd not in resting:
+            if watch is not None and fd not in delayed:
                 watch.callback(events)
 
 
 class Watch:
-    """The interest in one descriptor. With no events set it is not watched at all: the kernel
-    would go on reporting an end of file to whoever does not want to read.
+    """The interest in one descriptor. Without events it is not registered at all: the kernel would keep
+    reporting an end of file that the owner does not want to read.
     """
 
-    __slots__ = ("_epoll", "_watches", "callback", "events", "fd", "resting")
+    __slots__ = ("_epoll", "_watches", "callback", "delayed", "events", "fd")
 
     def __init__(
         self, epoll: select.epoll, watches: dict[int, Watch], fd: int, callback: Callable[[int], None]
@@ -125,13 +125,13 @@ class Watch:
         self.fd = fd
         self.callback = callback
         self.events = 0
-        self.resting = False
+        self.delayed = False
 
     def set(self, events: int) -> None:
-        """Be interested in exactly these events."""
+        """Watch for exactly these events."""
         if events == self.events:
             return
-        self.resting = False
+        self.delayed = False
         if not self.events:
             self._epoll.register(self.fd, events)
             self._watches[self.fd] = self
@@ -143,18 +143,28 @@ class Watch:
         self.events = events
 
     def want(self, events: int, wanted: bool) -> None:
-        """Add or take away an interest."""
+        """Add or remove events."""
         self.set(self.events | events if wanted else self.events & ~events)
+
+    def close(self) -> None:
+        """Stop watching, and close the descriptor."""
+        self.set(0)
+        self.callback = _ignore
+        os.close(self.fd)
 
     # -- for the poller
 
-    def rest(self) -> None:
-        """Report nothing until `go_on`, or until something else is wanted."""
-        self.resting = True
+    def delay(self) -> None:
+        """Report nothing until `end_delay`, or until other events are wanted."""
+        self.delayed = True
         self._epoll.modify(self.fd, 0)
 
-    def go_on(self) -> None:
-        """End a rest, if it is not over yet."""
-        if self.resting:
-            self.resting = False
+    def end_delay(self) -> None:
+        """End a delay, if it is not over yet."""
+        if self.delayed:
+            self.delayed = False
             self._epoll.modify(self.fd, self.events)
+
+
+def _ignore(_events: int) -> None:
+    """Nothing."""

@@ -1,11 +1,11 @@
 """Start a child on the vfork path, in a session of its own, with exactly the named descriptors.
 
-`os.posix_spawn` and a change of directory on the loop's thread: no Python runs between fork
-and exec, the parent's heap is not copied, and no other thread of the daemon uses a relative
-path. All descriptors of the daemon are close-on-exec.
+The loop's thread changes the directory and calls `os.posix_spawn`: no Python runs between fork and exec,
+the parent's heap is not copied, and no other thread of the daemon uses a relative path. All descriptors of
+the daemon are close-on-exec.
 
-The tag by which descendants are told (`execserver.membership`) is set on the daemon itself
-just before the spawn, so that the child has it from its first instruction.
+The ownership tag (`execserver.descendants`) is set on the daemon itself just before the spawn, so that the
+child has it from its first instruction.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from functools import partial
 
 import msgspec
 
-from execserver import membership
+from execserver import descendants
 from execserver.fault_points import reach
-from execserver.processes.launch import LaunchPlan
-from execserver.sandbox import limited_thread
-from execserver.sandbox.command import Wrapped
+from execserver.launch_spec import LaunchSpec
+from execserver.sandbox import thread_limits
 
-# What the daemon ignores would stay ignored in the child.
+# A signal that the daemon ignores would stay ignored in the child.
 _DEFAULT_SIGNALS = [
     signal.SIGPIPE,
     signal.SIGXFSZ,
@@ -50,12 +49,12 @@ class Spawned(msgspec.Struct):
     pidfd: int
     stdin: int | None
     outputs: list[int]
-    """`[stdout, stderr]`, or `[master]` of a terminal (then `stdin` is None: write to the master)."""
+    """`[stdout, stderr]`, or `[master]` of a terminal, which takes the input, too (then `stdin` is None)."""
     relay: tuple[int, int, int, int] | None = None
-    """Of a terminal: the ends (read, write) of the pipes that its output and its input pass through.
-    `splice` moves nothing between a terminal and a file."""
+    """Of a terminal: the ends (read, write) of the inner pipes for its output and its input. `splice` moves
+    nothing between a terminal and a file."""
     status: int | None = None
-    """What the launcher of a sandbox reports."""
+    """The file for the report of a sandbox's launcher."""
 
     def kept(self) -> list[int]:
         """The descriptors in the order in which the supervisor keeps them, the pidfd first."""
@@ -69,10 +68,10 @@ class Spawned(msgspec.Struct):
 
     @classmethod
     def from_kept(cls, pid: int, descriptors: Sequence[int], *, tty: bool) -> Spawned:
-        """What `kept` gave, handed back.
+        """Restore the result of `kept`.
 
         Raises:
-            ValueError: these are not all of them.
+            ValueError: descriptors are missing.
         """
         pidfd, *ends = descriptors
         if tty:
@@ -83,12 +82,12 @@ class Spawned(msgspec.Struct):
 
 
 class Spawner:
-    """What all spawns of the daemon share.
+    """Spawns children.
 
     Args:
-        home: descriptor of the daemon's own working directory, to come back to.
+        home: descriptor of the daemon's own working directory.
         null: `/dev/null`, open for reading and writing.
-        nofile: the soft descriptor limit to give to children, or None to leave ours.
+        nofile: the soft descriptor limit of children; None for the daemon's.
     """
 
     def __init__(self, home: int, null: int, nofile: int | None) -> None:
@@ -97,85 +96,69 @@ class Spawner:
         self._nofile = nofile
         self._hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
-    def spawn(self, plan: LaunchPlan, tag: int | None, undo: Callable[[int], None]) -> Spawned:
+    def spawn(self, spec: LaunchSpec, tag: int | None, undo: Callable[[int], None]) -> Spawned:
         """Start the child.
 
         Args:
-            plan: what it is.
-            tag: the membership tag of it and of all that comes of it; None for none.
-            undo: called with the pid of a child that runs and cannot be watched: ends it and all that came
-                of it, and reaps it.
+            spec: the program. Its descriptors are closed, but for the status file.
+            tag: the ownership tag of the child and its descendants; None for none.
+            undo: called with the pid of a child that runs and cannot be watched: kills it and its
+                descendants, and reaps it.
 
         Raises:
-            OSError: the program or the directory is missing, or the system is out of something.
-            ValueError: a NUL byte, or a variable name that cannot be.
+            OSError: the program or the directory is missing, or the system is out of a resource.
+            ValueError: a NUL byte, or an invalid variable name.
         """
-        if plan.confinement is None:
-            wrapped = Wrapped(plan.program, plan.arguments, plan.environment)
-        else:
-            wrapped = plan.confinement.wrap(plan.command())
-        opened: list[int] = [] if wrapped.status is None else [wrapped.status]
+        opened: list[int] = [] if spec.status is None else [spec.status]
         try:
-            spawn = self._spawn_terminal if plan.tty else self._spawn_pipes
-            spawned = spawn(plan, wrapped, tag, undo, opened)
+            spawn = self._spawn_terminal if spec.tty else self._spawn_pipes
+            spawned = spawn(spec, tag, undo, opened)
         except BaseException:
             for fd in opened:
                 os.close(fd)
             raise
         finally:
-            for fd in wrapped.passed:
+            for fd in spec.passed:
                 os.close(fd)
-        spawned.status = wrapped.status
+        spawned.status = spec.status
         return spawned
 
     def _spawn_pipes(
-        self,
-        plan: LaunchPlan,
-        wrapped: Wrapped,
-        tag: int | None,
-        undo: Callable[[int], None],
-        opened: list[int],
+        self, spec: LaunchSpec, tag: int | None, undo: Callable[[int], None], opened: list[int]
     ) -> Spawned:
         out_read, out_write = _pipe(opened)
         err_read, err_write = _pipe(opened)
-        if plan.pipe_stdin:
+        if spec.pipe_stdin:
             child_stdin, stdin = _pipe(opened)
             os.set_blocking(stdin, False)
         else:
             child_stdin, stdin = self._null, None
         first: tuple[int | str, ...] = (os.POSIX_SPAWN_DUP2, child_stdin, 0)
-        if stdin is None and wrapped.null is not None:
-            first = (os.POSIX_SPAWN_OPEN, 0, wrapped.null, os.O_RDWR, 0)
+        if stdin is None and spec.null is not None:
+            first = (os.POSIX_SPAWN_OPEN, 0, spec.null, os.O_RDWR, 0)
         pid = self._run(
-            wrapped,
-            plan.cwd,
+            spec,
             tag,
             [first, (os.POSIX_SPAWN_DUP2, out_write, 1), (os.POSIX_SPAWN_DUP2, err_write, 2)],
         )
         theirs = (out_write, err_write) if stdin is None else (out_write, err_write, child_stdin)
-        pidfd = self._adopt(pid, theirs, undo, opened)
+        pidfd = self._open_pidfd(pid, theirs, undo, opened)
         os.set_blocking(out_read, False)
         os.set_blocking(err_read, False)
         return Spawned(pid, pidfd, stdin, [out_read, err_read])
 
     def _spawn_terminal(
-        self,
-        plan: LaunchPlan,
-        wrapped: Wrapped,
-        tag: int | None,
-        undo: Callable[[int], None],
-        opened: list[int],
+        self, spec: LaunchSpec, tag: int | None, undo: Callable[[int], None], opened: list[int]
     ) -> Spawned:
         master, slave = pty.openpty()
         opened += (master, slave)
         relay = (*_pipe(opened), *_pipe(opened))
-        termios.tcsetwinsize(slave, plan.size)
+        termios.tcsetwinsize(slave, spec.size)
         terminal = os.ttyname(slave)
-        # A session leader without a terminal gets the first one that it opens, unless it says otherwise.
-        flags = os.O_RDWR | (os.O_NOCTTY if wrapped.takes_terminal else 0)
+        # A session leader without a terminal gets the first one that it opens, unless O_NOCTTY is set.
+        flags = os.O_RDWR | (os.O_NOCTTY if spec.takes_terminal else 0)
         pid = self._run(
-            wrapped,
-            plan.cwd,
+            spec,
             tag,
             [
                 (os.POSIX_SPAWN_OPEN, 0, terminal, flags, 0),
@@ -184,49 +167,50 @@ class Spawner:
             ],
             terminal,
         )
-        pidfd = self._adopt(pid, (slave,), undo, opened)
+        pidfd = self._open_pidfd(pid, (slave,), undo, opened)
         for fd in (master, *relay):
             os.set_blocking(fd, False)
         return Spawned(pid, pidfd, None, [master], relay)
 
     def _run(
         self,
-        wrapped: Wrapped,
-        cwd: str,
+        spec: LaunchSpec,
         tag: int | None,
         file_actions: Sequence[tuple[int | str, ...]],
         terminal: str | None = None,
     ) -> int:
-        # Onto itself: that is how a descriptor is passed under its own number.
-        passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in wrapped.passed]
+        # A dup2 onto itself passes a descriptor under its own number.
+        passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spec.passed]
 
         def spawn() -> int:
             return os.posix_spawn(
-                wrapped.program,
-                wrapped.arguments,
-                wrapped.environment,
+                spec.program,
+                spec.arguments,
+                spec.environment,
                 setsid=True,
                 setsigdef=_DEFAULT_SIGNALS,
                 setsigmask=[],
                 file_actions=[*file_actions, *passed],
             )
 
-        os.chdir(cwd)
+        os.chdir(spec.cwd)
         try:
             if tag is not None:
-                membership.set_own_tag(tag)
+                descendants.set_own_tag(tag)
             self._limit_descriptors(self._nofile)
-            limit = wrapped.limit
+            limit = spec.limit
             reach("before-spawn")
-            return spawn() if limit is None else limited_thread.spawn_limited(partial(limit, terminal), spawn)
+            return spawn() if limit is None else thread_limits.spawn_limited(partial(limit, terminal), spawn)
         finally:
             self._limit_descriptors(None)
             os.fchdir(self._home)
 
-    def _adopt(self, pid: int, theirs: Sequence[int], undo: Callable[[int], None], opened: list[int]) -> int:
-        """Close the child's ends and open its pidfd; the child cannot be left behind."""
-        # The ends first: so a table that was just big enough for them has room for the pidfd, and nothing has
-        # to be undone that runs.
+    def _open_pidfd(
+        self, pid: int, theirs: Sequence[int], undo: Callable[[int], None], opened: list[int]
+    ) -> int:
+        """Close the child's ends and open its pidfd. Without one the child is ended."""
+        # The ends first: then a table that was just big enough for them has room for the pidfd, and the child
+        # need not be killed.
         for fd in theirs:
             opened.remove(fd)
             os.close(fd)
@@ -234,14 +218,14 @@ class Spawner:
         try:
             return os.pidfd_open(pid)
         except OSError:
-            # Out of descriptors: a child that cannot be watched must not run.
+            # No descriptor: a child that cannot be watched must not run.
             undo(pid)
             raise
 
     def _limit_descriptors(self, soft: int | None) -> None:
-        """Set our own soft limit for the moment of a spawn: the child has it from its first
-        instruction. The interpreter lock is held all the while; only a thread that is inside the
-        kernel just then could miss a descriptor above the limit.
+        """Set our own soft limit for the moment of a spawn, so that the child has it from its first
+        instruction. The interpreter lock is held meanwhile: only a thread inside the kernel could fail to get
+        a descriptor above the limit.
         """
         if self._nofile is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._hard if soft is None else soft, self._hard))

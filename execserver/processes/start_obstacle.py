@@ -1,8 +1,8 @@
-"""Why a program could not be started: what is missing or in the way. Looked for after the start has failed.
+"""Explains a failed start: finds what is missing or in the way.
 
-The error of the system call is the same for a missing working directory, program and interpreter. Which it
-was is told from the disk as it is now, and only where that gives the same error. It explains, and decides
-nothing: the disk may have changed in between.
+The error of the system call is the same for a missing working directory, program and interpreter. The disk
+tells which of them it was, if it still gives the same error. The result only explains, for the disk may have
+changed in between.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from execserver.processes.launch import DEFAULT_PATH, find_program
+from execserver.launch_spec import DEFAULT_PATH, find_program
 
 MAX_STRING_BYTES = 131071
-"""Of one argument or one variable with its name, in Linux (MAX_ARG_STRLEN, without the NUL)."""
+"""The limit of Linux for one argument, or one variable with its name (MAX_ARG_STRLEN, without the NUL)."""
 
 MAX_DEPTH = 4
-"""Of scripts whose interpreters are scripts; the kernel goes no further."""
+"""How many scripts may be interpreters of scripts: the kernel's limit."""
 
 _HEAD_BYTES = 4096
 _SHOWN_PATH_CHARACTERS = 1000
 
 _SEGMENT_BYTES = {False: 32, True: 56}
-"""Of one entry in the table of segments, in ELF files of 32 and 64 bits."""
+"""The size of an entry in the table of segments, in ELF files of 32 and 64 bits."""
 
 _MOST_SEGMENTS_BYTES = 64 << 10
-"""Of that whole table; the kernel's own limit."""
+"""The size of the whole table: the kernel's limit."""
 
 _PROGRAM_INTERPRETER = 3
 """PT_INTERP: the segment of an ELF file with the path of its loader."""
@@ -52,18 +52,18 @@ _FILE_TEXTS = {
 
 
 MayRead = Callable[[str], bool]
-"""Whether the content of the file of this path may be told."""
+"""Whether the content of the file at this path may be revealed."""
 
 
 class Obstacle(NamedTuple):
-    """What kept a program from being started."""
+    """The reason why a program could not be started."""
 
     field: str
-    """The parameter of the start that is to be changed."""
+    """The parameter of the start that has to change."""
     reason: str
     """A sentence for people."""
     path: str | None = None
-    """The folder, the program or the interpreter; None where it is none of them."""
+    """The folder, the program or the interpreter; None for another reason."""
 
 
 def find_obstacle(
@@ -73,26 +73,26 @@ def find_obstacle(
     environment: Mapping[str, str],
     may_read: MayRead = lambda _: True,
 ) -> Obstacle | None:
-    """What a start failed with, if that can be told.
+    """Why a start failed, if that can be found.
 
     Args:
         error: of the start.
-        argv: the program as it was asked for, and its arguments.
+        argv: the program as in the request, and its arguments.
         cwd: the working directory, absolute.
         environment: that of the child.
-        may_read: whether the content of a file may be told; a sandbox may deny it.
+        may_read: whether the content of a file may be revealed; a sandbox may deny that.
     """
     try:
         return _found(error, argv, cwd, environment, may_read)
     except (OSError, ValueError):
-        return None  # the disk changes under our eyes
+        return None  # the disk has changed meanwhile
 
 
 def require_interpreter(program: str, cwd: str, may_read: MayRead) -> None:
-    """What the spawn would say of a program whose interpreter is missing, for one that a sandbox starts.
+    """Raise the error that a spawn would for a missing interpreter, for a program that a sandbox starts.
 
     Raises:
-        OSError: ENOENT, there is none.
+        OSError: ENOENT, the interpreter is missing.
     """
     path = os.path.join(cwd, program)
     for _ in range(MAX_DEPTH):
@@ -100,7 +100,7 @@ def require_interpreter(program: str, cwd: str, may_read: MayRead) -> None:
         if interpreter is None:
             return
         path = os.path.join(cwd, interpreter)
-        # A script may name any path: whether there is something where nothing may be read is not told.
+        # A script may name any path. Whether a file exists that may not be read is not revealed.
         if may_read(path) and not os.path.exists(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
@@ -187,7 +187,7 @@ def _of_program(path: str, number: int | None, may_read: MayRead) -> Obstacle | 
 
 
 def _of_file(named: str, path: str, number: int | None, may_read: MayRead, depth: int = 0) -> Obstacle | None:
-    """What is wrong with a program, or with the interpreter that it needs."""
+    """The fault of a program, or of the interpreter that it needs."""
     if depth and not may_read(path):
         return None
     try:
@@ -233,7 +233,7 @@ def _not_executable(path: str, mode: int) -> str | None:
 
 
 def _interpreter(path: str) -> str | None:
-    """What the kernel starts in the place of a script, or to load a program; None where nothing is."""
+    """The program that the kernel starts for a script, or to load a program; None if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -245,7 +245,7 @@ def _interpreter(path: str) -> str | None:
             return os.fsdecode(words[0]) or None
         return _loader(descriptor, head) if head.startswith(b"\x7fELF") else None
     except (OSError, struct.error, IndexError, OverflowError):
-        return None  # it is no longer, or never was, what it said
+        return None  # the file has changed, or was never valid
     finally:
         os.close(descriptor)
 
@@ -256,7 +256,7 @@ def _loader(descriptor: int, head: bytes) -> str | None:
     table = struct.unpack_from(f"{order}{'Q' if is_wide else 'I'}", head, 32 if is_wide else 28)[0]
     size, count = struct.unpack_from(f"{order}HH", head, 54 if is_wide else 42)
     if size != _SEGMENT_BYTES[is_wide] or size * count > _MOST_SEGMENTS_BYTES:
-        return None  # the kernel does not take it either, and it could name gigabytes
+        return None  # the kernel refuses it, too, and the table could have gigabytes
     headers = os.pread(descriptor, size * count, table)
     for at in range(0, len(headers), size):
         if struct.unpack_from(f"{order}I", headers, at)[0] != _PROGRAM_INTERPRETER:

@@ -1,17 +1,17 @@
-"""Writing to a child's standard input without ever waiting for it, or losing what was accepted.
+"""Writes to a child's standard input without waiting for the child, and without losing accepted input.
 
 Rules kept in this file:
 
 1. Input lies in a memfd that the supervisor keeps too. An accepted write is appended, then journalled (its
-   id and where it ends), then answered, then delivered.
-2. Bytes leave the memfd by `splice(2)` at its own position alone. The position belongs to the open file,
-   not to us: after a kill it says to the byte what the kernel has delivered.
-3. Nothing beyond the end that was journalled last is ever delivered. A successor cuts it off: nobody was
-   told that it was accepted, so the client sends it again.
-4. A terminal takes nothing from a file. An inner pipe, kept as well, lies in between, and is emptied before
-   it is filled.
-5. Memory that the child may not have read is never given back: the pipe refers to pages of the file, it has
-   no copy, and of a large page the kernel clears what is given back.
+   id and its end), then answered, then delivered.
+2. Bytes leave the memfd only by `splice(2)` at its own position. That position belongs to the open file:
+   after a kill it says to the byte how much the kernel has delivered.
+3. Nothing beyond the last journalled end is ever delivered. A new server cuts it off: no client was told that
+   it was accepted, so the client sends it again.
+4. A terminal takes nothing from a file. An inner pipe, which the supervisor keeps as well, lies in between,
+   and is emptied before it is filled.
+5. Memory that the child may not have read is never freed: the pipe has no copy but refers to pages of the
+   file, and the kernel clears the freed part of a large page.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from collections import deque
 from collections.abc import Callable
 
 from execserver.fault_points import reach
-from execserver.processes.answers import Habit
+from execserver.processes.prompt_output import PromptPredictor
 from execserver.spool.system_calls import punch_hole, unread_bytes
 
 QUEUE_BYTES = 64 << 20
-"""Bytes queued for a child before the answer to a further write waits: the answer is what paces a
-client."""
+"""Bytes queued for a child before the answer to a further write waits, which slows the client down."""
 
 DAEMON_QUEUE_BYTES = 256 << 20
-"""Bytes queued for all children together, above which only a short queue still takes more."""
+"""Bytes queued for all children together, above which only a short queue takes more."""
 
 SHORT_QUEUE_BYTES = 1 << 20
 
 _DISCARD_BYTES = 256 << 10
-"""Delivered bytes that are kept until their memory is given back, all at once: little enough for a
-thousand children at a time, and so much that the system call is not noticed."""
+"""Delivered bytes that are kept before their memory is freed, all at once: little enough for a thousand
+children, and enough to make the system call rare."""
 
 _PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -59,10 +58,10 @@ class StdinWriter:
         budget: what all writers share.
         want_writable: called with True when `flush` is to be called once the descriptor takes
             more, and with False when it need not.
-        keep: called with the memfd, before the first byte is journalled. It belongs to this object;
-            the supervisor is given a copy.
-        journal: called with the write id and the length of all accepted input. When it returns, a
-            successor knows them.
+        keep: called with the memfd before the first byte is journalled. The memfd belongs to this object; the
+            supervisor gets a copy.
+        journal: called with the write id and the length of all accepted input. When it returns, a new server
+            knows them.
         relay: the inner pipe of a terminal, read end first; both are non-blocking and belong to the process.
     """
 
@@ -84,7 +83,7 @@ class StdinWriter:
         "_want_writable",
         "_when_delivered",
         "closed",
-        "habit",
+        "predictor",
     )
 
     def __init__(
@@ -110,21 +109,21 @@ class StdinWriter:
         self._position = 0
         """Where the delivered input ends."""
         self._discarded = 0
-        """Where the input ends whose memory was given back."""
+        """Where the input ends whose memory was freed."""
         self._waiting = False
         self._broken = False
         self._when_delivered: Callable[[], None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self.closed = False
-        self.habit = Habit(terminal=relay is not None)
-        """How soon its reader answers."""
+        self.predictor = PromptPredictor(terminal=relay is not None)
+        """Predicts whether the child answers at once."""
 
     def restore(self, file: int | None, accepted_end: int) -> None:
-        """Go on where a dead server stopped; for a writer that was not used yet. What is undelivered goes out
-        as soon as the descriptor takes it.
+        """Continue where the previous server stopped; for a writer that was not used yet. Undelivered input
+        goes out as soon as the descriptor takes it.
 
         Args:
-            file: the memfd that was kept, which belongs to this object from now on; None when there is none.
+            file: the kept memfd, which belongs to this object from now on; None when there is none.
             accepted_end: the length of all input that was journalled.
 
         Raises:
@@ -151,7 +150,7 @@ class StdinWriter:
         """Whether something is queued that the descriptor did not take."""
         return self._waiting
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Wait until the queue is short again, or the child is gone."""
         while self.full and not self.closed:
             room = asyncio.get_running_loop().create_future()
@@ -159,7 +158,7 @@ class StdinWriter:
             await room
 
     def write(self, data: bytes, write_id: str) -> None:
-        """Accept bytes; what the child can take goes out at once.
+        """Accept bytes, and deliver at once what the child takes.
 
         Raises:
             OSError: no memory, no descriptor; nothing was accepted.
@@ -201,15 +200,15 @@ class StdinWriter:
         self._tell_delivered()
 
     def close_when_delivered(self, close: Callable[[], None]) -> None:
-        """Call `close` once everything is delivered, or never will be: possibly
-        now. It closes the descriptor, the supervisor's first. It is not called after `close`, whose caller
-        knows that the child is gone. The caller lets no further `write` through.
+        """Call `close` once everything is delivered, or never will be: possibly now. The callback closes the
+        descriptor. It is not called after the method `close`, whose caller knows that the child is gone. The
+        caller makes no further `write`.
         """
         self._when_delivered = close
         self._tell_delivered()
 
     def close(self) -> None:
-        """The child is gone: drop what is queued, let every writer go on."""
+        """The child is gone: drop what is queued, and end all waits for room."""
         self.closed = True
         self._when_delivered = None
         self._break()
@@ -242,7 +241,7 @@ class StdinWriter:
         return True
 
     def _discard(self) -> None:
-        """Give back the memory of what the child has read."""
+        """Free the memory of what the child has read."""
         assert self._file is not None
         end = (self._position - unread_bytes(self._relay_write)) // _PAGE * _PAGE
         if end > self._discarded:
@@ -250,14 +249,14 @@ class StdinWriter:
             self._discarded = end
 
     def _break(self) -> None:
-        """Nothing can be delivered any more. A successor need not try."""
+        """Nothing can be delivered any more. A new server need not try."""
         if self._broken:
             return
         self._broken = True
         if self._position - self._discarded >= _PAGE:
             self._discard()
         if self._file is not None and self._queued:
-            # The position first: from then on there is nothing to deliver, whatever a successor finds here.
+            # The position first: from then on there is nothing to deliver, whatever a new server finds here.
             os.lseek(self._file, self._end, os.SEEK_SET)
             os.ftruncate(self._file, self._position)
             os.ftruncate(self._file, self._end)

@@ -6,19 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from execserver.processes.executor import Executor, Terms
-from execserver.processes.launch import LaunchPlan
+from execprotocol.errors import InvalidRequest, SpawnFailed, unknown_process
+from execserver.launch_spec import LaunchSpec
+from execserver.processes.executor import Executor
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.errors import InvalidRequest, SpawnFailed, unknown_process
+from execserver.processes.start_options import StartOptions
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 log = Logger()
 
-_NO_TERMS = Terms()
-
 _LAST_EVENTS_SECONDS = 1.0
-"""How long the end of a killed process may take to become known; it takes a turn of the loop."""
+"""How long the end of a killed process may take to become known. It takes a turn of the loop."""
 
 
 class Reservation:
@@ -32,7 +31,7 @@ class Reservation:
 class ProcessStore:
     """A session's processes, running and retained.
 
-    `docs/protocol.md`, "Processes": a name is taken from the start until retention ends.
+    A name is taken from the start until retention ends (`docs/protocol.md`, "Processes").
     """
 
     def __init__(self, executor: Executor, session_id: str) -> None:
@@ -41,10 +40,10 @@ class ProcessStore:
         self._log = log.bind(session=session_id)
         self._processes: dict[str, ManagedProcess] = {}
         self.waiting_input = 0
-        """Bytes of writes whose answer waits for a child to read."""
+        """Bytes of writes that wait for a child to read."""
         self._reserved: dict[str, Reservation] = {}
         self._numbers: set[int] = set()
-        """Every number ever given out here: a daemonised descendant may outlive the record."""
+        """Every number ever used here: a daemonised descendant may outlive the record."""
         self._ended = False
 
     def __iter__(self) -> Iterator[ManagedProcess]:
@@ -104,7 +103,7 @@ class ProcessStore:
         return True
 
     def start(
-        self, process_id: str, make_plan: Callable[[], LaunchPlan], terms: Terms = _NO_TERMS
+        self, process_id: str, make_spec: Callable[[], LaunchSpec], options: StartOptions
     ) -> ManagedProcess:
         """Start a process under a free name.
 
@@ -118,7 +117,7 @@ class ProcessStore:
             )
         self.require_free(process_id)
         try:
-            process = self.executor.start(self._session_id, process_id, make_plan(), self.on_closed, terms)
+            process = self.executor.start(self._session_id, process_id, make_spec(), options, self.on_closed)
         except (OSError, ValueError) as error:
             measures.failed_starts += 1
             raise SpawnFailed(error) from None
@@ -128,7 +127,7 @@ class ProcessStore:
         return process
 
     def inherit(self, processes: Iterable[ManagedProcess], numbers: Iterable[int]) -> None:
-        """Take over the processes of a dead server's session.
+        """Take over the processes of a session of the previous server.
 
         Args:
             processes: those that are not forgotten, oldest first.
@@ -139,35 +138,32 @@ class ProcessStore:
             self._processes[process.process_id] = process
 
     def refuse_starts(self) -> None:
-        """The session is over: no process is started in it any more, also none whose start is under way."""
+        """The session is over: start no process in it any more, not even one whose start has begun."""
         self._ended = True
 
     async def end(self) -> list[int]:
-        """The session is over: kill everything that it started, wherever it went.
-
-        Returns the pids that survived.
-        """
+        """The session is over: kill all its processes with their descendants. Returns the survivors' pids."""
         self.refuse_starts()
         for process in self:
-            process.end_for("sessionExpired")
+            process.leader.end_for("sessionExpired")
         leaders = [process.pid for process in self if process.running]
         numbers, self._numbers = self._numbers, set()
-        survivors = await self.executor.kill(numbers, leaders) if numbers else []
-        await self._let_ends_be_told()
+        survivors = await self.executor.tree_killer.kill(numbers, leaders) if numbers else []
+        await self._wait_for_last_events()
         for process in self:
             self.executor.forget(process)
         self._processes.clear()
         return survivors
 
-    async def _let_ends_be_told(self) -> None:
-        """Connections of other sessions may follow a process, or wait for a read of it; they hear of its end
+    async def _wait_for_last_events(self) -> None:
+        """Let connections of other sessions that follow a process, or wait for a read of it, see its end
         before it is forgotten.
         """
         deadline = asyncio.get_running_loop().time() + _LAST_EVENTS_SECONDS
         for process in self:
             if process.followed:
                 await process.wait_closed(deadline - asyncio.get_running_loop().time())
-        # Whoever was woken in this turn of the loop reads in the next one.
+        # A request that was woken in this turn of the loop reads in the next one.
         await asyncio.sleep(0)
 
     def on_closed(self, process: ManagedProcess, since: float | None = None) -> None:
@@ -179,4 +175,4 @@ class ProcessStore:
                 del self._processes[process.process_id]
                 self.executor.forget(process)
 
-        self.executor.retain(process, forget, since)
+        self.executor.retention.retain(process, forget, since)

@@ -1,6 +1,4 @@
-"""Executors behind any firewall: the encrypted channel, the relay between its ends, and our executor's end.
+"""Executors behind firewalls: `executor` is a daemon's end of the relay protocol, `service` the relay itself.
 
-Pure, for everybody: `keys`, `noise`, `frames`, `records`, `contract`, `printable`. For both peers:
-`registry_client`, `dial`, `outgoing`, `key_files`. The executor's: `executor`, `link`, `admission`,
-`stream_channel`, `identity`, `client_list`. The rest is the relay's own program.
+`execprotocol.relay` holds what both share with clients: keys, handshake, records, frames, and HTTP bodies.
 """

@@ -1,1 +1,1 @@
-"""JSON-RPC: a pure engine (envelope, framing, request order) and the connection that runs it."""
+"""JSON-RPC: codec, framing and request order without I/O, and the connection that uses them."""

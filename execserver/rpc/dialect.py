@@ -1,11 +1,11 @@
-"""Which of the two dialects a connection speaks, and what a dialect is.
+"""The interface of a dialect, and the choice between the two of them.
 
-A dialect turns bytes into admitted requests, and results into bytes. Everything between, the order
-of requests and the handlers, is the connection's and the same for both.
+A dialect turns bytes into admitted requests, and results into bytes. Everything between, the order of
+requests and the handlers, is the connection's and the same for both.
 
-The first message that can be understood decides: `"jsonrpc": "2.0"` in it means standard JSON-RPC
-2.0, its absence the lean dialect of the stock client. Until then what cannot be understood is
-answered as the transport presumes (`docs/protocol.md`, "Standard JSON-RPC").
+The first message that can be decoded chooses: with `"jsonrpc": "2.0"` the JSON-RPC 2.0 dialect, without it
+the Codex dialect of the stock client. Undecodable messages before it are answered in the dialect that the
+transport presumes (`docs/protocol.md`, "Standard JSON-RPC").
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from execserver.protocol.errors import ParseFailure, RpcError
-from execserver.rpc import envelope
+from execprotocol.errors import ParseFailure, RpcError
+from execserver.rpc import codec
 from execserver.rpc.channel import Channel
-from execserver.rpc.envelope import ParseError
+from execserver.rpc.codec import ParseError
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.telemetry.measures import measures
 
@@ -24,42 +24,42 @@ VERSION = "2.0"
 
 
 class Dialect(Protocol):
-    """One way of writing messages."""
+    """One format of messages."""
 
     name: str
 
     def receive(self, message: bytes | bytearray) -> None:
-        """Decode a message and admit what it asks for; answer it when it cannot be understood."""
+        """Decode a message and admit its requests; answer it if it cannot be decoded."""
 
     def refuse_framing(self, reason: str) -> None:
-        """Answer bytes that are no message at all, after which the connection ends."""
+        """Answer bytes that are not a message; the connection ends then."""
 
     def result(self, target: Any, result: Mapping[str, Any] | Encoded) -> None:
         """Reply to the request that was admitted with `target`.
 
         Raises:
-            InvalidRequest: the reply would be larger than the peer takes; nothing was sent.
+            InvalidRequest: the reply is larger than the peer takes; nothing was sent.
         """
 
     def error(self, target: Any, error: RpcError) -> None:
-        """Reply that a request failed."""
+        """Reply with an error."""
 
     async def stream(self, target: Any, result: StreamedResult) -> int:
-        """Reply piece by piece; returns when all of it is queued, or the connection is gone.
+        """Reply in pieces; return when all of it is queued, or the connection is gone.
 
         Returns:
             0, or the code of the error that was sent instead.
         """
 
     def event(self, parts: Sequence[bytes]) -> None:
-        """Send a notification, given in the lean dialect."""
+        """Send a notification, given in the Codex dialect."""
 
     def connection_lost(self) -> None:
-        """The connection is over: let go of what waits."""
+        """The connection is over: drop the requests that wait."""
 
 
-class Admission(Protocol):
-    """The connection, as a dialect sees it."""
+class DialectContext(Protocol):
+    """The connection's side, called by a dialect."""
 
     max_reply_bytes: int | None
     extensions: bool
@@ -68,10 +68,10 @@ class Admission(Protocol):
     def admit(
         self, target: Any, method: str, params: Any, size: int, trace: Mapping[str, Any] | None
     ) -> None:
-        """Take a request in; the dialect is told of its result or error with the same `target`."""
+        """Admit a request. The dialect gets its result or error with the same `target`."""
 
     def initialized(self) -> bool:
-        """The client is ready for everything; False when it was not welcomed yet."""
+        """The client has sent `initialized`; False if there was no `initialize` before."""
 
     async def send_stream(self, prefix: bytes, result: StreamedResult, suffix: bytes) -> None:
         """Send one message in pieces."""
@@ -80,48 +80,48 @@ class Admission(Protocol):
         """End the connection without an answer; its session survives."""
 
 
-class Undecided:
-    """A peer of which nothing was understood yet."""
+class UndecidedDialect:
+    """The dialect of a connection until the first message that can be decoded."""
 
     name = "undecided"
 
     def __init__(
-        self, channel: Channel, lean: Dialect, choose: Callable[[bool, bytes | bytearray], None]
+        self, channel: Channel, codex: Dialect, choose: Callable[[bool, bytes | bytearray], None]
     ) -> None:
         """Args:
-        channel: for answers to what is no message.
-        lean: answers what cannot be understood where lean clients are expected.
-        choose: called with whether the peer speaks standard JSON-RPC, and the message that said so.
+        channel: for answers to bytes that are not a message.
+        codex: answers undecodable messages where the transport presumes this dialect.
+        choose: called with whether the peer speaks JSON-RPC 2.0, and the message that shows it.
         """
         self._channel = channel
-        self._lean = lean
+        self._codex = codex
         self._choose = choose
 
     def receive(self, message: bytes | bytearray) -> None:
-        """Choose by this message, if it can be understood."""
+        """Choose the dialect by this message, if it can be decoded."""
         try:
-            value = envelope.decode_any(message)
-            standard = speaks_standard(value)
-            if not standard:
-                envelope.decode(message)
+            value = codec.decode_any(message)
+            json_rpc = is_json_rpc(value)
+            if not json_rpc:
+                codec.decode(message)
         except ParseError as error:
             self._refuse(message, str(error))
             return
-        self._choose(standard, message)
+        self._choose(json_rpc, message)
 
     def refuse_framing(self, reason: str) -> None:
-        """Answer bytes that are no message."""
+        """Answer bytes that are not a message."""
         measures.parse_error()
-        self._channel.send((encode_standard_error(None, ParseFailure(reason)),))
+        self._channel.send((encode_json_rpc_error(None, ParseFailure(reason)),))
 
     def _refuse(self, message: bytes | bytearray, reason: str) -> None:
-        if self._channel.presumed_standard:
+        if self._channel.presumes_json_rpc:
             self.refuse_framing(reason)
         else:
-            self._lean.receive(message)
+            self._codex.receive(message)
 
     def connection_lost(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing: no request is kept here."""
 
     def result(self, target: Any, result: Mapping[str, Any] | Encoded) -> None:
         """Never called: nothing is admitted before the dialect is known."""
@@ -140,23 +140,23 @@ class Undecided:
         raise NotImplementedError
 
 
-def speaks_standard(value: dict[str, Any] | list[Any]) -> bool:
-    """Whether a decoded message says that it is JSON-RPC 2.0; a batch says it by any of its members."""
+def is_json_rpc(value: dict[str, Any] | list[Any]) -> bool:
+    """Whether a decoded message has the version member of JSON-RPC 2.0; of a batch, one request is enough."""
     if isinstance(value, list):
         return any(isinstance(item, dict) and item.get("jsonrpc") == VERSION for item in value)
     return value.get("jsonrpc") == VERSION
 
 
-def encode_standard_error(request_id: int | float | str | None, error: RpcError) -> bytes:
-    """An error reply of the standard dialect."""
-    return envelope.encode_json(
+def encode_json_rpc_error(request_id: int | float | str | None, error: RpcError) -> bytes:
+    """An error reply of the JSON-RPC 2.0 dialect."""
+    return codec.encode_json(
         {
             "jsonrpc": VERSION,
             "id": request_id,
             "error": {
                 "code": error.code,
-                "message": envelope.printable(error.message),
-                "data": envelope.printable_members(error.data()),
+                "message": codec.printable(error.message),
+                "data": codec.printable_members(error.data()),
             },
         }
     )

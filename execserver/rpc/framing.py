@@ -1,7 +1,7 @@
-"""Framing of a byte stream: bytes in, whole messages out, by newlines or by `Content-Length`.
+"""Framing of a byte stream: bytes in, whole messages out, by newlines or by `Content-Length`. No I/O.
 
-Pure: no descriptor, no loop. How the stream was cut into pieces never shows in the messages
-that come out (`docs/protocol.md`, "Newline framing" and "Content-Length framing").
+The messages do not depend on how the stream was cut into pieces (`docs/protocol.md`, "Newline framing" and
+"Content-Length framing").
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from typing import Protocol, cast
 
-from execserver.protocol.limits import MAX_LINE_BYTES
+from execprotocol.limits import MAX_LINE_BYTES
 
 Lines = list[bytes | bytearray]
 Messages = list[bytes | bytearray]
 
 BULK_BYTES = 64 << 10
-"""What makes a message a large one."""
+"""From this size on, a message is a large one."""
 
 MAX_HEADERS_BYTES = 4096
-"""The headers of one message. They are two short lines at most."""
+"""The longest headers of one message; usually they are two short lines."""
 
 _HEADERS_END = b"\r\n\r\n"
 # Compiled by `re` when the first peer sends headers.
@@ -27,10 +27,10 @@ _CHARSET = rb"(?i);[ \t]*charset[ \t]*=[ \t]*\"?([^\";, \t]*)"
 
 
 class FramingError(ValueError):
-    """The stream cannot be told apart into messages any more; the connection has to end.
+    """Further messages cannot be separated; the connection has to end.
 
-    `messages` are those that the same piece brought before. They are still to be served. `answer`
-    is what the peer is told, None where it is told nothing.
+    `messages` came before the error in the same piece and are still to be served. `answer` is the text for
+    the peer, or None for no answer.
     """
 
     def __init__(self, reason: str, messages: Messages, answer: str | None = None) -> None:
@@ -44,18 +44,18 @@ class Framer(Protocol):
 
     @property
     def is_in_bulk(self) -> bool:
-        """Whether what comes next belongs to a large message that has begun, or probably does."""
+        """Whether the next bytes probably belong to a large message that has begun."""
 
     def feed(self, piece: bytes) -> Messages:
         """The messages that `piece` completes.
 
         Raises:
-            FramingError: there will be no more.
+            FramingError: there will be no further message.
         """
 
 
 class LineTooLongError(FramingError):
-    """A line exceeds the limit. It is not answered: the reference says nothing either."""
+    """A line exceeds the limit. It is not answered, as in the reference."""
 
     def __init__(self, limit: int, lines: Lines) -> None:
         super().__init__(f"a line exceeds {limit} bytes", lines)
@@ -64,8 +64,8 @@ class LineTooLongError(FramingError):
 class LineFramer:
     r"""Cuts a byte stream at newlines.
 
-    `\n` and `\r\n` both end a line and are not part of it. Lines of nothing but white
-    space are skipped. A line may have `limit` bytes, its `\n` not counted.
+    `\n` and `\r\n` both end a line and are not part of it. Lines of white space only are skipped. A line may
+    have `limit` bytes, its `\n` not counted.
     """
 
     __slots__ = ("_begun", "_limit")
@@ -76,18 +76,18 @@ class LineFramer:
 
     @property
     def is_in_bulk(self) -> bool:
-        """Whether a line has begun that is long already."""
+        """Whether a line has begun that is already long."""
         return len(self._begun) >= BULK_BYTES
 
     def feed(self, piece: bytes) -> Lines:
-        """The lines that `piece` completes. One that came in several pieces is the buffer that it
-        was gathered in: copying 64 MiB once more would hold the loop up.
+        """The lines that `piece` completes. A line in several pieces is the buffer that it was gathered in:
+        another copy of 64 MiB would block the loop.
 
         Raises:
             LineTooLongError: a line, finished or not, is longer than the limit.
         """
-        # A search for one byte is ten times faster than a split, and most pieces of a long line
-        # have none.
+        # A search for one byte is ten times faster than a split, and most pieces of a long line have no
+        # newline.
         lines = cast("Lines", piece.split(b"\n") if b"\n" in piece else [piece])
         begun = self._begun
         gathered_return = begun.endswith(b"\r")
@@ -107,7 +107,7 @@ class LineFramer:
         return _worth_serving(lines, carriage_returns=b"\r" in piece or gathered_return)
 
     def _refuse_long(self, lines: Lines) -> None:
-        """Only a piece longer than the limit can bring all of a line that is."""
+        """Refuse a line above the limit that came in one piece."""
         for number, line in enumerate(lines):
             if len(line) > self._limit:
                 raise LineTooLongError(self._limit, _worth_serving(lines[:number], carriage_returns=True))
@@ -116,28 +116,28 @@ class LineFramer:
 class HeaderFramer:
     r"""Cuts a byte stream by `Content-Length: N\r\n\r\n`, as editors write it.
 
-    A message may have `limit` bytes. Other headers are ignored, but for a `Content-Type` that names
-    another character set than UTF-8.
+    A message may have `limit` bytes. Other headers are ignored, except a `Content-Type` with another
+    character set than UTF-8.
     """
 
     __slots__ = ("_begun", "_headers", "_limit", "_missing")
 
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._limit = limit
-        self._headers = b""  # what came of the next message's headers
-        self._begun = bytearray()  # what came of a message
-        self._missing = 0  # what did not come of it yet
+        self._headers = b""  # the beginning of the next headers
+        self._begun = bytearray()  # the beginning of a message
+        self._missing = 0  # the bytes that it still lacks
 
     @property
     def is_in_bulk(self) -> bool:
-        """Whether much of a message is yet to come."""
+        """Whether a message still lacks many bytes."""
         return self._missing >= BULK_BYTES
 
     def feed(self, piece: bytes) -> Messages:
         """The messages that `piece` completes.
 
         Raises:
-            FramingError: headers that say no usable length.
+            FramingError: headers without a usable length.
         """
         messages: Messages = []
         place = 0

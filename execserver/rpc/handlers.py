@@ -1,8 +1,8 @@
-"""The shape of a method handler, and what it may know of the connection that asked.
+"""The interface of method handlers, and of the connection that calls them.
 
-A handler takes a `Caller` and the decoded parameters, and gives the result: at once, or
-as an awaitable. A handler that could block hands the work to a thread and returns an
-awaitable. Errors are raised as `execserver.protocol.errors.RpcError`.
+A handler takes a `Caller` and the decoded parameters, and returns the result, at once or as an awaitable. A
+handler that could block gives the work to a thread and returns an awaitable. Errors are raised as
+`execprotocol.errors.RpcError`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ T = TypeVar("T", bound="Closable")
 
 
 class Closable(Protocol):
-    """Something that a connection owns and closes when it ends."""
+    """An object that a connection owns and closes at its end."""
 
     def close(self) -> None:
-        """Let go; called once, on the loop's thread."""
+        """Release everything; called once, on the loop's thread."""
 
 
 class Caller(Protocol):
-    """The connection that sent a request, as handlers see it."""
+    """The connection's side, called by handlers."""
 
     extensions: bool
     """Whether `initialize` asked for extension members."""
 
     peer_proof: PeerProof | None
-    """What is known of who is at the other end."""
+    """How the peer is known; None for an unknown peer."""
 
     max_reply_bytes: int | None
-    """The largest reply that the transport's peer takes, or None."""
+    """The largest reply that the peer takes, or None."""
 
     @property
     def session(self) -> Session:
@@ -43,45 +43,45 @@ class Caller(Protocol):
 
     @property
     def attachment(self) -> Attachment:
-        """The connection's feeds of events."""
+        """The connection's event streams."""
 
     def attach(self, session: Session, *, resumed: bool, extensions: bool) -> None:
-        """`initialize` succeeded."""
+        """Attach the connection to a session: `initialize` succeeded."""
 
-    async def wait_for_room(self) -> None:
+    async def wait_to_reply(self) -> None:
         """Wait until the peer has taken enough for another large reply."""
 
     async def wait_to_push(self) -> None:
-        """Wait until one more piece of something long may be sent. Pieces take turns with each other
-        and with the output of processes, so that neither waits for the whole of the other.
+        """Wait until one more piece of a stream may be sent. Pieces take turns with each other and with the
+        output of processes.
         """
 
     def expect_next_poll(self) -> None:
-        """A long poll is about to be answered: whoever follows something asks again at once."""
+        """Wait a moment for the next long poll: one is about to be answered."""
 
     def probe(self, timeout: float) -> None:
         """Drop the connection unless its peer answers in `timeout` seconds."""
 
     def finish(self) -> None:
-        """Read nothing more, answer what was read, and end the connection."""
+        """Read no more, answer the messages that were read, and end the connection."""
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:
-        """Send a notification; silently nothing once the connection is gone."""
+        """Send a notification; do nothing once the connection is gone."""
 
     def own(self, kind: type[T], make: Callable[[], T]) -> T:
-        """The connection's one object of this kind, made at first use, closed with the
-        connection: file handles, a watch.
+        """The connection's one object of this kind (file handles, a watch), made at the first use and closed
+        with the connection.
         """
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """A result that is JSON already. `after` is called when the reply is queued: what may not
-    overtake it is begun there.
+    """A result as JSON. `after` is called when the reply is queued, and begins work whose messages may not
+    overtake the reply.
 
-    `begun` results are of requests that began something which goes on after the reply. Their `after`
-    is called when nobody wants the reply, too, and they are never refused for the size of others.
+    `begun` marks the result of a request that began something which continues after the reply. Its `after` is
+    called even if there is no reply, and it is never refused for the size of other replies.
 
-    `rest` is what follows `json`: pieces that are too large to be joined, and go to the peer as they are.
+    `rest` follows `json`: pieces that are too large to be joined and are sent uncopied.
     """
 
     json: bytes
@@ -91,18 +91,17 @@ class Encoded(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of the whole result."""
         return len(self.json) + sum(map(len, self.rest))
 
 
 class StreamedResult(msgspec.Struct, frozen=True):
-    """A result too large to be made in one piece: `head`, then the pieces, then `tail`.
+    """A result that is too large for one piece: `head`, then the pieces, then `tail` are its JSON.
 
-    Together they are the JSON of the result. Nothing of it may fail any more but the
-    reading of the source; when that fails the connection is dropped, because half a
-    message cannot be taken back.
+    Only the reading of the source may still fail. The connection is dropped then, because half of a message
+    cannot be taken back.
 
-    `size` is how many bytes the pieces have together; they may turn out to be fewer, never more.
+    `size` is the bytes of all pieces; they may turn out fewer, never more.
     """
 
     head: bytes
@@ -112,7 +111,7 @@ class StreamedResult(msgspec.Struct, frozen=True):
 
 
 Result = Mapping[str, Any] | Encoded | StreamedResult
-"""What a handler gives. A plain `dict` is the common case."""
+"""The result of a handler; most often a plain `dict`."""
 
 Handler = Callable[[Caller, Any], Result | Awaitable[Result]]
 Handlers = Mapping[str, Handler]

@@ -1,6 +1,6 @@
-"""Decoding of parameters: an object, or an array in field order, into what handlers take. Pure.
+"""Decodes parameters, an object or an array in field order, for handlers. No I/O.
 
-`docs/protocol.md`, "Envelope": what may stand in `params`, and the texts of -32602.
+`docs/protocol.md`, "Envelope": the forms of `params`, and the texts of -32602.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.faults import first_fault, kind_of
-from execserver.protocol.methods import Method
-from execserver.protocol.model import Params, decode
+from execprotocol.errors import InvalidParams
+from execprotocol.faults import first_fault, kind_of
+from execprotocol.methods import Method
+from execprotocol.model import Params, decode
 
 NOTHING: Final[Any] = object()
-"""The parameters of methods that have none."""
+"""The parameters of methods without parameters."""
 
 
 def decode_params(method: Method, params: Any) -> Params:
@@ -43,7 +43,7 @@ def decode_params(method: Method, params: Any) -> Params:
 
 
 def _by_position(model: type[Params], values: list[Any]) -> dict[str, Any]:
-    """Give values their names.
+    """Name the values of an array.
 
     Raises:
         InvalidParams: there are too many or too few.
@@ -58,8 +58,8 @@ def _by_position(model: type[Params], values: list[Any]) -> dict[str, Any]:
 
 @cache
 def _positions(model: type[Params]) -> tuple[tuple[str, ...], int]:
-    """The wire names in order, and how many must be given: null stands for an absent value, and
-    only members with another default may be left out at the end.
+    """The wire names in order, and how many values are required. Null stands for an absent value, so only
+    members with another default may be left out at the end.
     """
     fields = [each for each in msgspec.structs.fields(model) if each.name not in model.extension_members]
     least = max(

@@ -1,17 +1,17 @@
-"""Which of a connection's requests runs when.
+"""The schedule of a connection's requests: when each of them runs.
 
-    enqueue ──slot──▶ order ──▶ handler ──▶ answered        what has to wait for others
-                                  start ──▶ answered        what runs already
+    enqueue ──slot──▶ order ──▶ handler ──▶ answered        a request that waits for others
+                                  start ──▶ answered        a request that runs already
 
 Rules kept in this file:
 
-1. With a limit on concurrent requests a request takes its slot first, in the order of arrival, and
-   then its place in the order of requests (`ordering.py`). Control methods never wait for a slot.
-2. A waiting `process/read` holds nothing up: it leaves the order as soon as it runs.
-3. At most `MAX_RUNNING` requests of the file system are at work at a time, and none begins while the
-   peer has much to take.
-4. Nothing here calls itself: what something just finished has made possible is done by `step`, one
-   thing at a time, in the connection's loop.
+1. With a limit on concurrent requests, a request takes its slot first, in the order of arrival, and then its
+   place in the order of requests (`ordering.py`). Control methods never wait for a slot.
+2. A waiting `process/read` delays no other request: it leaves the order as soon as it runs.
+3. At most `MAX_RUNNING` file-system requests run at a time, and none begins while the peer has many bytes to
+   take.
+4. No recursion: a finished request makes others possible, and `step` runs them one at a time, in the
+   connection's loop.
 
 `docs/protocol.md`, "Request scheduling".
 """
@@ -25,39 +25,38 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from execserver.protocol.methods import Method
-from execserver.rpc.accesses import AccessTable
+from execprotocol.methods import Method
+from execserver.rpc.flow_control import FlowControl
 from execserver.rpc.handlers import Encoded, StreamedResult
-from execserver.rpc.ordering import Access, RequestOrder, Ticket
-from execserver.rpc.room import Room
+from execserver.rpc.ordering import AccessTable, RequestOrder, ResourceAccess, Ticket
 from execserver.telemetry import tracing
 from execserver.telemetry.tracing import RequestTrace
 
 if TYPE_CHECKING:
-    from execserver.protocol.model import Params
+    from execprotocol.model import Params
 
 
 REQUEST_OVERHEAD_BYTES = 512
-"""What an unfinished request costs beside its text."""
+"""The memory of an unfinished request beside its text."""
 
 MAX_RUNNING = 32
-"""Requests of one connection at work in threads at a time: a thousand requests on a dead mount
-must not take every thread from the other connections."""
+"""Requests of one connection in threads at a time: a thousand requests on a dead mount must not take all
+threads from other connections."""
 
 AT_ONCE = (dict, Encoded)
-"""What a handler gives when it has the result; anything else is to be awaited."""
+"""The types of a result that a handler has at once; other values are awaited."""
 
 
-class Pending(msgspec.Struct, eq=False):
-    """A request that could not be answered at once."""
+class PendingRequest(msgspec.Struct, eq=False):
+    """A request that cannot be answered at once."""
 
     target: Any
-    """Whom the dialect answers: an id, or a call."""
+    """The target of the answer, for the dialect: an id, or a call."""
     method: Method
     params: Params
     size: int
     began: float
-    """When it came, on the clock of `perf_counter`."""
+    """When it arrived, on the clock of `perf_counter`."""
     trace: RequestTrace | None
     ticket: Ticket | None = None
     holds_slot: bool = False
@@ -65,22 +64,22 @@ class Pending(msgspec.Struct, eq=False):
 
 
 class Work(Protocol):
-    """The connection, as its schedule sees it."""
+    """The connection's side, called by the schedule."""
 
-    def invoke(self, pending: Pending) -> Any:
+    def invoke(self, pending: PendingRequest) -> Any:
         """Call the handler."""
 
-    def succeeded(self, pending: Pending, result: Any) -> None:
-        """Answer with a result, or with an error when the result cannot be sent."""
+    def succeeded(self, pending: PendingRequest, result: Any) -> None:
+        """Answer with a result, or with an error if the result cannot be sent."""
 
-    async def streamed(self, pending: Pending, result: StreamedResult) -> None:
-        """Answer with a large result; returns when all of it is queued, or the connection is gone."""
+    async def streamed(self, pending: PendingRequest, result: StreamedResult) -> None:
+        """Answer with a large result; return when all of it is queued, or the connection is gone."""
 
-    def failed(self, pending: Pending, error: Exception) -> None:
+    def failed(self, pending: PendingRequest, error: Exception) -> None:
         """Answer with an error."""
 
     def progressed(self) -> None:
-        """Something is possible now: `step` until there is nothing more."""
+        """Call `step` until it returns False: a request may run now."""
 
 
 class Scheduler:
@@ -89,30 +88,30 @@ class Scheduler:
     Args:
         slots: `--concurrent-requests` above 1; None for no limit.
         work: the connection.
-        room: whether the peer takes what it is sent.
+        flow_control: bounds what is sent to the peer.
     """
 
-    def __init__(self, slots: int | None, work: Work, room: Room) -> None:
+    def __init__(self, slots: int | None, work: Work, flow_control: FlowControl) -> None:
         self.order = RequestOrder()
         self.held_bytes = 0
-        """What the unfinished requests cost in memory."""
-        self.unfinished: set[Pending] = set()
+        """The memory of the unfinished requests."""
+        self.unfinished: set[PendingRequest] = set()
         self._free_slots = slots
         self._work = work
-        self._room = room
+        self._flow_control = flow_control
         self._accesses = AccessTable()
-        self._by_ticket: dict[Ticket, Pending] = {}
-        self._waiting_for_slot: deque[Pending] = deque()
-        self._runnable: deque[Pending] = deque()
-        """Requests that waited and may have nothing in their way any more."""
-        self._waiting_to_run: deque[tuple[Pending, Awaitable[Any]]] = deque()
+        self._by_ticket: dict[Ticket, PendingRequest] = {}
+        self._waiting_for_slot: deque[PendingRequest] = deque()
+        self._runnable: deque[PendingRequest] = deque()
+        """Requests that waited and may be able to run now."""
+        self._waiting_to_run: deque[tuple[PendingRequest, Awaitable[Any]]] = deque()
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def session_id(self) -> str | None:
-        """The connection's session, once it has one; requests may name it or not."""
+        """The connection's session, once it has one; requests may name it or leave it out."""
         return self._accesses.session_id
 
     @session_id.setter
@@ -120,13 +119,13 @@ class Scheduler:
         self._accesses.session_id = session_id
 
     def must_wait(self, name: str, params: Params) -> bool:
-        """Whether a request that has just come may not run at once."""
+        """Whether a request that has just arrived has to wait."""
         if self._free_slots is not None:
             return True
         return not self.order.empty and self.order.must_wait(self._accesses.of(name, params))
 
-    def enqueue(self, pending: Pending) -> None:
-        """Let a request wait for its turn, which may be now."""
+    def enqueue(self, pending: PendingRequest) -> None:
+        """Queue a request; it may run at once."""
         self._hold(pending)
         self._enter_order(pending)
         if self._free_slots is None:
@@ -140,20 +139,21 @@ class Scheduler:
         self._runnable.append(pending)
         self._work.progressed()
 
-    def start(self, pending: Pending, work: Any) -> None:
-        """Wait for the result of a request that did not have to wait for others."""
+    def start(self, pending: PendingRequest, work: Any) -> None:
+        """Await the result of a request that did not have to wait for others."""
         pending.started = True
         self._hold(pending)
         if pending.method.name == "process/read":
-            # It waits for news, and to begin that takes as long as to answer what may have come with it.
+            # It waits for output. To begin the wait takes as long as to answer another message of the same
+            # read.
             asyncio.get_running_loop().call_soon(self._run_later, pending, work)
             return
         self._enter_order(pending)
         self._run(pending, work)
 
-    def cancel_start(self, process_id: str) -> Pending | None:
-        """Take a `process/start` that still waits out of the queue. The caller answers it, and then
-        says `finish`.
+    def cancel_start(self, process_id: str) -> PendingRequest | None:
+        """Remove a `process/start` that still waits from the queue. The caller answers it and then calls
+        `finish`.
         """
         for pending in self.unfinished:
             if pending.method.name != "process/start" or pending.started:
@@ -167,7 +167,7 @@ class Scheduler:
         return None
 
     def step(self) -> bool:
-        """Do one thing that has become possible; False when there is none."""
+        """Run one request that has become possible; False if there is none."""
         if self._runnable:
             self._begin(self._runnable.popleft())
         elif self._waiting_to_run and self._may_run():
@@ -176,8 +176,8 @@ class Scheduler:
             return False
         return True
 
-    def finish(self, pending: Pending) -> None:
-        """A request is answered: let go of it, and of what waited for it."""
+    def finish(self, pending: PendingRequest) -> None:
+        """Remove an answered request, and release the requests that waited for it."""
         self.unfinished.discard(pending)
         self.held_bytes -= pending.size + REQUEST_OVERHEAD_BYTES
         if self._closed:
@@ -188,7 +188,7 @@ class Scheduler:
         self._work.progressed()
 
     def close(self) -> None:
-        """The connection is gone: nothing begins any more, and what runs is cancelled."""
+        """The connection is gone: begin no further request, and cancel the running ones."""
         self._closed = True
         self._runnable.clear()
         for task in self._tasks:
@@ -199,12 +199,12 @@ class Scheduler:
 
     # -- running
 
-    def _hold(self, pending: Pending) -> None:
+    def _hold(self, pending: PendingRequest) -> None:
         self.unfinished.add(pending)
         self.held_bytes += pending.size + REQUEST_OVERHEAD_BYTES
 
-    def _begin(self, pending: Pending) -> None:
-        """Run a request that waited, if nothing is in its way any more."""
+    def _begin(self, pending: PendingRequest) -> None:
+        """Run a request that waited, if it waits for no other."""
         needs_slot = self._free_slots is not None and pending.method.counted and not pending.holds_slot
         if pending.started or needs_slot or (pending.ticket is not None and not pending.ticket.ready):
             return
@@ -225,9 +225,9 @@ class Scheduler:
         self.finish(pending)
 
     def _may_run(self) -> bool:
-        return self._running < MAX_RUNNING and self._room.for_reply()
+        return self._running < MAX_RUNNING and self._flow_control.may_queue_reply()
 
-    def _run(self, pending: Pending, work: Any) -> None:
+    def _run(self, pending: PendingRequest, work: Any) -> None:
         if isinstance(work, StreamedResult):
             work = _already(work)
         if pending.method.family != "filesystem":
@@ -237,23 +237,23 @@ class Scheduler:
         else:
             self._waiting_to_run.append((pending, work))
 
-    def _run_later(self, pending: Pending, work: Any) -> None:
+    def _run_later(self, pending: PendingRequest, work: Any) -> None:
         if self._closed:
             _discard(work)
             self.finish(pending)
         else:
             self._run(pending, work)
 
-    def _spawn(self, pending: Pending, work: Awaitable[Any], *, counted: bool) -> None:
+    def _spawn(self, pending: PendingRequest, work: Awaitable[Any], *, counted: bool) -> None:
         self._running += counted
         with tracing.active(pending.trace):  # the task keeps the context
             task = asyncio.get_running_loop().create_task(self._complete(pending, work, counted=counted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # A task that is cancelled before its first step never gets to its work.
+        # A task that is cancelled before its first step never awaits its work.
         task.add_done_callback(lambda _: _discard(work))
 
-    async def _complete(self, pending: Pending, work: Awaitable[Any], *, counted: bool) -> None:
+    async def _complete(self, pending: PendingRequest, work: Awaitable[Any], *, counted: bool) -> None:
         try:
             result = await work
             if isinstance(result, StreamedResult):
@@ -277,18 +277,18 @@ class Scheduler:
         else:
             self._free_slots += 1
 
-    def _enter_order(self, pending: Pending) -> None:
-        accesses: tuple[Access, ...] = self._accesses.of(pending.method.name, pending.params)
+    def _enter_order(self, pending: PendingRequest) -> None:
+        accesses: tuple[ResourceAccess, ...] = self._accesses.of(pending.method.name, pending.params)
         pending.ticket = self.order.add(accesses)
         self._by_ticket[pending.ticket] = pending
 
-    def _leave_order(self, pending: Pending) -> None:
+    def _leave_order(self, pending: PendingRequest) -> None:
         if pending.ticket is None:
             return
         ticket, pending.ticket = pending.ticket, None
         del self._by_ticket[ticket]
         for ready in self.order.finish(ticket):
-            # The ticket of a cancelled start is no longer known.
+            # A cancelled start no longer has a ticket.
             if ready in self._by_ticket:
                 self._runnable.append(self._by_ticket[ready])
 

@@ -7,35 +7,37 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import bubblewrap, seccomp
-from execserver.sandbox.bare_roots import Watched
-from execserver.sandbox.confinement import Command, Confinement, Wrapped
-from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
-from execserver.sandbox.memory_file import SealedProgram, memory_file
-from execserver.sandbox.mount_points import Lease
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.bare_roots import WatchedRoots
+from execserver.sandbox.bubblewrap import SealedProgram, memory_file
+from execserver.sandbox.confinement import Confinement
+from execserver.sandbox.mount_points.registry import Lease
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Policy
+from execserver.sandbox.thread_limits import deny_new_privileges, install_filter
 from execserver.sandbox.view import View
 
 if TYPE_CHECKING:
     from execserver.sandbox import seatbelt
 
-# Landlock and Seatbelt are imported by whoever uses them: most daemons use neither.
+# Landlock and Seatbelt are imported where they are used: most daemons use neither.
 
 
-class Tools(msgspec.Struct, frozen=True):
-    """Programs of the host that set a command up inside."""
+class HostPrograms(msgspec.Struct, frozen=True):
+    """Programs of the host that start a command inside a sandbox."""
 
     bubblewrap: str
     setsid: str | None
     bash: str | None
     sealed: SealedProgram | None = None
-    """The copy of bubblewrap that is run in its place."""
+    """The copy of bubblewrap to run instead of the program."""
 
 
-class Bubblewrapped(Confinement):
-    """In namespaces of its own."""
+class BubblewrapConfinement(Confinement):
+    """Confinement in separate namespaces, by bubblewrap."""
 
     backend = "bubblewrap"
 
@@ -45,11 +47,11 @@ class Bubblewrapped(Confinement):
         view: View,
         cwd: str,
         lease: Lease | None,
-        tools: Tools,
+        tools: HostPrograms,
         sources: bubblewrap.Sources,
         held: Mapping[str, int] | None = None,
         made: Collection[str] = (),
-        watched: Watched | None = None,
+        watched: WatchedRoots | None = None,
     ) -> None:
         super().__init__(policy, cwd, lease, watched)
         self._held = dict(held or {})
@@ -59,7 +61,7 @@ class Bubblewrapped(Confinement):
         self._filter = seccomp.program(
             network=policy.network,
             files_limited=policy.limits_files,
-            # Without a copy the first process inside leads to the host's program: nothing is traced then.
+            # Without a copy, /proc/1/exe in the sandbox leads to the host's program: tracing is refused then.
             tracing=tools.sealed is not None,
         )
         self._options = bubblewrap.options(
@@ -70,7 +72,7 @@ class Bubblewrapped(Confinement):
             made=made,
         )
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         opened: list[int] = []
         try:
@@ -81,21 +83,24 @@ class Bubblewrapped(Confinement):
             status_inside = os.dup(status)
             opened.append(status_inside)
             new_session = self.namespaces or not command.tty
-            inside = bubblewrap.Inside((), command.cwd, command.environment, new_session, dies_with_parent)
+            inside = bubblewrap.SandboxedCommand(
+                (), command.cwd, command.environment, new_session, dies_with_parent
+            )
             arguments = bubblewrap.arguments(self._options, inside, program, status_inside)
-            # The last: nothing can fail between this and the return.
-            handed_over = memory_file(arguments)
+            # Last, so that nothing can fail between this and the return.
+            arguments_file = memory_file(arguments)
         except BaseException:
             for fd in opened:
                 os.close(fd)
             raise
         sealed = self._tools.sealed
-        return Wrapped(
-            self._tools.bubblewrap if sealed is None else sealed.path,
-            ("bwrap", "--args", str(handed_over), "--", *self._command_line(command)),
-            {},
-            (program, status_inside, handed_over, *self._take_held()),
-            status,
+        return replace(
+            command,
+            program=self._tools.bubblewrap if sealed is None else sealed.path,
+            arguments=("bwrap", "--args", str(arguments_file), "--", *self._command_line(command)),
+            environment={},
+            passed=(program, status_inside, arguments_file, *self._take_held()),
+            status=status,
             null=self._null,
             takes_terminal=command.tty,
         )
@@ -110,20 +115,21 @@ class Bubblewrapped(Confinement):
         held, self._held = tuple(self._held.values()), {}
         return held
 
-    def _command_line(self, command: Command) -> Sequence[str]:
+    def _command_line(self, command: LaunchSpec) -> Sequence[str]:
         line = _named(command, self._tools.bash)
-        # With the terminal taken inside, its signals reach what is inside, and never the launcher.
+        # The command takes the terminal inside, so the terminal's signals never reach the launcher.
         return [self._tools.setsid, "-c", *line] if command.tty and self._tools.setsid is not None else line
 
 
-class Limited(Confinement):
-    """By what the kernel limits for a thread and everything that it starts: seccomp, and Landlock if files
-    are limited. Processes and signals are the host's.
+class ThreadConfinement(Confinement):
+    """Confinement by limits of the spawning thread: seccomp, and Landlock if files are limited.
+
+    Processes and signals are the host's.
     """
 
     namespaces = False
 
-    def __init__(self, policy: Policy, view: View, cwd: str, own: OwnThings) -> None:
+    def __init__(self, policy: Policy, view: View, cwd: str, own: DaemonPaths) -> None:
         super().__init__(policy, cwd, None)
         self._view = view
         self.backend = "landlock" if policy.limits_files else "seccomp"
@@ -134,10 +140,10 @@ class Limited(Confinement):
             namespaces_denied=policy.limits_files,
         )
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         # `dies_with_parent` has no meaning here: the parent would be the thread.
-        return Wrapped(command.program, tuple(command.arguments), command.environment, limit=self._limit)
+        return replace(command, limit=self._limit)
 
     def _limit(self, terminal: str | None) -> None:
         if not self.policy.limits_files:
@@ -150,42 +156,47 @@ class Limited(Confinement):
             rules.restrict_self(self._filter)
 
 
-class Seatbelted(Confinement):
-    """By macOS. Untested there (`seatbelt.py`)."""
+class SeatbeltConfinement(Confinement):
+    """Confinement by macOS. Untested on macOS (`seatbelt.py`)."""
 
     backend = "seatbelt"
     namespaces = False
 
-    def __init__(self, policy: Policy, cwd: str, made: seatbelt.Profile) -> None:
+    def __init__(self, policy: Policy, cwd: str, profile: seatbelt.Profile) -> None:
         super().__init__(policy, cwd, None)
-        self._made = made
+        self._profile = profile
 
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         from execserver.sandbox import seatbelt
 
-        line = seatbelt.arguments(self._made, [command.program, *command.arguments[1:]])
-        return Wrapped(seatbelt.PROGRAM, tuple(line), {**command.environment, **seatbelt.ENVIRONMENT})
+        line = seatbelt.arguments(self._profile, [command.program, *command.arguments[1:]])
+        return replace(
+            command,
+            program=seatbelt.PROGRAM,
+            arguments=tuple(line),
+            environment={**command.environment, **seatbelt.ENVIRONMENT},
+        )
 
 
-def needs_own_name(command: Command) -> bool:
-    """Whether the program is to see another name than the one that it is found by."""
+def needs_own_name(command: LaunchSpec) -> bool:
+    """Whether the program's `argv[0]` differs from the path or name by which the program is found."""
     name = command.arguments[0]
     return name != command.program and not _is_bare_name(command, name)
 
 
-def _is_bare_name(command: Command, name: str) -> bool:
-    # One that begins with a hyphen would be an option of what sets the command up.
+def _is_bare_name(command: LaunchSpec, name: str) -> bool:
+    # A name that begins with a hyphen would be taken for an option of bubblewrap or setsid.
     by_name = name == os.path.basename(command.program) and "PATH" in command.environment
     return by_name and not name.startswith("-")
 
 
-def _named(command: Command, bash: str | None) -> Sequence[str]:
-    """The command line that gives the program its name: bubblewrap has no way for that before 0.9."""
+def _named(command: LaunchSpec, bash: str | None) -> Sequence[str]:
+    """The command line that sets `argv[0]`, which bubblewrap cannot do before 0.9."""
     if needs_own_name(command) and bash is not None:
         return [
             bash,
-            "-p",  # It is not to run what `BASH_ENV` names.
+            "-p",  # bash must not run the file that `BASH_ENV` names
             "-c",
             'exec -a "$0" -- "$@"',
             command.arguments[0],

@@ -1,12 +1,11 @@
-"""Workspaces that a command makes git repositories of: undone at once.
+"""Keeps a command from turning its workspace into a bare git repository.
 
-To git a folder with `HEAD`, `objects` and `refs` is a repository, and what its `config` names is run by
-`git status`, outside as well. Only a mount point could keep a command from making these names in a folder
-that it may write to, and every listing of a workspace would show that. So the folder is watched while a
-command may write to it, and looked at once more at the end: a `HEAD` that makes it a repository gets another
-name.
+Git takes a folder with `HEAD`, `objects` and `refs` for a repository, and `git status` runs programs that its
+`config` names, also outside the sandbox. Only mount points could stop a command from creating these names in
+a writable folder, and every listing of the workspace would show them. So the folder is watched while a
+command may write to it, and checked once more at the end: a `HEAD` that makes it a repository is renamed.
 
-Until then, for a fraction of a millisecond, it is one. `safe.bareRepository=explicit` is what closes this.
+For a fraction of a millisecond the folder is a repository. `safe.bareRepository=explicit` closes that gap.
 """
 
 from __future__ import annotations
@@ -30,51 +29,51 @@ _MASK = inotify.CREATE | inotify.MOVED_TO | inotify.ONLY_DIRECTORY
 
 
 def candidates(policy: Policy) -> list[str]:
-    """The folders of a policy that a command could make repositories of; as far as the disk tells now."""
+    """The writable folders of a policy that a command could turn into repositories, as the disk is now."""
     paths = [os.path.realpath(rule.path) for rule in policy.rules if rule.access is Access.WRITE]
     folders = [path for path in paths if os.path.isdir(path) and not os.path.lexists(f"{path}/HEAD")]
     return [folder for folder in folders if not git_files.is_found(f"{folder}/.git")]
 
 
-class _Root:
+class _WatchedRoot:
     __slots__ = ("count", "folder", "watch")
 
     def __init__(self, folder: int, watch: int | None) -> None:
         self.folder = folder
         self.watch = watch
-        """None: it cannot be watched, and is looked at in the end only."""
+        """None if it cannot be watched; then it is checked only at the end."""
         self.count = 0
 
 
-class Watched:
-    """Roots that are watched until `release`."""
+class WatchedRoots:
+    """Folders that are watched until `release`."""
 
     def __init__(self, owner: BareRoots, roots: list[tuple[int, int]]) -> None:
         self._owner = owner
         self._roots = roots
 
     def release(self) -> None:
-        """Look at them once more, and watch them no longer (idempotent, never raises)."""
+        """Check the folders once more and stop watching them (idempotent, never raises)."""
         roots, self._roots = self._roots, []
         self._owner.release(roots)
 
 
 class BareRoots:
-    """The watch over all roots of a daemon. Safe to use from several threads."""
+    """Watches all writable roots of a daemon. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._roots: dict[tuple[int, int], _Root] = {}
-        """By device and inode."""
-        self._by_watch: dict[int, _Root] = {}
+        self._roots: dict[tuple[int, int], _WatchedRoot] = {}
+        """Key: device and inode."""
+        self._by_watch: dict[int, _WatchedRoot] = {}
         self._inotify: int | None = None
         self._wake: int | None = None
 
-    def watch(self, paths: Sequence[str]) -> Watched:
-        """Watch folders, none of which is a repository now.
+    def watch(self, paths: Sequence[str]) -> WatchedRoots:
+        """Watch folders that are not repositories now.
 
         Raises:
-            OSError: one cannot be opened.
+            OSError: a folder cannot be opened.
         """
         roots: list[tuple[int, int]] = []
         with self._lock:
@@ -84,10 +83,10 @@ class BareRoots:
             except OSError:
                 self._drop(roots)
                 raise
-        return Watched(self, roots)
+        return WatchedRoots(self, roots)
 
     def release(self, roots: Sequence[tuple[int, int]]) -> None:
-        """See `Watched`."""
+        """See `WatchedRoots.release`."""
         with self._lock:
             for key in roots:
                 _undo(self._roots[key].folder)
@@ -106,7 +105,7 @@ class BareRoots:
         key = status.st_dev, status.st_ino
         root = self._roots.get(key)
         if root is None:
-            root = self._roots[key] = _Root(folder, self._watch(folder))
+            root = self._roots[key] = _WatchedRoot(folder, self._watch(folder))
             if root.watch is not None:
                 self._by_watch[root.watch] = root
         else:
@@ -164,11 +163,11 @@ class BareRoots:
 
 
 def _undo(folder: int) -> None:
-    """Give `HEAD` another name if it makes a folder a repository, or will once it is written to."""
-    place = f"/proc/self/fd/{folder}"
+    """Rename `HEAD` if it makes a folder a repository, or will once it is written to."""
+    path = f"/proc/self/fd/{folder}"
     with suppress(OSError):
-        has_folders = os.path.isdir(f"{place}/objects") and os.path.isdir(f"{place}/refs")
-        if os.path.lexists(f"{place}/HEAD") and (has_folders or os.path.lexists(f"{place}/commondir")):
+        has_folders = os.path.isdir(f"{path}/objects") and os.path.isdir(f"{path}/refs")
+        if os.path.lexists(f"{path}/HEAD") and (has_folders or os.path.lexists(f"{path}/commondir")):
             name = f"HEAD.{secrets.token_hex(4)}"
             os.rename("HEAD", name, src_dir_fd=folder, dst_dir_fd=folder)
             log.warning(

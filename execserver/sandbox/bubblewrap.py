@@ -1,39 +1,48 @@
-"""The arguments of bubblewrap for a view. Pure.
+"""Input for bubblewrap: the arguments for a view, files in memory, and a sealed copy of its own program.
 
-One program does it all: it makes the namespaces and mounts, loads the seccomp program and execs the
-command; no helper of ours runs inside. Everything is handed over by a descriptor (`--args`): the
-variables of a command and the paths of a policy are nobody else's business, and a process's
-arguments can be read by every user. Bubblewrap itself runs with an empty environment: what a command
-sets for its loader must not steer a program that is not confined yet.
+Bubblewrap makes the namespaces and mounts, loads the seccomp program and execs the command; no helper of
+ours runs inside. All arguments are passed by a descriptor (`--args`), because every user can read a process's
+command line, and it would show the variables of the command and the paths of the policy. Bubblewrap itself
+runs with an empty environment: a command's variables for the loader must not affect an unconfined program.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from execserver.sandbox.devices import NODES
-from execserver.sandbox.view import Bind, Hollow, Link, Mask, Mount, View
+from execserver.sandbox.view import Bind, Mask, Mount, Symlink, Tmpfs, View
 
 MAX_ARGUMENTS = 8900
 """Bubblewrap takes 9,000."""
 
+_MFD_EXEC = 0x10
+"""Linux 6.3: the file is to be executed. `vm.memfd_noexec` may forbid it."""
+
+_F_SEAL_EXEC = 0x20
+"""Linux 6.3: the owner cannot take the right to execute away, nor give it."""
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+_ELF = b"\x7fELF"
+
 
 class Sources(msgspec.Struct, frozen=True):
-    """Things of the host: what masks are made of, a file and a folder of mode 000 with nothing in them, and
-    device nodes.
-    """
+    """Files of the host that are mounted: an empty file and folder of mode 000 as masks, and device nodes."""
 
     empty_file: str
     empty_folder: str
     devices: str | None = None
-    """The folder with the nodes of `devices.NODES` to take; None for those of the host."""
+    """The folder with the device nodes (`devices.NODES`); None for those of the host."""
 
 
-class Inside(msgspec.Struct, frozen=True):
-    """What runs in the sandbox."""
+class SandboxedCommand(msgspec.Struct, frozen=True):
+    """The command as bubblewrap execs it."""
 
     arguments: Sequence[str]
     """The program, looked up in the `PATH` of `environment` when it is a bare name, and its arguments."""
@@ -41,13 +50,12 @@ class Inside(msgspec.Struct, frozen=True):
     cwd: str
     environment: Mapping[str, str]
     new_session: bool = True
-    """Whether it is in another session than bubblewrap from the start. One that takes a terminal makes a
-    session of its own; without a pid namespace nothing stands between it and bubblewrap, and a session's
-    leader cannot make another.
+    """Whether bubblewrap starts it in a new session. A command that takes a terminal calls setsid itself, and
+    a session leader cannot do that; without a pid namespace no process of bubblewrap lies in between.
     """
 
     dies_with_parent: bool = False
-    """For workers of ours. Commands outlive the server (`RULES`: its death must not end them)."""
+    """For fs workers. Commands outlive the server."""
 
 
 def options(
@@ -61,11 +69,11 @@ def options(
     """The options that make the view.
 
     Args:
-        view: what is to be seen.
-        sources: what masks are made of.
+        view: the mounts of the sandbox.
+        sources: files for masks, and device nodes.
         root_user: whether the daemon is uid 0.
-        held: descriptors of what is bound writable, by its path (`--bind-fd`, where bubblewrap has that).
-        made: the view's mount points at which nothing but an empty folder of ours stands.
+        held: descriptors of writable mounts by path (`--bind-fd`, where bubblewrap has that).
+        made: the view's mount points that are empty folders made by the daemon.
     """
     result = _base(view)
     if sources.devices is not None and view.base != "host":
@@ -74,15 +82,14 @@ def options(
     hollow = []
     for mount in view.mounts:
         if mount.target in made:
-            # An empty folder of the sandbox's own: what is done to it is done nowhere else. It takes half the
-            # time of binding the one that stands there.
+            # A tmpfs, so that changes to it do not reach the host. It takes half the time of a bind mount.
             result += ["--perms", "0555", "--tmpfs", mount.target]
             continue
         result += _mount(mount, sources, held or {})
-        if isinstance(mount, Hollow):
+        if isinstance(mount, Tmpfs):
             hollow.append(mount.target)
     result += _namespaces(view, sources, root_user=root_user)
-    # Deep ones first: what is read-only cannot be mounted into.
+    # Deep ones first: no mount point can be made in a read-only mount.
     for target in reversed(hollow):
         result += ["--remount-ro", target]
     if view.base == "empty":
@@ -90,14 +97,14 @@ def options(
     return result
 
 
-def arguments(made: Sequence[str], inside: Inside, seccomp: int, status: int) -> bytes:
+def arguments(made: Sequence[str], inside: SandboxedCommand, seccomp: int, status: int) -> bytes:
     """Everything for `--args`: the options of the view and the command.
 
     Args:
-        made: what `options` gave.
+        made: the result of `options`.
         inside: the command.
         seccomp: descriptor of the seccomp program.
-        status: descriptor for the child's pid and, if the set-up succeeded, its exit code.
+        status: descriptor for the child's pid and, if setup succeeded, its exit code.
 
     Raises:
         ValueError: a NUL byte, or more arguments than bubblewrap takes.
@@ -128,6 +135,75 @@ def arguments(made: Sequence[str], inside: Inside, seccomp: int, status: int) ->
     return b"".join(os.fsencode(text) + b"\0" for text in result)
 
 
+def memory_file(content: bytes) -> int:
+    """A close-on-exec descriptor of a file in memory, positioned at its start.
+
+    Raises:
+        OSError: no descriptor or no memory is left.
+    """
+    fd = os.memfd_create("execserver", os.MFD_CLOEXEC)
+    try:
+        _write(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class SealedProgram:
+    """A copy of a program in memory, which cannot be changed and has no path in the file system.
+
+    `/proc/PID/exe` of a process that runs the copy leads to the copy, not to a file of the host. The copy
+    lives as long as this object.
+
+    Args:
+        path: the program.
+
+    Raises:
+        OSError: the program cannot be read, or no copy can be made: ENOEXEC for a script, EACCES where the
+            kernel executes no file in memory (`vm.memfd_noexec=2`).
+    """
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        with open(path, "rb") as file:
+            content = file.read()
+        if not content.startswith(_ELF):
+            # The kernel would run the script's interpreter, a file of the host.
+            raise OSError(errno.ENOEXEC, os.strerror(errno.ENOEXEC), path)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        try:
+            writable = os.memfd_create("bwrap", flags | _MFD_EXEC)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            writable = os.memfd_create("bwrap", flags)
+        try:
+            _write(writable, content)
+            os.fchmod(writable, 0o555)
+            _seal(writable)
+            # A file that is open for writing cannot be executed.
+            self._fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(writable)
+
+    def fileno(self) -> int:
+        """The close-on-exec descriptor of the copy."""
+        return self._fd
+
+    @property
+    def path(self) -> str:
+        """The copy's path in this process, and in a child until its exec."""
+        return f"/proc/self/fd/{self._fd}"
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
 def _base(view: View) -> list[str]:
     match view.base:
         case "host":
@@ -149,23 +225,38 @@ def _mount(mount: Mount, sources: Sources, held: Mapping[str, int]) -> list[str]
             return [option, source, target]
         case Mask(target, directory):
             return ["--ro-bind", sources.empty_folder if directory else sources.empty_file, target]
-        case Hollow(target, mode):
+        case Tmpfs(target, mode):
             return ["--perms", f"{mode:04o}", "--tmpfs", target]
-        case Link(target, text):
+        case Symlink(target, text):
             return ["--symlink", text, target]
 
 
 def _namespaces(view: View, sources: Sources, *, root_user: bool) -> list[str]:
     if not view.namespaces:
-        # Files are not limited: root keeps its power over them, and sees the processes of the host.
+        # Files are not limited: root keeps its capabilities and sees the host's processes.
         return ["--cap-add", "ALL"] if root_user else ["--unshare-user", "--cap-drop", "ALL"]
     result = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--disable-userns"]
     if not view.network:
         result.append("--unshare-net")
-    # The first process inside is bubblewrap's own. Its program was opened on the host, where it can be
-    # changed, and /proc/1/exe would lead there: past every read-only mount.
+    # Process 1 is bubblewrap. Its program was opened on the host, and /proc/1/exe would lead to that file,
+    # past every read-only mount.
     result += ["--proc", "/proc", "--ro-bind", sources.empty_folder, "/proc/1"]
     if root_user:
-        # The kernel asks for uid 0 and nothing else before it changes a setting of the whole machine.
+        # To change a setting of the whole machine, the kernel requires only uid 0.
         result += ["--ro-bind", "/proc/sys", "/proc/sys"]
     return [*result, "--cap-drop", "ALL"]
+
+
+def _write(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _seal(fd: int) -> None:
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | _F_SEAL_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

@@ -1,9 +1,9 @@
-"""How one command is confined: what a backend makes of its program, arguments and variables.
+"""The interface of a backend: one command's confinement.
 
-The backends themselves are in `backends.py`, which is imported when the first sandbox is made.
+The backends are in `backends.py`, which is imported when the first sandbox is made.
 
-Sandboxes.prepare ──▶ Confinement ──wrap, on the loop's thread──▶ Wrapped ──▶ spawn
- (in a thread)            └── release, once nothing runs inside any more
+Sandboxes.prepare ──▶ Confinement ──wrap, on the loop's thread──▶ LaunchSpec ──▶ spawn
+ (in a thread)            └── release, after the last process inside has ended
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from execserver.sandbox.command import Command, Wrapped
-from execserver.sandbox.description import VERSION, Backend, Description, written
+from execserver.launch_spec import LaunchSpec
+from execserver.sandbox.mount_points import description
+from execserver.sandbox.mount_points.description import VERSION, Backend, Description
 from execserver.sandbox.policy import Policy
 
-__all__ = ["Command", "Confinement", "Wrapped"]
-
 if TYPE_CHECKING:
-    from execserver.sandbox.bare_roots import Watched
-    from execserver.sandbox.mount_points import Lease
+    from execserver.sandbox.bare_roots import WatchedRoots
+    from execserver.sandbox.mount_points.registry import Lease
 
 
 class Confinement(ABC):
@@ -27,21 +26,23 @@ class Confinement(ABC):
 
     backend: Backend
     namespaces: bool
-    """Whether it has processes of its own, all of which end with its first one."""
+    """Whether it has a pid namespace, in which all processes end with the first one."""
 
-    def __init__(self, policy: Policy, cwd: str, lease: Lease | None, watched: Watched | None = None) -> None:
+    def __init__(
+        self, policy: Policy, cwd: str, lease: Lease | None, watched: WatchedRoots | None = None
+    ) -> None:
         self.policy = policy
         self.cwd = cwd
         self._lease = lease
         self._watched = watched
 
     @abstractmethod
-    def wrap(self, command: Command, *, dies_with_parent: bool = False) -> Wrapped:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
         """Prepare the spawn.
 
         Raises:
-            OSError: no descriptor is to be had.
-            ValueError: something cannot be an argument.
+            OSError: no descriptor is left.
+            ValueError: an argument, variable or path cannot be passed.
         """
 
     @property
@@ -51,24 +52,27 @@ class Confinement(ABC):
 
     @property
     def shows(self) -> bool:
-        """Whether there are folders on the host because of it, until it is released."""
+        """Whether it has made folders on the host, which stay until it is released."""
         return self._lease is not None and bool(self._lease.made)
 
-    def kept(self) -> tuple[dict[str, object], list[int]]:
-        """What a later server needs to go on with this sandbox (`Sandboxes.adopt`), should this one die: a
-        description to be written down, which JSON can carry, and descriptors for somebody to keep copies of.
-        They still belong to this object. To be asked while the command runs.
+    def recovery_state(self) -> tuple[dict[str, object], list[int]]:
+        """State from which a new server can adopt this sandbox (`Sandboxes.adopt`) if this server dies.
+
+        Call it while the command runs.
+
+        Returns:
+            A description for JSON, and descriptors to keep copies of; they still belong to this object.
         """
-        points, descriptors = self._lease.kept() if self._lease is not None else ([], [])
+        points, descriptors = self._lease.recovery_state() if self._lease is not None else ([], [])
         return (
-            written(
+            description.serialize(
                 Description(VERSION, self.backend, self.namespaces, self.cwd, self.policy, tuple(points))
             ),
             descriptors,
         )
 
     def release(self) -> None:
-        """Give back what the sandbox needed on the host. May block for a moment; idempotent."""
+        """Release what the sandbox used on the host. May block for a moment; idempotent."""
         for taken in (self._watched, self._lease):
             if taken is not None:
                 taken.release()

@@ -1,12 +1,12 @@
-"""Device nodes for the sandboxes of a root daemon: like those of `/dev`, but of another owner.
+"""Device nodes for the sandboxes of a root daemon: like those of `/dev`, but with another owner.
 
 Bubblewrap cannot mount a device read-only, and on a writable mount the owner of a node may change its mode:
 `chmod 600 /dev/null` in root's sandbox would break the host. So root's sandboxes, and the standard input of
-what runs in them, have nodes that belong to somebody else: without capabilities root is then anybody.
+commands in them, use nodes of another owner, which root cannot change without capabilities.
 
-They are made where devices may be opened: in the state folder, or, where that is mounted `nodev` as `/run`
-is, in `/dev/execserver`, which a restart of the machine removes. An ordinary user's daemon needs none: the
-host's nodes are not its own.
+The nodes are made where devices may be opened: in the state folder, or, if that is mounted `nodev` like
+`/run`, in `/dev/execserver`, which disappears when the machine restarts. The daemon of an ordinary user needs
+none, because it does not own the host's nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import stat
 from contextlib import suppress
 
-from execserver.folders import FolderError, lock_folder, open_private
+from execserver.private_folder import FolderError, lock_folder, open_private
 
 NODES = {
     "null": (1, 3),
@@ -28,29 +28,31 @@ NODES = {
 """Name → major and minor number: what bubblewrap's `--dev` takes from the host."""
 
 OWNER = 65534
-"""Nobody. Nothing of his can reach them: their folder is root's alone."""
+"""A user without rights here: only root can enter the folder, so its processes do not reach the nodes."""
 
 _FOLDER = "devices"
 _ELSEWHERE = "/dev/execserver"
 
 
 class Devices:
-    """The nodes of one daemon; several daemons share them. Blocking, and safe to use from several threads.
+    """The device nodes, which several daemons share. Blocking; safe to use from several threads.
 
     Args:
-        state_folder: of `state_folder.open_state_folder`.
-        host: the node by which it is seen whether the host's are ours to change.
+        state_folder: the result of `state_folder.open_state_folder`.
+        host: a node of the host, to see whether this user owns the host's nodes.
     """
 
     def __init__(self, state_folder: str, host: str = os.devnull) -> None:
         self._places: tuple[str, ...] = (f"{state_folder}/{_FOLDER}", _ELSEWHERE)
         self._host = host
         self.reason = ""
-        """Why there are none although they are needed."""
+        """Why there are no nodes although they are needed."""
 
     def folder(self) -> str | None:
-        """Where they are, made or mended when need be; None when none are needed, or (`reason`) cannot be
-        had. 15 µs when all is well.
+        """The folder of the nodes, which are made or repaired if needed. Takes 15 µs if they are right.
+
+        Returns:
+            None if no nodes are needed, or if they cannot be made (`reason`).
         """
         self.reason = ""
         if os.stat(self._host).st_uid != os.geteuid():
@@ -82,10 +84,10 @@ def _is_right(path: str, name: str) -> bool:
 
 
 def _make(place: str) -> None:
-    """Make all nodes, each under another name first: nobody finds one that is not finished.
+    """Make all nodes, each under a temporary name first, so that no unfinished node is ever visible.
 
     Raises:
-        OSError, FolderError: it is not possible, or they cannot be opened there.
+        OSError, FolderError: the nodes cannot be made, or cannot be opened there.
     """
     folder = open_private(place)
     try:
@@ -99,7 +101,7 @@ def _make(place: str) -> None:
                 if name == "null":
                     os.close(os.open(new, os.O_RDWR | os.O_CLOEXEC, dir_fd=folder))
                 os.chown(new, OWNER, OWNER, dir_fd=folder, follow_symlinks=False)
-                os.chmod(new, 0o666, dir_fd=folder)  # noqa: S103  in a folder that is root's alone
+                os.chmod(new, 0o666, dir_fd=folder)  # noqa: S103  only root can enter the folder
                 os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 os.unlink(new, dir_fd=folder)

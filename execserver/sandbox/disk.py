@@ -1,7 +1,7 @@
-"""Looking at the disk without being led astray by links that a confined command may have planted.
+"""Path resolution that does not trust links which a confined command may have planted.
 
-What a sandboxed command can write it can also replace. A link in there says nothing about what its
-owner wants, so no grant follows one.
+A sandboxed command can replace everything that it can write to. A link there does not express the user's
+will, so no grant follows it.
 """
 
 from __future__ import annotations
@@ -25,44 +25,50 @@ class _OpenHow(ctypes.Structure):
 
 
 _MOST_LINKS = 40
-"""As many as the kernel follows."""
+"""The kernel's limit."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a path leads."""
+class ResolvedPath(msgspec.Struct, frozen=True):
+    """The target of a path."""
 
     path: str
-    """Without links, as far as it exists; what is missing is appended as it stands."""
+    """Without links as far as it exists; missing names are appended unchanged."""
 
     status: os.stat_result | None
-    """None when it does not exist, or cannot be looked at."""
+    """None if the target does not exist, or cannot be inspected."""
 
     missing: str | None
-    """The first part that does not exist."""
+    """The path of the first missing name."""
 
     links: tuple[tuple[str, str], ...]
-    """The links on the way: each one's own path, itself without links, and its text."""
+    """The links on the way: the path of each, itself without links, and its text."""
 
     @property
     def exists(self) -> bool:
-        """Whether there is something."""
+        """Whether the target exists."""
         return self.status is not None
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a directory."""
+        """Whether the target is a directory."""
         return self.status is not None and stat.S_ISDIR(self.status.st_mode)
 
 
-def locate(path: str, replaceable: Callable[[str], bool] = lambda _: False) -> Place | None:
-    """Follow a path, name by name.
+def resolve_path(
+    path: str,
+    replaceable: Callable[[str], bool] = lambda _: False,
+    on_link: Callable[[str, bool], None] | None = None,
+) -> ResolvedPath | None:
+    """Resolve a path, name by name.
 
     Args:
         path: absolute.
-        replaceable: whether a confined command could have put the link with this path where it is.
+        replaceable: whether a confined command could have made the link with this path.
+        on_link: called with the text of each link before it is followed, and whether the link was the last
+            name of the path so far.
 
     Returns:
-        None when the path leads through such a link, or through too many.
+        None if the path leads through a replaceable link, or through too many links.
     """
     resolved = ""
     names = [name for name in reversed(path.split("/")) if name not in ("", ".")]
@@ -78,25 +84,29 @@ def locate(path: str, replaceable: Callable[[str], bool] = lambda _: False) -> P
             status = os.lstat(candidate)
         except OSError:
             rest = "/".join([candidate, *reversed(names)])
-            return Place(os.path.normpath(rest), None, candidate, tuple(links))
+            return ResolvedPath(os.path.normpath(rest), None, candidate, tuple(links))
         if not stat.S_ISLNK(status.st_mode):
             resolved = candidate
             continue
         if replaceable(candidate) or len(links) == _MOST_LINKS:
             return None
         text = os.readlink(candidate)
+        if on_link is not None:
+            on_link(text, not names)
         links.append((candidate, text))
         names += [part for part in reversed(text.split("/")) if part not in ("", ".")]
         if text.startswith("/"):
             resolved = ""
     if not resolved or links:
         status = os.lstat(resolved or "/")
-    return Place(resolved or "/", status, None, tuple(links))
+    return ResolvedPath(resolved or "/", status, None, tuple(links))
 
 
 def writable_inside(folder: str) -> bool:
-    """Whether a process of our user *without any capability*, as every command in a sandbox is, may
-    create and remove names in a folder: by its mode, and by how its file system is mounted.
+    """Whether a sandboxed process may create and remove names in a folder.
+
+    Such a process runs as this user *without capabilities*. The folder's mode and the mount options of its
+    file system decide.
     """
     try:
         status = os.stat(folder)
@@ -106,7 +116,7 @@ def writable_inside(folder: str) -> bool:
     if read_only:
         return False
     if status.st_uid == os.geteuid():
-        # The owner may change the mode, so it is no protection from him.
+        # The owner may change the mode, so the mode does not protect the folder.
         return True
     if status.st_gid == os.getegid() or status.st_gid in os.getgroups():
         return bool(status.st_mode & stat.S_IWGRP) or _listed_for_others(folder)
@@ -114,7 +124,7 @@ def writable_inside(folder: str) -> bool:
 
 
 def replaceable_inside(path: str) -> bool:
-    """Whether such a process may put something else in the place of what stands at a real path."""
+    """Whether a process as in `writable_inside` may replace the file or folder at a real path."""
     folder = os.path.dirname(path)
     if not writable_inside(folder):
         return False
@@ -122,7 +132,7 @@ def replaceable_inside(path: str) -> bool:
         outer, inner = os.stat(folder), os.lstat(path)
     except OSError:
         return True
-    # In a folder like /tmp, what others own cannot be moved; else anybody could make links in our way.
+    # In a sticky folder like /tmp, files of other users cannot be moved or removed.
     return not outer.st_mode & stat.S_ISVTX or os.geteuid() in (outer.st_uid, inner.st_uid)
 
 
@@ -135,11 +145,10 @@ def _listed_for_others(folder: str) -> bool:
 
 
 def open_without_links(path: str) -> int:
-    """A descriptor (O_PATH) of what a path without links leads to: what was looked at is then what is used,
-    whoever moves something meanwhile. It is close-on-exec.
+    """Open a path that has no links (O_PATH, close-on-exec), so that later moves cannot change the target.
 
     Raises:
-        OSError: among others ELOOP, somebody put a link on the way.
+        OSError: among others ELOOP: a link has appeared on the way.
     """
     how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     fd: int = _libc.syscall(

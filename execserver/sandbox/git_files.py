@@ -1,7 +1,7 @@
-"""Reading the files by which git finds repositories, settings and submodules, without running git.
+"""Reads the files by which git finds repositories, settings and submodules, without running git.
 
-What cannot be read or understood names nothing. Named paths are absolute, with `..` and links as they stand.
-Blocking.
+A file that cannot be read or parsed names nothing. Returned paths are absolute, with `..` and links
+unresolved. Blocking.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import struct
 from collections.abc import Iterator
 
 _MOST_BYTES = 1 << 20
-"""Of a file of text; git writes some hundred bytes."""
+"""Of a text file; git writes some hundred bytes."""
 
 _MOST_INDEX_BYTES = 1 << 29
-"""Of an index: that of a tree with some four million files."""
+"""Of an index; enough for a tree with some four million files."""
 
 _MOST_INCLUDES = 64
 _DEEPEST_MODULE = 8
 
 _GITLINK = b"\0\0\xe0\0"
-"""The mode of a submodule in an index."""
+"""The mode of a submodule in the index."""
 
 _SECTION = re.compile(r'\s*\[\s*([\w.-]+)\s*(?:"(?:[^"\\]|\\.)*")?\s*\]')
 _SETTING = re.compile(r"\s*([A-Za-z][\w-]*)\s*=\s*(?:\"([^\"]*)\"|([^#;]*))")
@@ -31,7 +31,7 @@ _HEAD = re.compile(rb"ref:\s*refs/|[0-9a-f]{40}")
 
 
 def pointed_at(path: str, keyword: str) -> str | None:
-    """The path that a file names behind a keyword, as `.git` and `commondir` do; None: it names none."""
+    """The path that a file like `.git` or `commondir` names after a keyword; None if it names none."""
     data = _read(path, _MOST_BYTES)
     line = "" if data is None else os.fsdecode(data).strip()
     named = line[len(keyword) :].strip()
@@ -41,7 +41,7 @@ def pointed_at(path: str, keyword: str) -> str | None:
 
 
 def repository(path: str) -> list[str]:
-    """The folders of the repository that a `.git` is or names; the last one is what worktrees share."""
+    """The folders of the repository that a `.git` is or names; the last one is shared by its worktrees."""
     folder = path if os.path.isdir(path) else pointed_at(path, "gitdir:")
     if folder is None:
         return []
@@ -50,14 +50,14 @@ def repository(path: str) -> list[str]:
 
 
 def is_head(path: str) -> bool:
-    """Whether git takes this for the `HEAD` of a repository."""
+    """Whether git accepts a file as the `HEAD` of a repository."""
     if os.path.islink(path):
         return os.readlink(path).startswith("refs/")
     return _HEAD.match(_read(path, _MOST_BYTES) or b"") is not None
 
 
 def is_found(path: str) -> bool:
-    """Whether git looks no further at this `.git`: it is a file, or a folder with a repository in it."""
+    """Whether git stops its search at this `.git`: it is a file, or a folder with a repository."""
     try:
         if stat.S_ISREG(os.stat(path).st_mode):
             return True
@@ -67,7 +67,7 @@ def is_found(path: str) -> bool:
 
 
 def is_bare(folder: str) -> bool:
-    """Whether git takes a folder itself for a repository."""
+    """Whether git takes the folder itself for a repository."""
     common = pointed_at(f"{folder}/commondir", "") or folder
     return is_head(f"{folder}/HEAD") and all(
         os.path.isdir(f"{common}/{name}") for name in ("objects", "refs")
@@ -75,7 +75,7 @@ def is_bare(folder: str) -> bool:
 
 
 def included(folder: str, common: str) -> list[str]:
-    """The files of settings that those of a repository include, directly or by others; existing or not."""
+    """The settings files that a repository's settings include, directly or not; existing or not."""
     found: dict[str, None] = {}
     pending = [f"{common}/config", f"{folder}/config.worktree"]
     while pending and len(found) < _MOST_INCLUDES:
@@ -95,7 +95,7 @@ def submodules(worktree: str, folder: str, common: str) -> Iterator[str]:
     Args:
         worktree: the folder with the files.
         folder: its repository.
-        common: what its worktrees share; the same, but for linked ones.
+        common: the folder that its worktrees share; the same as `folder` unless the worktree is linked.
     """
     for name in _names(folder):
         if name == "index" or name.startswith("sharedindex."):
@@ -117,9 +117,9 @@ def linked_worktrees(common: str) -> Iterator[str]:
 
 
 def _read(path: str, most: int) -> bytes | None:
-    """At most so much of a regular file; None: there is none."""
+    """At most `most` bytes of a regular file; None if there is none."""
     try:
-        # An ordinary `open` would wait for ever for the other end of a fifo, which a command may have made.
+        # A plain `open` would block on a FIFO, which a command may have made.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             return file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except (OSError, ValueError):
@@ -134,7 +134,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _settings(path: str) -> list[tuple[str, str, str]]:
-    """Sections, keys (both in lower case) and values of a file of settings, without subsections."""
+    """Sections, keys (both in lower case) and values of a settings file, without subsections."""
     data = _read(path, _MOST_BYTES)
     if data is None:
         return []
@@ -162,7 +162,7 @@ def _modules(folder: str, depth: int) -> Iterator[str]:
 
 
 def _gitlinks(path: str, config: str) -> tuple[str, ...]:
-    """The submodules in an index, by their paths in the worktree; the settings say how long digests are."""
+    """The submodules in an index, by their paths in the worktree; `config` says how long digests are."""
     try:
         status = os.stat(path)
     except OSError:
@@ -174,7 +174,7 @@ def _gitlinks(path: str, config: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=64)
 def _gitlinks_of(path: str, config: str, _version: tuple[int, ...]) -> tuple[str, ...]:
     data = _read(path, _MOST_INDEX_BYTES)
-    # Most have none, and are not taken apart.
+    # Most indexes have no submodules, and need no parsing.
     if data is None or _GITLINK not in data:
         return ()
     is_sha256 = ("extensions", "objectformat", "sha256") in _settings(config)
@@ -209,7 +209,7 @@ def _entries(data: bytes, digest_bytes: int) -> Iterator[str]:
 
 
 def _varint(data: bytes, offset: int) -> tuple[int, int]:
-    """A number as packs have it for offsets, and where it ends."""
+    """A number in the offset encoding of packs, and the position after it."""
     value = data[offset] & 0x7F
     while data[offset] & 0x80:
         offset += 1

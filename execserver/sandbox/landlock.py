@@ -1,12 +1,12 @@
-"""The Landlock backend: a view enforced by rights that a thread gives up, without namespaces or mounts.
+"""The Landlock backend: enforces a view by limits of a thread, without namespaces or mounts.
 
-Landlock knows grants only: below a folder that is granted, nothing can be taken away, and nothing can be
-shown that is not there. `unstatable` says of a view why that is not enough; the other views are enforced
-by a `Ruleset`, together with the loss of all capabilities and a seccomp filter.
+Landlock has only grants: below a granted folder nothing can be denied, and no mount can be shown.
+`unstatable` returns why a view needs more than that. The other views are enforced by a `Ruleset`, together
+with the loss of all capabilities and a seccomp filter.
 
-What even then is weaker than with bubblewrap: the names of processes and of folders are seen, System V
-objects of the host are reached, permissions, owners and times of the user's own files can be changed, no
-new pseudo-terminal can be made, `/dev/shm` is out of reach, and background processes outlive the command.
+This is weaker than bubblewrap: the command sees the names of processes and folders, reaches System V objects
+of the host, can change permissions, owners and times of the user's own files, cannot make a pseudo-terminal,
+cannot use `/dev/shm`, and its background processes outlive it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from execserver.sandbox.limited_thread import deny_new_privileges, drop_capabilities, install_filter
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.seccomp_numbers import ARCHITECTURES
-from execserver.sandbox.view import Bind, Hollow, Link, Mask, View
+from execserver.sandbox.thread_limits import deny_new_privileges, drop_capabilities, install_filter
+from execserver.sandbox.view import Bind, Mask, Symlink, Tmpfs, View
 
 MINIMUM_ABI = 6
-"""The first with which no command can signal processes outside (Linux 6.12). Before 3 it could even
-truncate files."""
+"""The first version that keeps commands from signalling processes outside (Linux 6.12). Before version 3
+commands could even truncate files."""
 
 _KNOWN_ABI = 9
 
@@ -43,19 +43,19 @@ _REFER, _TRUNCATE, _IOCTL_DEV, _RESOLVE_UNIX = 1 << 13, 1 << 14, 1 << 15, 1 << 1
 _RIGHTS_SINCE = {1: _FIRST_RIGHTS, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV, 9: _RESOLVE_UNIX}
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV | _RESOLVE_UNIX
-"""What can be said of something that is no folder; the kernel refuses a rule with more (EINVAL)."""
+"""The rights for a path that is not a folder; the kernel refuses a rule with more (EINVAL)."""
 _DEVICE = _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 _TCP = 0b11  # LANDLOCK_ACCESS_NET_BIND_TCP, CONNECT_TCP: ABI 4
 _SCOPE_ABSTRACT_UNIX_SOCKET, _SCOPE_SIGNAL = 1 << 0, 1 << 1  # ABI 6
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
-"""What a program may expect to write to, under every policy. `/dev/pts` is not among them: it holds the
-terminals of all the user's sessions."""
+"""Devices that programs may write to under every policy. `/dev/pts` is not among them: it holds the terminals
+of all the user's sessions."""
 
 _DEVICES_FOLDER = "/dev"
 
-_NOTHING = OwnThings()
+_NOTHING = DaemonPaths()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,12 +74,12 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version of Landlock that the kernel speaks; 0 if it has none or it is off."""
+    """The kernel's version of Landlock; 0 if it has none or it is disabled."""
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))))
 
 
 def unavailable() -> str | None:
-    """Why no view at all can be enforced here, with the fix; None if Landlock is good enough."""
+    """Why Landlock cannot enforce any view here, with the fix; None if it can."""
     if (found := abi()) < MINIMUM_ABI:
         what = f"speaks Landlock ABI {found}" if found else "has no Landlock, or it is not among its `lsm=`"
         return f"the kernel {what}: ABI {MINIMUM_ABI} is needed (Linux 6.12); use bubblewrap instead"
@@ -88,13 +88,13 @@ def unavailable() -> str | None:
     return None
 
 
-def unstatable(view: View, own: OwnThings = _NOTHING) -> str | None:
+def unstatable(view: View, own: DaemonPaths = _NOTHING) -> str | None:
     """Why Landlock cannot enforce a view; None if it can.
 
     Args:
-        view: of any policy.
-        own: the daemon's own things. If the network is off, a mask over one of them can be stated: what is
-            around it is granted piece by piece. The *names* in it can be listed nevertheless.
+        view: the view of any policy.
+        own: the daemon's own files. If the network is off, a mask over one of them can be enforced: all paths
+            around it are granted. The *names* in it can be listed nevertheless.
     """
     if view.base == "write":
         return "Landlock cannot enforce a writable root: what is narrower below it would be writable too"
@@ -106,12 +106,12 @@ def unstatable(view: View, own: OwnThings = _NOTHING) -> str | None:
         match mount:
             case Mask(target):
                 reason = _unstatable_mask(target, view, ours, writable)
-            case Hollow(target):
+            case Tmpfs(target):
                 reason = f"Landlock cannot show an empty folder in the place of {target}"
             case Bind():
                 reason = _unstatable_bind(mount, writable)
-            case Link():
-                reason = None  # On the way to something granted; the host has it too.
+            case Symlink():
+                reason = None  # on the way to a granted path; the host has the link too
         if reason is not None:
             return reason
     return None
@@ -140,21 +140,20 @@ def _unstatable_bind(mount: Bind, writable: Sequence[str]) -> str | None:
 
 
 class Ruleset:
-    """What a thread keeps when it gives up the rest. Holds one descriptor until `close`.
+    """The rights that a thread keeps when it gives up all others. Holds one descriptor until `close`.
 
     Args:
-        read: files and folders that may be read and run, with all that is below. What does not exist is
-            left out: it would not be a right anyway.
-        write: the same, and written.
+        read: files and folders that may be read and executed, with everything below. Missing paths are
+            ignored.
+        write: files and folders that may also be written.
         devices: files that may be opened for writing and controlled by `ioctl`.
-        hidden: what of `read` may not be read after all: everything around it is granted instead, as it is
-            now. Folders that have hidden things somewhere below can be listed, and they themselves too.
-        network: if False, TCP and abstract Unix sockets of processes outside are out of reach as well.
+        hidden: exceptions from `read`: everything around them is granted instead, as it is now. They can
+            still be listed, and so can the folders above them.
+        network: if False, TCP and abstract Unix sockets of processes outside cannot be used either.
 
     Raises:
-        OSError: the kernel has no Landlock, or a path cannot be opened for another reason than that it does
-            not exist or must not be seen.
-        ValueError: something hidden lies in a writable folder.
+        OSError: the kernel has no Landlock, or an existing path that may be seen cannot be opened.
+        ValueError: a hidden path lies in a writable folder.
     """
 
     def __init__(
@@ -187,28 +186,28 @@ class Ruleset:
         cls,
         view: View,
         *,
-        own: OwnThings = _NOTHING,
+        own: DaemonPaths = _NOTHING,
         terminal: str | None = None,
     ) -> Self:
         """The rules for a view whose files are limited.
 
         Args:
-            view: one of which `unstatable(view, own)` has nothing to say.
-            own: the daemon's own things, as for `unstatable`.
-            terminal: the slave of a command's own pseudo-terminal, which must be open for it.
+            view: a view for which `unstatable(view, own)` is None.
+            own: the daemon's own files, as for `unstatable`.
+            terminal: the slave of the command's pseudo-terminal, which the command may open.
 
         Raises:
-            OSError, ValueError: as for the class; and a view that cannot be stated, with the reason.
+            OSError, ValueError: as for the class; ValueError also if the view cannot be enforced.
         """
         reason = unstatable(view, own)
         if reason is not None or view.base == "host":
             raise ValueError(reason or "files are not limited: a seccomp filter alone is enough")
         binds = [each for each in view.mounts if isinstance(each, Bind)]
-        # What programs expect to be there in every sandbox.
+        # Programs need these in every sandbox.
         read = ["/"] if view.base == "read" else ["/proc"]
         write = [each.target for each in binds if each.writable]
         hidden = [each.target for each in view.mounts if isinstance(each, Mask)]
-        # A readable root is no reason to read disks raw, or what is typed into other terminals.
+        # A readable root must not give access to raw disks, or to the input of other terminals.
         if not any(is_below(_DEVICES_FOLDER, folder) for folder in write):
             hidden.append(_DEVICES_FOLDER)
         return cls(
@@ -220,8 +219,10 @@ class Ruleset:
         )
 
     def restrict_self(self, program: bytes) -> None:
-        """Limit the calling thread and what it starts, for ever: no new privileges, no capabilities, these
-        rules, and a seccomp filter (`seccomp.program(…, namespaces_denied=True)`).
+        """Limit the calling thread and its children permanently.
+
+        The limits: no new privileges, no capabilities, these rules, and a seccomp filter
+        (`seccomp.program(…, namespaces_denied=True)`).
 
         Raises:
             OSError: the kernel refused; the thread may have some of the limits.
@@ -232,7 +233,7 @@ class Ruleset:
         install_filter(program)
 
     def close(self) -> None:
-        """Give the descriptor back. Threads that are limited stay so. May be called again."""
+        """Close the descriptor (idempotent). Limited threads stay limited."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -254,8 +255,8 @@ class Ruleset:
         if version >= 6:
             attributes.scoped = _SCOPE_SIGNAL | (0 if network else _SCOPE_ABSTRACT_UNIX_SOCKET)
             size = ctypes.sizeof(_RulesetAttributes)
-        # An older kernel takes the longer structure only if what it does not know is zero; the exact size
-        # says what was meant. The descriptor is close-on-exec.
+        # An older kernel accepts the longer structure only if the unknown part is zero; the exact size avoids
+        # the question. The descriptor is close-on-exec.
         return _call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), ctypes.c_uint32(0))
 
     def _grant(
@@ -274,7 +275,7 @@ class Ruleset:
 
     def _add(self, path: str, rights: int) -> None:
         try:
-            # Paths have no links any more. One that got there since would be followed to who knows where.
+            # The paths have no links. A link that has appeared since must not be followed.
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
@@ -296,10 +297,10 @@ class Ruleset:
 
 
 def _around(root: str, hidden: Sequence[str]) -> Iterator[str]:
-    """Paths that together hold everything below a folder but what is hidden, which lies in it.
+    """Paths that together contain everything below a folder except the hidden paths in it.
 
-    Links are left out: a rule for one would hold for what it leads to. Folders that cannot be listed
-    grant nothing.
+    Links are left out, because a rule for a link applies to its target. Folders that cannot be listed grant
+    nothing.
     """
     if not hidden:
         yield root

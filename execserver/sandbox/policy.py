@@ -1,11 +1,11 @@
-"""From the sandbox context of a request to absolute rules. Pure: nothing is looked up on the disk.
+"""Resolves the sandbox context of a request to absolute rules. Pure: the disk is not read.
 
-`docs/protocol.md`, "Sandbox context". Rules kept in this file:
+`docs/protocol.md`, "Sandbox context". Rules of this module:
 
 1. The most specific path wins; of two entries for one path, `deny` beats `write` beats `read`.
-2. A grant needs everything that it depends on: without workspace roots, `project_roots` grants
-   nothing. A denial that lacks something is taken as wide as it may be meant.
-3. What this version does not know (`unknown`) grants and denies nothing.
+2. A grant needs everything that it depends on: without workspace roots, `project_roots` grants nothing. A
+   denial that lacks something applies as widely as it may be meant.
+3. An entry of a kind that this version does not know (`unknown`) grants and denies nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.path_uri import ForeignPath
-from execserver.protocol.sandbox import (
+from execprotocol.errors import InvalidParams
+from execprotocol.path_uri import ForeignPath
+from execprotocol.sandbox import (
     DisabledPermissions,
     ExternalPermissions,
     FileSystemEntry,
@@ -29,10 +29,12 @@ from execserver.protocol.sandbox import (
     SpecialPath,
     UnrestrictedFileSystem,
 )
+from execserver.sandbox import ENTRIES_FIELD
+from execserver.sandbox.glob_patterns import require_few
 
 PROTECTED_NAMES = (".git", ".agents", ".codex", ".aws")
-"""Direct children of a writable root that stay read-only: what is in them is run, or trusted, by
-programs outside the sandbox."""
+"""Direct children of a writable root that stay read-only: programs outside the sandbox execute or trust their
+content."""
 
 PLATFORM_FOLDERS = (
     "/bin",
@@ -46,13 +48,13 @@ PLATFORM_FOLDERS = (
     "/nix/store",
     "/run/current-system/sw",
 )
-"""What programs need to run at all: the read set of `minimal`."""
+"""Folders that programs need to run at all: the read set of `minimal`."""
 
 _SLASH_TMP = "/tmp"  # noqa: S108 - the entry's own name for it
 
 
 class Access(enum.IntEnum):
-    """What may be done with a path and with everything below it."""
+    """The access to a path and everything below it."""
 
     DENY = 0
     READ = 1
@@ -63,16 +65,16 @@ _ACCESS = {"read": Access.READ, "write": Access.WRITE, "deny": Access.DENY, "non
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What holds from a path on down, until a rule for a deeper path."""
+    """The access to a path and everything below it, except where a deeper rule applies."""
 
     path: str
     access: Access
     skip_missing: bool = False
-    """Whether nothing is to be guarded when the path does not exist."""
+    """Whether a missing path may be created."""
 
 
 class Glob(msgspec.Struct, frozen=True):
-    """What holds for the files and folders that match when the sandbox is made."""
+    """The access to the files and folders that match a pattern when the sandbox is made."""
 
     pattern: str
     """Absolute."""
@@ -81,30 +83,30 @@ class Glob(msgspec.Struct, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What a request may do. Equal policies are enforced by the same fs worker."""
+    """What a request may do. Equal policies share an fs worker."""
 
     unrestricted: bool
-    """No limit on files."""
+    """Whether files are not limited."""
 
     network: bool
     """Whether the network may be used."""
 
     rules: tuple[Rule, ...] = ()
-    """At most one for a path; shallow ones first."""
+    """At most one rule per path; shallow paths first."""
 
     minimal: bool = False
     """Whether the platform's folders may be read."""
 
     globs: tuple[Glob, ...] = ()
     glob_depth: int | None = None
-    """How many levels of folders below a pattern's own folder are searched; None is all."""
+    """Levels of folders to search below a pattern's own folder; None for all."""
 
     unresolved: bool = False
-    """Some entry depends on a working directory or on workspace roots, and there are neither."""
+    """Whether an entry depends on a working directory or workspace roots, and the request has neither."""
 
     @property
     def limits_files(self) -> bool:
-        """Whether any file is out of reach."""
+        """Whether the policy limits access to files."""
         return not self.unrestricted
 
     @property
@@ -114,12 +116,12 @@ class Policy(msgspec.Struct, frozen=True):
 
     @property
     def deny_globs(self) -> tuple[str, ...]:
-        """The patterns of what must not be read."""
+        """The patterns that deny reading."""
         return tuple(glob.pattern for glob in self.globs if glob.access is Access.DENY)
 
     def access(self, path: str) -> Access:
-        """What the rules say of an absolute path, by its text: patterns, links and protected
-        names are not considered.
+        """The access to an absolute path by the text of the rules, without patterns, links and protected
+        names.
         """
         if self.unrestricted:
             return Access.WRITE
@@ -134,13 +136,13 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies in it, by their texts."""
+    """Whether a path equals a folder or lies in it, by their texts."""
     return path == folder or folder == "/" or path.startswith(folder + "/")
 
 
 def normal(path: str) -> str:
-    """An absolute path without `.`, `..` and repeated slashes; links are not looked at."""
-    # Two slashes at the beginning are kept by `normpath`, and mean nothing here.
+    """An absolute path without `.`, `..` and repeated slashes; links are not resolved."""
+    # `normpath` keeps two leading slashes, which mean nothing here.
     return "/" + os.path.normpath(path).lstrip("/")
 
 
@@ -149,8 +151,8 @@ def depth(path: str) -> int:
     return 0 if path == "/" else path.count("/")
 
 
-class Surroundings(msgspec.Struct, frozen=True):
-    """What the entries of a context may refer to, beside what the context itself says."""
+class RequestFolders(msgspec.Struct, frozen=True):
+    """Folders of the request that the entries of a sandbox context may refer to."""
 
     cwd: str | None
     """The working directory of the command; None for `fs/*`."""
@@ -159,12 +161,12 @@ class Surroundings(msgspec.Struct, frozen=True):
     """`TMPDIR` of the command, or of the daemon for `fs/*`."""
 
 
-def resolve(context: SandboxContext, surroundings: Surroundings) -> Policy:
+def resolve(context: SandboxContext, folders: RequestFolders) -> Policy:
     """The policy of a request.
 
     Raises:
-        InvalidParams: a path that is none on this host; the message names the member.
-        InvalidRequest: a pattern that cannot be read, or patterns that are too large.
+        InvalidParams: a path is invalid on this host; the message names the parameter.
+        InvalidRequest: a pattern is malformed, or the patterns are too large.
     """
     permissions = context.permissions
     if isinstance(permissions, DisabledPermissions):
@@ -174,14 +176,14 @@ def resolve(context: SandboxContext, surroundings: Surroundings) -> Policy:
         permissions.file_system, UnrestrictedFileSystem
     ):
         return Policy(unrestricted=True, network=network)
-    return _Resolver(context, surroundings, permissions.file_system).policy(network)
+    return _Resolver(context, folders, permissions.file_system).policy(network)
 
 
 class _Resolver:
-    """The entries of one context on their way to rules."""
+    """Translates the entries of one context to rules."""
 
     def __init__(
-        self, context: SandboxContext, surroundings: Surroundings, file_system: RestrictedFileSystem
+        self, context: SandboxContext, folders: RequestFolders, file_system: RestrictedFileSystem
     ) -> None:
         place = context.policy_context
         self._entries = file_system.entries
@@ -192,8 +194,8 @@ class _Resolver:
             roots = place.workspace_roots
         self._cwd = None if cwd is None else _native(cwd, "sandbox.cwd")
         self._roots = [_native(root, "sandbox.workspaceRoots") for root in roots]
-        self._command_cwd = None if surroundings.cwd is None else normal(surroundings.cwd)
-        self._tmpdirs = _temporary(context, surroundings)
+        self._command_cwd = None if folders.cwd is None else normal(folders.cwd)
+        self._tmpdirs = _temporary(context, folders)
         self._dynamic = False
         self._minimal = False
 
@@ -201,8 +203,6 @@ class _Resolver:
         rules = _strongest(self._rules())
         globs = tuple(dict.fromkeys(self._globs()))
         if globs:
-            from execserver.sandbox.globs import require_few
-
             require_few(tuple(glob.pattern for glob in globs))
         narrowed = any(rule.access is not Access.WRITE for rule in rules) or globs
         return Policy(
@@ -224,12 +224,12 @@ class _Resolver:
     def _paths(self, entry: FileSystemEntry) -> Iterable[str]:
         where = entry.path
         if isinstance(where, LiteralEntryPath):
-            return [_native(where.path, "sandbox.permissions.file_system.entries")]
+            return [_native(where.path, ENTRIES_FIELD)]
         if isinstance(where, GlobEntryPath):
             return []
         value = where.value
         if value.kind == "minimal":
-            # As a whole it can be read or not; it has no single path to write to.
+            # It is readable as a whole or not at all, and never writable.
             self._minimal = self._minimal or entry.access in ("read", "write")
             return []
         return [_joined(base, value.subpath) for base in self._bases(value, entry.access)]
@@ -252,7 +252,7 @@ class _Resolver:
                 return []
 
     def _instead_of_nothing(self, access: str) -> list[str]:
-        """What an entry is about when the folder that it depends on is not given."""
+        """The folders of an entry that depends on a folder which the request lacks: for a denial only."""
         denied = _ACCESS[access] is Access.DENY
         return (
             [folder for folder in (self._cwd, self._command_cwd) if folder is not None][:1] if denied else []
@@ -264,9 +264,7 @@ class _Resolver:
             if not isinstance(where, GlobEntryPath):
                 continue
             if "\0" in where.pattern:
-                raise InvalidParams(
-                    "a glob pattern holds a NUL byte", field="sandbox.permissions.file_system.entries"
-                )
+                raise InvalidParams("a glob pattern holds a NUL byte", field=ENTRIES_FIELD)
             access = _ACCESS[entry.access]
             for pattern in self._absolute(where.pattern, access):
                 yield Glob(pattern, access)
@@ -284,10 +282,10 @@ class _Resolver:
         return [normal(f"{_as_literal(folder)}/{pattern}") for folder in folders]
 
 
-def _temporary(context: SandboxContext, surroundings: Surroundings) -> list[str]:
-    if surroundings.cwd is None and context.temporary_directories is not None:
+def _temporary(context: SandboxContext, folders: RequestFolders) -> list[str]:
+    if folders.cwd is None and context.temporary_directories is not None:
         return [_native(path, "sandbox.temporaryDirectories") for path in context.temporary_directories]
-    tmpdir = surroundings.tmpdir
+    tmpdir = folders.tmpdir
     return [normal(tmpdir)] if tmpdir is not None and tmpdir.startswith("/") else []
 
 
@@ -309,18 +307,18 @@ def _joined(base: str, subpath: str | None) -> str:
     if subpath.startswith("/") or "\0" in subpath or not is_below(path, base):
         raise InvalidParams(
             f"subpath {subpath!r} must be relative and stay below its folder",
-            field="sandbox.permissions.file_system.entries",
+            field=ENTRIES_FIELD,
         )
     return path
 
 
 def _as_literal(folder: str) -> str:
-    """A folder's name as a pattern that matches it and nothing else."""
+    """A pattern that matches only this folder."""
     return "".join(f"[{char}]" if char in "*?[{\\" else char for char in folder)
 
 
 def _strongest(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """One rule for a path, and the shallow ones first."""
+    """The strongest rule for each path, shallow paths first."""
     kept: dict[str, Rule] = {}
     for rule in rules:
         other = kept.get(rule.path)

@@ -1,14 +1,14 @@
-"""What stays read-only in a writable root because programs outside the sandbox act on it.
+"""Protected names: files in a writable root that stay read-only.
 
-A hook in `.git`, a setting in `.codex`: programs outside run or trust these. So each direct child of a
-writable root that has such a name is narrowed, also when it is missing: then its place is taken, or a command
-could make it. Of git that is more than `.git` (`git_files.py`):
+Programs outside the sandbox execute or trust them: a hook in `.git`, a setting in `.codex`. So each direct
+child of a writable root with such a name is read-only. A missing one is mounted over, so that a command
+cannot create it. For git, more than `.git` is protected (`git_files.py`):
 
-1. The folders that a file `.git` names, and the files that the settings include.
-2. A root without a usable `.git`: with `HEAD`, `objects` and `refs` it is itself a repository to git, with
-   settings of its own. One that has a valid `HEAD` is read-only. One that has none is watched
+1. The folders that a `.git` file names, and the files that the settings include.
+2. A root without a usable `.git`: with `HEAD`, `objects` and `refs`, git takes the root itself for a
+   repository. If it has a valid `HEAD`, it is read-only; if it has no `HEAD`, it is watched
    (`bare_roots.py`).
-3. `.git` of submodules and of linked worktrees: `git status` in the root looks into submodules.
+3. `.git` of submodules and of linked worktrees: `git status` in the root reads submodules too.
 """
 
 from __future__ import annotations
@@ -16,41 +16,38 @@ from __future__ import annotations
 import os
 import stat
 
-from execserver.sandbox import git_files
-from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
+from execserver.sandbox import git_files, refused
+from execserver.sandbox.disk import ResolvedPath, replaceable_inside, resolve_path, writable_inside
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, is_below
-from execserver.sandbox.refusal import refused
 from execserver.sandbox.tree import Tree
 from execserver.telemetry.logs import Logger
 
 log = Logger()
 
 _MOST_REPOSITORIES = 256
-"""Of one root, submodules in submodules among them."""
-
-_ENTRIES = "sandbox.permissions.file_system.entries"
+"""In one root, including nested submodules."""
 
 
 def protect(tree: Tree) -> None:
-    """Narrow what programs outside trust in all writable folders of a tree.
+    """Make the protected names in all writable folders of a tree read-only.
 
     Raises:
-        InvalidRequest: a symbolic link that a command could replace leads to it.
+        InvalidRequest: a symbolic link to one of them could be replaced by a command.
     """
     roots = tree.writable_folders()
     for root in roots:
-        _Root(tree, root.rstrip("/"), roots).protect()
+        _WritableRoot(tree, root.rstrip("/"), roots).protect()
 
 
-class _Root:
-    """One writable folder, `path` without a slash at its end."""
+class _WritableRoot:
+    """One writable folder; `path` has no trailing slash."""
 
     def __init__(self, tree: Tree, path: str, roots: list[str]) -> None:
         self._tree = tree
         self._path = path
         self._roots = roots
         self._seen: set[str] = set()
-        """Repositories that were looked at."""
+        """Repositories that were handled."""
 
     def protect(self) -> None:
         paths = [f"{self._path}/{name}" for name in PROTECTED_NAMES]
@@ -65,21 +62,21 @@ class _Root:
                 self._tree.guard(path)
 
     def _is_repository_of_a_root(self) -> bool:
-        """Whether this is what a `.git` leads to, so that an entry that makes it writable is meant."""
-        if ".git" in self._path.split("/"):  # that of a submodule lies in `.git/modules`
+        """Whether the root is the target of a `.git`: then an entry makes it writable on purpose."""
+        if ".git" in self._path.split("/"):  # a submodule's repository lies in `.git/modules`
             return True
         files = (f"{root.rstrip('/')}/.git" for root in self._roots if root.rstrip("/") != self._path)
         found = (each for file in files for each in git_files.repository(file))
         return any(os.path.realpath(each) == self._path for each in found)
 
     def _protect_head(self) -> bool:
-        """Keep the root from being taken for a repository; True: it is one, and read-only now."""
+        """Keep git from trusting the root as a repository; returns whether it is one and now read-only."""
         path, folder = f"{self._path}/HEAD", self._path or "/"
         try:
             root = os.stat(folder)
         except OSError:
             return False
-        # A folder like /tmp is no repository to git where it is another user's (`safe.directory`).
+        # Git ignores a repository in a folder of another user, like /tmp (`safe.directory`).
         is_sticky = bool(root.st_mode & stat.S_ISVTX)
         if is_sticky and root.st_uid != os.geteuid():
             return False
@@ -91,15 +88,15 @@ class _Root:
         if not git_files.is_head(path):
             self._protect(path)
             return False
-        # Where it is ours, another user's file in it is that user's affair.
+        # In our own sticky folder, a file of another user is not ours to protect.
         if is_sticky and status.st_uid != os.geteuid():
             return False
         log.warning("a writable root is a bare git repository, and read-only")
-        self._tree.narrow(Place(folder, root, None, ()))
+        self._tree.narrow(ResolvedPath(folder, root, None, ()))
         return True
 
     def _protect(self, path: str) -> bool:
-        """Narrow one name; False: it is missing."""
+        """Make one name read-only; returns False if it is missing."""
         try:
             status = os.lstat(path)
         except OSError:
@@ -107,27 +104,25 @@ class _Root:
         if stat.S_ISLNK(status.st_mode):
             self._protect_link(path)
             return True
-        self._narrow(Place(path, status, None, ()))
+        self._narrow(ResolvedPath(path, status, None, ()))
         if path.endswith("/.git"):
             self._protect_repository(path)
         return True
 
-    def _narrow(self, place: Place) -> None:
+    def _narrow(self, place: ResolvedPath) -> None:
         self._tree.narrow(place)
-        if place.is_folder and may_be_stand_in(place.path):
+        if place.is_folder and may_be_mount_point(place.path):
             self._tree.guard(place.path)
 
     def _protect_link(self, path: str) -> None:
-        place = locate(path)
+        place = resolve_path(path)
         if replaceable_inside(path):
             # A commit writes to the repository, wherever it is.
             is_repository = place is not None and place.is_folder and path.endswith("/.git")
             commits = f", and one for {place.path} to commit" if place is not None and is_repository else ""
             raise refused(
-                f"{path} is a symbolic link, and nothing can keep a command from replacing it: put what it "
-                f"leads to in its place, or add an entry with access `write` for {path} if that is meant"
-                f"{commits}",
-                _ENTRIES,
+                f"{path} is a symbolic link, which a command could replace: replace it by its target, or add "
+                f"an entry with access `write` for {path} if commands may change it{commits}",
             )
         if place is not None and place.exists and any(is_below(place.path, root) for root in self._roots):
             self._tree.narrow(place)
@@ -135,7 +130,7 @@ class _Root:
     # -- repositories
 
     def _protect_repository(self, path: str) -> None:
-        """What belongs to the repository of a `.git`."""
+        """Protect the files of the repository of a `.git`."""
         found = git_files.repository(path)
         folder = next(iter(found), None)
         if folder is None or folder in self._seen:
@@ -144,7 +139,6 @@ class _Root:
             raise refused(
                 f"{self._path} has more than {_MOST_REPOSITORIES} submodules and worktrees, and each of them "
                 "has to be protected: make folders below it writable",
-                _ENTRIES,
             )
         self._seen.add(folder)
         common = found[-1]
@@ -161,8 +155,9 @@ class _Root:
                 self._protect_checkout(checkout, path)
 
     def _protect_checkout(self, folder: str, source: str) -> None:
-        """The `.git` of a folder that git looks into; where it is missing, the folder: an empty `.git` in a
-        submodule is an error to git.
+        """Protect the `.git` of a submodule or linked worktree.
+
+        If the `.git` is missing, protect the folder: git fails on a submodule with an empty `.git`.
         """
         place = self._located(folder, source)
         if place is None:
@@ -175,47 +170,51 @@ class _Root:
                 self._narrow(place)
 
     def _protect_pointed_at(self, path: str, source: str, common: str) -> None:
-        """What a repository names, unless an entry opens it: a commit in a linked worktree needs that."""
+        """Protect a file or folder that a repository names, unless an entry makes it writable.
+
+        A commit in a linked worktree needs such an entry.
+        """
         place = self._located(path, source)
         if place is None:
             return
         rule = self._tree.rule_for(place.path)
         if not place.exists:
-            # Git would take what a command makes there.
+            # Git would use a file that a command creates there.
             self._guard_missing(place)
         elif self._tree.at(rule) is Access.WRITE and not is_below(rule, os.path.realpath(common)):
             self._narrow(place)
 
-    def _guard_missing(self, place: Place) -> None:
+    def _guard_missing(self, place: ResolvedPath) -> None:
         missing = place.missing or place.path
         parent = os.path.dirname(missing)
         if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
             self._tree.guard(missing)
 
-    def _located(self, path: str, source: str) -> Place | None:
-        """Where a path of git's leads; None: nowhere.
+    def _located(self, path: str, source: str) -> ResolvedPath | None:
+        """Resolve a path in git's files; None if it has too many links.
 
         Raises:
-            InvalidRequest: through a link that a command could replace.
+            InvalidRequest: it leads through a link that a command could replace.
         """
-        place = locate(path)
+        place = resolve_path(path)
         for link, _ in place.links if place is not None else ():
             if self._tree.at(os.path.dirname(link)) is Access.WRITE and replaceable_inside(link):
                 raise refused(
-                    f"{source} leads through the symbolic link {link}, and nothing can keep a command from "
-                    "replacing it: put what it leads to in its place",
-                    _ENTRIES,
+                    f"{source} leads through the symbolic link {link}, which a command could replace: "
+                    "replace the link by its target",
                 )
         return place
 
 
-def may_be_stand_in(path: str) -> bool:
-    """Whether a folder is empty, and so may be another command's mount point: it would be gone with that one,
-    and has to be asked for like one that is missing.
+def may_be_mount_point(path: str) -> bool:
+    """Whether a folder is empty, and so may be the mount point of another command.
+
+    Such a folder disappears with that command, so it has to be acquired like a missing one.
     """
     try:
         with os.scandir(path) as scan:
             return next(scan, None) is None
     except OSError:
-        # Removed just now: it was a mount point. What may not be listed is told apart when it is taken.
+        # It was removed meanwhile, so it was a mount point. A folder that cannot be listed is checked later,
+        # when it is acquired.
         return True

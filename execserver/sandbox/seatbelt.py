@@ -1,14 +1,14 @@
-"""Confinement on macOS: a Seatbelt profile for `/usr/bin/sandbox-exec`. Pure text, untested on macOS.
+"""Confinement on macOS: a Seatbelt profile for `/usr/bin/sandbox-exec`. Untested on macOS.
 
-Nobody ran this on a Mac: the tests look at the text. `docs/explanation/security.md` says so.
+The tests check only the text of the profile (`docs/explanation/security.md`).
 
-Rules kept in this file:
+Rules of this module:
 
-1. No path is ever written into the profile: each is a parameter (`-DNAME=VALUE`), so that no character of
-   a name can end a string and grant something.
-2. Everything is denied that is not allowed. Of several rules the last that fits decides, so what must not
-   be lifted again (container sockets) stands at the end.
-3. Seatbelt sees real paths. `/tmp`, `/var` and `/etc` are links into `/private`.
+1. No path is written into the profile: each is a parameter (`-DNAME=VALUE`), so that no character of a name
+   can end a string and grant something.
+2. Everything is denied that is not allowed. The last matching rule decides, so denials that no grant may
+   override (container sockets) come last.
+3. Seatbelt matches real paths. `/tmp`, `/var` and `/etc` are links into `/private`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from types import MappingProxyType
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, Policy, is_below
 
 PROGRAM = "/usr/bin/sandbox-exec"
-"""Always by this path: one in `PATH` might be anybody's."""
+"""Never looked up in `PATH`, which may name a folder that others can write to."""
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({"CODEX_SANDBOX": "seatbelt"})
-"""What the reference sets for a command in Seatbelt."""
+"""The variable that the reference sets for a command in Seatbelt."""
 
 PLATFORM_FOLDERS = (
     "/bin",
@@ -38,7 +38,7 @@ PLATFORM_FOLDERS = (
     "/private/var/select",
     "/nix/store",
 )
-"""What programs of macOS need to run at all: the read set of `minimal`."""
+"""Folders that programs of macOS need to run at all: the read set of `minimal`."""
 
 _CONTAINER_SOCKETS = (
     "/private/var/run/docker.sock",
@@ -125,7 +125,7 @@ _NETWORK = """\
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A folder or file, with what is left out below it. Absolute real paths."""
+    """A folder or file, and the paths excluded below it. Absolute real paths."""
 
     path: str
     excluded: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What a command may touch, in Seatbelt's terms."""
+    """The access of a command, in Seatbelt's terms."""
 
     readable: tuple[Root, ...]
     writable: tuple[Root, ...]
@@ -159,16 +159,15 @@ def grants(
     exists: Callable[[str], bool] = os.path.lexists,
     real: Callable[[str], str] = os.path.realpath,
 ) -> Grants:
-    """A policy's rules as roots. The only part that looks at the disk, by `exists` and `real`.
+    """A policy's rules as roots. The only function that reads the disk, by `exists` and `real`.
 
     Args:
-        policy: what a request may do.
+        policy: the policy of a request.
         home: the home of the daemon's user.
-        denied: paths beside those of the policy that nobody inside may read: what its patterns match, and
-            the daemon's own things.
-        read_only: paths that must not be written: what a `.git` file points to.
-        exists: whether there is something at a path. A writable root that is missing grants nothing.
-        real: a path without links.
+        denied: more paths to deny: matches of the policy's patterns, and the daemon's own files.
+        read_only: paths that must not be written: the targets of `.git` files.
+        exists: whether a path exists. A missing writable root grants nothing.
+        real: returns a path without links.
     """
     if policy.unrestricted:
         left_out = tuple(canonical(real(path)) for path in denied)
@@ -181,7 +180,7 @@ def grants(
     guarded = [canonical(real(path)) for path in read_only]
     for path, access in list(rules.items()):
         if access is Access.WRITE:
-            # By name, before links are followed: the name itself must not be replaced either.
+            # By name, before links are resolved: the name itself must not be replaced either.
             guarded += [os.path.join(path, name) for name in PROTECTED_NAMES]
     guarded = [path for path in guarded if path not in rules]
     readable = [
@@ -198,7 +197,7 @@ def grants(
 
 
 def canonical(path: str) -> str:
-    """An absolute path as Seatbelt sees it: macOS's links at the root followed, `.` and `..` taken out."""
+    """An absolute path as Seatbelt sees it: macOS's links at the root resolved, without `.` and `..`."""
     if not path.startswith("/") or "\0" in path:
         raise ValueError(f"{path!r} is no absolute path")
     path = "/" + os.path.normpath(path).lstrip("/")
@@ -209,7 +208,7 @@ def canonical(path: str) -> str:
 
 
 def profile(granted: Grants) -> Profile:
-    """The profile text, which holds no path of the grants, and the parameters that do.
+    """The profile text, without paths of the grants, and the parameters with these paths.
 
     Raises:
         ValueError: a path is not absolute, or holds a NUL byte.
@@ -245,7 +244,7 @@ def arguments(made: Profile, command: Sequence[str]) -> list[str]:
 
 
 class _Parameters:
-    """Gives each value a name, and writes the reference to it."""
+    """Collects parameters, and returns the references to them."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -258,8 +257,8 @@ class _Parameters:
 def _allowed(prefix: str, roots: Iterable[Root], parameters: _Parameters, *, pinned: bool) -> Iterator[str]:
     """A condition for each root.
 
-    `pinned`: the folders on the way to what is left out, and the root, stay where they are. Rules go by path:
-    in a folder that is moved, what is left out would be found under a path that is not.
+    `pinned`: the root and the folders above excluded paths cannot be moved. Rules match paths: in a moved
+    folder, an excluded path would have a new name that no rule excludes.
     """
     for number, root in enumerate(roots):
         name = f"{prefix}_{number}"
@@ -270,7 +269,7 @@ def _allowed(prefix: str, roots: Iterable[Root], parameters: _Parameters, *, pin
         without = []
         for index, path in enumerate(root.excluded):
             reference = parameters.add(f"{name}_EXCLUDED_{index}", path)
-            # Both: whether `subpath` covers a name that does not exist yet is not documented.
+            # Both: it is not documented whether `subpath` covers a name that does not exist yet.
             without += [f"(require-not (literal {reference}))", f"(require-not (subpath {reference}))"]
         for index, path in enumerate(_on_the_way(root) if pinned else ()):
             without.append(f"(require-not (literal {parameters.add(f'{name}_PINNED_{index}', path)}))")
@@ -289,7 +288,7 @@ def _on_the_way(root: Root) -> list[str]:
 
 
 def _ancestors(roots: Iterable[Root], parameters: _Parameters) -> list[str]:
-    """Folders on the way to what may be read: programs look at them to find out where they are."""
+    """Folders above readable paths: programs stat them to find their own location."""
     folders = set()
     for root in roots:
         path = canonical(root.path)
@@ -306,7 +305,7 @@ def _ancestors(roots: Iterable[Root], parameters: _Parameters) -> list[str]:
 
 
 def _container_sockets(home: str | None, parameters: _Parameters) -> str:
-    """Who reaches a container daemon can have any folder of the machine mounted."""
+    """A denial of container sockets: a container daemon mounts any folder of the machine for its clients."""
     paths = [*_CONTAINER_SOCKETS]
     if home is not None:
         paths += [os.path.join(home, name) for name in _CONTAINER_FOLDERS_AT_HOME]

@@ -1,16 +1,15 @@
-"""The seccomp filters of sandboxed commands, as programs for the kernel. Pure.
+"""The seccomp filters of sandboxed commands: the system calls that are refused. Pure.
 
-Which system calls a sandboxed command may not make. What is not named here is allowed. A refused call
-fails with EPERM; a call through another architecture's gate, where the numbers mean other things, ends
-the process with SIGSYS (exit 159).
+All other system calls are allowed. A refused call fails with EPERM. A call by another architecture's entry,
+where the numbers mean other calls, ends the process with SIGSYS (exit 159).
 
-Rules kept in this file:
+Rules of this module:
 
-1. A flag or number that the kernel takes as 32 bits is compared as 32 bits: the upper half of the register
-   is the caller's to fill, and a comparison of all 64 bits could be walked around with it.
-2. Where new flags may come (`unshare`), the harmless ones are named and all others refused.
-3. The chain of comparisons is flat: for numbers whose answer does not depend on arguments the kernel keeps
-   the answer in a bitmap, so that its length costs nothing.
+1. A flag or number that the kernel takes as 32 bits is compared as 32 bits: the caller could fill the upper
+   half of the register to evade a comparison of all 64 bits.
+2. Where new flags may be added (`unshare`), the harmless flags are listed and all others refused.
+3. The chain of comparisons is flat: the kernel keeps answers that depend only on the number in a bitmap, so
+   that the length of the chain costs nothing.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _ARGUMENTS = 16
 
 _X32_BIT = 0x4000_0000
 _NO_CALL = 0xFFFF_FFFF
-"""Number -1: a debugger put it there to skip a call. It is no call of the x32 gate."""
+"""Number -1, by which a debugger skips a call; not an x32 call."""
 
 _AF_UNIX = 1
 _AF_VSOCK = 40
 _SOCK_STREAM = 1
 _SOCK_SEQPACKET = 5
 _SOCK_TYPE_MASK = 0xF
-"""The rest of `type` are SOCK_CLOEXEC and SOCK_NONBLOCK."""
+"""The other bits of `type` are SOCK_CLOEXEC and SOCK_NONBLOCK."""
 
 _PRIO_PROCESS = 0
 _IOPRIO_WHO_PROCESS = 1
@@ -52,37 +51,37 @@ _TIOCSTI = 0x5412
 _TIOCLINUX = 0x541C
 
 _CLONE_NEW = 0x7E02_0000
-"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME (0x80) lies where `clone`
-has the exit signal, so that `clone` cannot make one."""
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. `clone` cannot make a time namespace:
+CLONE_NEWTIME (0x80) lies in the bits of its exit signal."""
 
 _UNSHARE_HARMLESS = 0x0005_0F00
-"""CLONE_VM, FS, FILES, SIGHAND, THREAD, SYSVSEM: own copies of what threads share."""
+"""CLONE_VM, FS, FILES, SIGHAND, THREAD, SYSVSEM: unshare what threads share."""
 
 
 class UnknownArchitectureError(Exception):
-    """There is no table of system calls for this machine."""
+    """The machine has no table of system calls."""
 
 
 ALWAYS_REFUSED = (
-    # A ring does what the filter refuses, unseen by it.
+    # A ring makes calls that the filter does not see.
     "io_uring_setup",
     "io_uring_enter",
     "io_uring_register",
-    # Much kernel code that nothing in a sandbox needs.
+    # A large attack surface that no sandboxed command needs.
     "bpf",
     # Keyrings belong to the user, not to the sandbox.
     "keyctl",
     "add_key",
     "request_key",
-    # It takes descriptors out of other processes, the first one among them.
+    # It copies descriptors of other processes, also of process 1.
     "pidfd_getfd",
 )
-"""And `ioctl` with TIOCSTI or TIOCLINUX: they type into the terminal that the caller reads. And `TRACING` and
-`pidfd_open` of process 1: in a pid namespace that is bubblewrap, which has no filter and was opened on the
-host."""
+"""And `ioctl` with TIOCSTI or TIOCLINUX, which insert input into the caller's terminal. And `TRACING` and
+`pidfd_open` of process 1: in a pid namespace that is bubblewrap, which has no filter and whose program is a
+file of the host."""
 
 TRACING = ("ptrace", "process_vm_readv", "process_vm_writev")
-"""What debuggers do to other processes."""
+"""Calls of debuggers."""
 
 REFUSED_WITHOUT_NETWORK = (
     # Other processes may have the network.
@@ -93,14 +92,14 @@ REFUSED_WITHOUT_NETWORK = (
     "bind",
     "listen",
 )
-"""And `sendto` with an address, and `socket` and `socketpair` but for Unix streams and sequenced packets.
+"""And `sendto` with an address, and `socket` and `socketpair` except for Unix streams and sequenced packets.
 
-What remains makes the two ends of a pair work wholly, and reaches nothing else:
+The remaining calls suffice for socket pairs, and reach no other socket:
 
 - `send` is `sendto` without an address; threads of asyncio and `child_process` of Node need it.
-- The address of `sendmsg` and `sendmmsg` lies in memory, where a filter cannot look. The kernel fails for a
-  stream that has one (EISCONN, or EOPNOTSUPP without a peer), and sends sequenced packets to the peer all the
-  same. A datagram would go to any Unix socket of the host, so that there are no datagrams, in pairs either.
+- The address of `sendmsg` and `sendmmsg` lies in memory, which a filter cannot read. With an address the
+  kernel fails for a stream (EISCONN, or EOPNOTSUPP without a peer), and sends sequenced packets to the peer
+  anyway. A datagram would go to any Unix socket of the host, so datagrams are refused, also in pairs.
 - The others (`shutdown`, `getsockopt`, `setsockopt`, `getsockname`, `getpeername`, `recv…`) take no address.
 """
 
@@ -119,13 +118,13 @@ REFUSED_WITHOUT_NAMESPACES = (
     "setns",
     "chroot",
 )
-"""And `unshare` and `clone` of namespaces. `clone3`, whose flags lie in memory, is not implemented: C
-libraries then use `clone`.
+"""And `unshare` and `clone` with flags for namespaces. `clone3`, whose flags lie in memory, fails with
+ENOSYS: C libraries then use `clone`.
 
-And limits, priorities and processors of processes that the caller names: the user's own outside have numbers
-here. So a thread can be given none of these by another thread. And RLIMIT_RTTIME, by which listeners tell
-what is confined (`transports/local_peers.py`); and, with the network on, Unix sockets but for pairs: nothing
-else covers those of the host."""
+And limits, priorities and CPU affinity of a process given by number, because processes outside can be named
+here; so a thread cannot change those of another thread. And RLIMIT_RTTIME, by which listeners recognize
+confined processes (`transports/local_peers.py`). And, with the network on, Unix sockets except pairs: nothing
+else hides the host's sockets."""
 
 
 def program(
@@ -141,18 +140,16 @@ def program(
     Args:
         network: whether the network may be used.
         files_limited: whether the policy limits files.
-        namespaces_denied: refuse the making and entering of namespaces, mounts and `chroot` too, where
-            nothing else does.
+        namespaces_denied: whether to refuse namespaces, mounts and `chroot` too, if nothing else does.
         tracing: with the network, whether a command may trace its own processes (`TRACING`).
-        architecture: as `platform.machine()` has it.
+        architecture: as `platform.machine()` returns it.
 
     Raises:
-        UnknownArchitectureError: no table for the architecture.
-        ValueError: neither files nor network are limited, so that nothing is to be refused.
+        UnknownArchitectureError: the architecture has no table.
+        ValueError: neither files nor the network are limited.
 
-    What is always refused is refused without limits on files too: typing into the terminal of the caller
-    would be a way around any limit. Otherwise `files_limited` decides only whether there is a filter while
-    the network is enabled.
+    `ALWAYS_REFUSED` does not depend on limits on files: inserting input into the caller's terminal would
+    evade any limit. `files_limited` decides only whether there is a filter while the network is enabled.
     """
     if network and not files_limited:
         raise ValueError("a policy that limits neither files nor the network has no seccomp filter")
@@ -168,7 +165,7 @@ def program(
 
 
 _Examined = list[tuple[tuple[str, ...], Callable[[Assembler], None]]]
-"""Calls whose arguments decide, and the instructions that do."""
+"""Calls that are refused by their arguments, and the code that examines these."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -247,12 +244,12 @@ def _assemble(
 
 
 def _load_argument(code: Assembler, index: int, *, upper: bool = False) -> None:
-    """32 bits of an argument, the lower ones unless told otherwise: both machines are little-endian."""
+    """Load 32 bits of an argument, by default the lower ones: both machines are little-endian."""
     code.load(_ARGUMENTS + 8 * index + 4 * upper)
 
 
 def _examine_first_process(code: Assembler, *, index: int) -> None:
-    """Refuse what is done to process 1."""
+    """Refuse calls for process 1."""
     _load_argument(code, index)
     code.if_equal(1, then="refuse")
     code.leave(ALLOW)
@@ -267,7 +264,7 @@ def _examine_arguments(code: Assembler, *, values: Sequence[int]) -> None:
 
 
 def _examine_limits(code: Assembler) -> None:
-    """Of `prlimit64`: the caller's own but for its tag, and reading those of others."""
+    """For `prlimit64`: allow the caller's own limits, except its tag, and reading other processes' limits."""
     _load_argument(code, 1)
     code.if_equal(resource.RLIMIT_RTTIME, then="new limit")
     _load_argument(code, 0)
@@ -300,7 +297,7 @@ def _examine_socket(code: Assembler) -> None:
 
 
 def _examine_no_address(code: Assembler) -> None:
-    """Of `sendto`: only without an address, which is a pointer of 64 bits; its length means nothing then."""
+    """For `sendto`: allow only a null address, a 64-bit pointer; the kernel ignores its length then."""
     for upper in (False, True):
         _load_argument(code, 4, upper=upper)
         code.if_equal(0, otherwise="refuse")
@@ -308,7 +305,7 @@ def _examine_no_address(code: Assembler) -> None:
 
 
 def _examine_pair(code: Assembler) -> None:
-    """Of `socketpair` with the network: one of Unix datagrams could send to any socket of the host."""
+    """For `socketpair` with the network: a pair of Unix datagrams could send to any socket of the host."""
     _load_argument(code, 0)
     code.if_equal(_AF_VSOCK, then="refuse")
     code.if_equal(_AF_UNIX, otherwise="allow stream")
@@ -338,8 +335,9 @@ def _examine_vsock(code: Assembler) -> None:
 
 
 def _examine_flags(code: Assembler, *, forbidden: int) -> None:
-    """Of `clone` and `unshare`: on both machines the flags are the first argument, and of its 64 bits the
-    kernel either ignores the upper 32 (`clone`) or fails if one is set (`unshare`).
+    """For `clone` and `unshare`: refuse flags of namespaces, in the first argument on both machines.
+
+    The kernel ignores its upper 32 bits (`clone`) or fails if one is set (`unshare`).
     """
     _load_argument(code, 0)
     code.if_any_bit(forbidden, then="refuse")

@@ -1,11 +1,10 @@
-"""An assembler for the small part of classic BPF that a seccomp filter needs. Pure.
+"""An assembler for the part of classic BPF that a seccomp filter needs. Pure.
 
-Rules kept in this file:
+Rules of this module:
 
 1. A program reads the call with `load`, compares, and ends every path with `leave`.
-2. Jumps name labels and go forward only: a program always ends.
-3. What the kernel would refuse, or would run differently from what was meant (a jump that is too far for
-   its 8 bits), is an error here.
+2. Jumps name labels and go only forward, so a program always ends.
+3. A program that the kernel would refuse or misinterpret (a jump that is too far for its 8 bits) is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FURTHEST = 255
 """The two distances of a conditional jump have 8 bits each."""
 
 _LONGEST = 4096
-"""BPF_MAXINSNS: the kernel takes no longer program."""
+"""BPF_MAXINSNS, the kernel's limit."""
 
 _CALL_SIZE = 64
 """Bytes of `struct seccomp_data`."""
@@ -33,7 +32,7 @@ _INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
 
 
 class AssemblyError(Exception):
-    """The program cannot be expressed; a mistake in this package, not in a request."""
+    """The program is invalid: a mistake in this package, not in a request."""
 
 
 class _Instruction(msgspec.Struct):
@@ -51,7 +50,7 @@ class Assembler:
         self._labels: dict[str, int] = {}
 
     def load(self, offset: int) -> None:
-        """Take the 32-bit word at a byte offset of `struct seccomp_data`.
+        """Load the 32-bit word at a byte offset of `struct seccomp_data`.
 
         Raises:
             AssemblyError: the word is not aligned or not in the structure.
@@ -65,7 +64,7 @@ class Assembler:
         self._add(_AND, bits)
 
     def if_equal(self, value: int, then: str | None = None, otherwise: str | None = None) -> None:
-        """Jump by comparison with the word; without a label, go on with the next instruction."""
+        """Jump by comparison with the word; without a label, continue with the next instruction."""
         self._add(_JUMP_EQUAL, value, then, otherwise)
 
     def if_any_bit(self, bits: int, then: str | None = None, otherwise: str | None = None) -> None:
@@ -90,8 +89,8 @@ class Assembler:
         """The program as an array of `struct sock_filter`.
 
         Raises:
-            AssemblyError: a label that is missing, behind, or too far; an end without an action; a program
-                that is too long.
+            AssemblyError: a label is missing, behind the jump, or too far; the program does not end with an
+                action, or is too long.
         """
         if not self._instructions or self._instructions[-1].code != _RETURN:
             raise AssemblyError("a filter must end with an action")

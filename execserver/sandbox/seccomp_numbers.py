@@ -1,4 +1,4 @@
-"""The numbers of the system calls that seccomp filters name, by machine."""
+"""Numbers of system calls by machine, for seccomp filters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 
 
 class Architecture(msgspec.Struct, frozen=True, eq=False):
-    """What a filter must know of a machine."""
+    """The constants of a machine that a filter needs."""
 
     audit: int
-    """AUDIT_ARCH_…: which gate a call came through."""
+    """AUDIT_ARCH_…, by which the kernel tells the entry of a call."""
 
     numbers: Mapping[str, int]
     """System call numbers by name."""
@@ -21,7 +21,7 @@ class Architecture(msgspec.Struct, frozen=True, eq=False):
     """Whether a bit of the number selects a second table under the same audit value."""
 
 
-# The same on every machine that got them: calls since Linux 5.1.
+# Calls since Linux 5.1 have the same numbers on every machine.
 _COMMON = {
     "io_uring_setup": 425,
     "io_uring_enter": 426,

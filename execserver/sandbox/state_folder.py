@@ -1,8 +1,7 @@
-"""The folder of the daemon's user for what outlives a daemon, and the empty things that masks are made of.
+"""The state folder: private state of the daemon's user that outlives a daemon, and the files for masks.
 
-Several daemons of one user share it: what one of them left behind, another one finds. It is private,
-because what lies in it decides what is removed from workspaces and what a sandbox shows in the place of
-what it hides.
+The daemons of one user share it, so that one daemon finds what another left behind. It is private, because
+its content decides which files are removed from workspaces, and what a sandbox shows instead of hidden files.
 """
 
 from __future__ import annotations
@@ -14,38 +13,40 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from execserver.folders import FolderError, open_private, runtime_folder, state_folder, state_reason
+from execserver.private_folder import FolderError, open_private, runtime_folder, state_folder, state_reason
 
 _NAME = "execserver"
-"""Of our folder below one that others may read."""
+"""The name of our folder below a folder that others may read."""
 _EMPTY_FILE, _EMPTY_FOLDER = "empty-file", "empty-folder"
-# Daemons that start together may each replace what the other one has just made, once.
+# Daemons that start together may each replace the file that the other one has just made.
 _ATTEMPTS = 10
 
 
 class StateFolderError(Exception):
-    """There is no private folder for state; the text names the path and the way out."""
+    """There is no private folder for state; the text names the path and the fix."""
 
 
 def open_state_folder(configured: str | None, environment: Mapping[str, str], uid: int) -> str:
-    """The absolute path, free of symbolic links, of a folder that is `uid`'s alone (mode 0700); created
-    when missing.
+    """Open the private state folder of a user (mode 0700), which is created if missing.
 
-    The first that is given: `configured`, `$RUNTIME_DIRECTORY` (the first of several),
-    `$XDG_STATE_HOME/execserver`, `~/.local/state/execserver`. One that is given and cannot be used is an
-    error: another place would hold another daemon's state.
+    The first that is set: `configured`, `$RUNTIME_DIRECTORY` (the first of several),
+    `$XDG_STATE_HOME/execserver`, `~/.local/state/execserver`. If it is set and cannot be used, that is an
+    error: another folder would hold another daemon's state.
 
-    systemd makes a runtime folder with mode 0755 unless the unit says otherwise. That is as good as a home
-    folder, nobody else can write it, and so it is no reason to refuse to run: then `execserver` inside of
-    it, with 0700, is ours.
+    systemd makes a runtime folder with mode 0755 by default. Other users can read but not write it, so it is
+    not refused; the state folder is then `execserver` in it, with mode 0700.
 
     Args:
         configured: the setting `spool_dir`.
-        environment: the daemon's own.
-        uid: the user to whom the folder must belong: the daemon's effective one.
+        environment: the daemon's environment.
+        uid: the owner that the folder must have: the daemon's effective user.
+
+    Returns:
+        The absolute path, without symbolic links.
 
     Raises:
-        StateFolderError: a symbolic link, no folder, of another user, open to others, or not to be made.
+        StateFolderError: the path is a symbolic link or not a folder, belongs to another user, is open to
+            others, or cannot be created.
     """
     try:
         if configured is None and (runtime := runtime_folder(environment)) is not None:
@@ -61,7 +62,7 @@ def open_state_folder(configured: str | None, environment: Mapping[str, str], ui
 
 
 def reason_for(configured: str | None, environment: Mapping[str, str]) -> str:
-    """Why `open_state_folder` takes the place that it takes."""
+    """The setting or variable from which `open_state_folder` takes the path."""
     if configured is not None:
         return "from the setting spool_dir"
     if runtime_folder(environment) is not None:
@@ -70,10 +71,10 @@ def reason_for(configured: str | None, environment: Mapping[str, str]) -> str:
 
 
 def empty_file(folder: str) -> str:
-    """The path of an empty file of mode 000 in a state folder, made or mended when need be.
+    """The path of an empty file of mode 000 in a state folder, made or repaired if needed.
 
     Raises:
-        StateFolderError: it cannot be made.
+        StateFolderError: the file cannot be made.
     """
     path = f"{folder}/{_EMPTY_FILE}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -81,29 +82,29 @@ def empty_file(folder: str) -> str:
 
 
 def empty_folder(folder: str) -> str:
-    """The path of an empty folder of mode 000 in a state folder, made or mended when need be.
+    """The path of an empty folder of mode 000 in a state folder, made or repaired if needed.
 
     Raises:
-        StateFolderError: it cannot be made, or something is in it.
+        StateFolderError: the folder cannot be made, or is not empty.
     """
     path = f"{folder}/{_EMPTY_FOLDER}"
     return _empty(path, _is_empty_folder, lambda: os.mkdir(path, 0))
 
 
-def remove_old_folders(folder: str, prefix: str, age: float, hollows: Sequence[str] = ()) -> None:
-    """Remove what daemons that were killed left of their temporary folders. Never raises, follows no links.
+def remove_old_folders(folder: str, prefix: str, age: float, closed: Sequence[str] = ()) -> None:
+    """Remove temporary folders that killed daemons left behind. Never raises, follows no links.
 
     Args:
         folder: a state folder.
-        prefix: of the names of those folders.
-        age: seconds since something was last made or removed in one; younger ones may be in use.
-        hollows: names of empty folders in each that only root could open (mode 000).
+        prefix: the prefix of the temporary folders' names.
+        age: seconds since the folder was last modified; younger ones may be in use.
+        closed: names of empty folders of mode 000 in each, which only root can open.
     """
     youngest = time.time() - age
     with suppress(OSError), os.scandir(folder) as found:
         old = [entry.path for entry in found if entry.name.startswith(prefix) and _is_old(entry, youngest)]
         for path in old:
-            _remove_folder(path, hollows)
+            _remove_folder(path, closed)
 
 
 def _is_old(entry: os.DirEntry[str], youngest: float) -> bool:
@@ -114,16 +115,16 @@ def _is_old(entry: os.DirEntry[str], youngest: float) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_mtime < youngest
 
 
-def _remove_folder(path: str, hollows: Sequence[str]) -> None:
+def _remove_folder(path: str, closed: Sequence[str]) -> None:
     with suppress(OSError):
         opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            for name in hollows:
+            for name in closed:
                 with suppress(OSError):
-                    os.rmdir(name, dir_fd=opened)  # needs no right to look into it, unlike rmtree
+                    os.rmdir(name, dir_fd=opened)  # does not list the folder, unlike rmtree
         finally:
             os.close(opened)
-    import shutil  # takes longer to load than all the rest here, for what hardly ever happens
+    import shutil  # slow to load, and rarely needed
 
     shutil.rmtree(path, ignore_errors=True)
 
@@ -138,10 +139,10 @@ def _runtime_subfolder(runtime: str, uid: int) -> str:
 
 
 def _private(path: str, uid: int) -> str:
-    path = path.rstrip("/") or "/"  # with a slash at its end the name of a link would be followed
+    path = path.rstrip("/") or "/"  # with a trailing slash a link would be followed
     descriptor = open_private(path, uid=uid)
     try:
-        # Masks go over the place where it really is.
+        # Masks need the real path.
         return os.readlink(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
@@ -153,20 +154,20 @@ def _empty(path: str, is_empty: Callable[[str, os.stat_result], bool], make: Cal
             status = os.lstat(path)
             if stat.S_IMODE(status.st_mode) == 0 and status.st_uid == os.geteuid() and is_empty(path, status):
                 return path
-            # Never recursive: what somebody put into a folder is theirs to take away.
+            # Never recursive: files in the folder are not ours to remove.
             (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(path)
         except FileNotFoundError:
             pass
         except OSError as error:
-            hint = "; remove it: nothing may be in it" if error.errno == errno.ENOTEMPTY else ""
+            hint = "; remove it: it must be empty" if error.errno == errno.ENOTEMPTY else ""
             raise StateFolderError(f"cannot make {path}: {error.strerror}{hint}") from None
         try:
-            make()  # no umask adds a bit to mode 000: it is right from the first moment on
+            make()  # mode 000 is right from the start under every umask
         except FileExistsError:
-            continue  # another daemon was faster; the next look tells
+            continue  # another daemon was faster: check what it made
         except OSError as error:
             raise StateFolderError(f"cannot make {path}: {error.strerror}") from None
-    raise StateFolderError(f"{path} is changed by somebody again and again; find out by whom")
+    raise StateFolderError(f"another process keeps changing {path}; find and stop it")
 
 
 def _is_empty_file(_path: str, status: os.stat_result) -> bool:
@@ -179,4 +180,4 @@ def _is_empty_folder(path: str, status: os.stat_result) -> bool:
     try:
         return not os.listdir(path)
     except PermissionError:
-        return True  # not root: then mode 000 keeps us, too, from putting anything in
+        return True  # we are not root, and mode 000 keeps us from creating files in it

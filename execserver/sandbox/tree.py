@@ -1,4 +1,4 @@
-"""What may be done with which real path, and the mounts that make it so."""
+"""The access to real paths, and the mounts that enforce it."""
 
 from __future__ import annotations
 
@@ -7,84 +7,84 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from execserver.sandbox.disk import Place, locate, writable_inside
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.disk import ResolvedPath, resolve_path, writable_inside
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Access, depth, is_below
 
 
 class Bind(msgspec.Struct, frozen=True):
-    """A part of the host's file system, at the same or another path."""
+    """A part of the host's file system, mounted at the same or another path."""
 
     source: str
     target: str
     writable: bool
     device: bool = False
-    """Whether device files in it work."""
+    """Whether device files in it can be used."""
 
 
 class Mask(msgspec.Struct, frozen=True):
-    """Something empty and without any permission, over what is there."""
+    """An empty file or folder without permissions, mounted over a path."""
 
     target: str
     directory: bool
 
 
-class Hollow(msgspec.Struct, frozen=True):
-    """An empty folder that nobody can write to; deeper mounts are put into it."""
+class Tmpfs(msgspec.Struct, frozen=True):
+    """An empty read-only folder, in which deeper mounts are made."""
 
     target: str
     mode: int
 
 
-class Link(msgspec.Struct, frozen=True):
-    """A symbolic link that is in the view only."""
+class Symlink(msgspec.Struct, frozen=True):
+    """A symbolic link that exists only in the sandbox."""
 
     target: str
     text: str
 
 
-Mount = Bind | Mask | Hollow | Link
+Mount = Bind | Mask | Tmpfs | Symlink
 
 
 class Tree:
     """Access by real path. Deeper paths win."""
 
     def __init__(self, root: Access) -> None:
-        """Args: root: the access to everything that no rule is about."""
+        """Args: root: the access to all paths without a rule."""
         self._access: dict[str, Access] = {"/": root}
-        self._places: dict[str, Place] = {}
-        self._hollow: set[str] = set()
+        self._places: dict[str, ResolvedPath] = {}
+        self._tmpfs: set[str] = set()
         self._opened: set[str] = set()
         self.bare_roots: list[str] = []
-        """Folders that a command could make repositories of."""
+        """Folders that a command could turn into repositories."""
         self.guards: list[str] = []
-        """Missing folders that have to be made so that something can be put over them."""
+        """Missing folders that must be made as mount points, so that commands cannot create them."""
 
-    def set(self, place: Place, access: Access) -> None:
-        """A rule. Of two for one path `deny` wins, then `write`."""
+    def set(self, place: ResolvedPath, access: Access) -> None:
+        """Add a rule. Of two rules for one path `deny` wins, then `write`."""
         known = self._access.get(place.path) if place.path in self._places else None
         if known is Access.DENY or (known is Access.WRITE and access is Access.READ):
             return
         self._access[place.path] = access
         self._places[place.path] = place
 
-    def narrow(self, place: Place) -> None:
-        """Read-only from here on, unless it is narrower already."""
+    def narrow(self, place: ResolvedPath) -> None:
+        """Make a path read-only, unless it is denied."""
         known = self._access.get(place.path) if place.path in self._places else None
         if known is not Access.DENY:
             self._access[place.path] = Access.READ
             self._places[place.path] = place
 
     def guard(self, path: str) -> None:
-        """Read-only, although it is missing: its place is taken by an empty folder."""
+        """Make a missing path read-only: an empty folder is mounted there."""
         self.guards.append(path)
 
     def open(self, path: str) -> None:
-        """A rule names this path, links in its last name not followed, as writable."""
+        """Note that a rule makes exactly this path writable; a link in the last name is not followed."""
         self._opened.add(path)
 
     def opens(self, path: str) -> bool:
-        """Whether a rule says of exactly this path, or link, more or less than that it may be read."""
+        """Whether a rule gives exactly this path, or link, an access other than reading."""
         return path in self._opened or (path in self._places and self._access[path] is not Access.READ)
 
     def at(self, path: str) -> Access:
@@ -92,21 +92,21 @@ class Tree:
         return self._access[self.rule_for(path)]
 
     def rule_for(self, path: str) -> str:
-        """The path of the rule that holds for a real path."""
+        """The path of the rule that applies to a real path."""
         while path not in self._access:
             path = path.rpartition("/")[0] or "/"
         return path
 
     def rules(self) -> list[str]:
-        """The real paths that rules name."""
+        """The real paths with rules."""
         return list(self._places)
 
     def has_rule(self, path: str) -> bool:
-        """Whether a rule names exactly this path."""
+        """Whether exactly this path has a rule."""
         return path in self._places
 
     def writable_folders(self) -> list[str]:
-        """The folders that rules make writable."""
+        """The folders with a rule that makes them writable."""
         return [
             path
             for path, access in self._access.items()
@@ -114,37 +114,38 @@ class Tree:
         ]
 
     def readable_folders(self) -> list[str]:
-        """The folders that rules, or the lack of rules, make readable at least."""
+        """The folders with a rule that allows reading, and the root if it is readable."""
         return [
             path
             for path, access in self._access.items()
             if access is not Access.DENY and (path == "/" or self._places[path].is_folder)
         ]
 
-    def add_masks(self, own: OwnThings) -> None:
-        """Cover things whatever entries say of them. Entries for deeper paths still hold."""
+    def add_masks(self, own: DaemonPaths) -> None:
+        """Deny paths regardless of entries for them. Entries for deeper paths still apply."""
         for path in (*own.folders, *own.files):
-            place = locate(path)
+            place = resolve_path(path)
             if place is not None and place.exists:
                 self._access[place.path] = Access.DENY
                 self._places[place.path] = place
 
-    def add_hollow(self, path: str) -> None:
-        """An empty, listable folder in the place of one that is seen, unless a rule names it."""
-        place = locate(path)
+    def add_tmpfs(self, path: str) -> None:
+        """Cover a visible folder by an empty one that can be listed, unless it has a rule."""
+        place = resolve_path(path)
         if place is None or not place.is_folder or place.links or place.path in self._places:
             return
         if self.at(place.path) is not Access.DENY:
             self._access[place.path] = Access.DENY
             self._places[place.path] = place
-            self._hollow.add(place.path)
+            self._tmpfs.add(place.path)
 
     def mounts(self, *, base_visible: bool, hold: bool = True) -> list[Mount]:
-        """What has to be mounted, shallow first.
+        """The mounts, shallow paths first.
 
         Args:
-            base_visible: whether what no rule is about is there.
-            hold: whether folders are held in place for what is limited in them.
+            base_visible: whether paths without rules are visible.
+            hold: whether folders with limited paths in them are mounted over themselves, so that commands
+                cannot move them.
         """
         made: list[Mount] = []
         guards = {path for path in self.guards if self._access.get(path) is not Access.DENY}
@@ -168,7 +169,7 @@ class Tree:
         return made
 
     def _held(self, guards: AbstractSet[str]) -> AbstractSet[str]:
-        """The folders that a command could move, and what is limited in them with them."""
+        """The folders that a command could move, together with limited paths in them."""
         held: set[str] = set()
         for path in {*guards, *(path for path in self._places if self._access[path] is not Access.WRITE)}:
             parent = os.path.dirname(path)
@@ -179,27 +180,27 @@ class Tree:
                 parent = above
         return held
 
-    def links_to(self, place: Place) -> list[Mount]:
-        """The links on the way to a place, those that are not in the view by themselves."""
+    def links_to(self, place: ResolvedPath) -> list[Mount]:
+        """The links on the way to a path that the view does not show already."""
         return [
-            Link(target, text)
+            Symlink(target, text)
             for target, text in place.links
             if self.at(os.path.dirname(target)) is Access.DENY
         ]
 
-    def _deny(self, place: Place, outside: Access) -> list[Mount]:
+    def _deny(self, place: ResolvedPath, outside: Access) -> list[Mount]:
         path = place.path
-        if path in self._hollow:
-            return [Hollow(path, 0o755)]
+        if path in self._tmpfs:
+            return [Tmpfs(path, 0o755)]
         opens = any(
             access is not Access.DENY and is_below(other, path) and self._places[other].exists
             for other, access in self._access.items()
             if other != "/"
         )
         if opens and place.is_folder:
-            return [Hollow(path, 0o111)]
+            return [Tmpfs(path, 0o111)]
         if outside is Access.DENY:
-            return []  # What lies around it is not there either.
+            return []  # the folder around it is not visible either
         return [Mask(path, place.is_folder)]
 
 

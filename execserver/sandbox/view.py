@@ -1,17 +1,16 @@
-"""From a policy to what a sandbox sees: an ordered list of mounts.
+"""The view of a sandbox: an ordered list of mounts, made from a policy and the disk.
 
-    Policy ──┬─ entries, where they lead ──┐
-             ├─ patterns, what they match ─┼──▶ Tree: real path → access ──▶ View
+    Policy ──┬─ targets of entries ────────┐
+             ├─ matches of patterns ───────┼──▶ Tree: real path → access ──▶ View
              ├─ protected names ───────────┤
-             └─ the daemon's own things ───┘
+             └─ the daemon's own files ────┘
 
-The disk is looked at and not changed; the mount points that are missing are named for somebody else
-to make (`mount_points.py`). All functions here may block and are called in a thread.
+The disk is read and not changed; missing mount points are listed, and made later (`registry.py`). All
+functions here may block and are called in a thread.
 
-A command can plant links and move folders for the commands after it, under this policy or another one. So a
-grant through a link that a command could have put there is refused, no limit is accepted that depends on one,
-and a folder with something limited in it is held in place: it is mounted over itself, and a mount point
-cannot be moved.
+A command can plant links and move folders to affect later commands, under this policy or another one. So a
+grant through a link that a command could have made is refused, and so is a limit that depends on such a link.
+A folder with limited paths in it is mounted over itself, because a mount point cannot be moved.
 """
 
 from __future__ import annotations
@@ -24,21 +23,20 @@ from typing import Literal
 
 import msgspec
 
-from execserver.sandbox import globs
-from execserver.sandbox.disk import Place, locate, replaceable_inside, writable_inside
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox import glob_search, refused
+from execserver.sandbox.disk import ResolvedPath, replaceable_inside, resolve_path, writable_inside
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
-from execserver.sandbox.protected import may_be_stand_in, protect
-from execserver.sandbox.refusal import refused
-from execserver.sandbox.tree import Bind, Hollow, Link, Mask, Mount, Tree
+from execserver.sandbox.protected import may_be_mount_point, protect
+from execserver.sandbox.tree import Bind, Mask, Mount, Symlink, Tmpfs, Tree
 from execserver.telemetry.logs import Logger
 
-__all__ = ["Bind", "Hollow", "Link", "Mask", "Mount", "Needs", "OwnThings", "View", "look"]
+__all__ = ["Bind", "DaemonPaths", "Mask", "Mount", "RequiredPaths", "Symlink", "Tmpfs", "View", "build_view"]
 
 log = Logger()
 
 RUNTIME_FOLDERS = ("/run", "/var/run")
-"""Where daemons have their sockets; container daemons among them, which run anything for whoever asks."""
+"""Folders of daemons' sockets, among them those of container daemons, which run anything for any client."""
 
 RESOLVER_PATHS = (
     "/run/systemd/resolve",
@@ -46,8 +44,8 @@ RESOLVER_PATHS = (
     "/run/NetworkManager/resolv.conf",
     "/run/NetworkManager/no-stub-resolv.conf",
 )
-"""What `/etc/resolv.conf` leads to on many systems: names can still be looked up. NetworkManager has a socket
-beside its files that lets root do anything.
+"""The targets of `/etc/resolv.conf` on many systems, so that names can still be resolved. Not the whole
+folder of NetworkManager: it also has a socket that lets root do anything.
 """
 
 USER_RUNTIME_FOLDERS = (
@@ -59,7 +57,7 @@ USER_RUNTIME_FOLDERS = (
     ".lima",
     ".local/share/containers/podman",
 )
-"""The same below a home folder."""
+"""Such folders below a home folder."""
 
 SOCKETS = (("/tmp", ("tmux-", "ssh-", ".X11-unix", ".ICE-unix")),)  # noqa: S108
 USER_SOCKETS = (
@@ -67,12 +65,12 @@ USER_SOCKETS = (
     (".ssh", ("agent", "control", "cm-", "sockets", "mux")),
     (".1password", ("agent.sock",)),
 )
-"""Folders, and how the names in them begin, where agents, terminals and desktops listen that act for every
-client of their user, beside runtime folders; the second ones in the home folder.
+"""Other folders, and prefixes of names in them, where agents, terminals and desktops listen, which act for
+every process of their user. The folders of `USER_SOCKETS` are in the home folder.
 """
 
 _PIPES_DEPTH = 2
-"""How deep below a runtime folder named pipes are looked for: `/run/initctl`, `/run/systemd/pipe`."""
+"""Levels below a runtime folder that are searched for named pipes: `/run/initctl`, `/run/systemd/pipe`."""
 
 _BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
     Access.DENY: "empty",
@@ -81,63 +79,61 @@ _BASES: Mapping[Access, Literal["read", "write", "empty"]] = {
 }
 
 _SYSTEM_FOLDERS = frozenset({"/", "/home", "/mnt", "/opt", "/srv", "/usr", "/var"})
-"""Links in these are the machine's (`/home` to `/var/home`), also where a daemon that is root could change
-them: no policy but one that makes everything writable lets a command do it.
+"""Links in these folders belong to the machine (`/home` to `/var/home`). A command of a root daemon can
+change them only under a policy that makes everything writable.
 """
-
-_ENTRIES = "sandbox.permissions.file_system.entries"
 
 
 class View(msgspec.Struct, frozen=True):
-    """What a sandboxed command finds."""
+    """The file system and namespaces of a sandboxed command."""
 
     base: Literal["read", "write", "empty", "host"]
-    """What the root is: the host's, read-only or not; nothing; or the host's with all its devices."""
+    """The root: the host's, read-only or writable; an empty one; or the host's with all devices."""
 
     mounts: tuple[Mount, ...]
-    """In the order in which they are made."""
+    """In the order of mounting."""
 
     mount_points: tuple[str, ...] = ()
-    """Folders that must exist on the host meanwhile, and must not be left there."""
+    """Folders that must exist on the host during the command, and must be removed after it."""
 
     bare_roots: tuple[str, ...] = ()
-    """Folders that a command could make repositories of (`bare_roots.py`)."""
+    """Folders that a command could turn into repositories (`bare_roots.py`)."""
 
     network: bool = False
     namespaces: bool = True
-    """Whether there are processes and System V objects of its own."""
+    """Whether the command has its own processes and System V objects."""
 
 
-class Needs(msgspec.Struct, frozen=True):
-    """What must be found inside for the request to make sense."""
+class RequiredPaths(msgspec.Struct, frozen=True):
+    """Paths that the request needs in the sandbox."""
 
     cwd: str | None = None
     program: str | None = None
     tools: tuple[str, ...] = ()
-    """Programs that set the command up, inside."""
+    """Programs that start the command inside."""
 
     extra: tuple[str, ...] = ()
-    """Paths that are readable in this sandbox whatever the policy says: an interpreter of our own."""
+    """Paths that are readable under every policy: the interpreter of an fs worker."""
 
 
-def look(policy: Policy, own: OwnThings, needs: Needs) -> View:
+def build_view(policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
     """Make the view for a policy, as the disk is now.
 
     Raises:
-        InvalidRequest: something cannot be guarded, or what the request needs would not be there.
+        InvalidRequest: a limit cannot be enforced, or a path that the request needs would not be visible.
     """
     if policy.unrestricted:
         tree = Tree(Access.WRITE)
         tree.add_masks(own)
         mounts = tree.mounts(base_visible=True, hold=False)
         return View("host", tuple(mounts), network=policy.network, namespaces=False)
-    return _Looker(policy, own, needs).view()
+    return _ViewBuilder(policy, own, needs).view()
 
 
-class _Looker:
-    """One look at the disk for one policy."""
+class _ViewBuilder:
+    """Makes the view for one policy."""
 
-    def __init__(self, policy: Policy, own: OwnThings, needs: Needs) -> None:
+    def __init__(self, policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> None:
         self._policy = policy
         self._own = own
         self._needs = needs
@@ -155,7 +151,7 @@ class _Looker:
         self._add_own()
         self._add_platform()
         for path in self._needs.extra:
-            place = locate(path)
+            place = resolve_path(path)
             if place is not None and place.exists and self._tree.at(place.path) is Access.DENY:
                 self._tree.set(place, Access.READ)
         self._check_needs()
@@ -170,7 +166,7 @@ class _Looker:
 
     def _add_rules(self) -> None:
         found = [(rule, self._place(rule)) for rule in self._policy.rules]
-        # What commands may replace depends on all that they can write to, whatever the order of the rules.
+        # Which links commands may replace depends on everything that they can write to.
         everything = Tree(Access.DENY)
         for rule, place in found:
             if place is not None and place.exists:
@@ -186,31 +182,30 @@ class _Looker:
             if limits and place is not None:
                 self._guard(place)
 
-    def _open_links(self, found: Sequence[tuple[Rule, Place | None]]) -> None:
-        """A rule that makes a protected name writable holds for a link with that name, too."""
+    def _open_links(self, found: Sequence[tuple[Rule, ResolvedPath | None]]) -> None:
+        """A rule that makes a protected name writable applies to a link with that name, too."""
         for rule, _ in found:
-            folder = locate(os.path.dirname(rule.path))
+            folder = resolve_path(os.path.dirname(rule.path))
             if rule.access is Access.WRITE and folder is not None:
                 self._tree.open(f"{folder.path.rstrip('/')}/{os.path.basename(rule.path)}")
 
-    def _place(self, rule: Rule) -> Place | None:
-        """Where a rule applies; None when it changes nothing."""
-        place = locate(rule.path)
+    def _place(self, rule: Rule) -> ResolvedPath | None:
+        """The target of a rule; None if the rule changes nothing."""
+        place = resolve_path(rule.path)
         if place is None:
             if rule.access is Access.WRITE:
                 return None
-            raise refused(f"{rule.path} leads through too many links: name what it leads to", _ENTRIES)
+            raise refused(f"{rule.path} leads through too many links: name what it leads to")
         if not is_below(place.path, "/proc"):
             return place
         if rule.access is Access.DENY:
             raise refused(
-                f"{rule.path} cannot be denied: every sandbox has a /proc of its own, with nothing in it "
-                "but its own processes; leave the entry out",
-                _ENTRIES,
+                f"{rule.path} cannot be denied: every sandbox has its own /proc, which shows only its own "
+                "processes; remove the entry",
             )
         return None
 
-    def _is_reliable(self, rule: Rule, place: Place, everything: Tree) -> bool:
+    def _is_reliable(self, rule: Rule, place: ResolvedPath, everything: Tree) -> bool:
         link = next((link for link, _ in place.links if _is_replaceable(link, everything)), None)
         if link is None:
             self._refuse_planted(rule, place)
@@ -219,13 +214,12 @@ class _Looker:
             log.warning("a sandbox entry leads through a link that commands may replace; it grants nothing")
             return False
         raise refused(
-            f"{rule.path} leads through the symbolic link {link}, and nothing can keep a command from "
-            f"replacing it: name what it leads to, {place.path}",
-            _ENTRIES,
+            f"{rule.path} leads through the symbolic link {link}, which a command could replace: name what "
+            f"it leads to, {place.path}",
         )
 
-    def _refuse_planted(self, rule: Rule, place: Place) -> None:
-        """A link on the way of a grant may be the work of a command under another policy."""
+    def _refuse_planted(self, rule: Rule, place: ResolvedPath) -> None:
+        """Refuse a grant through a link that a command under another policy may have made."""
         root = max((each.access for each in self._policy.rules if each.path == "/"), default=Access.DENY)
         if rule.access is Access.DENY or (rule.access is Access.READ and root is not Access.DENY):
             return
@@ -234,12 +228,11 @@ class _Looker:
             raise refused(
                 f"{rule.path} leads through the symbolic link {link}, which a command may have put there: "
                 f"name what it leads to, {place.path}",
-                _ENTRIES,
             )
 
-    def _guard(self, place: Place) -> None:
-        """If something that must not be written is not there: nobody inside may make it."""
-        if place.exists and not (place.is_folder and may_be_stand_in(place.path)):
+    def _guard(self, place: ResolvedPath) -> None:
+        """Keep commands from creating a path that must not be written and is missing."""
+        if place.exists and not (place.is_folder and may_be_mount_point(place.path)):
             return
         missing = place.missing or place.path
         parent = os.path.dirname(missing)
@@ -255,16 +248,16 @@ class _Looker:
     def _add_globs(self) -> None:
         if not self._policy.globs:
             return
-        budget = globs.Budget()
+        budget = glob_search.Budget()
         folders = self._tree.writable_folders()
         if self._needs.cwd is not None:
             folders.append(self._needs.cwd)
-        # `fs/*` looks at the pattern for every path, and so it has to hold wherever commands may read.
+        # `fs/*` matches the pattern against every path, so it must apply wherever commands may read.
         readable = [*folders, *self._tree.readable_folders()]
         if self._policy.minimal:
             readable += PLATFORM_FOLDERS
         for glob in self._policy.globs:
-            found = globs.expand(
+            found = glob_search.expand(
                 glob.pattern,
                 readable if glob.access is Access.DENY else folders,
                 self._policy.glob_depth,
@@ -272,15 +265,19 @@ class _Looker:
                 denies=glob.access is Access.DENY,
             )
             for path in found:
-                # A link that matches stands for what it leads to; for a grant only where it can be trusted.
-                place = locate(path) if glob.access is Access.DENY else locate(path, self._replaceable)
+                # A link that matches stands for its target; for a grant only if the link can be trusted.
+                place = (
+                    resolve_path(path)
+                    if glob.access is Access.DENY
+                    else resolve_path(path, self._replaceable)
+                )
                 if place is None or not place.exists or is_below(place.path, "/proc"):
                     continue
                 if place.path == "/" and glob.access is Access.DENY:
-                    raise refused(f"the link {path} leads to / and a pattern denies it: remove it", _ENTRIES)
+                    raise refused(f"the link {path} leads to / and a pattern denies it: remove it")
                 self._set_for_glob(place, glob.access)
 
-    def _set_for_glob(self, place: Place, access: Access) -> None:
+    def _set_for_glob(self, place: ResolvedPath, access: Access) -> None:
         if access is Access.READ and self._tree.at(place.path) is Access.WRITE:
             self._tree.narrow(place)
         elif access is not self._tree.at(place.path):
@@ -288,28 +285,29 @@ class _Looker:
 
     def _add_runtime_folders(self) -> None:
         for path in RUNTIME_FOLDERS:
-            self._tree.add_hollow(path)
+            self._tree.add_tmpfs(path)
         for path in RESOLVER_PATHS if self._root is not Access.DENY else ():
-            place = locate(path)
+            place = resolve_path(path)
             if place is not None and place.exists and not self._tree.has_rule(place.path):
                 self._tree.set(place, Access.READ)
         home = self._own.home
         if home is not None:
-            masked = OwnThings(folders=tuple(f"{home}/{name}" for name in USER_RUNTIME_FOLDERS))
+            masked = DaemonPaths(folders=tuple(f"{home}/{name}" for name in USER_RUNTIME_FOLDERS))
             self._tree.add_masks(masked)
         folders = [*SOCKETS, *((f"{home}/{name}", names) for name, names in USER_SOCKETS if home is not None)]
         found = [path for folder, names in folders for path in _beginning(folder, names)]
-        self._tree.add_masks(OwnThings(files=(*found, *self._own.sockets)))
+        self._tree.add_masks(DaemonPaths(files=(*found, *self._own.sockets)))
 
     def _cover_pipes(self) -> None:
-        """Without network sockets answer nobody, and so their folders may be seen. But what is written to a
-        named pipe reaches whoever reads it, a read-only mount or not.
+        """Hide named pipes in runtime folders, which stay visible without the network.
+
+        Sockets cannot be used then, but a write to a named pipe reaches its reader even on a read-only mount.
         """
         found = (path for folder in RUNTIME_FOLDERS for path in self._pipes_in(folder, _PIPES_DEPTH))
-        self._tree.add_masks(OwnThings(files=tuple(found)))
+        self._tree.add_masks(DaemonPaths(files=tuple(found)))
 
     def _pipes_in(self, folder: str, depth: int) -> Iterator[str]:
-        """The named pipes that could be written to although no rule says so."""
+        """The named pipes that could be written to although no rule allows it."""
         if self._tree.at(folder) is not Access.READ or os.path.islink(folder):
             return
         with suppress(OSError), os.scandir(folder) as entries:
@@ -324,13 +322,13 @@ class _Looker:
         return self._tree.at(path) is Access.READ and not self._tree.has_rule(path)
 
     def _add_own(self) -> None:
-        """Cover what is the daemon's, and keep commands from making what it would read at its next start."""
+        """Hide the daemon's own files, and keep commands from creating files that its next start reads."""
         for folder in self._own.folders:
             self._refuse_entries_in(folder)
         self._tree.add_masks(self._own)
         roots = self._tree.writable_folders()
         for path in self._own.code:
-            # Hardly ever: they are not looked for on the disk each time.
+            # Rarely true, so these paths are not resolved each time.
             if any(is_below(path, root) for root in roots) and self._tree.at(path) is Access.WRITE:
                 place = self._own_place(path)
                 if place is not None and place.exists:
@@ -340,34 +338,31 @@ class _Looker:
             if place is not None and not place.exists:
                 self._guard(place)
 
-    def _own_place(self, path: str) -> Place | None:
-        place = locate(path)
+    def _own_place(self, path: str) -> ResolvedPath | None:
+        place = resolve_path(path)
         links = place.links if place is not None else ()
         link = next((link for link, _ in links if self._replaceable_here(link)), None)
         if link is not None:
             raise refused(
-                f"the daemon's own {path} leads through the symbolic link {link}, and nothing can keep a "
-                "command from replacing it: put what it leads to in its place",
-                _ENTRIES,
+                f"the daemon's own {path} leads through the symbolic link {link}, which a command could "
+                "replace: replace the link by its target",
             )
         return place
 
     def _refuse_entries_in(self, folder: str) -> None:
-        """The daemon acts on what it finds in a folder of its own, so that nothing in it may be opened."""
-        own = locate(folder)
+        """Refuse entries that grant access to a path in a folder of the daemon, which trusts its content."""
+        own = resolve_path(folder)
         if own is None or not own.exists:
             return
         for path in self._tree.rules():
             if path != own.path and is_below(path, own.path) and self._tree.at(path) is not Access.DENY:
-                raise refused(
-                    f"{path} lies in {folder}, which is the daemon's own: name another path", _ENTRIES
-                )
+                raise refused(f"{path} lies in {folder}, which is the daemon's own: name another path")
 
     def _add_platform(self) -> None:
         if not self._policy.minimal or self._root is not Access.DENY:
             return
         for path in PLATFORM_FOLDERS:
-            place = locate(path)
+            place = resolve_path(path)
             if place is None or not place.exists:
                 continue
             self._links += self._tree.links_to(place)
@@ -384,9 +379,9 @@ class _Looker:
             self._require(tool, "the program", "tty")
 
     def _require(self, path: str, what: str, field: str) -> None:
-        place = locate(path)
+        place = resolve_path(path)
         if place is None or not place.exists or place.path == "/":
-            return  # What is missing the spawn tells in the system's own words; and there always is a root.
+            return  # the spawn reports a missing path by its errno, and there always is a root
         if self._tree.at(place.path) is Access.DENY and not is_below(place.path, "/proc"):
             raise refused(
                 f"{what} {path} cannot be read under this policy: allow reading it, or take another", field
@@ -396,7 +391,7 @@ class _Looker:
 
 
 def _beginning(folder: str, names: tuple[str, ...]) -> list[str]:
-    """What lies in a folder and has a name that begins with one of these."""
+    """The paths in a folder whose names begin with one of these prefixes."""
     try:
         return [f"{folder}/{name}" for name in os.listdir(folder) if name.startswith(names)]
     except OSError:
@@ -405,7 +400,7 @@ def _beginning(folder: str, names: tuple[str, ...]) -> list[str]:
 
 def _is_pipe(entry: os.DirEntry[str]) -> bool:
     try:
-        if entry.is_symlink() or entry.is_file(follow_symlinks=False):  # known without another look
+        if entry.is_symlink() or entry.is_file(follow_symlinks=False):  # known without a stat call
             return False
         return stat.S_ISFIFO(entry.stat(follow_symlinks=False).st_mode)
     except OSError:
@@ -413,12 +408,12 @@ def _is_pipe(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_replaceable(link: str, tree: Tree) -> bool:
-    """Whether a command under these rules could put another link in the place of this one."""
+    """Whether a command under these rules could replace a link."""
     return tree.at(os.path.dirname(link)) is Access.WRITE and replaceable_inside(link)
 
 
 def _may_be_planted(link: str) -> bool:
-    """Whether a command under any policy of this user's could have made a link."""
+    """Whether a command of this user, under any policy, could have made a link."""
     return os.path.dirname(link) not in _SYSTEM_FOLDERS and replaceable_inside(link)
 
 

@@ -1,1 +1,1 @@
-"""Sessions: who is attached to which processes, resume and expiry, and the feed of events."""
+"""Sessions: the processes of each client, resume and expiry, and the event streams to connections."""

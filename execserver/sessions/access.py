@@ -1,12 +1,11 @@
-"""Whose processes a connection may reach.
+"""Access of a connection to the processes of other sessions.
 
 Rules kept in this file:
 
-1. The processes of its own session are any connection's. Those of another session are reached only by
-   a peer of whom something is known: that it runs as the daemon's user, or that it showed the credentials
-   of `--ws-auth`.
-2. Reaching a process makes nobody its owner: it ends with its session, and only with that.
-3. The size of a terminal is the owner's affair, and that of whoever attached to it interactively last.
+1. Every connection may access the processes of its own session. To access those of another session, a peer
+   must run as the daemon's user or have presented the credentials of `--ws-auth`.
+2. Access does not change the owner: a process ends with its own session, and with no other.
+3. The size of a terminal is set by the owner, and by the connection that subscribed interactively last.
 
 `docs/protocol.md`, "Processes of other sessions".
 """
@@ -15,40 +14,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from execprotocol.errors import InvalidRequest
 from execserver.processes.process import ManagedProcess
-from execserver.protocol.errors import InvalidRequest
-from execserver.sessions.feed import OutputFeed
+from execserver.sessions.event_stream import EventStream
 
 if TYPE_CHECKING:
+    from execserver.sessions.registry import SessionRegistry
     from execserver.sessions.session import Attachment, Session
-    from execserver.sessions.table import SessionTable
 
 PeerProof = Literal["user", "credentials"]
-"""What is known of who is at the other end: the kernel says that it runs as the daemon's user, or it has
-shown the credentials that are asked for."""
+"""How a peer is known: the kernel reports that it runs as the daemon's user, or it has presented the required
+credentials."""
 
 
-class Peer(Protocol):
-    """A connection, as far as its rights are concerned."""
+class SessionPeer(Protocol):
+    """The connection's side: what its rights depend on."""
 
     @property
     def peer_proof(self) -> PeerProof | None:
-        """What is known of who is at the other end."""
+        """How the peer is known; None for an unknown peer."""
 
     @property
     def session(self) -> Session:
-        """The session that it is attached to."""
+        """The session that the connection is attached to."""
 
     @property
     def attachment(self) -> Attachment:
-        """Its feeds of events."""
+        """The connection's event streams."""
 
 
-def reach(peer: Peer, sessions: SessionTable, session_id: str | None) -> Session:
-    """The session that a request names; the connection's own when it names none.
+def reach(peer: SessionPeer, sessions: SessionRegistry, session_id: str | None) -> Session:
+    """The session that a request names; the connection's own if it names none.
 
     Raises:
-        InvalidRequest: the session is another one and unknown, or out of this connection's reach.
+        InvalidRequest: another session, which is unknown or which this connection may not access.
     """
     own = peer.session
     if session_id is None or session_id == own.id:
@@ -57,8 +56,8 @@ def reach(peer: Peer, sessions: SessionTable, session_id: str | None) -> Session
     return sessions.get(session_id)
 
 
-def require_proof(peer: Peer, field: str) -> None:
-    """Raise InvalidRequest when the processes of other sessions are not for this connection."""
+def require_proof(peer: SessionPeer, field: str) -> None:
+    """Raise InvalidRequest if the connection may not access the processes of other sessions."""
     if peer.peer_proof is None:
         raise InvalidRequest(
             f"`{field}`: processes of other sessions are only reached over a Unix socket, or over WebSocket "
@@ -69,12 +68,12 @@ def require_proof(peer: Peer, field: str) -> None:
         )
 
 
-def may_resize(peer: Peer, session: Session, process: ManagedProcess) -> bool:
+def may_resize(peer: SessionPeer, session: Session, process: ManagedProcess) -> bool:
     """Whether a connection may change the size of a process's terminal.
 
     Args:
-        peer: who asks.
-        session: whose process it is.
+        peer: the connection.
+        session: the owner of the process.
         process: the process.
     """
     if session is peer.session:
@@ -83,8 +82,8 @@ def may_resize(peer: Peer, session: Session, process: ManagedProcess) -> bool:
     return latest is not None and peer.attachment.observes(session.id, process.process_id) is latest
 
 
-def require_resize(peer: Peer, session: Session, process: ManagedProcess) -> None:
-    """Raise InvalidRequest unless `may_resize`; it says who may."""
+def require_resize(peer: SessionPeer, session: Session, process: ManagedProcess) -> None:
+    """Raise InvalidRequest unless `may_resize`; the text names the sessions that may."""
     if may_resize(peer, session, process):
         return
     latest = latest_interactive(process)
@@ -97,9 +96,9 @@ def require_resize(peer: Peer, session: Session, process: ManagedProcess) -> Non
     )
 
 
-def latest_interactive(process: ManagedProcess) -> OutputFeed | None:
-    """The feed of whoever subscribed to a process interactively last, and still follows it."""
+def latest_interactive(process: ManagedProcess) -> EventStream | None:
+    """The event stream of the last interactive subscriber to a process that still follows it."""
     for subscriber in reversed(process.subscribers):
-        if isinstance(subscriber, OutputFeed) and subscriber.interactive:
+        if isinstance(subscriber, EventStream) and subscriber.interactive:
             return subscriber
     return None

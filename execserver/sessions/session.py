@@ -18,11 +18,11 @@ from functools import partial
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
 from execserver.processes.store import ProcessStore
-from execserver.sessions.feed import HOLD_SECONDS, Hold, OutputFeed, Sink
+from execserver.sessions.event_stream import HOLD_SECONDS, EventStream, Hold, Sink
 
 
 class Session:
-    """One client's processes and, while a connection is attached, their feeds to it."""
+    """The processes of one client and, while a connection is attached, their event streams."""
 
     def __init__(self, session_id: str, store: ProcessStore) -> None:
         self.id = session_id
@@ -30,10 +30,10 @@ class Session:
         self.attachment: Attachment | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.ending: asyncio.Task[None] | None = None
-        """Kills what is left of it; None while it can be resumed."""
+        """Kills the remaining processes; None while the session can be resumed."""
 
     def attach(self, sink: Sink, *, resumed: bool, extensions: bool = False) -> Attachment:
-        """Bring events to a connection from now on."""
+        """Send events to this connection from now on."""
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None
@@ -42,12 +42,13 @@ class Session:
 
 
 class Attachment:
-    """The feeds of one connection.
+    """The event streams of one connection.
 
-    At the moment of the attachment the cursor of every process stands at its head: what is
-    older is sent only as the answer to a read.
+    At the attachment, the cursor of every process is at its newest event: older ones are sent only in answer
+    to a read.
 
-    A connection may observe the processes of other sessions, too; their feeds end with it.
+    A connection may also observe the processes of other sessions; these event streams end with the
+    connection.
     """
 
     def __init__(
@@ -55,28 +56,26 @@ class Attachment:
     ) -> None:
         self._sink = sink
         self._extensions = extensions
-        self._feeds: dict[int, OutputFeed] = {}
-        self._behind: dict[int, OutputFeed] = {}
-        self._observed: dict[tuple[str, str], OutputFeed] = {}
-        """Feeds of other sessions' processes, by session and the name there."""
+        self._streams: dict[int, EventStream] = {}
+        self._behind: dict[int, EventStream] = {}
+        self._observed: dict[tuple[str, str], EventStream] = {}
+        """Event streams of other sessions' processes, by session and process id."""
         self._closed = False
         self._hold: asyncio.TimerHandle | None = None
         for process in processes:
             self._follow(process, process.log.next_seq - 1, Hold.RESUME if resumed else None)
-        if resumed and self._feeds:
+        if resumed and self._streams:
             self._hold = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_all)
 
     def follow(self, process: ManagedProcess) -> Callable[[], None]:
-        """Keep the events of a process that was just started, to send them from when the function
-        that this gives is called.
-        """
+        """Hold the events of a process that has just started. The returned function sends them."""
         return self._follow(process, 0, Hold.START).release
 
     def observe(
         self, process: ManagedProcess, after_seq: int, follower: str, *, interactive: bool
     ) -> Callable[[], None]:
-        """Follow the process of another session, from the event behind `after_seq` on. Events are sent from
-        when the function that this gives is called. Following a second time moves the cursor.
+        """Follow the process of another session, from the event after `after_seq` on. The returned function
+        starts sending. A second call moves the cursor.
 
         Args:
             process: of another session.
@@ -89,7 +88,7 @@ class Attachment:
         over = process.closed_seq is not None and after_seq >= process.closed_seq
         if self._closed or over:
             return _nothing
-        feed = self._observed[key] = OutputFeed(
+        stream = self._observed[key] = EventStream(
             process,
             self._sink,
             after_seq,
@@ -99,27 +98,27 @@ class Attachment:
             follower=follower,
             interactive=interactive,
         )
-        return partial(self._release_observed, key, feed)
+        return partial(self._release_observed, key, stream)
 
-    def _release_observed(self, key: tuple[str, str], feed: OutputFeed) -> None:
-        if self._observed.get(key) is feed:
-            feed.release()
+    def _release_observed(self, key: tuple[str, str], stream: EventStream) -> None:
+        if self._observed.get(key) is stream:
+            stream.release()
 
-    def observes(self, session_id: str, process_id: str) -> OutputFeed | None:
-        """The feed of another session's process, if there is one."""
+    def observes(self, session_id: str, process_id: str) -> EventStream | None:
+        """The event stream of another session's process, or None."""
         return self._observed.get((session_id, process_id))
 
     @property
     def observes_any_end(self) -> bool:
         """Whether the end of another session's process is still to come."""
-        return any(not feed.process.closed for feed in self._observed.values())
+        return any(not stream.process.closed for stream in self._observed.values())
 
     def unobserve(self, session_id: str, process_id: str) -> None:
-        """Follow another session's process no longer (idempotent)."""
-        feed = self._observed.get((session_id, process_id))
-        if feed is not None:
-            feed.close()
-            self._forget_observed((session_id, process_id), feed.process.number)
+        """Stop following another session's process (idempotent)."""
+        stream = self._observed.get((session_id, process_id))
+        if stream is not None:
+            stream.close()
+            self._forget_observed((session_id, process_id), stream.process.number)
 
     def _forget_observed(self, key: tuple[str, str], number: int) -> None:
         self._observed.pop(key, None)
@@ -127,49 +126,49 @@ class Attachment:
 
     def answered(self, process: ManagedProcess, page: Page, next_seq: int) -> None:
         """A read without `maxBytes` was answered."""
-        feed = self._feeds.get(process.number)
-        if feed is not None:
-            feed.answered(page, next_seq)
+        stream = self._streams.get(process.number)
+        if stream is not None:
+            stream.answered(page, next_seq)
 
-    def fell_behind(self, feed: OutputFeed) -> None:
-        """Remember a feed that has more to send."""
-        self._behind[feed.process.number] = feed
+    def fell_behind(self, stream: EventStream) -> None:
+        """Remember a stream that has more events to send."""
+        self._behind[stream.process.number] = stream
 
     def drained(self) -> None:
-        """There is room again: the feeds that are behind take turns."""
+        """Events may be queued again: the streams that are behind take turns."""
         turns = deque(self._behind.values())
-        while turns and self._sink.has_room():
-            feed = turns.popleft()
-            if feed.send_one():
-                self._behind.pop(feed.process.number, None)
+        while turns and self._sink.may_queue_event():
+            stream = turns.popleft()
+            if stream.send_one():
+                self._behind.pop(stream.process.number, None)
             else:
-                turns.append(feed)
+                turns.append(stream)
 
     def close(self) -> None:
         """The connection is gone."""
         self._closed = True
         if self._hold is not None:
             self._hold.cancel()
-        for feed in [*self._feeds.values(), *self._observed.values()]:
-            feed.close()
-        self._feeds.clear()
+        for stream in [*self._streams.values(), *self._observed.values()]:
+            stream.close()
+        self._streams.clear()
         self._observed.clear()
         self._behind.clear()
 
-    def _follow(self, process: ManagedProcess, cursor: int, hold: Hold | None) -> OutputFeed:
+    def _follow(self, process: ManagedProcess, cursor: int, hold: Hold | None) -> EventStream:
         number = process.number
-        finished = partial(self._feeds.pop, number, None)
-        feed = self._feeds[number] = OutputFeed(
+        finished = partial(self._streams.pop, number, None)
+        stream = self._streams[number] = EventStream(
             process, self._sink, cursor, finished, hold, extensions=self._extensions
         )
-        return feed
+        return stream
 
     def _release_all(self) -> None:
         self._hold = None
-        for feed in list(self._feeds.values()):
-            if feed.hold is Hold.RESUME:
-                feed.release()
+        for stream in list(self._streams.values()):
+            if stream.hold is Hold.RESUME:
+                stream.release()
 
 
 def _nothing() -> None:
-    """There is nothing to send."""
+    """Do nothing: there is no event to send."""

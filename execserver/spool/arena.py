@@ -1,18 +1,18 @@
-"""The index of all output: which numbered event of which process is where.
+"""The index of all output: where each numbered event of each process is.
 
 Rules kept in this file:
 
 1. The arena is a file in memory that outlives the server, and the only index there is.
-2. What is written is written by aligned stores of 8 bytes, and one store commits each operation: a
-   server that is killed between any two of them leaves the state before the operation or after it.
-3. A block belongs to one process; numbers are dense, so that a number says in which block it is.
+2. All writes are aligned stores of 8 bytes, and one store commits each operation: a server that is killed
+   between two stores leaves the state before the operation or after it.
+3. A block belongs to one process. Numbers are dense, so the number of an event tells its block.
 4. Words that were never committed are invisible, and are overwritten by the next operation.
 
 The file consists of blocks of 128 words. The first block holds the version of this layout. Any other
-belongs to the process whose number is its first word, or to nobody when that is 0. It has a head of 8
-words and 60 records of two words: where the event is in the whole output of its process, and a word
-that says what it is, where its bytes lie, and that the record is valid. Block 0 of a process also
-carries what is known of the process as a whole.
+belongs to the process whose number is its first word, or is free when that is 0. It has a head of 8 words
+and 60 records of two words: the offset of the event in the whole output of its process, and a word with its
+kind, the place of its bytes, and a bit that makes the record valid. Block 0 of a process also holds the state
+of the process as a whole.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAYOUT = 0x6578_6563_6C6F_0000 + LAYOUT_VERSION
 """The first word of the file: ours, and the version of the layout in its last two bytes."""
 
 _NOTHING = memoryview(bytes(8 * (BLOCK_WORDS - 1))).cast("Q")
-"""What a block holds behind its owner when it is handed out."""
+"""The content of a new block after its owner."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -49,7 +49,7 @@ class IndexArena:
     """All blocks.
 
     Args:
-        fd: a file that `create` made, in this server or one before it; it belongs to the arena.
+        fd: a file that `create` made, in this server or a previous one; it belongs to the arena.
 
     Raises:
         OSError: it cannot be mapped.
@@ -61,8 +61,8 @@ class IndexArena:
         self._views: list[memoryview] = []
         self._free: list[int] = []
         self._addresses: list[int] = []
-        # By hand and not by `mmap`, which takes a descriptor for each mapping: the index must be able
-        # to grow when the table is full.
+        # Not by `mmap`, which takes a descriptor for each mapping: the index must be able to grow when the
+        # table of descriptors is full.
         self._unmap = weakref.finalize(self, _unmap, self._addresses, _STEP_BYTES)
         for step in range(os.fstat(fd).st_size // _STEP_BYTES):
             self._map(step)
@@ -71,10 +71,10 @@ class IndexArena:
 
     @classmethod
     def create(cls) -> IndexArena:
-        """An empty one.
+        """An empty arena.
 
         Raises:
-            OSError: no descriptor or no memory is to be had.
+            OSError: no descriptor or no memory is available.
         """
         fd = os.memfd_create("execserver-index", os.MFD_CLOEXEC)
         try:
@@ -88,7 +88,7 @@ class IndexArena:
         return arena
 
     def restore(self) -> dict[int, ProcessIndex]:
-        """What a server before this one left, by process. To be called once, before anything else."""
+        """The indices that the previous server left, by process. Call it once, before anything else."""
         owned: dict[int, dict[int, int]] = {}
         for step, view in enumerate(self._views):
             owners = view[OWNER::BLOCK_WORDS].tolist()
@@ -107,9 +107,9 @@ class IndexArena:
             if 0 in blocks:
                 restored[number] = ProcessIndex(self, number, [blocks[key] for key in sorted(blocks)])
             else:
-                # Its block 0 was given back, the others were to follow.
+                # Its block 0 was freed, the others were to follow.
                 for block in blocks.values():
-                    self.give_back(block)
+                    self.free_block(block)
         return restored
 
     def open(self, number: int) -> ProcessIndex:
@@ -121,23 +121,23 @@ class IndexArena:
         Raises:
             OSError: no memory.
         """
-        return ProcessIndex(self, number, [self.hand_out(number, 0)])
+        return ProcessIndex(self, number, [self.allocate(number, 0)])
 
     def free(self, index: ProcessIndex) -> None:
         """Forget a process. Its index is empty from now on."""
         blocks = index.detach()
         # Without its block 0 a process is gone.
         for block in blocks:
-            self.give_back(block)
+            self.free_block(block)
 
     def close(self) -> None:
-        """Close the descriptor. The mapping goes when nobody refers to the arena or an index."""
+        """Close the descriptor. The mapping ends with the last reference to the arena or an index."""
         os.close(self.fd)
 
     # -- for `ProcessIndex`
 
-    def hand_out(self, number: int, ordinal: int) -> int:
-        """A block for a process, empty.
+    def allocate(self, number: int, ordinal: int) -> int:
+        """Give an empty block to a process.
 
         Raises:
             OSError: no memory.
@@ -151,7 +151,7 @@ class IndexArena:
         view[base + OWNER] = number
         return block
 
-    def give_back(self, block: int) -> None:
+    def free_block(self, block: int) -> None:
         """Take a block from its process."""
         view, base = self.place(block)
         view[base + OWNER] = 0

@@ -2,10 +2,10 @@
 
 Rules kept in this file:
 
-1. Bytes come into the file by `splice(2)` at the descriptor's own offset. That offset belongs to the
-   open file, which the supervisor holds too: whoever takes over finds in it how far the kernel got.
-2. One move never crosses the end of the ring, so that what it brought lies in one piece.
-3. Which bytes are still needed is not known here; the owner makes room before it moves more.
+1. Bytes come into the file by `splice(2)` at the descriptor's own offset. That offset belongs to the open
+   file, which the supervisor holds too: a new server finds in it how far the kernel got.
+2. One move never crosses the end of the ring, so its bytes lie in one piece.
+3. The owner knows which bytes are still needed, and makes room before it moves more.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from contextlib import suppress
 from execserver.spool.system_calls import punch_hole
 
 PAGE_BYTES = 4096
-"""What a ring is a multiple of, and what is given back at least: smaller holes free nothing."""
+"""The size of a ring is a multiple of this. Smaller holes free no space."""
 
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _NAME_ATTEMPTS = 10
 
 _COPIED_BYTES = 64 << 10
-"""Copied at a time where the kernel does not move: what a kill can lose, and what may be in our hands when
-the file takes no more. A chunk (`spool.CHUNK_BYTES`)."""
+"""Copied at a time where the kernel does not move bytes: so much a kill can lose, and so much may be left
+over when the file takes no more. A chunk (`spool.CHUNK_BYTES`)."""
 
 
 class NotStoredError(Exception):
@@ -45,7 +45,7 @@ class DataFile:
     """A ring over one descriptor, which belongs to this object.
 
     Args:
-        fd: an open file, read and write; its offset is where the ring goes on.
+        fd: an open file, read and write; the ring continues at its offset.
         capacity: bytes of the ring, a multiple of 4 KiB.
         in_memory: whether the file is in memory.
     """
@@ -57,23 +57,23 @@ class DataFile:
         self.capacity = capacity
         self.in_memory = in_memory
         self.can_splice = True
-        """Whether the kernel moves bytes into this file by itself. Where it refuses, they are read and
-        written, and a kill in between loses up to one chunk."""
+        """Whether the kernel moves bytes into this file. If not, they are read and written, and a kill in
+        between loses up to one chunk."""
         self.position = os.lseek(fd, 0, os.SEEK_CUR) % capacity
         """Where the next bytes go."""
         if self.position == 0:
             os.lseek(fd, 0, os.SEEK_SET)
-        # Counted on without wrapping, to know which part of the ring holds nothing of value.
+        # Counted without wrapping, to know which part of the ring is free.
         self._written = self.position + capacity
         self._freed_to = self.position
         self._punches = True
 
     def splice_from(self, fd: int, most: int) -> int:
-        """Move what `fd` has to where the ring goes on.
+        """Move bytes from `fd` into the ring.
 
         Args:
             fd: a pipe, or any other descriptor where `can_splice` is false.
-            most: bytes to move, at the most.
+            most: bytes to move at most.
 
         Returns:
             Bytes moved; 0 at the end of `fd`.
@@ -98,8 +98,7 @@ class DataFile:
         return size
 
     def store(self, data: bytes) -> int:
-        """Write what is in our hands already. Returns how many bytes there was room for before the
-        ring's end: at least one.
+        """Write bytes that were read already. Returns how many fit before the end of the ring: at least one.
 
         Raises:
             OSError: the file takes no more.
@@ -123,9 +122,9 @@ class DataFile:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return data
 
-    def give_back(self, held: int, at_least: int) -> None:
-        """Free the space of everything but the last `held` bytes, when that is at least so much.
-        A file system that cannot is not asked again.
+    def free_space(self, held: int, at_least: int) -> None:
+        """Free the space of everything but the last `held` bytes, if that is at least `at_least` bytes. Stops
+        trying when the file system cannot free space.
         """
         start = max(self._freed_to, self._written - self.capacity)
         end = (self._written - held) // PAGE_BYTES * PAGE_BYTES
@@ -137,8 +136,8 @@ class DataFile:
             self._freed_to = end
 
     def close(self) -> None:
-        """Close the descriptor. A network file system tells here of what it could not store: nobody will
-        read that any more.
+        """Close the descriptor. Ignores what a network file system reports here as not stored: no client will
+        read it.
         """
         with suppress(OSError):
             os.close(self.fd)
@@ -156,7 +155,7 @@ class DataFile:
             try:
                 stored += os.write(self.fd, memoryview(data)[stored:])
             except OSError as error:
-                # What did get in is written again with the rest, elsewhere: one chunk is one piece.
+                # The stored part is written again with the rest, elsewhere: one chunk is one piece.
                 os.lseek(self.fd, self.position, os.SEEK_SET)
                 raise NotStoredError(data, error) from None
         self._advance(stored)
@@ -180,7 +179,7 @@ def ring_capacity(size: int) -> int:
 
 
 def create_on_disk(folder: int, capacity: int) -> DataFile:
-    """A file without a name in an open folder; nothing is left of it once nobody has it open.
+    """A file without a name in an open folder; it is gone when its last descriptor is closed.
 
     Raises:
         OSError: as `open(2)` says.
@@ -200,7 +199,7 @@ def create_in_memory(capacity: int) -> DataFile:
     """A file in memory.
 
     Raises:
-        OSError: no descriptor or no memory is to be had.
+        OSError: no descriptor or no memory is available.
     """
     return DataFile(os.memfd_create("execserver-output", os.MFD_CLOEXEC), capacity, in_memory=True)
 

@@ -1,14 +1,14 @@
-"""What a new server has to know of the sessions and processes of a dead one.
+"""The journal of sessions and processes, from which a new server learns what the previous one had.
 
 Rules kept in this file:
 
-1. The ledger is a memfd of JSON lines. It lives as long as somebody holds its descriptor (the supervisor
-   does), has no name, and never needs to reach a disk.
-2. A record counts when its line is complete. A line without its end was being written when the server
-   was killed: nobody was told of it, and it is cut.
-3. A record is appended before anybody learns what it says.
-4. A line that this version does not understand is skipped and counted. A server that was newer wrote it, or
-   something is broken; either way the other lines still hold.
+1. The ledger is a memfd of JSON lines. It has no name, never reaches a disk, and lives as long as a process
+   holds its descriptor; the supervisor does.
+2. A record counts when its line is complete. An incomplete line was being written when the server was
+   killed: no client was told of it, and it is cut off.
+3. A record is appended before a client is told of its content.
+4. A line that this version cannot decode is skipped and counted. A newer server wrote it, or it is damaged;
+   the other lines are valid all the same.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import msgspec
 from execserver.spool.records import AnyRecord, State
 
 COMPACTION_BYTES = 4 << 20
-"""What is added before a compaction is worth it: some fifty thousand records."""
+"""How much is added before a compaction pays: some fifty thousand records."""
 
 _READ_BYTES = 1 << 20
 
 _REPLAYED_BYTES = 64 << 10
-"""What is decoded in one go: a millisecond."""
+"""How much is decoded in one go: a millisecond."""
 
 _NAME = "ledger"
 
@@ -37,9 +37,8 @@ class Ledger:
     """An open ledger.
 
     Args:
-        fd: a memfd, which belongs to this object from now on. It may have been written to until a kill: what
-            is torn is cut.
-        compacted: whether it holds nothing but what is needed.
+        fd: a memfd, which belongs to this object from now on. An incomplete last line is cut off.
+        compacted: whether it was just compacted.
     """
 
     def __init__(self, fd: int, *, compacted: bool = False) -> None:
@@ -50,7 +49,7 @@ class Ledger:
 
     @classmethod
     def create(cls) -> Ledger:
-        """An empty one.
+        """An empty ledger.
 
         Raises:
             OSError: no descriptor, no memory.
@@ -59,11 +58,11 @@ class Ledger:
 
     @classmethod
     def compacted(cls, records: Iterable[AnyRecord]) -> Ledger:
-        """A new ledger of these records only: `State.records()`, or what its owner knows.
+        """A new ledger of these records (`State.records()`).
 
-        Nothing may be appended to the old one after its records were listed, unless `absorb` is told. The new
-        one is kept by the supervisor in the old one's place *before* it is appended to; the old one is closed
-        last. Whichever of the two a successor then finds says the same.
+        Records that are appended to the old one later have to be copied by `absorb`. Have the supervisor keep
+        the new one in the old one's place *before* a record is appended to it, and close the old one last: a
+        new server then finds the same state in either.
 
         Raises:
             OSError: no descriptor, no memory; the old one is as it was.
@@ -83,7 +82,7 @@ class Ledger:
         return cls(fd, compacted=True)
 
     def absorb(self, other: Ledger, start: int) -> None:
-        """Append what another ledger has from a position on that was once its `size`.
+        """Append what another ledger has from a position on, which was its `size` at some time.
 
         Raises:
             OSError: no memory.
@@ -94,17 +93,17 @@ class Ledger:
 
     @property
     def size(self) -> int:
-        """Its length in bytes, all of it whole lines."""
+        """Its length in bytes; all lines are complete."""
         return self._size
 
     def append(self, record: AnyRecord) -> None:
-        """Write one record: when this returns, whatever happens to this server, it is there.
+        """Write one record. When this returns, the record outlives the server.
 
         Raises:
             OSError: no memory; the record is not there.
         """
         line = _encode(record) + b"\n"
-        # The descriptor's position, which others share, plays no part.
+        # Not at the descriptor's position, which other processes share.
         if os.pwrite(self.fd, line, self._size) != len(line):
             os.ftruncate(self.fd, self._size)
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -112,12 +111,12 @@ class Ledger:
 
     @property
     def should_compact(self) -> bool:
-        """Whether most of the ledger is likely to be history."""
+        """Whether most of the ledger is probably outdated."""
         return self._size >= 2 * self._compacted_size + COMPACTION_BYTES
 
     def replay(self, end: int | None = None) -> State:
-        """What all records together say, or those up to a position that was once its `size`. Piece by piece:
-        in a thread of its own it holds nobody else up, and others may append meanwhile.
+        """The state that all records add up to, or those up to a position that was the `size` at some time.
+        Reads piece by piece: a thread can call it without delaying the others, which may append meanwhile.
         """
         state = State()
         apply = state.apply
@@ -138,7 +137,7 @@ class Ledger:
 
 
 def _write(fd: int, content: bytes, at: int) -> int:
-    # The descriptor's position, which others share, plays no part.
+    # Not at the descriptor's position, which other processes share.
     written = os.pwrite(fd, content, at)
     if written < len(content):
         os.ftruncate(fd, at)
@@ -163,7 +162,7 @@ _NOT_UNDERSTOOD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 @cache
 def _decoder() -> msgspec.json.Decoder[AnyRecord]:
-    """Made for what a dead server has left: of most starts it would be half a millisecond."""
+    """Made when a server takes over: it would cost every other start half a millisecond."""
     return msgspec.json.Decoder(AnyRecord)
 
 

@@ -1,13 +1,13 @@
-"""The data files of one process: a slot in memory for its first bytes, one on disk, and one in memory for
-when the disk takes nothing.
+"""The data files of one process: a slot in memory for its first bytes, a file on disk, and a file in memory
+while the disk takes nothing.
 
 Rules kept in this file:
 
 1. A file is given to the supervisor, and its size recorded, before anything is moved into it.
-2. The first bytes go to the slot (`small_files.py`). While the disk takes nothing the others stay in their
+2. The first bytes go to the slot (`small_files.py`). While the disk takes nothing, later bytes stay in their
    pipe, and then go to a file in memory; after a second the disk is tried again.
-3. Where the next bytes go is recorded before they are moved. What a killed server moved and did not
-   record is therefore known: it lies between that place and the one that the file has reached.
+3. The place of the next bytes is recorded before they are moved. So the bytes that a killed server moved and
+   did not record are known: they lie between that place and the offset of the file.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections.abc import Callable, Sequence
 
 from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile, NotStoredError
-from execserver.spool.process_index import MAX_LENGTH, Kind, ProcessIndex, Record
+from execserver.spool.process_index import MAX_LENGTH, IndexRecord, Kind, ProcessIndex
 from execserver.spool.small_files import FIRST_PLACE, SmallFile, slot_of
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, RETRY_SECONDS, SHORT_OF_DESCRIPTORS, Spool
-from execserver.supervisor.registration import DATA, MEMORY
+from execserver.supervisor.fd_store_protocol import DATA, MEMORY
 
 _NOT_THE_DISK = (errno.ENOMEM, errno.ENOBUFS)
-"""What passes by itself. Everything else is a disk that takes nothing: besides a full one there are dead
+"""Shortages that pass. Every other error means that the disk takes nothing: besides full disks there are dead
 mounts (ENOTCONN, ESTALE) and broken file systems."""
 
 _SPAN_BYTES = 1 << 20
-"""Chunks that lie next to each other are read together, up to this size."""
+"""Adjacent chunks are read together, up to this size."""
 
 _GIVEN_BACK_DISK = 1 << 20
 _GIVEN_BACK_MEMORY = 128 << 10
@@ -40,16 +40,16 @@ class UnreadableError(Exception):
     """The bytes of a chunk are gone.
 
     Args:
-        record: the newest of those that could not be read.
+        record: the newest unreadable one.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: IndexRecord) -> None:
         super().__init__(record)
         self.record = record
 
 
 class Moved:
-    """Bytes that are in a file and not recorded."""
+    """Bytes that are in a file and not recorded yet."""
 
     __slots__ = ("in_memory", "kind", "position", "size")
 
@@ -68,14 +68,13 @@ class LogFiles:
         spool: where files come from.
         retained_bytes: how much the process keeps.
         keep: called with a slot and the descriptor of a new file.
-        make_room: called with a file that is about to be written: what would be overwritten has to be
-            dropped.
+        make_room: called with a file that is about to be written: it has to drop what would be overwritten.
     """
 
     __slots__ = (
-        "_carried",
         "_index",
         "_keep",
+        "_leftover",
         "_make_room",
         "_may_be_large",
         "_retained_bytes",
@@ -102,20 +101,20 @@ class LogFiles:
         self._index = index
         self._spool = spool
         self._retained_bytes = retained_bytes
-        # Chunks are dropped as a whole: who keeps little keeps it in small ones.
+        # Chunks are dropped as a whole: a process that keeps little keeps small ones.
         self._may_be_large = retained_bytes >= 2 * LARGE_CHUNK_BYTES
         self._keep = keep
         self._make_room = make_room
-        self._carried: tuple[Kind, bytes] | None = None
+        self._leftover: tuple[Kind, bytes] | None = None
         """Bytes that a file which cannot splice did not take."""
 
     def move(self, kind: Kind, fd: int) -> Moved | None:
-        """Move what `fd` has into a file: 64 KiB at most, or 128 KiB into that on disk if nobody waits for
-        an answer. None at its end.
+        """Move what `fd` has into a file: 64 KiB at most, or 128 KiB into the file on disk if no client waits
+        for an answer. None at its end.
 
         Raises:
             BlockingIOError: there is nothing now.
-            OSError: no descriptor or no memory is to be had; the bytes are where they were.
+            OSError: no descriptor or no memory is available; the bytes are where they were.
         """
         while True:
             file = self._choose()
@@ -123,17 +122,17 @@ class LogFiles:
             if file is self.small:
                 self.small.prepare()
             position = file.position
-            carried = self._carried
-            if carried is not None:
-                kind = carried[0]
+            leftover = self._leftover
+            if leftover is not None:
+                kind = leftover[0]
             self._index.begin(kind, position, file.in_memory)
             try:
                 most = self._most(file)
-                size = file.splice_from(fd, most) if carried is None else self._store(file, carried)
+                size = file.splice_from(fd, most) if leftover is None else self._store(file, leftover)
             except BlockingIOError:
                 raise
             except NotStoredError as error:
-                self._carried = (kind, error.data)
+                self._leftover = (kind, error.data)
                 self._failed(file, error.cause)
             except OSError as error:
                 self._failed(file, error)
@@ -141,7 +140,7 @@ class LogFiles:
                 return Moved(kind, size, position, file.in_memory) if size else None
 
     def _most(self, file: DataFile) -> int:
-        if file is self.disk and self._may_be_large and not self._spool.hurried():
+        if file is self.disk and self._may_be_large and not self._spool.expedited():
             return LARGE_CHUNK_BYTES
         return CHUNK_BYTES
 
@@ -162,16 +161,16 @@ class LogFiles:
         reach("after-index")
 
     @property
-    def carries(self) -> bool:
-        """Whether bytes are in our hands, which the next move stores before it looks at its descriptor."""
-        return self._carried is not None
+    def has_leftover(self) -> bool:
+        """Whether bytes were read and not stored; the next move stores them before it reads."""
+        return self._leftover is not None
 
     def disk_works(self) -> None:
         """The disk took something."""
         self.retry_at = 0.0
         self._spool.disk_works()
 
-    def bytes_of(self, records: Sequence[Record]) -> list[bytes]:
+    def bytes_of(self, records: Sequence[IndexRecord]) -> list[bytes]:
         """The bytes of chunks, which are in the order of their numbers.
 
         Raises:
@@ -197,7 +196,7 @@ class LogFiles:
             start = end
         return found
 
-    def content(self, record: Record) -> bytes:
+    def content(self, record: IndexRecord) -> bytes:
         """The bytes of one chunk.
 
         Raises:
@@ -205,16 +204,16 @@ class LogFiles:
         """
         return self._read(record, record.length, record)
 
-    def give_back(self, disk_held: int, memory_held: int) -> None:
+    def free_space(self, disk_held: int, memory_held: int) -> None:
         """Free the space of what is not held any more, when that is worth it."""
         if self.disk is not None:
-            self.disk.give_back(disk_held, _GIVEN_BACK_DISK)
-        self.give_back_memory(memory_held)
+            self.disk.free_space(disk_held, _GIVEN_BACK_DISK)
+        self.free_memory_space(memory_held)
 
-    def give_back_memory(self, held: int) -> None:
+    def free_memory_space(self, held: int) -> None:
         """The same for the file in memory only."""
         if self.memory is not None:
-            self.memory.give_back(held, _GIVEN_BACK_MEMORY)
+            self.memory.free_space(held, _GIVEN_BACK_MEMORY)
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -226,8 +225,8 @@ class LogFiles:
     # -- taking over
 
     def restore(self, disk: int | None, memory: int | None) -> None:
-        """Go on with the files of a server before this one: record what it moved and did not record, and
-        drop what was in a file that is not there.
+        """Continue with the files of the previous server: record what it moved and did not record, and drop
+        the chunks of a missing file.
 
         Raises:
             ValueError: a file is not the one that the index is about.
@@ -250,19 +249,19 @@ class LogFiles:
                 ]
                 if lost:
                     index.evict_through(lost[-1])
-        self._adopt()
+        self._recover_moved()
 
     def _restored(self, fd: int | None, in_memory: bool) -> DataFile | None:
         capacity = self._index.capacity(in_memory)
         if fd is None:
             return None
         if not capacity:
-            # Kept, and then nothing was moved into it: the next file takes its place.
+            # Nothing was moved into it: the next file takes its place.
             os.close(fd)
             return None
         return DataFile(fd, capacity, in_memory)
 
-    def _adopt(self) -> None:
+    def _recover_moved(self) -> None:
         index = self._index
         pending = index.pending
         if pending is None:
@@ -272,7 +271,7 @@ class LogFiles:
         if newest is not None and (newest.in_memory, newest.position) == (pending.in_memory, start):
             start += newest.length
         if pending.in_memory and slot_of(start) is not None:
-            self._adopt_small(pending.kind, start)
+            self._recover_small(pending.kind, start)
             return
         file = self.memory if pending.in_memory else self.disk
         if file is None:
@@ -282,12 +281,11 @@ class LogFiles:
             raise ValueError(f"the data file of process {index.number} is not the one of its index")
         if size:
             start %= file.capacity
-            # What stood there before may be recorded: whoever takes over from us must not find the place
-            # where that began.
+            # An older record may begin at the former place: the next server must not find that place.
             index.begin(pending.kind, start, pending.in_memory)
             self.record(Moved(pending.kind, size, start, pending.in_memory))
 
-    def _adopt_small(self, kind: Kind, start: int) -> None:
+    def _recover_small(self, kind: Kind, start: int) -> None:
         size = 0 if self.small is None else self.small.moved_beyond(start)
         if self.small is not None and size:
             self._index.append(kind, size, start, True)
@@ -338,13 +336,13 @@ class LogFiles:
         self.retry_at = time.monotonic() + RETRY_SECONDS
         self._spool.disk_failed(error)
 
-    def _store(self, file: DataFile, carried: tuple[Kind, bytes]) -> int:
-        kind, data = carried
+    def _store(self, file: DataFile, leftover: tuple[Kind, bytes]) -> int:
+        kind, data = leftover
         size = file.store(data)
-        self._carried = (kind, data[size:]) if size < len(data) else None
+        self._leftover = (kind, data[size:]) if size < len(data) else None
         return size
 
-    def _read(self, first: Record, size: int, last: Record) -> bytes:
+    def _read(self, first: IndexRecord, size: int, last: IndexRecord) -> bytes:
         file = self.memory if first.in_memory else self.disk
         if first.in_memory and slot_of(first.position) is not None:
             file = self.small
@@ -359,7 +357,7 @@ class LogFiles:
 
 
 def small_slot(index: ProcessIndex) -> int | None:
-    """The slot that holds the first bytes of a process, or may; None when it never had one."""
+    """The slot that may hold the first bytes of a process; None when it never had one."""
     pending = index.pending
     first = index.first_chunk()
     for place in (None if first is None else first, None if pending is None else pending):

@@ -2,10 +2,10 @@
 
 Rules kept in this file:
 
-1. A number says in which block its record is, and where: they are dense, and a block holds 60.
-2. The second word of a record is stored last, and makes it valid. What has to be known before something
-   happens (where bytes go, what is dropped) is one word in the head of block 0, stored before.
-3. What was dropped stays known for a while, so that a gap can be stated in bytes.
+1. Numbers are dense, and a block holds 60 records: a number tells the block and the place of its record.
+2. The second word of a record is stored last, and makes it valid. What has to be known before an operation
+   (where bytes go, what is dropped) is one word in the head of block 0, stored before.
+3. Records of dropped events are kept for a while, so that a gap can be stated in bytes.
 
 The layout of the file is in `arena.py`.
 """
@@ -20,10 +20,10 @@ Kind = Literal["stdout", "stderr", "pty", "exited", "closed"]
 BLOCK_WORDS = 128
 RECORDS_A_BLOCK = 60
 KEPT_EVICTIONS = 32_768
-"""How many evicted records keep their place in the output known, to state a gap exactly (0.5 MiB)."""
+"""How many records of evicted events are kept, to state a gap exactly (0.5 MiB)."""
 
 MAX_LENGTH: Final = 1 << 20
-"""Bytes of one event. What the wire takes as a chunk."""
+"""Bytes of one event: the limit of a chunk on the wire."""
 
 MAX_POSITION: Final = (1 << 38) - 1
 """Where in a data file an event can begin: no file is larger than 256 GiB."""
@@ -43,7 +43,7 @@ _KIND_SHIFT, _KIND_MASK = 59, 7
 _LENGTH_SHIFT, _LENGTH_MASK = 38, (1 << 21) - 1
 
 
-class Record(NamedTuple):
+class IndexRecord(NamedTuple):
     """One numbered event."""
 
     seq: int
@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Where the bytes go that are being moved, or that were moved last."""
+    """The place of the bytes that are being moved, or were moved last."""
 
     kind: Kind
     position: int
@@ -73,21 +73,21 @@ class Pending(NamedTuple):
 class Blocks(Protocol):
     """The arena, as an index sees it."""
 
-    def hand_out(self, number: int, ordinal: int) -> int:
+    def allocate(self, number: int, ordinal: int) -> int:
         """A block for a process, empty."""
 
-    def give_back(self, block: int) -> None:
+    def free_block(self, block: int) -> None:
         """Take a block from its process."""
 
     def place(self, block: int) -> tuple[memoryview, int]:
-        """Where the words of a block are."""
+        """The view and the offset of a block's words."""
 
     def free(self, index: ProcessIndex) -> None:
         """Forget a process."""
 
 
 class ProcessIndex:
-    """The numbered events of one process, and what is known of its output as a whole."""
+    """The numbered events of one process, and the state of its output as a whole."""
 
     __slots__ = (
         "_arena",
@@ -110,7 +110,7 @@ class ProcessIndex:
         self._head, self._head_base = arena.place(blocks[0])
         self._blocks = blocks
         if len(blocks) == 1 and not self._head[self._head_base + _HEAD_WORDS + 1]:
-            # Nothing has happened yet, as with every new one.
+            # No event yet, as in every new index.
             self._low = 1
             self._view, self._base = self._head, self._head_base
             self.next_seq = 1
@@ -132,7 +132,7 @@ class ProcessIndex:
         """Bytes of output that were dropped."""
         last = self.record(self.next_seq - 1)
         if last is not None and not last.has_bytes:
-            # The server may have been killed after the record and before this.
+            # The server may have been killed between the record and this word.
             self._head[self._head_base + (_EXITED if last.kind == "exited" else _CLOSED)] = last.seq
 
     # -- the process as a whole
@@ -149,23 +149,23 @@ class ProcessIndex:
 
     @property
     def pending(self) -> Pending | None:
-        """What `begin` said last; None when it never did."""
+        """The last call of `begin`; None before the first one."""
         word = self._head[self._head_base + _PENDING]
         if not word & _VALID:
             return None
         return Pending(_KINDS[word >> _KIND_SHIFT & _KIND_MASK], word & MAX_POSITION, bool(word & _IN_MEMORY))
 
     def capacity(self, in_memory: bool) -> int:
-        """How large a data file is, in bytes; 0 as long as `set_capacity` did not say it."""
+        """The size of a data file in bytes; 0 before `set_capacity`."""
         return self._head[self._head_base + (_MEMORY_BYTES if in_memory else _DISK_BYTES)]
 
     def set_capacity(self, in_memory: bool, capacity: int) -> None:
-        """Remember how large a data file is. Before anything is moved into it."""
+        """Record the size of a data file, before anything is moved into it."""
         self._head[self._head_base + (_MEMORY_BYTES if in_memory else _DISK_BYTES)] = capacity
 
     def begin(self, kind: Kind, position: int, in_memory: bool) -> None:
-        """Say where the bytes go that are moved next. Whatever is in that file from there on and in no
-        record was moved and not recorded.
+        """Record where the next bytes go. Bytes after that place in the file without a record were moved and
+        not recorded.
 
         Raises:
             OSError: no memory for the record to come.
@@ -184,7 +184,7 @@ class ProcessIndex:
             kind: what it is.
             length: its bytes, at most 1 MiB; 0 for an end.
             position: where they begin in their data file.
-            in_memory: in which one.
+            in_memory: whether that is the one in memory.
 
         Raises:
             OSError: no memory. Never after `begin`.
@@ -203,8 +203,8 @@ class ProcessIndex:
             self._head[self._head_base + (_EXITED if kind == "exited" else _CLOSED)] = seq
         return seq
 
-    def record(self, seq: int) -> Record | None:
-        """The event of that number; None when it did not happen, or is no longer known."""
+    def record(self, seq: int) -> IndexRecord | None:
+        """The event of that number; None when there is none yet, or its record is gone."""
         if not 0 < seq < self.next_seq:
             return None
         ordinal, place = divmod(seq - 1, RECORDS_A_BLOCK)
@@ -218,7 +218,7 @@ class ProcessIndex:
         word = view[at + 1]
         return _unpack(seq, view[at], word) if word & _VALID else None
 
-    def records_after(self, seq: int) -> Iterator[Record]:
+    def records_after(self, seq: int) -> Iterator[IndexRecord]:
         """The known events whose numbers are above `seq`, oldest first."""
         while seq < self.next_seq - 1:
             ordinal, place = divmod(seq, RECORDS_A_BLOCK)
@@ -234,18 +234,18 @@ class ProcessIndex:
                     return
                 yield _unpack(number, offset, word)
 
-    def evict_through(self, record: Record) -> None:
-        """Drop all events up to this one. The records of the last 32,768 stay, to state gaps by."""
+    def evict_through(self, record: IndexRecord) -> None:
+        """Drop all events up to this one. The records of the last 32,768 stay, to state gaps."""
         seq = record.seq
         self.evicted_offset = record.offset + record.length
         self.evicted_through = seq
         self._head[self._head_base + _EVICTED_THROUGH] = seq
         blocks = self._blocks
         while len(blocks) > 2 and (self._low + 1) * RECORDS_A_BLOCK <= seq - KEPT_EVICTIONS:
-            self._arena.give_back(blocks.pop(1))
+            self._arena.free_block(blocks.pop(1))
             self._low += 1
 
-    def newest_chunk(self) -> Record | None:
+    def newest_chunk(self) -> IndexRecord | None:
         """The newest event that has bytes, dropped or not."""
         # At most two events have none.
         for seq in range(self.next_seq - 1, max(0, self.next_seq - 4), -1):
@@ -254,7 +254,7 @@ class ProcessIndex:
                 return record
         return None
 
-    def first_chunk(self) -> Record | None:
+    def first_chunk(self) -> IndexRecord | None:
         """The oldest event that has bytes, dropped or not; only looked for among the first."""
         for seq in range(1, 4):
             record = self.record(seq)
@@ -263,8 +263,8 @@ class ProcessIndex:
         return None
 
     def small_end(self, first_place: int) -> int:
-        """Where the chunks end whose places begin at `first_place`; 0 when there are none. They are the
-        first ones of a process, and so in block 0 or close to it.
+        """Where the chunks with places from `first_place` on end; 0 when there are none. They are the first
+        chunks of a process.
         """
         end = 0
         for record in self.records_after(0):
@@ -275,9 +275,7 @@ class ProcessIndex:
         return end
 
     def lost_after(self, seq: int) -> int:
-        """Bytes after number `seq` that were dropped. Exact for one whose record is known; for another,
-        what is known to be lost at the least.
-        """
+        """Bytes after number `seq` that were dropped: exact if its record is kept, else a lower bound."""
         if seq >= self.evicted_through:
             return 0
         if seq > RECORDS_A_BLOCK and (seq - 1) // RECORDS_A_BLOCK < self._low:
@@ -292,7 +290,7 @@ class ProcessIndex:
     def detach(self) -> list[int]:
         """Give up all blocks, and return which these were, block 0 first."""
         blocks, self._blocks = self._blocks, []
-        # What looks at the index of a forgotten process must not see what its blocks hold next.
+        # The index of a forgotten process must not show the next content of its blocks.
         self._head = self._view = memoryview(bytearray(8 * BLOCK_WORDS)).cast("Q")
         self._head_base = self._base = self.evicted_through = self.evicted_offset = 0
         return blocks
@@ -302,17 +300,17 @@ class ProcessIndex:
         return record.offset + record.length if record is not None else 0
 
     def _add_block(self) -> None:
-        """Have room for `next_seq`, which is the first of a block."""
+        """Add a block for `next_seq`, the first number of a block."""
         ordinal = (self.next_seq - 1) // RECORDS_A_BLOCK
         if self._view[self._base + ORDINAL] == ordinal:
             return
-        block = self._arena.hand_out(self.number, ordinal)
+        block = self._arena.allocate(self.number, ordinal)
         self._blocks.append(block)
         self._view, self._base = self._arena.place(block)
 
 
-def _unpack(seq: int, offset: int, word: int) -> Record:
-    return Record(
+def _unpack(seq: int, offset: int, word: int) -> IndexRecord:
+    return IndexRecord(
         seq,
         _KINDS[word >> _KIND_SHIFT & _KIND_MASK],
         offset,

@@ -2,10 +2,10 @@
 
 Rules kept in this file:
 
-1. What a record means is said once, in the fold at the end; `State.records()` is its inverse.
-2. A record is an array, its name first. A later version may add members at the end of one, with defaults:
-   an older one ignores what it does not know.
-3. What a record says of a process that is not known (any more) is ignored.
+1. The meaning of a record is defined once, in the fold at the end; `State.records()` is its inverse.
+2. A record is an array that begins with its name. A later version may add members at the end, with defaults;
+   an older version ignores them.
+3. A record about an unknown or forgotten process is ignored.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import msgspec
 
 REMEMBERED_WRITES = 4096
 """Write ids kept a process, the newest: as many as a server remembers
-(`protocol.limits.REMEMBERED_WRITE_IDS`)."""
+(`execprotocol.limits.REMEMBERED_WRITE_IDS`)."""
 
 
 FOREIGN_MARK = "\0"
-"""What the stored id of a write begins with that came from another session than the process's own."""
+"""The first character of the stored id of a write from another session than the process's own."""
 
 
 def stored_write_id(write_id: str, writer: str | None) -> str:
-    """A write's id as the ledger has it: no two sessions share one.
+    """A write's id as it is stored: unique across sessions.
 
     Args:
         write_id: the client's name for it, not empty.
@@ -34,7 +34,7 @@ def stored_write_id(write_id: str, writer: str | None) -> str:
     """
     if writer is not None:
         return f"{FOREIGN_MARK}{writer}{FOREIGN_MARK}{write_id}"
-    # A session's id is not empty, so this is nobody else's.
+    # Unique, for the id of a session is not empty.
     return write_id if write_id[0] != FOREIGN_MARK else FOREIGN_MARK * 2 + write_id
 
 
@@ -47,14 +47,14 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Service(Record, tag="service", frozen=True):
-    """What must not change while the service runs."""
+    """The properties that must not change while the service runs."""
 
     cwd: str
     """Where it was launched."""
     provider_id: str
-    """What clients know it by."""
+    """Its id for clients."""
     servers: int = 1
-    """How many servers it had so far."""
+    """How many servers it has had."""
 
 
 class SessionOpened(Record, tag="session-opened", frozen=True):
@@ -64,7 +64,7 @@ class SessionOpened(Record, tag="session-opened", frozen=True):
 
 
 class SessionEnding(Record, tag="session-ending", frozen=True):
-    """Everything that the session started is about to be killed; nobody can resume it."""
+    """All processes of the session are about to be killed; no client can resume it."""
 
     id: str
 
@@ -88,13 +88,13 @@ class Started(Record, tag="started", frozen=True):
     timeout_at: float | None = None
     idle_timeout: float | None = None
     digests: dict[str, str] | None = None
-    """What the parameters of its start came to, by name."""
+    """A digest of each parameter of its start, by name."""
     sandbox: dict[str, Any] | None = None
     argv: list[str] | None = None
-    """What was asked to be run; no more than the beginning of something long."""
+    """The command line, cut if it is long."""
     cwd: str | None = None
     began_at_ms: int = 0
-    """When by the clock of the calendar, in milliseconds since 1970."""
+    """The start in milliseconds since 1970."""
 
 
 class Written(Record, tag="written", frozen=True):
@@ -106,18 +106,18 @@ class Written(Record, tag="written", frozen=True):
 
 
 class StdinClosed(Record, tag="stdin-closed", frozen=True):
-    """Nothing follows the input accepted so far."""
+    """No input follows the accepted one."""
 
     number: int
 
 
 class Ending(Record, tag="ending", frozen=True):
-    """The server is about to end the process, and why."""
+    """The server is about to kill the process."""
 
     number: int
     cause: str
     tree: bool = False
-    """Whether every descendant is meant too, also one that is left of a process that has exited."""
+    """Whether every descendant is killed too, also those of a process that has exited."""
 
 
 class Exited(Record, tag="exited", frozen=True):
@@ -129,12 +129,12 @@ class Exited(Record, tag="exited", frozen=True):
     failure: str | None = None
     """Why the command was never run."""
     at: float = 0.0
-    """When (CLOCK_MONOTONIC, seconds)."""
+    """Seconds of CLOCK_MONOTONIC."""
 
 
 class Closed(Record, tag="closed", frozen=True):
-    """The process is closed since `at` (CLOCK_MONOTONIC, seconds). Only of one that was not closed as soon as
-    its leader had ended: of that one the index tells.
+    """The process was closed at `at` (CLOCK_MONOTONIC, seconds). Not written if it was closed as soon as its
+    leader had ended: the index has that.
     """
 
     number: int
@@ -148,7 +148,7 @@ class Forgotten(Record, tag="forgotten", frozen=True):
 
 
 class Numbered(Record, tag="numbered", frozen=True):
-    """Numbers that a session gave to processes. Only a compacted ledger needs it."""
+    """The numbers of a session's processes. Only in a compacted ledger."""
 
     session: str
     numbers: list[int]
@@ -171,15 +171,15 @@ AnyRecord = (
 
 
 class ProcessState(msgspec.Struct):
-    """What the ledger says of one process."""
+    """The state of one process."""
 
     started: Started
     write_ids: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
     """The newest `REMEMBERED_WRITES` ids, oldest first, each with the end of its bytes."""
     others_write_ids: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
-    """The same of writes from other sessions."""
+    """The same for writes from other sessions."""
     accepted_end: int = 0
-    """The length of the input that was accepted, in bytes."""
+    """The length of the accepted input in bytes."""
     stdin_closed: bool = False
     ending: str | None = None
     tree_ending: bool = False
@@ -189,7 +189,7 @@ class ProcessState(msgspec.Struct):
 
     @property
     def over_since(self) -> float | None:
-        """When a process that is closed was (CLOCK_MONOTONIC, seconds)."""
+        """When a closed process was closed (CLOCK_MONOTONIC, seconds)."""
         if self.closed_at is None and self.exited is not None:
             return self.exited.at
         return self.closed_at
@@ -200,7 +200,7 @@ class ProcessState(msgspec.Struct):
         yield self.started
         writes = [*self.write_ids.items(), *self.others_write_ids.items()]
         if self.others_write_ids:
-            # The last record says how much was accepted in all.
+            # In the order of acceptance: the last record has the length of all input.
             writes.sort(key=lambda write: write[1])
         for write_id, end in writes:
             yield Written(number, write_id, end)
@@ -215,25 +215,25 @@ class ProcessState(msgspec.Struct):
 
 
 class SessionState(msgspec.Struct):
-    """What the ledger says of one session."""
+    """The state of one session."""
 
     numbers: list[int] = msgspec.field(default_factory=list)
-    """Every number that it ever gave to a process: what is forgotten may have left descendants."""
+    """The numbers of all its processes, also forgotten ones, which may have left descendants."""
     ending: bool = False
 
 
 class State(msgspec.Struct):
-    """All that a ledger says."""
+    """The state that a ledger adds up to."""
 
     service: Service | None = None
     sessions: dict[str, SessionState] = msgspec.field(default_factory=dict)
-    """Sessions of which something may be left, oldest first."""
+    """Sessions that have not ended, oldest first."""
     processes: dict[int, ProcessState] = msgspec.field(default_factory=dict)
     """By number, oldest first."""
     highest: int = 0
     """The highest number that a process ever had."""
     skipped: int = 0
-    """Lines that were not understood."""
+    """Lines that could not be decoded."""
 
     def apply(self, record: AnyRecord) -> None:
         """Fold one record in."""
@@ -245,7 +245,7 @@ class State(msgspec.Struct):
             yield self.service
         for process in self.processes.values():
             yield from process.records()
-        # After the processes: the list of a session's numbers is complete as it is.
+        # After the processes: the list of a session's numbers is complete.
         for session, state in self.sessions.items():
             yield SessionOpened(session)
             yield Numbered(session, state.numbers)
@@ -312,14 +312,14 @@ def _stdin_closed(process: ProcessState, _record: StdinClosed) -> None:
 
 
 def _ending(process: ProcessState, record: Ending) -> None:
-    # Whoever said so first is believed (`processes/cause.py`).
+    # The first reason counts (`processes/exit_cause.py`).
     if process.ending is None:
         process.ending = record.cause
     process.tree_ending |= record.tree
 
 
 def _exited(process: ProcessState, record: Exited) -> None:
-    # Whoever finds the unreaped leader after a kill tells its exit a second time.
+    # A new server that finds the unreaped leader records its exit a second time.
     if process.exited is None:
         process.exited = record
 

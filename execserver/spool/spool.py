@@ -2,10 +2,10 @@
 
 Rules kept in this file:
 
-1. A failing disk is a state of the spool, not an error of a process: it is told once when it begins
-   and once when it ends, and tried again after a second.
-2. No file here has a name, so that nothing is ever left behind.
-3. All logs together keep within the limits; whoever holds most loses its oldest output first.
+1. A failing disk is a state of the spool, not an error of a process: it is reported when it begins and when
+   it ends, and the disk is tried again after a second.
+2. No file here has a name, so nothing is ever left behind.
+3. All logs together keep within the limits: the process with the most output is trimmed first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from execserver.folders import FolderError, open_private
+from execserver.private_folder import FolderError, open_private
 from execserver.spool.data_file import (
     DataFile,
     NotStoredError,
@@ -28,7 +28,7 @@ from execserver.spool.data_file import (
     ring_capacity,
 )
 from execserver.spool.process_index import MAX_POSITION
-from execserver.spool.small_files import SmallFiles
+from execserver.spool.small_files import SmallOutputs
 from execserver.telemetry.measures import measures
 
 CHUNK_BYTES = 64 << 10
@@ -36,23 +36,22 @@ CHUNK_BYTES = 64 << 10
 throughput."""
 
 LARGE_CHUNK_BYTES = 2 * CHUNK_BYTES
-"""Bytes of a chunk of a flood that goes to the disk: with a pipe that holds more than that, each byte takes a
-third less of the processor. Twice as much fills a connection's window at once, and gains nothing."""
+"""Bytes of a chunk of a flood that goes to the disk: with a larger pipe, each byte takes a third less of the
+processor. Twice as much fills a connection's window at once, and gains nothing."""
 
-HURRIED_SECONDS = 0.02
-"""How long after a message of any client no large chunk is moved: what is moved is sent, too, before the next
-request is looked at, and a small one should not wait for so much."""
+EXPEDITE_SECONDS = 0.02
+"""How long after a message of any client no large chunk is moved: a moved chunk is sent before the next
+request is read, and a small request should not wait for so much."""
 
 RETRY_SECONDS = 1.0
-"""How long a disk that failed is left alone."""
+"""How long a failing disk is not tried."""
 
 _SLACK_BYTES = 1 << 20
-"""What a ring on disk has beyond what is retained: the room in which it goes on while its oldest
-output is still kept."""
+"""The size of a ring on disk beyond the retained output: room for new output while the oldest is kept."""
 
 _ENFORCED_FRACTION = 1024
-"""One 1,024th of a limit is dropped beyond what is needed: looking for whoever holds most takes long
-when there are thousands."""
+"""One 1,024th of a limit is dropped beyond what is needed: finding the largest of thousands of logs takes
+long."""
 
 SHORT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
@@ -67,7 +66,7 @@ class SpoolLimits(msgspec.Struct, frozen=True):
     process_memory: int = 1 << 20
     """In memory, by one process."""
     small: int = 16 << 10
-    """Output up to which a process has no file on disk: making one costs as much as a short command."""
+    """Output up to which a process has no file on disk: creating one costs as much as a short command."""
 
 
 class Spool:
@@ -78,7 +77,7 @@ class Spool:
         limits: how much is kept.
         on_state: called with true and a reason when the disk begins to fail, and with false and an empty
             text when it works again.
-        small_files: where the first bytes of each process go; None: to disk, like the others.
+        small_files: for the first bytes of each process; None: they go to the disk, too.
     """
 
     def __init__(
@@ -86,21 +85,21 @@ class Spool:
         folder: str | None,
         limits: SpoolLimits,
         on_state: Callable[[bool, str], None] = lambda _failing, _reason: None,
-        small_files: SmallFiles | None = None,
+        small_files: SmallOutputs | None = None,
     ) -> None:
         self.limits = limits
         self.small_files = small_files
         self.folder_problem: str | None = None
-        """Why there is no folder, for whoever asks; None when there is one."""
+        """Why there is no folder; None when there is one."""
         self.failing = False
-        """Whether the disk failed and has not been written to since."""
+        """Whether the last use of the disk failed."""
         self._on_state = on_state
         self._folder_path = folder
         self._folder: int | None = None
         self._retry_at = 0.0
-        self._heard = measures.received_bytes
-        """What clients had sent when we looked last."""
-        self._hurried_until = 0.0
+        self._seen_bytes = measures.received_bytes
+        """Bytes from clients at the last check."""
+        self._expedited_until = 0.0
         if folder is None:
             self.folder_problem = "no folder is configured"
         else:
@@ -113,7 +112,7 @@ class Spool:
         """A ring on disk for so many bytes; None while there is no disk that works.
 
         Raises:
-            OSError: no descriptor is to be had (EMFILE, ENFILE).
+            OSError: no descriptor is available (EMFILE, ENFILE).
         """
         if self._folder_path is None or (self.failing and time.monotonic() < self._retry_at):
             return None
@@ -121,7 +120,7 @@ class Spool:
             if self._folder is None:
                 self._folder = open_private(self._folder_path)
                 self.folder_problem = None
-            # A larger ring has places that the index cannot express.
+            # The index cannot express the places of a larger ring.
             size = min(retained + _SLACK_BYTES, MAX_POSITION + 1)
             return create_on_disk(self._folder, ring_capacity(size))
         except FolderError as error:
@@ -131,7 +130,7 @@ class Spool:
             if error.errno in SHORT_OF_DESCRIPTORS:
                 raise
             self.disk_failed(error)
-            # Somebody may have removed the folder; the next try is with a new one.
+            # The folder may have been removed; the next try opens it anew.
             self._close_folder()
         return None
 
@@ -139,28 +138,28 @@ class Spool:
         """A ring in memory for so many bytes, or what a process may have there.
 
         Raises:
-            OSError: no descriptor or no memory is to be had.
+            OSError: no descriptor or no memory is available.
         """
         return create_in_memory(ring_capacity(self.memory_share(retained) + CHUNK_BYTES + 1))
 
-    def hurried(self) -> bool:
-        """Whether somebody who said something lately may say more, and wait for the answer."""
-        if self._heard != measures.received_bytes:
-            self._heard = measures.received_bytes
-            self._hurried_until = time.monotonic() + HURRIED_SECONDS
+    def expedited(self) -> bool:
+        """Whether a client sent something lately, and may send more and wait for the answer."""
+        if self._seen_bytes != measures.received_bytes:
+            self._seen_bytes = measures.received_bytes
+            self._expedited_until = time.monotonic() + EXPEDITE_SECONDS
             return True
-        return self._hurried_until > 0 and time.monotonic() < self._hurried_until
+        return self._expedited_until > 0 and time.monotonic() < self._expedited_until
 
     def memory_share(self, retained: int) -> int:
-        """Bytes that a process keeps in memory."""
+        """Bytes that a process may keep in memory."""
         return min(retained, self.limits.process_memory)
 
     def disk_splices(self) -> bool:
-        """Whether the kernel moves bytes to the disk by itself. Otherwise a server that is killed can lose
-        up to one chunk a process. Also true when there is no disk to try.
+        """Whether the kernel moves bytes to the disk. If not, a killed server can lose up to one chunk a
+        process. Also true when there is no disk to try.
 
         Raises:
-            OSError: no descriptors are to be had.
+            OSError: no descriptors are available.
         """
         file = self.new_disk_file(0)
         if file is None:
@@ -177,12 +176,12 @@ class Spool:
             file.close()
 
     def disk_failed(self, error: OSError) -> None:
-        """The disk took nothing more."""
+        """Report a failure of the disk."""
         self._fail(os.strerror(error.errno) if error.errno else str(error))
 
     def disk_works(self) -> None:
-        """The disk took something. Does not count within a second of a failure: what overwrites a ring
-        finds room on a disk that is full for everything else.
+        """Report that the disk took bytes. Ignored within a second of a failure: overwriting a ring needs no
+        space on a full disk.
         """
         if self.failing and time.monotonic() >= self._retry_at:
             self.failing = False
@@ -205,15 +204,15 @@ class Spool:
             self._folder = None
 
 
-class Holder(Protocol):
-    """A log, as the budget sees it."""
+class BudgetedLog(Protocol):
+    """The budget's view of a log."""
 
     disk_held: int
     memory_held: int
 
-    def make_way(self, disk: int, memory: int) -> bool:
+    def shrink_to(self, disk: int, memory: int) -> bool:
         """Drop oldest output until at most so many bytes are held on disk and in memory, and free their
-        space. Says whether any was dropped.
+        space. Returns whether any was dropped.
         """
 
 
@@ -224,20 +223,20 @@ class SpoolBudget:
         self.limits = limits
         self.disk_held = 0
         self.memory_held = 0
-        self._logs: set[Holder] = set()
+        self._logs: set[BudgetedLog] = set()
 
     @property
     def held(self) -> int:
         """On disk and in memory."""
         return self.disk_held + self.memory_held
 
-    def join(self, log: Holder) -> None:
-        """Count this log, and what it holds, from now on."""
+    def add(self, log: BudgetedLog) -> None:
+        """Count this log and its output from now on."""
         self._logs.add(log)
         self.disk_held += log.disk_held
         self.memory_held += log.memory_held
 
-    def leave(self, log: Holder) -> None:
+    def remove(self, log: BudgetedLog) -> None:
         """Count it no longer."""
         if log in self._logs:
             self._logs.remove(log)
@@ -245,15 +244,15 @@ class SpoolBudget:
             self.memory_held -= log.memory_held
 
     def enforce(self) -> None:
-        """Drop the oldest output of whoever holds most until the limits are met."""
+        """Drop the oldest output of the largest log until the limits are met."""
         limits = self.limits
         while self.disk_held > limits.disk:
             largest = max(self._logs, key=lambda log: log.disk_held)
             excess = self.disk_held - limits.disk + limits.disk // _ENFORCED_FRACTION
-            if not largest.make_way(max(0, largest.disk_held - excess), largest.memory_held):
+            if not largest.shrink_to(max(0, largest.disk_held - excess), largest.memory_held):
                 return
         while self.memory_held > limits.memory:
             largest = max(self._logs, key=lambda log: log.memory_held)
             excess = self.memory_held - limits.memory + limits.memory // _ENFORCED_FRACTION
-            if not largest.make_way(largest.disk_held, max(0, largest.memory_held - excess)):
+            if not largest.shrink_to(largest.disk_held, max(0, largest.memory_held - excess)):
                 return

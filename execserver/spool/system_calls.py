@@ -1,4 +1,4 @@
-"""System calls as they are needed here, and as the standard library does not offer them."""
+"""System calls that the standard library does not offer, or not in this form."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def punch_hole(fd: int, position: int, length: int) -> bool:
-    """Give back the space of a part of a file, which reads as zeros then; its size stays. False where the
-    file system cannot.
+    """Free the space of a part of a file, which reads as zeros then; the size stays. False if the file system
+    cannot do that.
     """
     return bool(_fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, position, length) == 0)
 
 
 def enlarge_pipe(pipe: int, size: int) -> None:
-    """Have a pipe hold at least so many bytes.
+    """Make a pipe hold at least so many bytes.
 
     Raises:
-        OSError: it would be above the user's share of the memory for pipes, or it is no pipe.
+        OSError: the user's share of the memory for pipes is used up, or it is no pipe.
     """
     if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < size:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
 
 
 def unread_bytes(pipe: int) -> int:
-    """How many bytes are in a pipe, or a terminal has for us.
+    """The number of bytes that can be read from a pipe or a terminal.
 
     Raises:
         OSError: it is neither.
@@ -48,14 +48,14 @@ def unread_bytes(pipe: int) -> int:
 
 
 class DescriptorTimer:
-    """A timer that is a descriptor, for less than the millisecond that an event loop counts in. The
-    descriptor is readable when the time is over.
+    """A timer with a descriptor, for less than the millisecond of an event loop's timers. The descriptor
+    becomes readable when the time is over.
 
     Args:
         seconds: from `start` on, less than one.
 
     Raises:
-        OSError: no descriptor is to be had.
+        OSError: no descriptor is available.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -67,5 +67,5 @@ class DescriptorTimer:
             raise OSError(number, os.strerror(number))
 
     def start(self) -> None:
-        """Begin, or begin anew. What was not read of an earlier end is forgotten."""
+        """Start, or start again. An earlier end that was not read is forgotten."""
         _libc.timerfd_settime(self.fd, 0, self._time, None)

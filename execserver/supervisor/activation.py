@@ -1,8 +1,8 @@
 """Socket activation: listening sockets that a service manager opened for us (sd_listen_fds(3)).
 
-They are descriptors 3 and up. `LISTEN_PID` says for which process, `LISTEN_FDS` how many,
-`LISTEN_FDNAMES` under which names. Socket and file stay the service manager's: nothing is removed
-at the end, and clients that come while no server runs wait in the backlog.
+They are descriptors 3 and up. `LISTEN_PID` is the process that they are for, `LISTEN_FDS` their number,
+`LISTEN_FDNAMES` their names. Socket and file belong to the service manager: nothing is removed at the end,
+and clients that connect while no server runs wait in the backlog.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import os
 import socket
 from collections.abc import MutableMapping
 
+from execprotocol.trust import UntrustedError, check_way
 from execserver.supervisor import launch
-from execserver.supervisor.listeners import MAX_LISTENERS, Listener, ListenError
-from execserver.trust import UntrustedError, check_way
+from execserver.supervisor.listener import Listener, ListenError
+from execserver.supervisor.listeners import MAX_LISTENERS
 
 FIRST_DESCRIPTOR = 3
 
@@ -22,7 +23,7 @@ _KINDS = {socket.AF_UNIX: "unix", socket.AF_INET: "tcp", socket.AF_INET6: "tcp"}
 
 
 class ActivatedListener(Listener):
-    """A socket that listens already, and whose file is not ours."""
+    """A listening socket of the service manager."""
 
     def __init__(self, kind: str, url: str, listening: socket.socket) -> None:
         self.kind = kind
@@ -31,20 +32,20 @@ class ActivatedListener(Listener):
         self._socket = listening
 
     def close(self) -> None:
-        """Let go of our copy (idempotent); the service manager listens on."""
+        """Close our copy (idempotent); the service manager's socket still listens."""
         self._socket.close()
 
 
 def take_descriptors(environment: MutableMapping[str, str]) -> list[tuple[int, str]]:
     """The descriptors passed to *this* process, with their names; close-on-exec from now on.
 
-    The variables are removed: whoever is started below must not take them for its own.
+    The variables are removed, so that no child process uses them.
 
     Raises:
         ListenError: a variable is malformed, or a descriptor is not open.
     """
     pid, count, names = (environment.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES"))
-    if pid != str(os.getpid()):  # a launcher's, inherited by accident
+    if pid != str(os.getpid()):  # meant for a parent process, and inherited
         return []
     if not (count.isascii() and count.isdigit()):
         raise ListenError(f"LISTEN_FDS={count!r} is no number of descriptors")
@@ -64,14 +65,14 @@ def take_descriptors(environment: MutableMapping[str, str]) -> list[tuple[int, s
 
 
 def listener_on(descriptor: int, name: str) -> ActivatedListener:
-    """What to serve on a descriptor that was passed.
+    """The listener for a passed descriptor.
 
     Args:
-        descriptor: taken over.
-        name: what the service manager calls it, for messages.
+        descriptor: belongs to the listener from now on.
+        name: the service manager's name for it, for messages.
 
     Raises:
-        ListenError: no listening stream socket of a family that is served.
+        ListenError: not a listening stream socket of a supported family.
     """
     try:
         passed = socket.socket(fileno=descriptor)
@@ -112,14 +113,14 @@ def _fault(passed: socket.socket) -> str | None:
 
 
 def _warn_if_open_to_others(path: str) -> None:
-    """Say it: whoever may write the file can connect, and would be refused without a reason."""
+    """Warn if other users can connect: they would be refused without a visible reason."""
     try:
         mode = os.stat(path).st_mode & 0o777
     except (OSError, ValueError):  # abstract, or renamed since
         return
     if mode & 0o022:
-        launch.say(f"{path} has mode {mode:04o}: other users are refused; SocketMode=0600 keeps them out")
+        launch.report(f"{path} has mode {mode:04o}: other users are refused; SocketMode=0600 keeps them out")
     try:
         check_way(path)
     except UntrustedError as error:
-        launch.say(f"{path} could be replaced, and clients would reach another program: {error}")
+        launch.report(f"{path} could be replaced, and clients would reach another program: {error}")

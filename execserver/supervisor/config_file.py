@@ -1,24 +1,24 @@
-"""The configuration file: where it is looked for, who may write it, and its syntax.
+"""The configuration file: its location, permissions and syntax.
 
     --config PATH                                must exist; empty: no file
     EXECSERVER_CONFIG                            the same
     $XDG_CONFIG_HOME/execserver/config.toml      ~/.config without the variable
     /etc/execserver/config.toml
 
-The first that applies is *the* file; files are not merged. The supervisor takes nothing but `listen` and
-the registry of remote clients from it. What the keys mean is the settings model's affair (`configuration/`),
-which reads by this module too.
+The first that applies is *the* file; files are not merged. The supervisor reads only `listen` and the
+registry of remote clients from it. The settings model (`configuration/`), which also reads by this module,
+defines the keys.
 """
 
 from __future__ import annotations
 
 import os
 
-from execserver.trust import UntrustedError, read_file
+from execprotocol.trust import UntrustedError, read_trusted
 
 TYPE_CHECKING = False  # as in `spawning.py`
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 FLAG = "--config"
 CONFIG_VARIABLE = "EXECSERVER_CONFIG"
@@ -26,7 +26,7 @@ SYSTEM_PATH = "/etc/execserver/config.toml"
 
 
 class ConfigFileError(Exception):
-    """The file cannot be used; the text names it, the line where there is one, and the way out."""
+    """The file cannot be used; the text names the file, the line if known, and the fix."""
 
 
 def find(flag: str | None, environment: Mapping[str, str]) -> str | None:
@@ -39,12 +39,12 @@ def find(flag: str | None, environment: Mapping[str, str]) -> str | None:
     given = environment.get(CONFIG_VARIABLE) if flag is None else flag
     if given is not None:
         return os.path.abspath(given) if given else None
-    # A file that we may not even see (a foreign home folder) is not ours.
+    # A file in a folder that we cannot enter (another user's home folder) is not ours.
     return next(filter(os.path.exists, usual_places(environment)), None)
 
 
 def usual_places(environment: Mapping[str, str]) -> list[str]:
-    """Where the file is looked for when nobody says where it is, in this order."""
+    """The default paths of the file, in order of priority."""
     base = environment.get("XDG_CONFIG_HOME", "")
     if not base.startswith("/"):  # the XDG specification: a relative path is invalid and ignored
         base = f"{(environment.get('HOME') or os.path.expanduser('~')).rstrip('/')}/.config"
@@ -56,12 +56,12 @@ def read(path: str) -> str:
     """The text of the file.
 
     Raises:
-        ConfigFileError: it is missing, no file, too large, no UTF-8, or others may write it.
+        ConfigFileError: it is missing, not a file, too large, not UTF-8, or writable by others.
     """
     try:
-        content = read_file(path)
+        content = read_trusted(path)
     except UntrustedError as error:
-        # The file decides who may connect, so a user who can write it can run commands as us.
+        # The file decides which clients may connect, so a user who can write it can run commands as us.
         raise ConfigFileError(
             f"configuration file {path} decides who may connect: {error}, or name another one with {FLAG}"
         ) from None
@@ -80,7 +80,7 @@ def parse(path: str, text: str) -> dict[str, object]:
     Raises:
         ConfigFileError: a syntax error; the text begins with PATH:LINE:COLUMN.
     """
-    import tomllib  # a millisecond, for those who have a file
+    import tomllib  # takes a millisecond, needed only with a file
 
     try:
         return tomllib.loads(text)
@@ -91,10 +91,10 @@ def parse(path: str, text: str) -> dict[str, object]:
 
 
 def document(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, object]:
-    """The keys and values of the file that these arguments and this environment lead to.
+    """The keys and values of the file that these arguments and this environment select.
 
     Raises:
-        ConfigFileError: the file cannot be used. The text is short of keys and lines: the server's is not.
+        ConfigFileError: the file cannot be used. The server's error text has more detail.
     """
     path = find(_flag_value(arguments), environment)
     return {} if path is None else parse(path, read(path))
@@ -112,26 +112,38 @@ def listen_values(arguments: Sequence[str], environment: Mapping[str, str]) -> l
     return values
 
 
-def _flag_value(arguments: Sequence[str]) -> str | None:
-    """The last `--config`, as the server's parser takes it."""
-    found = None
+def flag_values(flag: str, arguments: Sequence[str], *, hyphens: bool = False) -> Iterator[str | None]:
+    """The values of a flag on the command line; None for a missing value.
+
+    Args:
+        flag: with its hyphens.
+        arguments: the command line.
+        hyphens: take a word that begins with a hyphen for a value too, not for the next flag.
+    """
     remaining = iter(arguments)
     for argument in remaining:
         if argument == "--":
-            break
-        if argument == FLAG:
-            found = next(remaining, "-")
-            if found.startswith("-"):
-                raise ConfigFileError(f"{FLAG} needs a value")
-        elif argument.startswith(f"{FLAG}="):
-            found = argument.removeprefix(f"{FLAG}=")
+            return
+        if argument == flag:
+            value = next(remaining, None)
+            yield value if value is None or hyphens or not value.startswith("-") else None
+        elif argument.startswith(f"{flag}="):
+            yield argument.removeprefix(f"{flag}=")
+
+
+def _flag_value(arguments: Sequence[str]) -> str | None:
+    """The last `--config`, as the server's parser takes it."""
+    found = None
+    for found in flag_values(FLAG, arguments):
+        if found is None:
+            raise ConfigFileError(f"{FLAG} needs a value")
     return found
 
 
 def _place(message: str, text: str) -> str:
-    """`:LINE:COLUMN: reason` of what tomllib says, which has the place at its end only."""
+    """`:LINE:COLUMN: reason` from a message of tomllib, which has the position at its end."""
     reason, _, place = message.rpartition(" (at ")
-    import re  # milliseconds, for those who have a mistake in their file
+    import re  # takes milliseconds, needed only for a faulty file
 
     numbers = re.fullmatch(r"line (\d+), column (\d+)\)", place)
     if numbers is not None:

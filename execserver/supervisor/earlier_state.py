@@ -1,13 +1,14 @@
-"""State of earlier versions, which without XDG_STATE_HOME kept it in `/tmp/execserver-UID`: taken along once.
+"""Migrates the state that earlier versions kept in `/tmp/execserver-UID`, once.
 
-That name can be made by anybody, also by a command in a sandbox, which runs as our own user; and records of
-edits are carried out with all our rights. So what is there counts only when a daemon of this version looks
-for the first time (earlier versions hid the folder from their sandboxes), and later only if a daemon of an
-earlier version used the same folder then. What was found out stands in a file of the new folder.
+They did so without XDG_STATE_HOME. Any process can create that name, also a command in a sandbox, which runs
+as our own user; and records of edits are executed with all our rights. So the folder is trusted only when a
+daemon of this version finds it at its first start (earlier versions hid the folder from their sandboxes), or
+later if a daemon of an earlier version was using the same folder then. A file in the new folder stores that
+finding.
 
-A record must be neither lost nor there twice, whenever we are killed. So a copy is complete under a name that
-stands for nothing, gets the name of an arrival, the original goes, and only then the copy goes to its place.
-An arrival whose original is still there is made again.
+After a kill at any time no record may be lost or duplicated. So a record is copied under a temporary name,
+renamed to the name of an arrival, the original is removed, and then the copy is renamed to its final name. An
+arrival whose original still exists is copied again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
-from execserver.folders import (
+from execprotocol.trust import owner_name
+from execserver.private_folder import (
     FolderError,
     lock,
     lock_folder,
@@ -25,23 +27,22 @@ from execserver.folders import (
     runtime_folder,
     state_folder,
 )
-from execserver.trust import owner_name
 
 _SEEN = "earlier-state"
-"""The file: the device and inode of the folder that was in use, or `done`."""
+"""The file with the device and inode of the old folder that was in use, or `done`."""
 _DONE = "done"
 _PARTIAL, _ARRIVED = "arriving", "arrived-"
 
 _INSTANCES = "instances"
 _KINDS = (_INSTANCES, "mount-points", "edits")
-"""Folders of records. Who uses a record has a lock (flock) on its file; a daemon that lives has one in the
-first."""
+"""Folders of records. A daemon locks (flock) the records that it uses; each running daemon has one in the
+first folder."""
 _LOCK = "lock"
 _MAX_BYTES = 64 << 20
 
 
 class _InUseError(Exception):
-    """A daemon uses it."""
+    """A daemon uses the old folder."""
 
 
 def earlier_place() -> str:
@@ -50,7 +51,7 @@ def earlier_place() -> str:
 
 
 def is_own_folder(path: str) -> bool:
-    """Whether a folder stands there, no link, and is ours. Anybody may have made a link there."""
+    """Whether the path is a folder of this user, and not a link, which any user could have made."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -58,37 +59,37 @@ def is_own_folder(path: str) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def take_along(environment: Mapping[str, str], old: str | None = None) -> str | None:
-    """Move the records of dead daemons from the earlier place to that of now, if that is in the home folder.
+def migrate(environment: Mapping[str, str], old: str | None = None) -> str | None:
+    """Move the records of dead daemons from the old folder to the state folder in the home folder.
 
     Args:
-        environment: the daemon's.
-        old: the earlier place; None: the one of all earlier versions.
+        environment: the daemon's environment.
+        old: the old folder; None for that of all earlier versions.
 
     Returns:
-        What the user should know; None when there was nothing.
+        A message for the user; None if there is nothing to report.
 
     Raises:
-        FolderError, OSError: it was not possible; what was not moved is moved at a later start.
+        FolderError, OSError: not possible; the remaining records are moved at a later start.
     """
     if runtime_folder(environment) is not None or environment.get("XDG_STATE_HOME", "").startswith("/"):
-        return None  # so it was in earlier versions
+        return None  # earlier versions used the same folder
     old = old or earlier_place()
     try:
         path = state_folder(environment)
         new = open_private(path)
     except FolderError:
-        return None  # as the claim of a record says
+        return None  # claiming a record reports the error
     try:
         if _read(new, _SEEN) == _DONE:
             return None
-        lock_folder(new, path)  # of two that start at once one does it
-        return _take_along(old, path, new)
+        lock_folder(new, path)  # if two daemons start at once, only one migrates
+        return _migrate(old, path, new)
     finally:
         os.close(new)
 
 
-def _take_along(old: str, path: str, new: int) -> str | None:
+def _migrate(old: str, path: str, new: int) -> str | None:
     seen = _read(new, _SEEN)
     if seen == _DONE:
         return None
@@ -105,7 +106,7 @@ def _take_along(old: str, path: str, new: int) -> str | None:
     if fault is not None:
         _finish(new, None)
         _store(new, _SEEN, _DONE.encode())
-        return f"{old}, where earlier versions kept state, {fault}: it is left alone; state is in {path}"
+        return f"{old}, where earlier versions kept state, {fault}: it is ignored; state is in {path}"
     folder = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not os.path.samestat(status, os.fstat(folder)):
@@ -114,7 +115,7 @@ def _take_along(old: str, path: str, new: int) -> str | None:
             count = _move(folder, new)
         except _InUseError:
             _store(new, _SEEN, identity.encode())
-            return f"{old} is in use by a daemon of an earlier version: it is taken along at a later start"
+            return f"{old} is in use by a daemon of an earlier version: it is migrated at a later start"
         _tidy(folder)
     finally:
         os.close(folder)
@@ -122,13 +123,13 @@ def _take_along(old: str, path: str, new: int) -> str | None:
     with suppress(OSError):
         os.rmdir(old)
     rest = "; the rest of it can be removed" if os.path.lexists(old) else ""
-    return f"state of an earlier version was taken along from {old} to {path}: records: {count}{rest}"
+    return f"state of an earlier version was migrated from {old} to {path}: records: {count}{rest}"
 
 
 def _fault(status: os.stat_result) -> str | None:
-    """Why it was no state folder of ours."""
+    """Why it cannot be a state folder of ours; None if it can."""
     if not stat.S_ISDIR(status.st_mode):
-        return "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is no folder"
+        return "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is not a folder"
     if status.st_uid != os.geteuid():
         return f"belongs to {owner_name(status.st_uid)}"
     mode = stat.S_IMODE(status.st_mode)
@@ -136,14 +137,14 @@ def _fault(status: os.stat_result) -> str | None:
 
 
 def _move(old: int, new: int) -> int:
-    """Move all records; how many.
+    """Move all records, and return their number.
 
     Raises:
-        _InUseError: a daemon uses them; nothing was moved.
+        _InUseError: a daemon uses them; no record was moved.
     """
     with ExitStack() as stack:
         found = [(kind, folder) for kind in _KINDS if (folder := _subfolder(old, kind, stack)) is not None]
-        # Locked as long as we move: who starts meanwhile waits, and a record is not seen before its own lock.
+        # Locked during the move: a daemon that starts meanwhile waits, and sees no record before its lock.
         records = [(kind, folder, name) for kind, folder in found for name in _records(folder, kind, stack)]
         _finish(new, old)
         for kind, folder, name in records:
@@ -171,7 +172,7 @@ def _subfolder(old: int, kind: str, stack: ExitStack) -> int | None:
 
 
 def _records(folder: int, kind: str, stack: ExitStack) -> Iterator[str]:
-    """The names of records that are ours from now on."""
+    """The names of records, each locked by us from now on."""
     for name in sorted(os.listdir(folder)):
         if name == _LOCK and kind != _INSTANCES:
             continue
@@ -185,7 +186,7 @@ def _records(folder: int, kind: str, stack: ExitStack) -> Iterator[str]:
 
 
 def _finish(new: int, old: int | None) -> None:
-    """Bring what arrived at an earlier start to its place, unless its original is still there."""
+    """Rename the arrivals of an interrupted start to their final names, unless the original still exists."""
     for arrived in os.listdir(new):
         kind, _, name = arrived.removeprefix(_ARRIVED).partition(".")
         if not arrived.startswith(_ARRIVED) or kind not in _KINDS:
@@ -211,7 +212,7 @@ def _copy(folder: int, name: str, new: int, target: str) -> None:
 
 
 def _store(folder: int, name: str, content: bytes) -> None:
-    """A file that is there whole, durably, or not at all."""
+    """Write a file atomically and durably."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(_PARTIAL, flags, 0o600, dir_fd=folder), "wb") as file:
         file.write(content)
@@ -222,7 +223,7 @@ def _store(folder: int, name: str, content: bytes) -> None:
 
 
 def _tidy(old: int) -> None:
-    """Remove what stands for nothing without records. What else is there is left."""
+    """Remove files and folders that are useless without records. Others are left alone."""
     for kind in _KINDS[1:]:
         with suppress(OSError):
             os.unlink(f"{kind}/{_LOCK}", dir_fd=old)

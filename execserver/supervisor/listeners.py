@@ -1,226 +1,55 @@
-"""Listen URLs: which are accepted, and how they are bound.
+"""Listen URLs: which are accepted, and which listeners the command line asks for.
 
     unix:///PATH    absolute path; the default is our private folder's execserver.sock
     ws://IP:PORT    a literal address, [v6] in brackets; port 0 takes a free one
     stdio           also stdio://; at most once
 
-A socket *file* is replaced only when nobody listens on it, and removed only while it is the
-one that we bound. Check and bind happen under a lock on the folder, so that of two daemons
-that start at once one wins and the other one names it.
+The listeners themselves are in `listener.py`.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
-import stat
-import struct
 from collections.abc import Mapping, Sequence
 
-from execserver.folders import (
-    FolderError,
-    create,
-    lock_folder,
-    open_folder,
-    open_private,
-    state_folder,
+from execserver.private_folder import FolderError, state_folder
+from execserver.supervisor.config_file import ConfigFileError, flag_values, listen_values
+from execserver.supervisor.listener import (
+    Listener,
+    ListenError,
+    StdioListener,
+    TcpListener,
+    UnixListener,
 )
-from execserver.supervisor.config_file import ConfigFileError, listen_values
-from execserver.trust import UntrustedError, check_way
+from execserver.supervisor.remote import requested_remote
 
 LISTEN_VARIABLE = "EXECSERVER_LISTEN"
-# Clients that come while the server starts wait in the backlog (the kernel caps it by somaxconn).
-BACKLOG = 1024
-# sun_path is 108 bytes with its terminating zero.
-MAX_UNIX_PATH = 107
-# All listeners travel in one message of at most 253 descriptors.
+# All listeners are sent in one message of at most 253 descriptors.
 MAX_LISTENERS = 64
 
 _FORMS = "unix:///ABSOLUTE/PATH, ws://IP:PORT, ws://[IPv6]:PORT, stdio"
 
 
-class ListenError(Exception):
-    """What to say on stderr, and the exit code: 1, or 2 for a malformed command line."""
-
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class Listener:
-    """One thing to serve on. `url` and `descriptors` are final after `bind`."""
-
-    kind: str
-    url: str
-    descriptors: tuple[int, ...] = ()
-
-    def bind(self) -> None:
-        """Begin to listen.
-
-        Raises:
-            ListenError: not possible, and why.
-        """
-
-    def close(self) -> None:
-        """Stop listening and remove what `bind` left behind (idempotent)."""
-
-
-class StdioListener(Listener):
-    """The client at our own stdin and stdout."""
-
-    kind = "stdio"
-    url = "stdio"
-    descriptors = (0, 1)
-
-
-class TcpListener(Listener):
-    """A WebSocket address."""
-
-    kind = "tcp"
-
-    def __init__(self, host: str, port: int) -> None:
-        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._address = (host, port)
-        self._socket: socket.socket | None = None
-        self.url = self._url(port)
-
-    def bind(self) -> None:
-        """Listen; port 0 becomes the number that the kernel chose."""
-        listening = socket.socket(self._family, socket.SOCK_STREAM)
-        try:
-            # A restart must not wait for old connections in TIME_WAIT.
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(self._address)
-            listening.listen(BACKLOG)
-        except OSError as error:
-            listening.close()
-            raise ListenError(f"cannot listen on {self.url}: {error.strerror}") from None
-        self._socket = listening
-        self.url = self._url(listening.getsockname()[1])
-        self.descriptors = (listening.fileno(),)
-
-    def close(self) -> None:
-        """Stop listening (idempotent)."""
-        if self._socket is not None:
-            self._socket.close()
-
-    def _url(self, port: int) -> str:
-        host = self._address[0]
-        return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
-
-
-class UnixListener(Listener):
-    """A socket file of mode 0600."""
-
-    kind = "unix"
-
-    def __init__(self, path: str, *, private_folder: bool = False) -> None:
-        self.url = f"unix://{path}"
-        self._path = path
-        self._private_folder = private_folder
-        self._socket: socket.socket | None = None
-        self._identity: tuple[int, int] | None = None
-
-    def bind(self) -> None:
-        """Listen, in the place of a dead daemon's socket file if there is one."""
-        if len(os.fsencode(self._path)) > MAX_UNIX_PATH:
-            raise ListenError(
-                f"cannot listen on {self.url}: the path has {len(os.fsencode(self._path))} bytes, "
-                f"a Unix socket takes at most {MAX_UNIX_PATH}"
-            )
-        try:
-            check_way(self._path)
-            folder = self._open_folder()
-            try:
-                lock_folder(folder, os.path.dirname(self._path))
-                self._remove_stale()
-                self._bind()
-            finally:
-                os.close(folder)
-        except (FolderError, UntrustedError) as error:
-            raise ListenError(f"cannot listen on {self.url}: {error}") from None
-        except OSError as error:
-            raise ListenError(f"cannot listen on {self.url}: {error.strerror}") from None
-
-    def close(self) -> None:
-        """Remove the file if it is still ours, and stop listening (idempotent)."""
-        if self._socket is None:
-            return
-        try:
-            # Removed while still listening: until then nobody else takes it for stale.
-            status = os.lstat(self._path)
-            if (status.st_dev, status.st_ino) == self._identity:
-                os.unlink(self._path)
-        except OSError:
-            pass  # gone, or out of reach by now: there is nothing left to tidy
-        self._socket.close()
-        self._socket = None
-
-    def _open_folder(self) -> int:
-        folder = os.path.dirname(self._path)
-        if self._private_folder:
-            return open_private(folder)
-        create(folder)
-        return open_folder(folder)
-
-    def _remove_stale(self) -> None:
-        try:
-            status = os.lstat(self._path)
-        except FileNotFoundError:
-            return
-        if not stat.S_ISSOCK(status.st_mode):
-            raise ListenError(f"cannot listen on {self.url}: a file that is no socket is there")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            result = probe.connect_ex(self._path)
-            if result == errno.ECONNREFUSED:
-                os.unlink(self._path)
-                return
-            owner = ""
-            if result == 0:
-                credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-                owner = f" by process {struct.unpack('3i', credentials)[0]}"
-            elif result not in (errno.EAGAIN, errno.EPROTOTYPE):  # full backlog; another socket type
-                raise OSError(result, os.strerror(result))
-        raise ListenError(f"cannot listen on {self.url}: in use{owner}")
-
-    def _bind(self) -> None:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # The file gets the socket's own mode: right from the first moment, without a umask.
-            os.fchmod(listening.fileno(), 0o600)
-            listening.bind(self._path)
-            status = os.lstat(self._path)
-            listening.listen(BACKLOG)
-        except OSError:
-            listening.close()
-            raise
-        self._socket = listening
-        self._identity = (status.st_dev, status.st_ino)
-        self.descriptors = (listening.fileno(),)
-
-
 def requested(
     arguments: Sequence[str], environment: Mapping[str, str], passed: Sequence[Listener] = ()
 ) -> list[Listener]:
-    """The listeners that the command line asks for, else `EXECSERVER_LISTEN`, else the configuration file,
-    else the default. Not bound. A registry of remote clients (`remote.py`) comes last, and stands in for the
-    default, too. None at all when the file or the registry is no good: the server looks at both and says why.
+    """The listeners that arguments, environment and configuration file ask for, not bound.
 
-    Listeners that the service manager passed come first; they stand in for the default, not for what is
-    asked for.
+    The command line comes before `EXECSERVER_LISTEN`, the configuration file and the default.
+
+    Listeners that the service manager passed come first, a registry of remote clients (`remote.py`) comes
+    last; either replaces the default. The result is empty if the file or the registry settings are invalid:
+    the server checks both and reports the error.
 
     Args:
-        arguments: what follows `serve`. Everything but `--listen` and `--config` is left to the server.
-        environment: for `EXECSERVER_LISTEN` (separated by spaces), `XDG_RUNTIME_DIR` and the file's place.
+        arguments: the command line after `serve`. Only `--listen`, `--config` and the registry are read here.
+        environment: for `EXECSERVER_LISTEN` (separated by spaces), `XDG_RUNTIME_DIR` and the path of the
+        file.
         passed: from socket activation (`activation.py`).
 
     Raises:
-        ListenError: a value is not accepted, or one is missing.
+        ListenError: a value is invalid or missing.
     """
-    from execserver.supervisor.remote import requested_remote  # which needs what is here
-
     listeners = _requested_here(arguments, environment, passed)
     if listeners is None:
         return []
@@ -237,7 +66,7 @@ def requested(
 def _requested_here(
     arguments: Sequence[str], environment: Mapping[str, str], passed: Sequence[Listener]
 ) -> list[Listener] | None:
-    """What is to be listened on, perhaps nothing; None when the file is no good."""
+    """The requested listeners without the registry, perhaps none; None if the file is invalid."""
     if values := _flag_values(arguments):
         return listeners_from(values, passed)
     if values := environment.get(LISTEN_VARIABLE, "").split():
@@ -252,10 +81,10 @@ def _requested_here(
 
 
 def listeners_from(values: Sequence[str], passed: Sequence[Listener] = ()) -> list[Listener]:
-    """The passed listeners and one for each URL. Not bound.
+    """The passed listeners and one for each URL, not bound.
 
     Raises:
-        ListenError: a value is not accepted, or they do not go together.
+        ListenError: a value is invalid, or the listeners cannot be combined.
     """
     listeners = [*passed, *map(parse, values)]
     if sum(listener.kind == "stdio" for listener in listeners) > 1:
@@ -266,10 +95,10 @@ def listeners_from(values: Sequence[str], passed: Sequence[Listener] = ()) -> li
 
 
 def default_listener(environment: Mapping[str, str]) -> UnixListener:
-    """The socket in a folder that only this user can enter.
+    """The default socket, in a folder that only this user can enter.
 
     Raises:
-        ListenError: neither XDG_RUNTIME_DIR nor a home folder says where.
+        ListenError: neither XDG_RUNTIME_DIR nor a home folder is known.
     """
     base = environment.get("XDG_RUNTIME_DIR", "")
     try:
@@ -281,10 +110,10 @@ def default_listener(environment: Mapping[str, str]) -> UnixListener:
 
 
 def parse(value: str) -> Listener:
-    """One listen URL.
+    """The listener for a listen URL.
 
     Raises:
-        ListenError: not one of the accepted forms.
+        ListenError: the value has none of the accepted forms.
     """
     if value in ("stdio", "stdio://"):
         return StdioListener()
@@ -301,7 +130,7 @@ def bind_all(listeners: Sequence[Listener]) -> None:
     """Bind every listener, or none.
 
     Raises:
-        ListenError: one is not possible; the others are closed again.
+        ListenError: one cannot be bound; the others are closed again.
     """
     for index, listener in enumerate(listeners):
         try:
@@ -314,17 +143,10 @@ def bind_all(listeners: Sequence[Listener]) -> None:
 
 def _flag_values(arguments: Sequence[str]) -> list[str]:
     values = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == "--":
-            break
-        if argument == "--listen":
-            value = next(remaining, None)
-            if value is None or value.startswith("-"):
-                raise ListenError(f"--listen needs a value: {_FORMS}", exit_code=2)
-            values.append(value)
-        elif argument.startswith("--listen="):
-            values.append(argument.removeprefix("--listen="))
+    for value in flag_values("--listen", arguments):
+        if value is None:
+            raise ListenError(f"--listen needs a value: {_FORMS}", exit_code=2)
+        values.append(value)
     return values
 
 

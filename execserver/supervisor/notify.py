@@ -7,19 +7,19 @@ import socket
 import time
 from collections.abc import Mapping
 
-# A limit of microseconds must not make the server's loop do nothing but beat.
+# A limit of microseconds must not keep the server's loop busy with pings.
 _SHORTEST_BEAT_S = 0.01
 
 
 def notify(environment: Mapping[str, str], *states: str, status: str | None = None) -> None:
     """Send `states` (`READY=1`, `STOPPING=1`) if the service manager asked for it.
 
-    A manager that cannot be reached is its own affair: nothing is raised.
+    Never raises if the service manager cannot be reached.
 
     Args:
         environment: for `NOTIFY_SOCKET`: a path, or `@` and an abstract name.
         states: assignments, sent together.
-        status: what `systemctl status` is to say.
+        status: the text for `systemctl status`.
     """
     address = environment.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
@@ -33,22 +33,22 @@ def notify(environment: Mapping[str, str], *states: str, status: str | None = No
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.sendto("\n".join(lines).encode(errors="replace"), socket.MSG_DONTWAIT, address)
-    except OSError:  # nobody listens, or a table of descriptors is full: the service goes on
+    except OSError:  # no listener, or a full descriptor table: the service continues
         return
 
 
 def beat_seconds(environment: Mapping[str, str]) -> float | None:
-    """How often the service manager is to get a sign of life: twice within its limit. None for never."""
+    """The interval of watchdog pings, half the service manager's limit; None without a watchdog."""
     limit = environment.get("WATCHDOG_USEC", "")
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # meant for somebody above us
+        return None  # meant for a parent process
     if not (limit.isascii() and limit.isdigit() and int(limit)):
         return None
     return max(int(limit) / 2_000_000, _SHORTEST_BEAT_S)
 
 
-class Manager:
-    """What the service manager has been told so far: every `RELOADING=1` gets its `READY=1`.
+class ServiceManager:
+    """The state reported to the service manager: every `RELOADING=1` is followed by a `READY=1`.
 
     Args:
         environment: for `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
@@ -63,39 +63,40 @@ class Manager:
         self._serving = ""
 
     def ready(self, status: str) -> None:
-        """A server answers requests. It may still owe answers to reloads."""
+        """A server answers requests. Replies to reloads may still be outstanding."""
         self._serving = status
         first, self._was_ready, self._is_ready = not self._was_ready, True, True
         if first or not self._unanswered:
             self._tell_ready(status)
 
     def beat(self) -> None:
-        """A sign of life."""
+        """Ping the watchdog."""
         notify(self._environment, "WATCHDOG=1")
 
     def reloading(self, answers: int) -> None:
         """A reload begins. Before the first `ready` it is part of the start.
 
         Args:
-            answers: how many the server owes for it; 0 when its successor's `ready` is the answer.
+            answers: the number of replies that the server will send; 0 if the new server's `ready` is the
+            reply.
         """
         self._unanswered += answers
         if self._was_ready:
-            # The time tells the service manager that this answers its request, not an earlier one.
+            # By the time the service manager knows that this answers its request, and not an earlier one.
             now = f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"
             notify(self._environment, "RELOADING=1", now, status="Reloading")
 
     def reloaded(self, error: object) -> None:
-        """The server answered a reload. Of several the last one's answer ends the wait of the manager."""
+        """The server replied to a reload. Of several, the last reply ends the service manager's wait."""
         self._unanswered -= 1
         if self._is_ready and not self.is_stopping and self._unanswered <= 0:
             self._tell_ready(self._serving if error is None else f"Reload failed: {error}")
 
     def server_lost(self, status: str) -> None:
-        """There is no server; what the dead one owed is answered by the next one's `ready`."""
+        """The server is dead; the new server's `ready` replaces its outstanding replies."""
         self._is_ready = False
         self._unanswered = 0
-        # The next server has the whole limit for its start.
+        # The new server gets the whole watchdog limit for its start.
         notify(self._environment, *(["WATCHDOG=1"] if self.beat_seconds else []), status=status)
 
     def stopping(self) -> None:
@@ -105,5 +106,5 @@ class Manager:
             notify(self._environment, "STOPPING=1", status="Stopping")
 
     def _tell_ready(self, status: str) -> None:
-        # The process id is for a service that was started through a shell.
+        # The process id matters for a service that was started by a shell.
         notify(self._environment, "READY=1", f"MAINPID={os.getpid()}", status=status)

@@ -1,4 +1,4 @@
-"""One message on the channel between supervisor and server: JSON in one SOCK_SEQPACKET packet."""
+"""Messages on the channel between supervisor and server: JSON, each in one SOCK_SEQPACKET packet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_PACKET = 65536
 
 
 class ChannelError(Exception):
-    """The channel cannot be used: no channel, another version, or descriptors lost."""
+    """The channel cannot be used: it is missing, has another version, or lost descriptors."""
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
@@ -52,10 +52,10 @@ def send_packet(channel: socket.socket, message: object, descriptors: Sequence[i
     """Send one message; the receiver gets copies of `descriptors`.
 
     Raises:
-        BlockingIOError: the channel is full (of a non-blocking socket).
+        BlockingIOError: the channel is full (only of a non-blocking socket).
         BrokenPipeError: the peer is gone.
     """
-    import json  # when the sockets are bound: five milliseconds that no client waits for
+    import json  # takes five milliseconds; by now the sockets are bound and clients can connect
 
     ancillary = []
     if descriptors:
@@ -65,11 +65,11 @@ def send_packet(channel: socket.socket, message: object, descriptors: Sequence[i
 
 
 def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]] | None:
-    """The next message with its descriptors (close-on-exec), or None when the peer's end is closed.
+    """The next message with its descriptors (close-on-exec), or None if the peer's end is closed.
 
     Raises:
-        BlockingIOError: nothing there (of a non-blocking socket).
-        ChannelError: something was cut off: the descriptor table is full, or no message of ours.
+        BlockingIOError: no message (only of a non-blocking socket).
+        ChannelError: the message is invalid, or was cut because the descriptor table is full.
     """
     import json
 
@@ -77,7 +77,7 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]
     try:
         data, ancillary, flags, _ = channel.recvmsg(_MAX_PACKET, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        # The peer ended without reading what we sent. Said once; what it sent comes after.
+        # The peer ended without reading our messages. The error comes once, and its messages follow.
         data, ancillary, flags, _ = channel.recvmsg(_MAX_PACKET, room, socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     for level, kind, content in ancillary:
@@ -91,7 +91,7 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]
             raise ChannelError("a message lost descriptors or data: the descriptor table is full")
         message = json.loads(data)
         if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-            raise ChannelError("a message is no object with a type")
+            raise ChannelError("a message is not an object with a type")
     except (ChannelError, ValueError) as error:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -100,8 +100,9 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]
 
 
 def wait_for_hello(environment: Mapping[str, str]) -> None:
-    """Wait until the supervisor has bound what is asked for, and says so, or is gone. Nothing is received
-    here, and without a supervisor nothing is waited for.
+    """Wait until the supervisor has bound its listeners and sent the hello, or is gone.
+
+    The message is not received here. Without a supervisor this returns at once.
     """
     value = environment.get(CHANNEL_VARIABLE, "")
     if value.isascii() and value.isdigit():

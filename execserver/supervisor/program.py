@@ -1,33 +1,31 @@
-"""The supervisor: parent of the server and of everything that runs below it.
+"""The supervisor: parent of the server and of all its processes.
 
-Four jobs: *sub-reaper* (orphans of the commands come here and are reaped), *keeper* of the descriptors
-without which nothing of the server could be continued, *restarter* of the server, and *killer* (nothing
-outlives the service). It knows no request and no command. Standard library only, one thread.
+It has four jobs: *subreaper* (it reaps orphans of commands), *fd store* (it keeps descriptors that a new
+server needs), *restarts* of the server, and *cleanup* (it kills all processes at the end). It handles no
+requests and no commands. Standard library only, one thread.
 
 Rules:
 
-1. It begins the server with all arguments, which loads itself meanwhile (`start.py`), then binds, and then
-   says hello; only the server knows the options, and it looks at them after the hello.
-2. A server that dies after a first `ready` is followed by another one with the same command, environment,
-   folder, sockets and instance, which is handed what the dead one registered (`keeper.py`). Clients
-   meanwhile wait in the backlog. The death is told by a pidfd; both channels are read to the end before
-   anything is concluded from it.
-3. The waits between starts are 0, 0.1, 0.4, 1.6 and 5 s; after five starts in a row that do not reach
-   `ready` the service ends (`restarts.py`). After crashes in a row within 5 s of `ready` they are the same,
-   and the service goes on with 5 s. A server that somebody killed (SIGKILL) is followed at once.
-4. The service ends, and everything below it is killed by membership within 2 s, when it is told to stop, when
+1. It spawns the server with all arguments, binds the listeners while the server loads (`start.py`), and then
+   sends hello. Only the server knows all options, and checks them after the hello.
+2. After the death of a server that was `ready`, it starts a new one with the same command, environment,
+   folder, sockets and instance, and passes it the stored descriptors (`fd_store.py`). Clients meanwhile wait
+   in the backlog. A pidfd reports the death; both channels are read to the end before the supervisor reacts.
+3. The waits between starts are 0, 0.1, 0.4, 1.6 and 5 s; after five starts in a row that do not reach `ready`
+   the service ends (`restart_policy.py`). After crashes in a row within 5 s of `ready` the waits are the
+   same, and the service continues with 5 s. After a SIGKILL the new server starts at once.
+4. The service ends, and all its processes are killed by their tags within 2 s, when it is asked to stop, when
    the server ends after `stopping`, when the first server ends before `ready`, and with `stdio` when the
-   server ends: requests that were read half cannot be taken over.
+   server ends: a new server cannot take over a request that was read in part.
 5. Exit codes: 0 after a stop or an announced exit 0; 1 or 2 from the first server before `ready`, with an
    empty stdout; everything else is 1.
-6. A server that was killed but hangs in the kernel (a thread in a dead mount) is dead after 500 ms.
-7. The death of the supervisor is the server's affair (`channel.py`); of both, the next start's
-   (`records.py`).
-8. The service manager hears of the server's life: its watchdog gets a ping for each beat of the server's
-   loop, and from us only while no server runs because the next start has to wait.
-9. The code of the supervisor stays the same over upgrades. A server of another version refuses its `hello`
-   with exit code 1; so that this is found before anything is given up, the server that runs tries the new
-   code before it says `upgrading`.
+6. A server that was killed but hangs in the kernel (a thread in a dead mount) counts as dead after 500 ms.
+7. The server handles the death of the supervisor (`server_channel.py`), and the next start handles the death
+   of both (`instance_records.py`).
+8. The service manager monitors the server: its watchdog gets a ping for each beat of the server's loop. The
+   supervisor pings only while no server runs because the next start has to wait.
+9. An upgrade does not replace the supervisor's code. A server of another version refuses its `hello` with
+   exit code 1. To find this out in time, the running server tries the new code before it sends `upgrading`.
 
 Messages, each a JSON object in one packet of a SOCK_SEQPACKET pair (server: descriptor 3):
 
@@ -36,17 +34,17 @@ Messages, each a JSON object in one packet of a SOCK_SEQPACKET pair (server: des
        "beatSeconds": S | null, "takeOver": BOOL, "record": BOOL,
        "listeners": [{"kind": "unix" | "tcp" | "stdio" | "remote", "url": URL}, ...]}
            with descriptors, in order: for each listener the listening socket (stdio: stdin and
-           stdout; remote: the file in memory of `remote.py`), the registration channel and its
-           nudge pipe (`registration.py`), then, if `record`, the locked record of the instance
-      {"type": "reload"}        read again what can change without a restart, or be upgraded
+           stdout; remote: the file in memory of `remote.py`), the fd store channel and its
+           nudge pipe (`fd_store_protocol.py`), then, if `record`, the locked record of the instance
+      {"type": "reload"}        read settings that can change without a restart, or upgrade
       {"type": "stop"}          end all work and exit within 10 s
 
     server → supervisor
-      {"type": "ready"}         requests are answered: print the URLs (once), tell the service manager
-      {"type": "beat"}          its loop turns; every `beatSeconds`, from `ready` on
+      {"type": "ready"}         requests are answered: print the URLs (once), notify the service manager
+      {"type": "beat"}          its loop runs; every `beatSeconds`, from `ready` on
       {"type": "reloaded", "error": TEXT | null}
-                                an answer to a `reload`; with an error everything is as before
-      {"type": "upgrading"}     the other answer: it exits with 0, and the next server takes over
+                                a reply to `reload`; with an error nothing has changed
+      {"type": "upgrading"}     the other reply: it exits with 0, and the new server takes over
       {"type": "stopping"}      it ends by itself, and the service with it
 """
 
@@ -54,38 +52,38 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 
-from execserver.folders import FolderError
+from execserver.private_folder import FolderError
 from execserver.supervisor import children, launch, server_process
 from execserver.supervisor.activation import listener_on
-from execserver.supervisor.earlier_state import take_along
-from execserver.supervisor.listeners import Listener, ListenError, bind_all, requested
-from execserver.supervisor.loop import Loop
-from execserver.supervisor.notify import Manager
+from execserver.supervisor.earlier_state import migrate
+from execserver.supervisor.instance_records import InstanceRecord, claim, sweep
+from execserver.supervisor.listener import Listener, ListenError
+from execserver.supervisor.listeners import bind_all, requested
+from execserver.supervisor.loop import Loop, Signals
+from execserver.supervisor.notify import ServiceManager
 from execserver.supervisor.packets import VERSION
-from execserver.supervisor.records import Record, claim, sweep
-from execserver.supervisor.restarts import Restarter
+from execserver.supervisor.restart_policy import Restarter
 from execserver.supervisor.server_process import ServerProcess
-from execserver.supervisor.start import Launched
+from execserver.supervisor.spawning import ServiceLaunch
 
-# What a server may need to fail long polls, flush events and close connections.
+# The time for a server to fail long polls, flush events and close connections.
 STOP_GRACE_S = 10.0
-# What a server may need to answer what it has read before it makes room for another one.
+# The time for a server to answer the requests that it has read, before a new server takes over.
 UPGRADE_GRACE_S = 20.0
-# Killing takes milliseconds; longer than this only a process stuck in the kernel lives on.
+# Killing takes milliseconds; only a process that hangs in the kernel survives longer.
 KILL_TIMEOUT_S = 2.0
 
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def run(argv: Sequence[str], launched: Launched, passed: Sequence[tuple[int, str]] = ()) -> int:
-    """Run the service to its end, as `start.run` has begun it.
+def run(argv: Sequence[str], launched: ServiceLaunch, passed: Sequence[tuple[int, str]] = ()) -> int:
+    """Run the service that `start.run` has started to its end.
 
     Args:
-        argv: what follows `serve` on the command line.
-        launched: what it was started with.
+        argv: the command line after `serve`.
+        launched: the state at the start of the service, with the first server.
         passed: descriptors from the service manager, with their names.
 
     Returns:
@@ -97,67 +95,70 @@ def run(argv: Sequence[str], launched: Launched, passed: Sequence[tuple[int, str
         launch.become_subreaper()
         supervisor.start()
     except ListenError as error:
-        launch.say(str(error))
-        supervisor.dismiss_first()
+        launch.report(str(error))
+        supervisor.discard_first()
         return error.exit_code
     except OSError as error:
-        launch.say(f"cannot start the server {launched.command[0]}: {error}")
+        launch.report(f"cannot start the server {launched.command[0]}: {error}")
         return supervisor.finish(1)
     return supervisor.finish(supervisor.supervise())
 
 
 class Supervisor:
-    """One service, from binding to the last kill. Takes over the process's signal handling."""
+    """One service, from binding to the last kill. It replaces the process's signal handlers."""
 
-    def __init__(self, settings: Mapping[str, str], launched: Launched) -> None:
+    def __init__(self, settings: Mapping[str, str], launched: ServiceLaunch) -> None:
         self._command = launched.command
         self._environment = launched.environment
         self._folder = os.getcwdb()
         self._listeners: list[Listener] = []
-        self._record: Record | None = None
+        self._record: InstanceRecord | None = None
         self._instance = launched.instance
-        self._strangers = launched.strangers
+        self._other_children = launched.other_children
         self._nofile_soft = launched.nofile_soft
         self._first = None if launched.first is None else ServerProcess(*launched.first)
 
         self._loop = Loop()
-        self._manager = Manager(settings)
+        self._service_manager = ServiceManager(settings)
         self._settings = settings
-        self._restarter = Restarter(self._loop, self._manager, self._start_server, self._take)
+        self._restarter = Restarter(
+            self._loop, self._service_manager, self._start_server, self._handle_message
+        )
         self._printed = False
 
-        self._signals: list[int] = []
         self._hangup_stops = launch.hangup_means_stop()
-        self._wakeup = self._handle_signals()
+        self._signals = Signals(self._loop, (*_STOPPING_SIGNALS, signal.SIGCHLD))
+        launch.reset_signals()
 
     def listen(self, argv: Sequence[str], passed: Sequence[tuple[int, str]] = ()) -> None:
-        """Bind what is asked for, then claim an instance and kill what dead ones left.
+        """Bind the listeners, claim an instance, and kill the processes of dead instances.
 
         Args:
-            argv: the command line.
+            argv: the command line after `serve`.
             passed: descriptors from the service manager, with their names.
 
         Raises:
-            ListenError: nothing is bound.
+            ListenError: a listener cannot be bound; then none is.
         """
         activated = [listener_on(descriptor, name) for descriptor, name in passed]
         listeners = requested(argv, self._settings, activated)
         bind_all(listeners)
         self._listeners = listeners
-        # Before the claim, which finds the records, and before the hello, after which the server looks.
+        # Before the claim, which needs the migrated records, and before the hello, after which the server
+        # reads state.
         try:
-            said = take_along(self._settings)
+            message = migrate(self._settings)
         except (FolderError, OSError) as error:
-            said = f"state of an earlier version was not taken along: {error}"
-        if said is not None:
-            launch.say(said)
+            message = f"state of an earlier version was not migrated: {error}"
+        if message is not None:
+            launch.report(message)
         try:
             self._record, stale = claim(self._settings, self._instance)
         except (FolderError, OSError) as error:
-            launch.say(f"no record of this instance, a double kill could leave processes: {error}")
+            launch.report(f"no record of this instance, so a double kill could leave processes: {error}")
             return
         if self._record.instance != self._instance:  # one in a billion: the tag of the first server is wrong
-            self.dismiss_first()
+            self.discard_first()
         self._instance = self._record.instance
         self._name_survivors(sweep(stale))
 
@@ -172,25 +173,25 @@ class Supervisor:
         if with_stdio:
             launch.release_stdio()
 
-    def dismiss_first(self) -> None:
-        """End the first server if it has not got its hello yet."""
+    def discard_first(self) -> None:
+        """End the first server if it has not received its hello yet."""
         if self._first is not None:
-            self._first.dismiss()
+            self._first.discard()
             self._first = None
 
     def supervise(self) -> int:
-        """Do what signals, messages, ends and times ask for; returns the service's exit code at its end."""
+        """Handle signals, messages, ended children and timers; returns the service's exit code."""
         while self._restarter.exit_code is None:
             self._loop.turn()
             self._handle_pending_signals()
-            children.reap(self._is_kept)
+            children.reap(self._must_not_reap)
         return self._restarter.exit_code
 
     def finish(self, code: int) -> int:
-        """Kill everything below, remove sockets and record; returns `code`."""
-        self._manager.stopping()
-        self._restarter.close()  # whoever kills needs descriptors
-        survivors = children.kill_all(self._instance, self._strangers, KILL_TIMEOUT_S)
+        """Kill all processes of the service, remove sockets and record; returns `code`."""
+        self._service_manager.stopping()
+        self._restarter.close()  # killing needs descriptors
+        survivors = children.kill_all(self._instance, self._other_children, KILL_TIMEOUT_S)
         self._name_survivors(survivors)
         for listener in self._listeners:
             listener.close()
@@ -198,49 +199,29 @@ class Supervisor:
             self._record.close()
         elif self._record is not None:
             self._record.remove()
-        # An interpreter that ends gives signals their default back, but for those that are ignored: somebody
-        # who asks twice must not make a death of a clean end.
+        # At its end the interpreter restores default handlers, except for ignored signals. A second signal
+        # must not turn a clean exit into a kill.
         for number in _STOPPING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         return code
 
-    def _is_kept(self, pid: int, status: int) -> bool:
-        self._strangers.discard(pid)  # whoever gets its number is none
-        return self._restarter.is_kept(pid, status)
+    def _must_not_reap(self, pid: int, status: int) -> bool:
+        self._other_children.discard(pid)  # the pid may be reused by a process of the service
+        return self._restarter.must_not_reap(pid, status)
 
     # Signals.
 
-    def _handle_signals(self) -> socket.socket:
-        """Set our handlers, then reset the rest; returns the socket that tells of signals."""
-        readable, writable = socket.socketpair()
-        readable.setblocking(False)
-        writable.setblocking(False)
-        signal.set_wakeup_fd(writable.detach(), warn_on_full_buffer=False)
-        for number in (*_STOPPING_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, lambda received, _frame: self._signals.append(received))
-        launch.reset_signals()
-        self._loop.watch(readable.fileno(), self._read_wakeups)
-        return readable
-
-    def _read_wakeups(self) -> None:
-        try:
-            while self._wakeup.recv(4096):
-                pass
-        except BlockingIOError:
-            return
-
     def _handle_pending_signals(self) -> None:
-        while self._signals:
-            received = self._signals.pop(0)
+        for received in self._signals.take():
             if received == signal.SIGCHLD:
-                continue  # children are looked at after every wake-up
+                continue  # children are checked after every wake-up
             if received != signal.SIGHUP or self._hangup_stops:
                 self._stop()
             else:
                 self._reload()
 
     def _stop(self) -> None:
-        """Ask the server to stop; the second time, or without a server, wait no longer."""
+        """Ask the server to stop; the second time, or without a server, end at once."""
         if self._restarter.server is None:
             self._restarter.exit_code = 0
         elif self._restarter.stopping:
@@ -248,27 +229,27 @@ class Supervisor:
         else:
             self._restarter.stopping = True
             self._loop.call_in(STOP_GRACE_S, self._stop_took_too_long)
-            self._manager.stopping()
-            self._say(self._restarter.server, "stop")
+            self._service_manager.stopping()
+            self._send(self._restarter.server, "stop")
 
     def _stop_took_too_long(self) -> None:
-        launch.say("the server did not stop in time")
+        launch.report("the server did not stop in time")
         self._restarter.exit_code = 0
 
     def _reload(self) -> None:
-        """Ask the server for it. The next one, while there is none, reads everything anyway."""
-        if self._manager.is_stopping:
+        """Ask the server to reload. If there is none, the next one reads everything anyway."""
+        if self._service_manager.is_stopping:
             return
         if self._restarter.server is None:
-            self._manager.reloading(answers=0)
-        elif self._say(self._restarter.server, "reload"):
-            self._manager.reloading(answers=1)
+            self._service_manager.reloading(answers=0)
+        elif self._send(self._restarter.server, "reload"):
+            self._service_manager.reloading(answers=1)
 
-    def _say(self, server: ServerProcess, kind: str) -> bool:
+    def _send(self, server: ServerProcess, kind: str) -> bool:
         try:
             server.send({"type": kind})
         except OSError as error:
-            launch.say(f"the server cannot be asked to {kind}: {error}")
+            launch.report(f"the server cannot be asked to {kind}: {error}")
             return False
         return True
 
@@ -283,7 +264,7 @@ class Supervisor:
             "instance": self._instance,
             "supervisorPid": os.getpid(),
             "nofileSoft": self._nofile_soft,
-            "beatSeconds": self._manager.beat_seconds,
+            "beatSeconds": self._service_manager.beat_seconds,
             "takeOver": take_over,
             "record": self._record is not None,
             "listeners": [{"kind": listener.kind, "url": listener.url} for listener in self._listeners],
@@ -296,53 +277,55 @@ class Supervisor:
             os.chdir("/")  # the launch folder may be unmounted while the service runs
         self._first = None
         try:
-            server.greet(hello, descriptors)
+            server.send_hello(hello, descriptors)
         except OSError:
-            server.dismiss()
+            server.discard()
             raise
         return server
 
-    def _take(self, server: ServerProcess, message: Mapping[str, object]) -> None:
+    def _handle_message(self, server: ServerProcess, message: Mapping[str, object]) -> None:
         kind = message["type"]
         if kind == "ready" and not server.ready:
             server.ready = True
             self._announce()
         elif kind == "beat":
-            self._manager.beat()
+            self._service_manager.beat()
         elif kind == "reloaded":
             if message["error"] is not None:
-                launch.say(f"reload failed, everything is as before: {message['error']}")
-            self._manager.reloaded(message["error"])
+                launch.report(f"reload failed, nothing has changed: {message['error']}")
+            self._service_manager.reloaded(message["error"])
         elif kind == "upgrading":
             server.upgrading = True
             self._loop.call_in(UPGRADE_GRACE_S, self._upgrade_took_too_long)
         elif kind == "stopping":
             server.stopping = True
-            self._manager.stopping()
+            self._service_manager.stopping()
 
     def _upgrade_took_too_long(self) -> None:
-        """A thread of it may hang in the kernel, while new clients wait: a killed one is followed as well."""
+        """Kill a server that does not exit: a thread may hang in the kernel, while new clients wait."""
         server = self._restarter.server
         if server is not None and server.upgrading:
-            launch.say("the server did not make room in time")
+            launch.report("the server did not exit in time for the new one")
             server.kill()
 
     def _announce(self) -> None:
-        """Tell the service manager, and the first time print the bound addresses, one a line."""
+        """Notify the service manager, and the first time print the bound addresses, one per line."""
         if not self._printed:
             self._printed = True
-            # With stdio in use, descriptor 1 is stderr by now.
+            # If stdio is served, descriptor 1 is stderr by now.
             urls = [f"{listener.url}\n" for listener in self._listeners if listener.kind != "stdio"]
             try:
                 remaining = "".join(urls).encode(errors="surrogateescape")
                 while remaining:
                     remaining = remaining[os.write(1, remaining) :]
             except OSError as error:
-                launch.say(f"the addresses cannot be printed: {error.strerror}")
+                launch.report(f"the addresses cannot be printed: {error.strerror}")
         count = self._restarter.count
         restarts = f" (server restarts: {count})" if count else ""
-        self._manager.ready(f"Serving on {' '.join(listener.url for listener in self._listeners)}{restarts}")
+        self._service_manager.ready(
+            f"Serving on {' '.join(listener.url for listener in self._listeners)}{restarts}"
+        )
 
     def _name_survivors(self, survivors: Sequence[int]) -> None:
         if survivors:
-            launch.say(f"processes that could not be killed: {', '.join(map(str, survivors))}")
+            launch.report(f"processes that could not be killed: {', '.join(map(str, survivors))}")

@@ -1,11 +1,11 @@
-"""The registry that a service reports to: its URL, the environment's name, and what outlives a server.
+"""The registry of remote clients: its URL, the environment's name, and its state that outlives a server.
 
     --remote https://HOST[:PORT][/PREFIX]    http:// on loopback only: the token travels in its headers
     --environment-id ID                      letters, digits, - and _, at most 256
 
-Nothing is bound, the server dials out. What a server must not lose when it is followed by another one is in
-a file in memory that the supervisor keeps: a line with the token that came on stdin (empty when it comes
-from elsewhere), and a line that the first server writes, with the seed of its key (`relay/identity.py`).
+Nothing is bound, the server connects to the registry. The supervisor keeps a file in memory with the state
+that a new server needs: a line with the token from stdin (empty if it comes from elsewhere), and a line that
+the first server writes, with the seed of its key (`relay/executor/identity.py`).
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import socket
 import string
 from collections.abc import Mapping, Sequence
 
-from execserver.supervisor.config_file import document
-from execserver.supervisor.listeners import Listener, ListenError
+from execserver.supervisor.config_file import document, flag_values
+from execserver.supervisor.listener import Listener, ListenError
 
 REMOTE, ENVIRONMENT_ID, TOKEN_STDIN = "remote", "environment_id", "remote_token_stdin"
 
 MAX_TOKEN_BYTES = 16 << 10
-"""Of a token's line: as the stock executor. Longer ones fit no header."""
+"""Of a token's line, as in the stock executor. A longer token does not fit in a header."""
 
 MAX_ENVIRONMENT_ID = 256
-"""Characters. As the contract with registries (`relay/contract.py`), which the supervisor does not load."""
+"""Characters; as in the contract with registries (`execprotocol.relay.contract`), not loaded here."""
 
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_")
 _SCHEME = "relay+"
 _QUERY = "?environment="
 _YES = frozenset(("1", "true", "t", "yes", "y", "on"))
-"""Of a variable. As the settings model takes it."""
+"""The values of a variable that mean true, as in the settings model."""
 
 
 class RemoteListener(Listener):
-    """A registry through which clients come.
+    """A registry through which clients connect.
 
     Args:
         base: the checked URL.
         environment_id: the checked name.
-        token_on_stdin: whether the token is the first line of our standard input.
+        token_on_stdin: whether the token is the first line of stdin.
     """
 
     kind = "remote"
@@ -50,10 +50,10 @@ class RemoteListener(Listener):
         self._token_on_stdin = token_on_stdin
 
     def bind(self) -> None:
-        """Read the token, if it comes on stdin, and keep it.
+        """Read the token if it comes on stdin, and make the file in memory.
 
         Raises:
-            ListenError: there is none, or no memory or descriptor.
+            ListenError: stdin has no token, or no memory or descriptor is left.
         """
         try:
             token = _token_line() if self._token_on_stdin else b""
@@ -64,14 +64,14 @@ class RemoteListener(Listener):
             raise ListenError(f"cannot serve {self.url}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Forget it (idempotent)."""
+        """Close the file in memory (idempotent)."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = ()
 
 
 def base_and_environment(url: str) -> tuple[str, str]:
-    """What the `url` of a `RemoteListener` was made of."""
+    """The URL and the environment's name in the `url` of a `RemoteListener`."""
     base, _, environment_id = url.removeprefix(_SCHEME).rpartition(_QUERY)
     return base, environment_id
 
@@ -79,16 +79,16 @@ def base_and_environment(url: str) -> tuple[str, str]:
 def requested_remote(
     arguments: Sequence[str], environment: Mapping[str, str], *, stdin_is_taken: bool
 ) -> RemoteListener | None:
-    """The registry that the settings name, each looked for in flag, variable and file; None without one.
+    """The registry in the settings (flags, variables or file); None without one.
 
     Args:
-        arguments: what follows `serve`.
+        arguments: the command line after `serve`.
         environment: the variables.
-        stdin_is_taken: by a client; then nothing is read there, and the server says why it does not start.
+        stdin_is_taken: whether a client uses stdin. Then no token is read, and the server reports the error.
 
     Raises:
         ConfigFileError: the file cannot be used.
-        ListenError: the settings cannot be used. The server's check has the place, this one has not.
+        ListenError: the settings are invalid. The server's error text has more detail.
     """
     in_file = document(arguments, environment)
     base = _value(REMOTE, arguments, environment, in_file)
@@ -104,12 +104,12 @@ def requested_remote(
 
 
 def check_registry_url(url: str) -> str:
-    """The URL without slashes at its end.
+    """Check a registry's URL; returns it without trailing slashes.
 
     Raises:
-        ListenError: another scheme, no host, members that nobody reads, or plain http to another machine.
+        ListenError: another scheme, no host, unused parts (user, query), or plain http to another machine.
     """
-    from urllib.parse import urlsplit  # milliseconds, for those who have one
+    from urllib.parse import urlsplit  # takes milliseconds, needed only with a registry
 
     try:
         parts = urlsplit(url)
@@ -124,16 +124,16 @@ def check_registry_url(url: str) -> str:
         raise ListenError("must have no user, query or fragment: the token goes elsewhere")
     if parts.scheme == "http" and not _is_loopback(host):
         raise ListenError(
-            "must begin with https:// unless it is on loopback: anybody in between would have the token"
+            "must begin with https:// unless it is on loopback: plain http would reveal the token"
         )
     return url.rstrip("/")
 
 
 def check_environment_id(text: str) -> str:
-    """The name, if it is one.
+    """Check an environment's name.
 
     Raises:
-        ListenError: it is none.
+        ListenError: the name is invalid.
     """
     if not 1 <= len(text) <= MAX_ENVIRONMENT_ID or not _ID_CHARACTERS.issuperset(text):
         raise ListenError(f"must be 1 to {MAX_ENVIRONMENT_ID} letters, digits, - or _, not {text[:40]!r}")
@@ -152,23 +152,16 @@ def _is_loopback(host: str) -> bool:
 def _value(
     name: str, arguments: Sequence[str], environment: Mapping[str, str], in_file: Mapping[str, object]
 ) -> str | None:
-    flag = "--" + name.replace("_", "-")
     found = None
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == "--":
-            break
-        if argument == flag:
-            found = next(remaining, "")
-        elif argument.startswith(f"{flag}="):
-            found = argument.removeprefix(f"{flag}=")
+    for value in flag_values("--" + name.replace("_", "-"), arguments, hyphens=True):
+        found = value or ""
     if found is None:
         found = environment.get(_variable(name), "").strip() or None
     if found is None:
-        value = in_file.get(name)
-        if value is not None and not isinstance(value, str):
+        in_file_value = in_file.get(name)
+        if in_file_value is not None and not isinstance(in_file_value, str):
             raise ListenError(f"{name} must be text")
-        found = value
+        found = in_file_value
     return found
 
 
@@ -188,8 +181,10 @@ def _variable(name: str) -> str:
 
 
 def _token_line() -> bytes:
-    """The first line of stdin. Whoever is asked for it at a terminal can interrupt us: the supervisor's own
-    handlers only take notes, which nobody would read here.
+    """Read the first line of stdin.
+
+    At a terminal the user can interrupt it: the default signal handlers are restored meanwhile, because the
+    supervisor's handlers only wake the loop.
     """
     line = b""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,4 +1,4 @@
-"""One server process, as the supervisor sees it: its start, its channel, its end."""
+"""A server process of the supervisor: its start, its channel and its end."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ from execserver.supervisor.spawning import spawn
 
 
 class ServerProcess:
-    """A child with its channel. `ready`, `stopping` and `upgrading` are what it has said so far.
+    """A child with its channel. `ready`, `stopping` and `upgrading`: whether it has sent these messages.
 
     Args:
-        pid: it is not reaped.
+        pid: of an unreaped child.
         channel: the descriptor of our end; it belongs to this object from now on.
     """
 
     def __init__(self, pid: int, channel: int) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)  # a child of ours: it is there until it is reaped
+        self.pidfd = os.pidfd_open(pid)  # safe: an unreaped child keeps its pid
         """Readable when every thread of it has ended."""
         self.channel = socket_of(channel)
         self.hung_up = False
-        """Its end of the channel is closed: there will be no more messages."""
+        """Whether its end of the channel is closed, so that no more messages follow."""
         self.ready = self.stopping = self.upgrading = False
         self.ready_at = 0.0
-        """When it first said so (monotonic); 0 before."""
+        """The time of its first `ready` (monotonic); 0 before."""
         self.faulty = False
-        """It broke the protocol, and was killed for it."""
+        """Whether it was killed because it broke the protocol."""
         self._poll = select.poll()  # select(2) takes no descriptor above 1023
         self._poll.register(self.pidfd, select.POLLIN)
 
     def send(self, message: object) -> None:
-        """Send a message without waiting.
+        """Send a message without blocking.
 
         Raises:
             OSError: the channel is full, or the server is gone.
         """
         send_packet(self.channel, message)
 
-    def greet(self, hello: Mapping[str, object], descriptors: Sequence[int]) -> None:
-        """Send the first message, with the descriptors that go with it. A server that ended already is no
-        error here: its end is told like any other.
+    def send_hello(self, hello: Mapping[str, object], descriptors: Sequence[int]) -> None:
+        """Send the first message and its descriptors. It is no error if the server has already ended.
 
         Raises:
             OSError: no descriptors or memory.
@@ -54,18 +53,18 @@ class ServerProcess:
         except (BrokenPipeError, ConnectionResetError):
             return
 
-    def dismiss(self) -> None:
-        """End one that is not needed, and has done nothing yet."""
+    def discard(self) -> None:
+        """Kill and reap a server that has not received its hello."""
         self.kill()
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
         self.channel.close()
 
     def messages(self) -> Iterator[Mapping[str, object]]:
-        """The messages that are there.
+        """The available messages.
 
         Raises:
-            ChannelError: no message of ours.
+            ChannelError: a message is invalid.
         """
         while True:
             try:
@@ -78,13 +77,13 @@ class ServerProcess:
             yield packet[0]
 
     def ended(self) -> bool:
-        """Whether all of it has ended."""
+        """Whether all its threads have ended."""
         return bool(self._poll.poll(0))
 
     def is_dying(self) -> bool:
         """Whether it was killed but has not ended yet, perhaps because a system call does not return.
 
-        Asked for every orphan that ended, of which a fork bomb leaves thousands a second: it takes 20 µs.
+        Takes 20 µs. It is called for every ended orphan, and a fork bomb leaves thousands of them per second.
         """
         try:
             descriptor = os.open(f"/proc/{self.pid}/status", os.O_RDONLY | os.O_CLOEXEC)
@@ -98,7 +97,7 @@ class ServerProcess:
         return b"\nState:\tZ" in status or bool(pending >> (signal.SIGKILL - 1) & 1)
 
     def kill(self) -> None:
-        """SIGKILL, if it is not reaped."""
+        """Send SIGKILL, unless it is reaped."""
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         except ProcessLookupError:
@@ -116,7 +115,7 @@ def start(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
     Args:
         command: program and arguments.
         environment: without the channel's variable.
-        instance: for its tag.
+        instance: the number for its tag.
 
     Raises:
         OSError: the program cannot be started.

@@ -1,8 +1,8 @@
-"""Spawning a server process, by code that is loaded in a millisecond: the first server is spawned before the
-supervisor loads the rest of itself, so that both load at the same time (`start.py`).
+"""Spawns server processes, in a module that loads in a millisecond.
 
-So the modules below `signal` and `socket` are used, which are built in or small: those two bring `enum`, and
-with it ten milliseconds.
+The first server is spawned before the supervisor loads its other modules, so that both load at the same time
+(`start.py`). So this module uses the built-in modules below `signal` and `socket`: these two import
+`enum`, which takes ten milliseconds.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import os
 
-from execserver import membership
+from execserver import descendants
 from execserver.supervisor import launch
 
-TYPE_CHECKING = False  # `typing` takes longer than all of this
+TYPE_CHECKING = False  # importing `typing` takes longer than everything here
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CHANNEL_VARIABLE = "EXECSERVER_CHANNEL_FD"
 CHANNEL_DESCRIPTOR = 3
 
-# Room for ten thousand messages while one side is busy; the kernel caps it by net.core.wmem_max.
+# Space for ten thousand messages while one side is busy; the kernel caps it by net.core.wmem_max.
 _CHANNEL_BUFFER = 4 << 20
 
 
@@ -39,12 +39,12 @@ def channel_descriptors() -> tuple[int, int]:
 
 
 def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: int) -> tuple[int, int]:
-    """Spawn a server by a program of its own. It waits for its hello.
+    """Spawn a server process, which waits for its hello.
 
     Args:
         command: program and arguments.
         environment: without the channel's variable.
-        instance: for its tag.
+        instance: the number for its tag.
 
     Returns:
         Its pid, and our end of its channel.
@@ -53,13 +53,13 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
         OSError: the program cannot be started.
     """
     ours, theirs = channel_descriptors()
-    tagged = membership.own_limit()
+    tagged = descendants.own_limit()
     pid = -1
     try:
         try:
-            membership.set_own_tag(membership.tag_value(instance))
-        except membership.TagUnavailableError as error:
-            launch.say(f"orphans in their own session may outlive a killed supervisor: {error}")
+            descendants.set_own_tag(descendants.tag_value(instance))
+        except descendants.TagUnavailableError as error:
+            launch.report(f"orphans in their own session may outlive a killed supervisor: {error}")
         pid = os.posix_spawn(
             command[0],
             list(command),
@@ -69,14 +69,40 @@ def spawn(command: Sequence[str], environment: Mapping[bytes, bytes], instance: 
                 (os.POSIX_SPAWN_DUP2, 2, 1),
                 (os.POSIX_SPAWN_DUP2, theirs, CHANNEL_DESCRIPTOR),
             ],
-            setsid=True,  # Ctrl-C is for the supervisor
+            setsid=True,  # only the supervisor gets Ctrl-C
             setsigdef=_signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP},
             setsigmask=[],
         )
     finally:
-        # An outer execserver that we run under must still find *us* by its tag.
-        membership.clear_own_tag(tagged)
+        # An outer execserver, if there is one, must still find *this* process by its own tag.
+        descendants.clear_own_tag(tagged)
         os.close(theirs)
         if pid < 0:
             os.close(ours)
     return pid, ours
+
+
+class ServiceLaunch:
+    """The cleaned-up state at the start of the service, and the first server.
+
+    Args:
+        command: program and arguments of a server.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Clean up, then spawn the server, which would inherit leaked descriptors otherwise."""
+        launch.close_inherited_descriptors()
+        launch.enter_launch_folder()
+        self.command = command
+        self.environment: Mapping[bytes, bytes] = launch.initial_environment()
+        self.instance = descendants.new_instance()
+        self.other_children = launch.present_children()
+        """Children that this process had before it became the supervisor (`helper & exec execserver`)."""
+        self.nofile_soft = launch.raise_descriptor_limit()
+        self.first: tuple[int, int] | None = None
+        """Pid and channel of the first server; None if it could not be spawned. The supervisor then tries
+        again when everything else is ready, and reports the error."""
+        try:
+            self.first = spawn(command, self.environment, self.instance)
+        except OSError:  # no `contextlib.suppress`: importing it takes as long as everything here
+            return

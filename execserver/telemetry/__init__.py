@@ -1,1 +1,1 @@
-"""Logs: structured, to stderr, without content or secrets."""
+"""Logs, metrics and traces, without content or secrets."""

@@ -1,24 +1,61 @@
-"""The one table of metrics: what each is called, what it says, and where its number is read."""
+"""The daemon's metrics: the table of all of them with name, help text and source, and the gauges they read.
+
+Reading all numbers takes 0.1 ms and happens on the loop's thread, which writes them. The text of the page
+takes milliseconds, and the first one 50 ms for loading a library: a thread makes it (`exposition.py`).
+"""
 
 from __future__ import annotations
 
 import platform
+import threading
+import time
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 import msgspec
 
 from execserver import __version__
-from execserver.telemetry.exposition import Distribution, Kind, Labels, Number, Reading
-from execserver.telemetry.gauges import Gauges, filesystem_threads
+from execserver.telemetry.exposition import Distribution, Labels, MetricKind, Number, Reading, Readings
 from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
+
+
+class Gauges(msgspec.Struct, frozen=True):
+    """Live values of the daemon, each a cheap call on the loop's thread."""
+
+    stopping: Callable[[], bool]
+    """Whether the service has begun to end."""
+    sessions: Callable[[], int]
+    """Sessions, attached or detached."""
+    connections: Callable[[], int]
+    processes: Callable[[], int]
+    """Processes that are not closed."""
+    retained_output_bytes: Callable[[], int]
+    """Output kept in memory for all processes."""
+    retained_output_limit_bytes: int
+    """The limit of that, above which the oldest output is dropped."""
+    queued_input_bytes: Callable[[], int]
+    """Input accepted for processes that have not read it yet."""
+    started: float = msgspec.field(default_factory=time.monotonic)
+    """When the server began, on the monotonic clock."""
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long the server has run."""
+        return time.monotonic() - self.started
+
+
+def filesystem_threads() -> int:
+    """The number of threads for blocking calls. A thread is added only when all others are busy, so this is
+    the largest number of calls that ever ran at once.
+    """
+    return sum(thread.name.startswith("filesystem") for thread in threading.enumerate())
 
 
 class Definition(msgspec.Struct, frozen=True):
     """One metric. The name of a counter ends in `_total`, and units are Prometheus' base units."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     read: Callable[[Measures, Gauges], Iterable[Reading]]
     labels: Labels = ()
@@ -28,7 +65,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 def _measured(name: str) -> Callable[[Measures, Gauges], Iterable[Number]]:
-    """A number of `Measures`, or one a key when it is a dictionary."""
+    """A number of `Measures`, or one for each key of a dictionary."""
 
     def read(measures: Measures, gauges: Gauges) -> Iterable[Number]:
         found = getattr(measures, name)
@@ -71,7 +108,7 @@ def _threads(measures: Measures, gauges: Gauges) -> Iterable[Number]:
 
 
 def bucket_bound(seconds: float) -> str:
-    """The upper bound of a bucket as the page has it."""
+    """The upper bound of a bucket, as text for the page."""
     return f"{seconds:.5f}".rstrip("0").rstrip(".")
 
 
@@ -86,7 +123,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_stopping",
         "gauge",
-        "1 once the service has begun to end.",
+        "1 once the service is stopping.",
         _held(lambda gauges: gauges.stopping()),
     ),
     Definition(
@@ -106,7 +143,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_parse_errors_total",
         "counter",
-        "Messages that could not be read.",
+        "Messages that could not be parsed.",
         _measured("parse_errors"),
     ),
     Definition(
@@ -124,7 +161,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_connections_opened_total",
         "counter",
-        "Connections that became a channel for messages.",
+        "Connections opened, once their protocol is known.",
         _measured("connections_opened"),
         ("transport",),
     ),
@@ -134,22 +171,22 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_connections_refused_total",
         "counter",
-        "Peers sent away: the HTTP status of the answer; for a local process `other-user`, `confined` (it "
-        "is in a sandbox or a container) or `ended`; or `relay` for a client that was not let in behind one.",
+        "Peers refused: the HTTP status of the answer; for a local process `other-user`, `confined` (in a "
+        "sandbox or a container) or `ended`; `relay` for a client behind a relay that was not admitted.",
         _measured("refusals"),
         ("reason",),
     ),
     Definition(
         "execserver_dialects_total",
         "counter",
-        "Connections by the dialect that their first message chose.",
+        "Connections by the dialect of their first message: `lean` (Codex) or `standard` (JSON-RPC 2.0).",
         _measured("dialects"),
         ("dialect",),
     ),
     Definition(
         "execserver_sessions",
         "gauge",
-        "Sessions, attached or waiting for their client.",
+        "Sessions, attached or detached.",
         _held(lambda gauges: gauges.sessions()),
     ),
     Definition(
@@ -158,19 +195,19 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_sessions_resumed_total",
         "counter",
-        "Detached sessions that a client came back to.",
+        "Detached sessions that a client resumed.",
         _measured("sessions_resumed"),
     ),
     Definition(
         "execserver_sessions_ended_total",
         "counter",
-        "Sessions that ended: by their client, or detached for too long.",
+        "Sessions ended by their client or expired.",
         _measured("sessions_ended"),
     ),
     Definition(
         "execserver_processes",
         "gauge",
-        "Processes that run, or whose output somebody still holds open.",
+        "Processes that run, or whose output is still held open.",
         _held(lambda gauges: gauges.processes()),
     ),
     Definition(
@@ -182,7 +219,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_process_start_failures_total",
         "counter",
-        "Starts that the operating system refused.",
+        "Starts refused by the operating system.",
         _measured("failed_starts"),
     ),
     Definition(
@@ -196,7 +233,7 @@ DEFINITIONS: tuple[Definition, ...] = (
         "execserver_process_signals_total",
         "counter",
         "Process groups or leaders interrupted (`interrupt`), killed (`kill`) or sent another signal "
-        "(`other`, and any but SIGKILL to all that came of a process), and kills of all that ever came of a "
+        "(`other`, also any but SIGKILL to all descendants of a process), and kills of all descendants of a "
         "process or a session (`tree`).",
         _measured("signals"),
         ("kind",),
@@ -216,7 +253,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_output_gaps_total",
         "counter",
-        "Times that a client was told that output is lost to it (`lostBytes`).",
+        "Reports to clients that output is lost (`lostBytes`).",
         _measured("gaps"),
     ),
     Definition("execserver_output_gap_bytes_total", "counter", "The same, in bytes.", _measured("gap_bytes")),
@@ -229,7 +266,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition(
         "execserver_retained_output_limit_bytes",
         "gauge",
-        "What that may grow to.",
+        "The limit of that.",
         _held(lambda gauges: gauges.retained_output_limit_bytes),
     ),
     Definition(
@@ -251,3 +288,8 @@ DEFINITIONS: tuple[Definition, ...] = (
         _threads,
     ),
 )
+
+
+def take(measures: Measures, gauges: Gauges) -> list[Readings]:
+    """Read every metric, on the loop's thread."""
+    return [Readings(each, list(each.read(measures, gauges))) for each in DEFINITIONS]

@@ -1,7 +1,7 @@
-"""A page of metrics in the text formats of Prometheus, made of what was read before.
+"""Renders readings of metrics as a page in the text formats of Prometheus.
 
-The library is used for the text alone: no registry of its own, no server, no threads. Loading it takes 50 ms,
-which only those pay who look.
+The library is only used for the text: no global registry, no server, no threads. It takes 50 ms to load, at
+the first page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
 Bounds = tuple[tuple[str, float], ...]
 
@@ -25,7 +25,7 @@ class Number(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """One histogram: how many were at most so much, growing, up to `+Inf`; and the sum of all."""
+    """One histogram: cumulative counts up to `+Inf`, and the sum of all values."""
 
     labels: Labels
     buckets: Bounds
@@ -36,23 +36,23 @@ Reading = Number | Distribution
 
 
 class Described(Protocol):
-    """What a page has to know of a metric, whichever table it stands in."""
+    """The description of a metric in any table."""
 
     @property
     def name(self) -> str:
-        """As it is called."""
+        """The name."""
 
     @property
-    def kind(self) -> Kind:
-        """What it is."""
+    def kind(self) -> MetricKind:
+        """The kind."""
 
     @property
     def help(self) -> str:
-        """What it says."""
+        """The help text."""
 
     @property
     def labels(self) -> Labels:
-        """What its values are told apart by."""
+        """The label names."""
 
 
 class Readings(NamedTuple):
@@ -62,19 +62,19 @@ class Readings(NamedTuple):
     values: list[Reading]
 
 
-class Content(NamedTuple):
+class RenderedPage(NamedTuple):
     """A page in one of the two text formats."""
 
     content_type: str
     body: bytes
 
 
-def render(readings: Sequence[Readings], accept: str) -> Content:
+def render(readings: Sequence[Readings], accept: str) -> RenderedPage:
     """The page, with the metrics of the operating-system process (`process_…`) added.
 
     Args:
-        readings: what was taken.
-        accept: the request's `Accept`: OpenMetrics when asked for, else text format 0.0.4.
+        readings: the values.
+        accept: the request's `Accept`; without OpenMetrics in it, text format 0.0.4 is used.
     """
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
@@ -88,7 +88,7 @@ def render(readings: Sequence[Readings], accept: str) -> Content:
     registry.register(Taken())
     ProcessCollector(registry=registry)
     encode, content_type = choose_encoder(accept)
-    return Content(content_type, encode(registry))
+    return RenderedPage(content_type, encode(registry))
 
 
 def _family(readings: Readings) -> Metric:

@@ -1,11 +1,11 @@
 """The log: lines on stderr, as JSON or for a console, rendered by structlog and written by a thread.
 
-Logged are events of the daemon, with their connection, session and process. Never logged are tokens,
-environment values, file contents, command output and arguments.
+Events of the daemon are logged, with their connection, session and process. Tokens, environment values, file
+contents, command output and arguments are never logged.
 
-stderr may be a pipe without a reader, for which the daemon must not stop. So lines go through a bounded
-queue; when it is full they are counted and dropped, and the count is logged. The thread renders them, too:
-structlog takes 40 ms to load, for which the first command of a client does not wait.
+stderr may be a pipe without a reader, which must not block the daemon. So lines go through a bounded queue;
+lines above its bound are counted and dropped, and the count is logged. The thread also renders them:
+structlog takes 40 ms to load, and the first command of a client must not wait for it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("json", "console")
 
 LOAD_AFTER_SECONDS = 0.1
-"""The time between the first line and the load of structlog: the first command of a client that starts a
-daemon for it has begun by then."""
+"""The time between the first line and the load of structlog. By then, the first command of a client that
+started the daemon for it has begun."""
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40}
 
 _context: ContextVar[Mapping[str, object]] = ContextVar("fields of log lines", default={})  # noqa: B039
 _least = 0
-"""The least level that is written; all levels, if the log is not configured."""
+"""The lowest level that is written; 0 (all) if the log is not configured."""
 _writer: LineWriter | None = None
 """None if the log is not configured."""
 
 
 @contextmanager
 def bound_fields(**fields: object) -> Iterator[None]:
-    """Add fields to every line that is logged inside, also by tasks that are created inside."""
+    """Add fields to every line that is logged inside, also by tasks created inside."""
     token = _context.set({**_context.get(), **fields})
     try:
         yield
@@ -54,10 +54,10 @@ def bound_fields(**fields: object) -> Iterator[None]:
 
 
 class Logger:
-    """Says what happened.
+    """Writes log lines.
 
     Args:
-        bound: what is in every line.
+        bound: fields of every line.
     """
 
     __slots__ = ("_bound",)
@@ -66,30 +66,30 @@ class Logger:
         self._bound = bound
 
     def bind(self, **more: object) -> Logger:
-        """One that says this, too."""
+        """A logger with more fields."""
         return Logger(**self._bound | more)
 
     def debug(self, event: str, **values: object) -> None:
-        """For whoever looks for a mistake."""
-        self._say("debug", event, values)
+        """Log a detail for debugging."""
+        self._log("debug", event, values)
 
     def info(self, event: str, **values: object) -> None:
-        """Something happened."""
-        self._say("info", event, values)
+        """Log an event."""
+        self._log("info", event, values)
 
     def warning(self, event: str, **values: object) -> None:
-        """Something is not as it should be."""
-        self._say("warning", event, values)
+        """Log a problem that the daemon can handle."""
+        self._log("warning", event, values)
 
     def error(self, event: str, **values: object) -> None:
-        """Something could not be done."""
-        self._say("error", event, values)
+        """Log a failure."""
+        self._log("error", event, values)
 
     def exception(self, event: str, **values: object) -> None:
-        """An error, with the exception that is being handled."""
-        self._say("exception", event, values)
+        """Log a failure with the exception that is being handled."""
+        self._log("exception", event, values)
 
-    def _say(self, method: str, event: str, values: dict[str, Any]) -> None:
+    def _log(self, method: str, event: str, values: dict[str, Any]) -> None:
         if _LEVELS[method] < _least:
             return
         fields = {**_context.get(), **self._bound, **values}
@@ -104,7 +104,7 @@ class Logger:
 
 
 class Line(NamedTuple):
-    """One line that is to be rendered."""
+    """One line before it is rendered."""
 
     method: str
     event: str
@@ -117,8 +117,8 @@ class LineWriter:
     """Renders lines and writes them to a stream, in a thread.
 
     Args:
-        stream: where they go.
-        form: of `FORMATS`.
+        stream: the output.
+        form: one of `FORMATS`.
     """
 
     def __init__(self, stream: TextIO, form: str) -> None:
@@ -126,7 +126,7 @@ class LineWriter:
         self._form = form
         self._lines: queue.Queue[Line | None] = queue.Queue(_QUEUED_LINES)
         self._dropped = 0
-        self._hurry = threading.Event()
+        self._flushing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
 
@@ -138,8 +138,8 @@ class LineWriter:
             self._dropped += 1
 
     def flush(self, timeout: float) -> None:
-        """Wait until all queued lines are written, at most `timeout` seconds. It is the last call."""
-        self._hurry.set()
+        """Wait for at most `timeout` seconds until all queued lines are written. The last call."""
+        self._flushing.set()
         end = time.monotonic() + timeout
         try:
             self._lines.put(None, timeout=timeout)
@@ -151,7 +151,7 @@ class LineWriter:
         render: Callable[[Line], str] | None = None
         while (line := self._lines.get()) is not None:
             if render is None:
-                self._hurry.wait(LOAD_AFTER_SECONDS)
+                self._flushing.wait(LOAD_AFTER_SECONDS)
                 try:
                     render = LOADER.load(lambda: _renderer(self._form, colors=self._stream.isatty()))
                 except OSError:  # without a descriptor: the next line tries again
@@ -170,8 +170,8 @@ def configure(level: str, form: str) -> LineWriter:
     """Set up the log of this process.
 
     Args:
-        level: the least that is written, of `LEVELS`.
-        form: of `FORMATS`.
+        level: the lowest level that is written, one of `LEVELS`.
+        form: one of `FORMATS`.
     """
     global _least, _writer
     _least = _LEVELS[level]
@@ -182,7 +182,7 @@ def configure(level: str, form: str) -> LineWriter:
 def _rendered(render: Callable[[Line], str], line: Line) -> str:
     try:
         return render(line)
-    except Exception as error:  # a value without a text costs its line the value, and not the log
+    except Exception as error:  # a value without a text: leave it out, and keep the log
         plain = {name: value for name, value in line.fields.items() if isinstance(value, str | int | float)}
         return render(line._replace(fields={**plain, "left_out": type(error).__name__}))
 
@@ -193,7 +193,7 @@ def _renderer(form: str, *, colors: bool) -> Callable[[Line], str]:
     if form == "json":
         processors = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        # Where rich is installed the default shows local variables, among them tokens.
+        # With rich installed, the default shows local variables, such as tokens.
         traceback = structlog.dev.plain_traceback
         processors = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=traceback)]
 

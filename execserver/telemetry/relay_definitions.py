@@ -1,6 +1,6 @@
-"""The table of a relay's metrics: what each is called, what it says, and which of the numbers it shows.
+"""The table of a relay's metrics: name, help text, and the number of each.
 
-A relay is a program of its own, so these are never on a daemon's page. No label ever holds what a peer sent.
+A relay is a program of its own, so these are never on a daemon's page. No label holds text from a peer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(slots=True)
 class RelayNumbers:
-    """All that a relay shows, at one moment. A dictionary has a number for each value of the one label."""
+    """All numbers of a relay at one moment. A dictionary has a number for each value of its label."""
 
     uptime_seconds: float = 0
     draining: int = 0
@@ -35,7 +35,7 @@ class RelayNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RelayDefinition:
-    """One metric: `number` names a member of `RelayNumbers`, `labels` its label if that is a dictionary."""
+    """One metric: `number` names a member of `RelayNumbers`, `labels` the label if it is a dictionary."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -48,9 +48,7 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_uptime_seconds", "gauge", "Seconds since the relay began.", "uptime_seconds"
     ),
-    RelayDefinition(
-        "execserver_relay_draining", "gauge", "1 once the relay has been told to end.", "draining"
-    ),
+    RelayDefinition("execserver_relay_draining", "gauge", "1 once the relay is draining.", "draining"),
     RelayDefinition(
         "execserver_relay_environments",
         "gauge",
@@ -66,14 +64,14 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_clients",
         "gauge",
-        "Live sockets of clients, those at the plain door among them.",
+        "Live sockets of clients, including plain WebSockets.",
         "clients",
     ),
     RelayDefinition("execserver_relay_streams", "gauge", "Streams that are open.", "streams"),
     RelayDefinition(
         "execserver_relay_frames_total",
         "counter",
-        "Frames forwarded, by where to: `executor` or `client`.",
+        "Frames forwarded, by destination: `executor` or `client`.",
         "frames",
         ("to",),
     ),
@@ -81,7 +79,7 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_dropped_frames_total",
         "counter",
-        "Messages that were not forwarded, by reason: `text`, `undecodable`, or a stream that nobody knows.",
+        "Messages not forwarded, by reason: `text`, `undecodable`, or an unknown stream.",
         "dropped",
         ("reason",),
     ),
@@ -96,7 +94,7 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_queued_bytes",
         "gauge",
-        "Bytes on their way that the kernel has not taken yet, by where to.",
+        "Bytes that the kernel has not taken yet, by destination.",
         "queued_bytes",
         ("to",),
     ),
@@ -110,15 +108,15 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_closed_sockets_total",
         "counter",
-        "Sockets that the relay ended, by reason. `slow_consumer`: the peer did not take what was sent.",
+        "Sockets that the relay closed, by reason. `slow_consumer`: the peer did not read.",
         "closed",
         ("reason",),
     ),
     RelayDefinition(
         "execserver_relay_pauses_total",
         "counter",
-        "Times that an executor was not read from for a moment, because a client did not take its frames: it "
-        "`helped`, or it `failed` and they queue.",
+        "Pauses in reading from an executor because a client did not take its frames: a pause `helped`, or "
+        "`failed` and the frames queue.",
         "pauses",
         ("outcome",),
     ),

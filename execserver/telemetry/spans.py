@@ -1,8 +1,7 @@
-"""OpenTelemetry: one server span a request, sent in batches by a thread of the SDK.
+"""OpenTelemetry: one server span for each request, sent in batches by a thread of the SDK.
 
-The only file that knows OpenTelemetry; `telemetry/tracing.py` loads it when it is set up. A span
-says which method, dialect, transport and outcome. It never holds parameters, paths, ids of
-sessions or processes, or output.
+The only module that imports OpenTelemetry; `telemetry/tracing.py` loads it if it is configured. A span has
+method, dialect, transport and outcome, and never parameters, paths, ids of sessions or processes, or output.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from execserver import __version__
 from execserver.telemetry.logs import Logger
-from execserver.telemetry.tracing import TraceParent
+from execserver.telemetry.trace_context import TraceParent
 
 _LIBRARIES = ("opentelemetry", "urllib3")
 
@@ -39,7 +38,7 @@ class RequestSpan:
         self.span_id = trace.format_span_id(context.span_id)
 
     def end(self, code: int) -> None:
-        """The answer is there: 0, or an error code."""
+        """End the span with the code of the answer; 0 for a result."""
         if code:
             self._span.set_attribute("rpc.jsonrpc.error_code", code)
             self._span.set_status(trace.StatusCode.ERROR)
@@ -47,10 +46,10 @@ class RequestSpan:
 
 
 class SpanRecorder:
-    """Makes spans and sends them to the collector that the `OTEL_*` variables name."""
+    """Records spans and sends them to the collector that the `OTEL_*` variables name."""
 
     def __init__(self) -> None:
-        _speak_in_our_log()
+        _redirect_library_logs()
         attributes = {SERVICE_VERSION: __version__}
         if not os.environ.get("OTEL_SERVICE_NAME"):
             attributes[SERVICE_NAME] = "execserver"
@@ -59,15 +58,9 @@ class SpanRecorder:
         self._tracer = self._provider.get_tracer("execserver", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def start(
-        self, method: str, parent: TraceParent | None, state: str, dialect: str, transport: str
-    ) -> RequestSpan:
-        """Begin the span of a request, below the client's span if it named one."""
-        context = None
-        if parent is not None:
-            flags = "01" if parent.sampled else "00"
-            headers = {"traceparent": f"00-{parent.trace_id}-{parent.span_id}-{flags}"}
-            context = self._propagator.extract({**headers, "tracestate": state} if state else headers)
+    def start(self, method: str, parent: TraceParent | None, dialect: str, transport: str) -> RequestSpan:
+        """Begin the span of a request, below the client's span if there is one."""
+        context = None if parent is None else self._propagator.extract(parent.headers)
         attributes = {
             "rpc.system": "jsonrpc",
             "rpc.method": method,
@@ -78,24 +71,24 @@ class SpanRecorder:
         return RequestSpan(span)
 
     def close(self, seconds: float) -> None:
-        """Send what is left, for at most `seconds`."""
+        """Send the remaining spans, for at most `seconds`."""
         closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         closing.start()
         closing.join(seconds)
 
 
-class _OurLog(logging.Handler):
-    """What the libraries log goes to our log: which library, and the text without its arguments,
-    which may be a header with a token in it.
+class _LogHandler(logging.Handler):
+    """Passes the libraries' log records to our log: the library's name and the text without its arguments,
+    which may be a header with a token.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass one record on."""
+        """Log one record."""
         log.warning("sending spans", library=record.name, text=str(record.msg))
 
 
-def _speak_in_our_log() -> None:
+def _redirect_library_logs() -> None:
     for name in _LIBRARIES:
         logger = logging.getLogger(name)
-        logger.handlers = [_OurLog(logging.WARNING)]
+        logger.handlers = [_LogHandler(logging.WARNING)]
         logger.propagate = False

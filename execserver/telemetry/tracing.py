@@ -1,68 +1,34 @@
-"""The trace context of a request: into every log line that it causes and, where OpenTelemetry is
-set up, into a span of its own.
+"""Traces of requests: the ids in each log line of a request and, with OpenTelemetry, a span for the request.
 
-A request may carry `trace: {traceparent, tracestate}` (W3C Trace Context). Without one, and
-without OpenTelemetry, `begin` gives None and nothing here costs anything.
+Without a trace context (`trace_context.py`) and without OpenTelemetry, `begin` returns None at no cost.
 
     trace = tracing.begin(method, message.trace, dialect, transport)
-    with tracing.active(trace):      # around the handler and around whatever creates its task
+    with tracing.active(trace):      # around the handler, and around the creation of its task
         ...
     if trace is not None:            # once, with the code of the answer
         trace.end(code)
-
-A context that does not parse is no error: the specification wants it treated as absent.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from execserver.telemetry.logs import Logger, bound_fields
+from execserver.telemetry.trace_context import trace_parent
 
 if TYPE_CHECKING:
     from execserver.telemetry.spans import RequestSpan, SpanRecorder
-
-# Compiled when the first request has one, as `re` does: 0.2 ms of a start.
-_TRACEPARENT = r"(?s)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
-_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
-_INVALID_VERSION = "ff"
-_VERSION = "00"
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 log = Logger()
 
 
-class TraceParent(NamedTuple):
-    """Where a request belongs: its trace, and the caller's span. In small hexadecimal digits."""
-
-    trace_id: str
-    span_id: str
-    sampled: bool
-
-
-def parse_traceparent(value: str) -> TraceParent | None:
-    """What a `traceparent` says, or None when it is not valid (W3C Trace Context, 3.2).
-
-    A later version than 00 may have more after the flags; what is known of it is used.
-    """
-    match = re.fullmatch(_TRACEPARENT, value)
-    if match is None:
-        return None
-    version, trace_id, span_id, flags, more = match.groups()
-    if version == _INVALID_VERSION or (version == _VERSION and more is not None):
-        return None
-    if trace_id == _NO_TRACE or span_id == _NO_SPAN:
-        return None
-    return TraceParent(trace_id, span_id, bool(int(flags, 16) & 1))
-
-
 class RequestTrace:
-    """One request that is traced."""
+    """The trace of one request."""
 
     __slots__ = ("_fields", "_span")
 
@@ -71,13 +37,13 @@ class RequestTrace:
         self._span = span
 
     def active(self) -> AbstractContextManager[None]:
-        """While it lasts, log lines carry `trace_id` and `span_id`, and so do those of tasks that are
-        created in it. May be entered more than once.
+        """Add `trace_id` and `span_id` to all log lines inside, also to those of tasks created inside. May be
+        entered more than once.
         """
         return bound_fields(**self._fields)
 
     def end(self, code: int) -> None:
-        """The request was answered: with a result (0) or an error of this code."""
+        """The request was answered with a result (0) or an error of this code."""
         if self._span is not None:
             self._span.end(code)
 
@@ -87,27 +53,25 @@ _recorder: SpanRecorder | None = None
 
 
 def begin(method: str, trace: Mapping[str, Any] | None, dialect: str, transport: str) -> RequestTrace | None:
-    """The trace of a request that has just arrived; None when it has none.
+    """Begin the trace of a request that has just arrived; None if it has none.
 
     Args:
-        method: a name of the method table, or `unknown`: it names the span.
-        trace: the request's `trace` member as decoded.
+        method: a name of the method table, or `unknown`; the name of the span.
+        trace: the decoded `trace` member of the request.
         dialect: `lean` or `standard`.
-        transport: a word of `measures.TRANSPORT_KINDS`.
+        transport: one of `measures.TRANSPORT_KINDS`.
     """
     if trace is None and _recorder is None:
         return None
-    header = trace.get("traceparent") if trace is not None else None
-    parent = parse_traceparent(header) if isinstance(header, str) else None
+    parent = None if trace is None else trace_parent(trace)
     if _recorder is None:
         return None if parent is None else RequestTrace(parent.trace_id, parent.span_id, None)
-    state = trace.get("tracestate") if trace is not None and parent is not None else None
-    span = _recorder.start(method, parent, state if isinstance(state, str) else "", dialect, transport)
+    span = _recorder.start(method, parent, dialect, transport)
     return RequestTrace(span.trace_id, span.span_id, span)
 
 
 def recording() -> bool:
-    """Whether every request has a trace, also one that says nothing of its own."""
+    """Whether every request has a trace, also one without a trace context."""
     return _recorder is not None
 
 
@@ -117,7 +81,7 @@ def active(trace: RequestTrace | None) -> AbstractContextManager[None]:
 
 
 def configure(environment: Mapping[str, str] = os.environ) -> None:
-    """Record spans from now on if OpenTelemetry's own variables ask for it: an OTLP endpoint, or
+    """Record spans if OpenTelemetry's own variables ask for it: an OTLP endpoint, or
     `OTEL_TRACES_EXPORTER=otlp`, and no `OTEL_SDK_DISABLED=true`. Loads OpenTelemetry (0.15 s) only then.
     """
     global _recorder  # one a process, like the log
@@ -135,7 +99,7 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def shut_down(seconds: float) -> None:
-    """Send what is recorded, for at most `seconds`. Blocks; for the end of the daemon."""
+    """Send the recorded spans, for at most `seconds`. Blocks; call it at the end of the daemon."""
     if _recorder is not None:
         _recorder.close(seconds)
 

@@ -1,5 +1,4 @@
-"""Stdio, Unix sockets and WebSocket: listeners, their authentication, and the channels that
-connections speak through.
+"""Stdio, Unix sockets and WebSocket: listeners, authentication, and the channels of connections.
 
-Nothing is imported here: who serves stdio has no need of the others.
+Imports nothing: a server on stdio needs none of the others.
 """

@@ -1,11 +1,13 @@
-"""Who may upgrade to WebSocket: nobody is asked, a capability token, or a signed bearer token.
+"""Authentication of WebSocket upgrades: none, a capability token, or a signed bearer token; read again on a
+reload.
 
-The texts of refusals are the wire's (`docs/protocol.md`, "WebSocket authentication").
-Neither tokens nor their digests are ever logged.
+The wire fixes the texts of refusals (`docs/protocol.md`, "WebSocket authentication"). Tokens and their
+digests are never logged.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -13,11 +15,12 @@ import os
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from execserver.trust import UntrustedError, read_file
+from execprotocol.trust import UntrustedError, read_trusted
 
 CAPABILITY_TOKEN, SIGNED_BEARER_TOKEN = "capability-token", "signed-bearer-token"
 
@@ -25,10 +28,11 @@ MIN_SECRET_BYTES = 32
 """As long as the digest of HS256; below it a secret can be guessed from one token."""
 
 MIN_TOKEN_BYTES = 6
-"""Of a capability token: one of five characters can be tried out over the network within hours."""
+"""The least length of a capability token: one of five characters can be guessed over the network within
+hours."""
 
 SAFE_TOKEN_BYTES = 16
-"""Below it the start warns: a shorter token can be guessed unless it is random."""
+"""The server warns of shorter tokens: they can be guessed unless they are random."""
 
 DEFAULT_CLOCK_SKEW_SECONDS = 30
 
@@ -46,22 +50,22 @@ Folder = str | os.PathLike[str]
 
 
 class ConfigurationError(ValueError):
-    """The authentication options do not fit together; the text is for the operator."""
+    """Options cannot be used, alone or together; the text is for the operator."""
 
 
 class Authenticator(Protocol):
-    """Decides by the Authorization header."""
+    """Checks the Authorization header."""
 
     @property
     def required(self) -> bool:
-        """Whether credentials are asked for at all."""
+        """Whether a client must present credentials."""
 
     def refusal(self, authorization: str | None) -> str | None:
-        """Why the peer is refused (the body of the 401), or None when it may pass."""
+        """Why the peer is refused (the body of the 401), or None if it is admitted."""
 
 
 class NoAuthentication:
-    """Everybody may pass."""
+    """Admits every peer."""
 
     required: ClassVar[bool] = False
 
@@ -71,13 +75,13 @@ class NoAuthentication:
 
 
 class CapabilityToken(msgspec.Struct, frozen=True):
-    """Who knows the token may pass."""
+    """Admits peers that present the token."""
 
     required: ClassVar[bool] = True
 
     sha256: bytes
     is_short: bool = False
-    """Whether the token has fewer than `SAFE_TOKEN_BYTES`; unknown, and so false, of a digest."""
+    """Whether the token has fewer than `SAFE_TOKEN_BYTES`; false if only its digest is known."""
 
     def __repr__(self) -> str:
         return "CapabilityToken()"
@@ -92,7 +96,7 @@ class CapabilityToken(msgspec.Struct, frozen=True):
 
 
 class SignedBearerToken(msgspec.Struct, frozen=True):
-    """Who shows a JSON Web Token signed with the shared secret (HS256) and in force may pass."""
+    """Admits peers with a JSON Web Token that is signed with the shared secret (HS256) and in force."""
 
     required: ClassVar[bool] = True
 
@@ -114,7 +118,7 @@ class SignedBearerToken(msgspec.Struct, frozen=True):
         return INVALID_JWT if claims is None else self._refusal_of(claims)
 
     def _signed_claims(self, token: str) -> dict[str, Any] | None:
-        from jwt import PyJWS, PyJWTError  # 50 ms, which only those pay who use it
+        from jwt import PyJWS, PyJWTError  # 50 ms, only where it is used
 
         try:
             claims = json.loads(PyJWS().decode(token, self.secret, algorithms=["HS256"]))
@@ -149,7 +153,7 @@ def _well_typed(claims: dict[str, Any]) -> bool:
 
 
 def bearer_token(authorization: str | None) -> tuple[str, str | None]:
-    """The token of an Authorization header, or why there is none."""
+    """The token of an Authorization header, or the reason for a refusal."""
     if authorization is None:
         return "", MISSING
     scheme, _, token = authorization.strip().partition(" ")
@@ -160,7 +164,7 @@ def bearer_token(authorization: str | None) -> tuple[str, str | None]:
 
 
 class AuthenticationOptions(msgspec.Struct, frozen=True):
-    """The `--ws-…` options as given; None is absent."""
+    """The `--ws-…` options as given; None for absent ones."""
 
     ws_auth: str | None = None
     ws_token_file: str | None = None
@@ -180,11 +184,11 @@ def authenticator_from(options: AuthenticationOptions, base: Folder) -> Authenti
 
     Args:
         options: the options as given.
-        base: the folder that relative file names start from (the launch's working directory).
+        base: the folder of relative file names (the working directory of the launch).
 
     Raises:
-        ConfigurationError: options are missing, exclude each other, belong to another mode, or
-            the file is not usable.
+        ConfigurationError: options are missing, exclude each other or belong to another mode, or the file
+        cannot be used.
     """
     if options.ws_auth is None:
         _forbid(options, (*_CAPABILITY_ONLY, *_SIGNED_ONLY), "needs --ws-auth")
@@ -251,7 +255,7 @@ def _given(options: AuthenticationOptions, name: str) -> str | None:
 
 def _secret_in(path: str, flag: str) -> bytes:
     try:
-        secret = read_file(path, secret=True).strip()
+        secret = read_trusted(path, secret=True).strip()
     except UntrustedError as error:
         raise ConfigurationError(f"{flag} decides who may connect: {error}") from None
     except OSError as error:
@@ -263,3 +267,54 @@ def _secret_in(path: str, flag: str) -> bytes:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+class Credentials:
+    """An `Authenticator` whose files can be read again. Connections that are open stay open."""
+
+    def __init__(self, options: AuthenticationOptions, base: Folder) -> None:
+        """Read the files that the options name; arguments and errors are those of `authenticator_from`."""
+        self._options = options
+        self._base = base
+        self._current = authenticator_from(options, base)
+        # One thread: reloads end in the order they began. Its own: the loop waits for the default threads
+        # when it closes, and a dead mount would keep it from closing.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="credentials")
+
+    @property
+    def required(self) -> bool:
+        """Whether a client must present credentials."""
+        return self._current.required
+
+    @property
+    def has_short_token(self) -> bool:
+        """Whether they are a token that can be guessed unless it is random."""
+        return isinstance(self._current, CapabilityToken) and self._current.is_short
+
+    def refusal(self, authorization: str | None) -> str | None:
+        """Why the peer is refused (the body of the 401), or None if it is admitted."""
+        return self._current.refusal(authorization)
+
+    async def reload(self) -> str | None:
+        """Read the files again. If they cannot be used, the old credentials stay in force.
+
+        Returns:
+            None, or the reason, for the operator.
+        """
+        try:
+            self._current = await self._read()
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    async def fault(self) -> str | None:
+        """Why the files cannot be used as they are now, or None if they can. Changes nothing."""
+        try:
+            await self._read()
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    async def _read(self) -> Authenticator:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, authenticator_from, self._options, self._base)

@@ -1,19 +1,19 @@
-"""Whether the process at the other end of a local connection is confined: what is in a sandbox is no client.
+"""Checks whether the peer of a local connection is confined: a process in a sandbox may not be a client.
 
-A client may run anything as the daemon's user. So a sandboxed command that has the network, and with it Unix
-sockets and loopback, would leave its sandbox by connecting to the daemon that started it, or to another one.
+A client may run anything as the daemon's user. So a sandboxed command with the network, and with it Unix
+sockets and loopback, could leave its sandbox by connecting to the daemon that started it, or to another one.
 
 Rules kept in this file:
 
-1. *Confined* is a process in a pid or user namespace that is neither ours nor the machine's own, or one that
-   bears the tag of an execserver (`membership.py`) and has a seccomp filter: that is a sandbox without
+1. A process is *confined* if its pid or user namespace is neither the daemon's nor the machine's own, or if
+   it has the ownership tag of an execserver (`descendants.py`) and a seccomp filter: a sandbox without
    namespaces.
-2. Whether a process is confined is read from files that the kernel shows without the right to trace the
-   process: the peer of a forwarded socket is an sshd.
-3. What cannot be told is refused: a peer that has ended, or that runs where we do not see it.
-4. Of a TCP connection the kernel does not name the peer. Its socket is looked for in the tables of all
-   processes. A confined process can hide it: in a message between two Unix sockets, or in a new process at
-   each look. It cannot hide that there is a sandbox with our network.
+2. The check reads files that the kernel shows without the right to trace the process, because the peer of a
+   forwarded socket is an sshd.
+3. An undecidable peer is refused: one that has ended, or that the daemon cannot see.
+4. The kernel does not name the peer of a TCP connection. Its socket is searched in the tables of all
+   processes. A confined process can hide it, in a message between two Unix sockets or in a new process at
+   each look. It cannot hide that there is a sandbox with the daemon's network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-from execserver.membership import tag_of
+from execserver.descendants import tag_of
 
 _SO_PEERPIDFD = 77  # include/uapi/asm-generic/socket.h; since Linux 6.5
 _NETLINK_SOCK_DIAG = 4
@@ -42,18 +42,19 @@ _INTERFACE, _ANY_COOKIE = struct.Struct("=I"), b"\xff" * 8
 _FOUND = struct.Struct("=BBxx48x12xII")  # inet_diag_msg
 
 _DESCRIPTORS = 2
-"""What a look at a Unix peer needs: a handle of the process, and one file at a time."""
+"""What the check of a Unix peer needs: a pidfd, and one file at a time."""
 
 _ALL_USERS = b" 4294967295\n"
-"""How the map of the machine's own user namespace ends. Ours may be one below it, and then its processes are
-still not confined. Only root can give another namespace such a map, and no sandbox has one."""
+"""The end of the map of the machine's own user namespace. The daemon's may be one below it; processes in the
+machine's own are not confined then. Only root can give another namespace such a map, and no sandbox has
+one."""
 
 _LOOKS = 20
-"""How often we look for processes that were not there before. Only one that lives shorter than a look, each
-time, is not seen in the end; that is one that hides."""
+"""How often to look for processes that were not there before. A process that is missed each time lives
+shorter than a look and hides."""
 
 _MISSES = 2
-"""How often nothing is found before it counts: a parent may end, and its child begin, during one look."""
+"""Unsuccessful looks that count as absence: during a single one, a parent may end and its child begin."""
 
 OTHER_USER = "another user"
 ENDED = "the process has ended"
@@ -74,10 +75,10 @@ class _Socket(NamedTuple):
 
 
 def unix_peer(sock: socket.socket) -> tuple[int, str | None]:
-    """The pid of a peer, and why it may not be a client; None when it may.
+    """The pid of a peer, and why it may not be a client; None if it may.
 
     Raises:
-        OSError: the peer is gone, or no descriptor is left for a look at it.
+        OSError: the peer is gone, or no descriptor is left for the check.
     """
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(credentials)
@@ -85,10 +86,10 @@ def unix_peer(sock: socket.socket) -> tuple[int, str | None]:
 
 
 def require_room(descriptor: int) -> None:
-    """Raise OSError when a peer that is accepted now could not be looked at.
+    """Raise OSError if there are too few descriptors to check a peer that is accepted now.
 
     Args:
-        descriptor: any that is open.
+        descriptor: any open one.
     """
     taken: list[int] = []
     try:
@@ -100,7 +101,7 @@ def require_room(descriptor: int) -> None:
 
 def _unix_fault(sock: socket.socket, pid: int) -> str | None:
     if pid == 0:
-        return CONFINED  # by a pid namespace that ours does not contain
+        return CONFINED  # in a pid namespace that the daemon's does not contain
     try:
         handle = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
@@ -112,7 +113,7 @@ def _unix_fault(sock: socket.socket, pid: int) -> str | None:
     try:
         confined = _is_confined(pid)
         if handle is not None and _has_ended(handle):
-            return ENDED  # what we looked at may be another process with its number
+            return ENDED  # the process that was checked may be another one with the same pid
     except (FileNotFoundError, ProcessLookupError):
         return ENDED
     finally:
@@ -125,18 +126,18 @@ def _unix_fault(sock: socket.socket, pid: int) -> str | None:
 
 
 def tcp_fault(sock: socket.socket) -> str | None:
-    """Why the peer of an accepted connection may not be a client; None when it may: it is on another
-    machine, another user's, or not confined. Takes some milliseconds; for any thread.
+    """Why the peer of an accepted connection may not be a client; None if it may: it is on another machine,
+    of another user, or not confined. Takes some milliseconds; for any thread.
 
     Raises:
-        OSError: the connection is gone, or no descriptor is left for a look.
+        OSError: the connection is gone, or no descriptor is left for the check.
     """
     ours, theirs = sock.getsockname(), sock.getpeername()
     if not _is_local(sock.family, theirs):
         return None
     before = _find(sock.family, theirs, ours)
     if before is None and _is_established(sock) and _find(sock.family, ours, theirs) is None:
-        return HIDDEN if _sandbox_exists() else None  # our own is not found either: this kernel does not tell
+        return HIDDEN if _sandbox_exists() else None  # the own end is not found either: no sock_diag here
     if before is None or before.state != _TCP_ESTABLISHED or not before.inode:
         return ENDED
     if before.uid != os.geteuid() != 0:
@@ -162,7 +163,7 @@ def _fault_of_holder(inode: int) -> str | None:
 
 
 def _is_local(family: int, theirs: tuple[str, int]) -> bool:
-    """Whether an address is one of this machine: others cannot be bound."""
+    """Whether an address belongs to this machine: others cannot be bound."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((theirs[0], 0, *theirs[2:]))
@@ -176,7 +177,7 @@ def _is_established(sock: socket.socket) -> bool:
 
 
 def _find(family: int, local: tuple[str, int], remote: tuple[str, int]) -> _Socket | None:
-    """The socket of a connection; None when there is none, or the kernel has no sock_diag(7)."""
+    """The socket of a connection; None if there is none, or the kernel has no sock_diag(7)."""
     packed = (
         socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0") for host in (local[0], remote[0])
     )
@@ -198,7 +199,7 @@ def _find(family: int, local: tuple[str, int], remote: tuple[str, int]) -> _Sock
 
 
 def _holder(inode: int) -> int | None:
-    """A process that has a socket in its table and that we may look at; the youngest first."""
+    """The youngest process that has a socket in its table, among those that the daemon may inspect."""
     wanted = f"socket:[{inode}]"
     for pid in sorted(_pids(), reverse=True):
         try:
@@ -216,9 +217,16 @@ def _holder(inode: int) -> int | None:
 
 
 def _link(name: str, table: int) -> str:
+    """The text of a link. Empty if the descriptor was closed meanwhile, and for paths that do not fit a page:
+    the text of a socket always does.
+    """
     try:
         return os.readlink(name, dir_fd=table)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # closed meanwhile
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
         return ""
 
 
@@ -226,7 +234,7 @@ def _link(name: str, table: int) -> str:
 
 
 def _sandbox_exists() -> bool:
-    """Whether there is a confined process with our network, or may be."""
+    """Whether there is, or may be, a confined process with the daemon's network."""
     seen: set[int] = set()
     for _ in range(_LOOKS):
         fresh = _pids() - seen
@@ -251,10 +259,10 @@ def _may_share_network(pid: int) -> bool:
 
 
 def _is_confined(pid: int) -> bool:
-    """Whether a process is in a sandbox or a container, as seen from us.
+    """Whether a process is in a sandbox or a container, as seen from the daemon.
 
     Raises:
-        FileNotFoundError, ProcessLookupError: it has ended, or /proc does not show it to us.
+        FileNotFoundError, ProcessLookupError: it has ended, or /proc does not show it.
     """
     status = _read(f"/proc/{pid}/status")
     users = _read(f"/proc/{pid}/uid_map")
@@ -264,7 +272,7 @@ def _is_confined(pid: int) -> bool:
 
 
 def _depth(status: bytes) -> int:
-    """In how many pid namespaces that we see a process has a number."""
+    """The number of pid namespaces in which a process has a visible pid."""
     start = status.index(b"\nNSpid:")
     return len(status[start : status.index(b"\n", start + 1)].split()) - 1
 

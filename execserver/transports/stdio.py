@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from execserver.spool.system_calls import enlarge_pipe
 from execserver.telemetry.logs import Logger
-from execserver.transports.framed import FramedChannel, Spin
-from execserver.transports.stream_channel import BULK_READ_BYTES, MakeHandler
+from execserver.transports.base import BULK_READ_BYTES, MakeHandler
+from execserver.transports.byte_stream import ByteStreamChannel, Spin
 
 PIPE_BYTES = 1 << 20
-"""What the pipes are asked to hold: with the default of 64 KiB output is a quarter to a half slower."""
+"""The size of the pipes. With the default of 64 KiB, output is a quarter to a half slower."""
 
 log = Logger()
 
@@ -25,18 +25,18 @@ def serve_stdio(
     make_handler: MakeHandler,
     spin_us: int = 0,
     may_spin: Callable[[], bool] = lambda: True,
-) -> FramedChannel:
+) -> ByteStreamChannel:
     """Serve one connection on two descriptors; `connection_lost` is called when the input ends.
 
-    The descriptors are not closed. They are switched to non-blocking, which concerns everybody
-    who shares them, and switched back at the end.
+    The descriptors are not closed. They are set to non-blocking, which affects every process that shares
+    them, and restored at the end.
 
     Args:
-        fd_in: anything readable; what the loop cannot watch (a file, /dev/null) goes by a thread.
+        fd_in: anything readable; a thread copies what the loop cannot watch (a file, /dev/null).
         fd_out: anything writable.
         make_handler: makes the handler of the connection.
-        spin_us: microseconds of further reads after each batch of messages; 0 is off.
-        may_spin: asked before each of those reads.
+        spin_us: microseconds of further reads after each batch of messages; 0 for none.
+        may_spin: called before each of those reads.
     """
     blocking = {fd: os.get_blocking(fd) for fd in (fd_in, fd_out)}  # before the loop sees them
     pump = None if _watchable(fd_in) else _Pump(fd_in)
@@ -55,7 +55,7 @@ def serve_stdio(
         os.set_blocking(fd, False)
         _enlarge(fd)
     spin = Spin(spin_us / 1e6, may_spin) if spin_us > 0 else None
-    channel = FramedChannel(source, fd_out, "stdio", release, spin)
+    channel = ByteStreamChannel(source, fd_out, "stdio", release, spin)
     channel.start(make_handler)
     return channel
 

@@ -1,8 +1,7 @@
 """WebSocket connections: messages in text or binary frames, over TCP or a Unix socket.
 
-Ours are text frames; above 1 MiB they are cut into fragments. We end a connection by
-dropping it, without a close frame, as the reference does; only a peer's close frame is
-answered.
+The server sends text frames, in fragments above 1 MiB. It drops a connection without a close frame, as the
+reference does; a peer's close frame is answered.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Sequence
 
-from execserver.protocol.limits import (
+from execprotocol.limits import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_WEBSOCKET_REPLY_BYTES,
@@ -21,17 +20,18 @@ from execserver.rpc.channel import MessageStream
 from execserver.sessions.access import PeerProof
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
-from execserver.transports import frame_parser
-from execserver.transports.frame_parser import (
+from execserver.transports import websocket_parser
+from execserver.transports.base import BaseChannel, MakeHandler, QueuedStream
+from execserver.transports.websocket_parser import (
     BINARY,
     BUFFER_BYTES,
     BULK_BYTES,
     CONTINUATION,
     TEXT,
-    Frame,
     FrameParser,
+    WebSocketFrame,
 )
-from execserver.transports.stream_channel import MakeHandler, QueuedStream, StreamChannel
+from execserver.transports.write_buffer import Buffer
 
 LAST, FIRST_TEXT, CONTINUED = 0x80, 0x01, 0x00
 PONG, PING, CLOSE = 0x8A, 0x89, 0x88
@@ -40,23 +40,21 @@ NORMAL_CLOSURE = struct.pack(">H", 1000)
 
 MOST_WHOLE = 256
 """Messages that are copied out of the read buffer before they are delivered: as many small ones as it holds
-at first, and no further copy of one that has grown."""
-
-Buffer = bytes | memoryview
+at first, but not a second copy of a grown buffer."""
 
 log = Logger()
 
 
-class WebSocketChannel(StreamChannel):
-    """One JSON value a message.
+class WebSocketChannel(BaseChannel):
+    """One JSON value in each message.
 
     Args:
         fd: the connected socket, non-blocking.
-        peer: who is at the other end, for logs.
+        peer: the peer's name for logs.
         release: closes the socket.
-        address: who is at the other end, as parse errors say it.
-        ping_seconds: the time between pings. A peer of which nothing is heard between two is dropped.
-        proof: what is known of the peer.
+        address: the peer's name for parse errors.
+        ping_seconds: the time between pings. A peer that is silent between two is dropped.
+        proof: how the peer is known.
     """
 
     max_reply_bytes = MAX_WEBSOCKET_REPLY_BYTES
@@ -77,19 +75,19 @@ class WebSocketChannel(StreamChannel):
             f"failed to parse websocket JSON-RPC message from exec-server websocket {address}: "
         )
         self._parser: FrameParser | None = self._new_parser()
-        self._partial = 0  # bytes that it holds of a frame; less than 0 while a read has ended none
+        self._partial = 0  # bytes of an incomplete frame in it; negative until a read completes a frame
         self._large_frames = False  # since the last ping
         self._begun: bytearray | None = None  # a fragmented message
         self._whole: list[bytes | bytearray] = []  # messages of this read
-        self._heard = True  # whether anything came since the last ping
-        self._progress = 0  # what had been sent by then
+        self._heard = True  # whether anything has arrived since the last ping
+        self._progress = 0  # bytes sent by then
         self._ping_seconds = ping_seconds
         self._ping_timer: asyncio.TimerHandle
         self._probe_timer: asyncio.TimerHandle | None = None
 
-    def greet(self, response: bytes, make_handler: MakeHandler, first: bytes) -> None:
+    def answer_upgrade(self, response: bytes, make_handler: MakeHandler, first: bytes) -> None:
         """Send the answer to the upgrade and serve the bytes that came with it."""
-        self._outbox.put((response,), len(response))
+        self._write_buffer.put((response,), len(response))
         self._ping_timer = self._loop.call_later(self._ping_seconds, self._ping)
         self.start(make_handler)
         if first:
@@ -101,28 +99,28 @@ class WebSocketChannel(StreamChannel):
         size = sum(map(len, parts))
         if size <= WEBSOCKET_FRAGMENT_BYTES:
             head = header(LAST | FIRST_TEXT, size)
-            self._outbox.put((head, *parts), size + len(head))
+            self._write_buffer.put((head, *parts), size + len(head))
         else:
             framed = fragments(parts, FIRST_TEXT, last=True)
-            self._outbox.put(framed, sum(map(len, framed)))
+            self._write_buffer.put(framed, sum(map(len, framed)))
 
     def open_stream(self, size: int) -> MessageStream:
         """Begin one message whose pieces come later."""
         opcodes = iter((FIRST_TEXT,))
         return QueuedStream(
-            self._outbox, lambda piece, last: fragments((piece,), next(opcodes, CONTINUED), last)
+            self._write_buffer, lambda piece, last: fragments((piece,), next(opcodes, CONTINUED), last)
         )
 
     def probe(self, timeout: float) -> None:
-        """Ping now; drop the peer when nothing comes from it in `timeout` seconds."""
+        """Ping now; drop the peer if nothing arrives from it within `timeout` seconds."""
         if self._over or self._probe_timer is not None:
             return
-        progress = self._outbox.progress
+        progress = self._write_buffer.progress
         self._send_control(PING, b"")
         self._probe_timer = self._loop.call_later(timeout, self._probe_expired, progress)
 
     def finish(self) -> None:
-        """Read nothing more, and end with a close frame once the peer has taken what is queued."""
+        """Read no more, and end with a close frame once the peer has taken what is queued."""
         if not self._over:
             self._send_control(CLOSE, NORMAL_CLOSURE)
         super().finish()
@@ -140,21 +138,21 @@ class WebSocketChannel(StreamChannel):
             return
         self._shrink_parser()
         self._heard = False
-        self._progress = self._outbox.progress
+        self._progress = self._write_buffer.progress
         self._send_control(PING, b"")
         self._ping_timer = self._loop.call_later(self._ping_seconds, self._ping)
 
     def _may_be_alive(self, progress: int) -> bool:
-        """Whether the silence of the peer says nothing, because its pong had to wait: for our
-        ping to leave (bytes are moving), or for us to read again.
+        """Whether a silent peer may be alive, because its pong has to wait: for the ping to leave (bytes are
+        moving), or for the server to read again.
         """
-        if self._outbox.unsent:
-            return self._outbox.progress > progress
+        if self._write_buffer.unsent:
+            return self._write_buffer.progress > progress
         return self._paused
 
     def _send_control(self, opcode: int, payload: bytes) -> None:
         frame = header(opcode, len(payload)) + payload
-        self._outbox.put_now((frame,), len(frame))
+        self._write_buffer.put_now((frame,), len(frame))
 
     def _end(self) -> None:
         if not self._over:
@@ -164,7 +162,7 @@ class WebSocketChannel(StreamChannel):
         super()._end()
 
     def _shrink_parser(self) -> None:
-        """Give back what a large message made of the read buffer, once no more came for a while."""
+        """Replace a read buffer that a large message has enlarged, if no other one followed for a while."""
         if not self._partial and not self._large_frames and self._open_parser.room > BUFFER_BYTES:
             self._parser = self._new_parser()
         self._large_frames = False
@@ -175,7 +173,7 @@ class WebSocketChannel(StreamChannel):
         return self._parser
 
     def _release(self) -> None:
-        # Half of a message may be 64 MiB, and this object lives on in cycles for a while.
+        # Half of a message may have 64 MiB, and this object lives on in cycles for a while.
         self._parser = self._begun = None
         super()._release()
 
@@ -213,13 +211,13 @@ class WebSocketChannel(StreamChannel):
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Deliver what is whole."""
+        """Deliver the complete messages."""
         whole = self._whole
         if whole and not self._over:
             self._whole = []
             self._handler.messages_received(whole)
 
-    def _frame_received(self, _: object, frame: Frame) -> None:
+    def _frame_received(self, _: object, frame: WebSocketFrame) -> None:
         if self._over:
             return
         self._partial = frame.tail_size
@@ -243,14 +241,14 @@ class WebSocketChannel(StreamChannel):
                 self._begun = bytearray(frame.get_payload_as_memoryview())
         elif kind is CONTINUATION:
             self._continued(frame)
-        elif kind is frame_parser.PING:
+        elif kind is websocket_parser.PING:
             self._send_control(PONG, frame.get_payload_as_bytes())
-        elif kind is frame_parser.CLOSE:
+        elif kind is websocket_parser.CLOSE:
             self._pass_on()
             self._send_control(CLOSE, frame.get_payload_as_bytes()[:2])
             self._end_of_input()
 
-    def _continued(self, frame: Frame) -> None:
+    def _continued(self, frame: WebSocketFrame) -> None:
         begun = self._begun
         if begun is None or len(begun) + frame.payload_size > MAX_MESSAGE_BYTES:
             self._broken()
@@ -278,8 +276,8 @@ def header(opcode: int, size: int) -> bytes:
 
 
 def fragments(parts: Sequence[bytes], opcode: int, last: bool) -> list[Buffer]:
-    """The parts as frames of at most 1 MiB, not copied; the first has `opcode`, and the last one the
-    final bit if it is the `last` of its message.
+    """The parts as frames of at most 1 MiB, not copied. The first has `opcode`; the last has the final bit if
+    it is the `last` of its message.
     """
     left = sum(map(len, parts))
     room = min(left, WEBSOCKET_FRAGMENT_BYTES)

@@ -1,9 +1,10 @@
 """The conformance suite runs each test over several transports.
 
 `endpoint` connects; `client` is a connection that is ready, `newcomer` one before its
-handshake. All three follow the one parameter `transport`: Unix socket and WebSocket, and
-stdio as well for tests marked `everywhere` (a server a test: kept to a representative
-part), those of the modules in `RELAYED` by a relay, too. `@pytest.mark.transports("ws")` picks others.
+handshake. All three follow the one parameter `transport`: Unix socket and WebSocket (the
+modules of `ONE_TRANSPORT`: Unix socket), and stdio as well for tests marked `everywhere` (a
+server a test: kept to a representative part); those of the modules in `RELAYED` through a relay,
+too. `@pytest.mark.transports("ws")` picks others.
 `@pytest.mark.statement("E1")` names what is proved, by its number in `docs/protocol.md`.
 """
 
@@ -17,6 +18,16 @@ import pytest
 from tests.conformance.endpoint import EVERYWHERE, OWN_SERVER, SOCKETS, Endpoint, SharedServers, serving
 from tests.integration.http.origin import Answer, Origin, Serve
 from tests.support.wire import Client
+
+ONE_TRANSPORT = frozenset(
+    {
+        "test_causes", "test_control", "test_edits", "test_environment_policy", "test_files", "test_handles",
+        "test_http_network", "test_processes", "test_sandbox", "test_sandbox_files", "test_sandbox_processes",
+        "test_survive", "test_tty", "test_walk", "test_watch",
+    }
+)  # fmt: skip
+"""Modules whose subject lies behind the decoded message, where the framing is forgotten (`tests/e2e` has some
+of each by every transport). They run over a Unix socket, and over stdio if marked `everywhere`."""
 
 RELAYED = frozenset({"test_http", "test_scheduling"})
 """For what lies between client and daemon matters to the order of things and to large messages, and streams
@@ -38,6 +49,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = metafunc.definition.get_closest_marker("transports")
     everywhere = metafunc.definition.get_closest_marker("everywhere")
     names = chosen.args if chosen else EVERYWHERE if everywhere else SOCKETS
+    if not chosen and metafunc.definition.path.stem in ONE_TRANSPORT and OWN_SERVER:
+        names = tuple(name for name in names if name != "ws")
     if everywhere and not chosen and metafunc.definition.path.stem in RELAYED and OWN_SERVER:
         names = (*names, "relay")
     metafunc.parametrize("transport", names)

@@ -178,7 +178,7 @@ def test_a_start_that_differs_is_refused_and_told_in_what(
 
 @pytest.mark.statement("P22")
 @pytest.mark.transports("unix", "unix/standard")
-def test_nothing_attaches_to_a_start_that_nobody_was_to_repeat(endpoint: Endpoint) -> None:
+def test_nothing_attaches_to_a_start_that_was_not_to_be_repeated(endpoint: Endpoint) -> None:
     client = endpoint.connect()
     params = client.start_params(["/bin/cat"], pipeStdin=True)
     client.call("process/start", params)

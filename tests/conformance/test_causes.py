@@ -84,7 +84,7 @@ def test_accepted_writes_are_signs_of_life_and_repeated_ones_are_none(extended: 
 
 
 @pytest.mark.statement("P17", "X4")
-def test_whoever_has_no_extensions_may_set_a_deadline_too(client: Client) -> None:
+def test_a_client_without_extensions_may_set_a_deadline_too(client: Client) -> None:
     process = client.start("/bin/sleep", "300", timeoutMs=100)
     assert process.wait_closed().exit_code == 137
     assert "cause" not in process.read()
@@ -114,7 +114,7 @@ def test_a_confined_process_has_a_deadline_too(extended: Client) -> None:
 @pytest.mark.statement("P19", "X8")
 @pytest.mark.transports("unix")
 @pytest.mark.parametrize(("deadline", "cause"), [("timeoutMs", "timeout"), ("idleTimeoutMs", "idleTimeout")])
-def test_a_deadline_holds_while_nobody_is_there(endpoint: Endpoint, deadline: str, cause: str) -> None:
+def test_a_deadline_holds_without_a_client(endpoint: Endpoint, deadline: str, cause: str) -> None:
     first = endpoint.connect(extensions=True)
     begin = time.monotonic()
     old = first.start("/bin/sleep", "300", **{deadline: 500})
@@ -224,7 +224,7 @@ def test_the_end_of_the_service_is_a_cause(endpoint: Endpoint) -> None:
 
 @pytest.mark.statement("X8")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_what_somebody_else_kills_after_a_take_over_is_not_put_down_to_us(
+def test_a_kill_by_another_program_after_a_take_over_is_not_put_down_to_us(
     endpoint: Endpoint, number: signal.Signals
 ) -> None:
     private = endpoint.private()

@@ -121,7 +121,7 @@ def test_interrupt_reaches_the_group_and_kills_by_default(client: Client) -> Non
 
 
 @pytest.mark.statement("P33")
-def test_interrupt_of_nobody(client: Client) -> None:
+def test_interrupt_of_an_unknown_process(client: Client) -> None:
     assert client.process("nobody").interrupt() == {}
     assert client.start("/bin/true").wait_closed().interrupt() == {}
 

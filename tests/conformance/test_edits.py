@@ -239,7 +239,7 @@ def test_edits_that_do_not_decode(client: Client, files: FiveFiles) -> None:
 
 
 @pytest.mark.statement("A10")
-def test_many_edits_at_once_hold_up_nobody(endpoint: Endpoint, here: Path) -> None:
+def test_many_edits_at_once_delay_no_other_request(endpoint: Endpoint, here: Path) -> None:
     client, other = endpoint.connect(), endpoint.connect()
     edits = [
         write(here / f"{number % 30}/{number}", str(number), createParents=True) for number in range(900)
@@ -297,7 +297,7 @@ def test_edits_go_on_without_their_connection_once_they_are_recorded(
 
 @pytest.mark.transports("unix")
 @pytest.mark.statement("A12")
-def test_what_somebody_else_changes_meanwhile_stays_theirs(endpoint: Endpoint, files: FiveFiles) -> None:
+def test_a_change_by_another_program_meanwhile_stays(endpoint: Endpoint, files: FiveFiles) -> None:
     for point, name in (("edits-begun", "first"), ("edits-ready", "third"), ("edits-recorded", "third")):
         private = endpoint.private(env={VARIABLE: point})
         client = private.connect()

@@ -27,7 +27,7 @@ def test_initialize_answers_extensions(extended: Client) -> None:
 
 @pytest.mark.statement("X1", "X4")
 @pytest.mark.parametrize("extensions", [None, {}, {"other": 1}, {"execserver": None}])
-def test_whoever_does_not_ask_hears_nothing(newcomer: Client, extensions: Json) -> None:
+def test_a_client_that_does_not_ask_hears_nothing(newcomer: Client, extensions: Json) -> None:
     result = newcomer.call("initialize", {"clientName": "x", "extensions": extensions})
     newcomer.notify("initialized")
     assert set(result) == {"sessionId", "environmentInfo"}

@@ -596,7 +596,7 @@ def test_digest_of_what_is_no_file(client: Client, here: Path) -> None:
 
 @pytest.mark.statement("F54", "S4")
 @pytest.mark.transports("unix")
-def test_digest_of_an_endless_file_holds_up_nobody_and_ends_with_its_connection(
+def test_digest_of_an_endless_file_delays_no_request_and_ends_with_its_connection(
     endpoint: Endpoint, here: Path
 ) -> None:
     private = endpoint.private()

@@ -341,7 +341,7 @@ def test_no_response(client: Client, serve: Serve, answer: Answer, streaming: bo
 
 @pytest.mark.everywhere
 @pytest.mark.statement("N11")
-def test_nobody_listens(client: Client, serve: Serve) -> None:
+def test_a_port_without_a_listener(client: Client, serve: Serve) -> None:
     origin = serve(close)
     origin.close()
     failure = refused(client, origin.url)

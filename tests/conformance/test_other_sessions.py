@@ -340,7 +340,7 @@ def test_extension_members_of_events_are_for_those_who_asked(endpoint: Endpoint)
 
 
 @pytest.mark.statement("L9", "O45")
-def test_a_stalled_observer_holds_up_nobody(endpoint: Endpoint) -> None:
+def test_a_stalled_observer_delays_no_other_client(endpoint: Endpoint) -> None:
     private = endpoint.private("--retained-output-bytes", "1048576")
     owner, other = private.connect(), private.connect()
     process = owner.shell("read -r x; head -c 64000000 /dev/zero", pipeStdin=True)

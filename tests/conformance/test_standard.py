@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.endpoint import Endpoint
-from tests.support.wire import Client, Json, SocketTransport, decode, encode, path_uri, with_headers
+from tests.support.framing import with_headers
+from tests.support.wire import Client, Json, SocketTransport, decode, encode, path_uri
 
 STATUS = {"jsonrpc": "2.0", "id": 900, "method": "environment/status"}
 READY = {"jsonrpc": "2.0", "id": 900, "result": {"status": "ready"}}

@@ -11,7 +11,10 @@ import pytest
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 TESTS = Path(__file__).parents[1]
-PROVING = tuple(TESTS / name for name in ("conformance", "integration/relay", "unit/relay", "unit/client"))
+PROVING = tuple(
+    TESTS / name
+    for name in ("conformance", "integration/relay", "unit/protocol/relay", "unit/relay", "unit/client")
+)
 """Where the tests are that name statements."""
 
 WITHOUT_TEST = {

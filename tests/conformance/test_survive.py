@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.endpoint import Endpoint
+from tests.conformance.endpoint import SOCKETS, Endpoint
 from tests.conformance.test_sessions import resume
 from tests.support.servers import server_of
 from tests.support.wire import PATIENCE, Json, Process, decode, path_uri, wait_gone, wait_state
@@ -69,8 +69,9 @@ def private(endpoint: Endpoint) -> Endpoint:
     return endpoint.private()
 
 
+@pytest.mark.transports(*SOCKETS)
 @pytest.mark.statement("H40")
-def test_every_connection_ends_and_whoever_connects_is_served(private: Endpoint) -> None:
+def test_every_connection_ends_and_new_ones_are_served(private: Endpoint) -> None:
     clients = [private.connect(), private.connect(), private.connect(handshake=False)]
     for client in clients:
         client.call("server/health")  # accepted, and not just waiting for that
@@ -84,6 +85,7 @@ def test_every_connection_ends_and_whoever_connects_is_served(private: Endpoint)
         assert early.result(PATIENCE).start("/bin/true").wait_closed().exit_code == 0
 
 
+@pytest.mark.transports(*SOCKETS)
 @pytest.mark.statement("H40", "H41", "H42")
 def test_a_service_survives_again_and_again(private: Endpoint) -> None:
     client = private.connect()
@@ -153,6 +155,7 @@ def test_output_of_the_meantime_is_behind_the_cursor(private: Endpoint, here: Pa
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.transports(*SOCKETS)
 @pytest.mark.statement("H42", "O5", "O1")
 def test_a_flood_goes_on_without_a_byte_missing_and_no_number_has_two_meanings(private: Endpoint) -> None:
     client, count, rounds = private.connect(), 400_000, 4

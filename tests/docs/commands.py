@@ -1,4 +1,4 @@
-"""What a reader types: the commands of a console block, and how their output is compared."""
+"""The commands of a console block, and the comparison of their output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 PROMPTS = ("$ ", "# ")
-"""Of a user, and of root: what needs root cannot run here, so its block has to say what checks it."""
+"""Of a user and of root. Commands of root do not run here: their block names the test that checks it."""
 
 ANYTHING = "…"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from execserver.protocol.methods import EVENTS, METHODS
+from execprotocol.methods import EVENTS, METHODS
 from execserver.rpc.params import decode_params
 from tests.docs.commands import ANYTHING
 
@@ -102,7 +102,7 @@ class Conversation:
         assert same(message, json.loads(line)), f"the page says {json.dumps(message)}\nthe daemon says {line}"
 
     def end(self) -> None:
-        """Press Ctrl-D. What the daemon said beyond the page is nobody's concern."""
+        """Press Ctrl-D. Messages of the daemon that the page does not show are ignored."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         status = self._process.wait(PATIENCE)

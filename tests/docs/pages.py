@@ -1,4 +1,4 @@
-"""The pages of the manual as the blocks that stand in them.
+"""The pages of the manual, as blocks.
 
 A block is a fence with a language. What its language alone cannot say stands in a comment on the line
 above it, which no reader sees:
@@ -22,14 +22,17 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
 
+TUTORIAL = ROOT / "docs" / "tutorial" / "first-session.md"
+"""Begins with a clone, so `test_stranger.py` follows it."""
+
 RUN = frozenset({"console", "sh", "python", "json", "toml"})
 """Languages that the runner carries out, or at least reads."""
 
 SHOWN = frozenset({"ts", "dockerfile", "ini", "http", "css", "yaml"})
-"""Languages that it does not: each block says what checks it."""
+"""Languages that the runner does not carry out: each block says what checks it."""
 
 PICTURES = frozenset({"", "text"})
-"""Drawings and the like: nothing in them is to be typed."""
+"""Drawings and lists: a reader types none of it."""
 
 _COMMENT = re.compile(r"\s*<!--\s*(output|exit|elsewhere)(?::\s*(.*?))?\s*-->\s*", re.DOTALL)
 _TITLE = re.compile(r'title="([^"]+)"')
@@ -66,6 +69,7 @@ def pages() -> list[Path]:
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "SECURITY.md",
+        ROOT / "clients" / "python" / "README.md",
         *sorted((ROOT / "docs").rglob("*.md")),
     ]
 
@@ -78,7 +82,7 @@ def blocks_of(page: Path, text: str | None = None) -> list[Block]:
         line = token.map[0] + 1 if token.map else 0
         place = f"{page.relative_to(ROOT)}:{line}"
         if token.type == "code_block":
-            raise PageError(f"{place}: code without a fence; nobody would notice that it is not run")
+            raise PageError(f"{place}: code without a fence is not run; put it into a fence")
         if token.type == "fence":
             comment = tokens[index - 1].content if index and tokens[index - 1].type == "html_block" else ""
             blocks.append(_block(page, line, place, token.info.strip(), token.content, comment))

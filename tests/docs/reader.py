@@ -1,4 +1,4 @@
-"""Someone who reads a page and does what it says, in a folder and a home of their own."""
+"""A reader who follows a page, in a folder and a home of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from execserver.protocol.errors import RpcError
+from execprotocol.errors import RpcError
 from tests.docs.commands import Command, commands_of, matches
 from tests.docs.conversation import Conversation, check_message, same, values_of
 from tests.docs.pages import PICTURES, ROOT, SHOWN, Block
@@ -27,7 +27,7 @@ SECONDS = 30.0
 """For one command; pages have a limit of their own."""
 
 THEIR_HOME, THEIR_RUNTIME, THEIR_PORTS = "/home/you", "/run/user/1000", ("8765", "8470", "8471", "8472")
-"""What pages write, and what stands for something else here. The ports: a daemon's, and those of relays."""
+"""Names in the pages that are replaced here, the ports of daemons and relays among them."""
 
 
 class BlockFailed(AssertionError):
@@ -227,7 +227,7 @@ def reader(
 
 
 def _free_ports(count: int) -> list[str]:
-    """Ports that nobody has, below those that the kernel gives to whoever asks for any."""
+    """Free ports, below those that the kernel assigns for port 0."""
     found: list[str] = []
     for port in range(21_000 + os.getpid() % 5_000, 32_000):
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""One shell, as a reader has it open: commands one after the other, and what runs beside them."""
+"""One open shell of a reader: commands in order, and the daemons that run beside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.docs.commands import Command, matches
 PATIENCE = 20.0
 _URL = re.compile(rb"^(unix|ws|(relay\+)?https?)://", re.MULTILINE)
 _AT_RELAY = re.compile(rb'"event": "relay: ')
-"""What a daemon logs when its relay has answered, whatever that was."""
+"""A daemon logs such an event when its relay has answered."""
 
 
 @dataclass(slots=True)

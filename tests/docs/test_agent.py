@@ -49,7 +49,7 @@ class Session:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A fresh login: a profile of whoever runs the tests would print into the outputs."""
+    """A fresh login: the profile of the user who runs the tests would print into the outputs."""
     path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
     return {"HOME": str(tmp_path), "PATH": path, "LANG": "C.UTF-8", "PYTHONWARNINGS": "error"}
 
@@ -97,7 +97,7 @@ def read_from(terminal: int, deadline: float) -> str:
     assert ready, "the program prints nothing and does not end"
     try:
         return os.read(terminal, 1 << 16).decode()
-    except OSError:  # nobody has the other end any more
+    except OSError:  # the other end is closed
         return ""
 
 

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PICTURES, ROOT, Block, blocks_of, pages
+from tests.docs.pages import PICTURES, ROOT, TUTORIAL, Block, blocks_of, pages
 from tests.docs.reader import reader
-
-TUTORIAL = ROOT / "docs" / "tutorial" / "first-session.md"
-"""Begins with a clone, so `test_stranger.py` follows it."""
 
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.manual
 @pytest.mark.parametrize("page", [page for page in pages() if page != TUTORIAL], ids=name_of)
 def test_a_page_does_what_it_says(page: Path) -> None:
     blocks = blocks_of(page)

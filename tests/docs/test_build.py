@@ -39,12 +39,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.manual
 def test_it_is_built_without_a_warning(site: Path) -> None:
     assert (site / "index.html").is_file()
     built = {page.relative_to(site).with_suffix(".md") for page in site.rglob("*.html")} - {Path("404.md")}
     assert built == {page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
 
 
+@pytest.mark.manual
 def test_nothing_is_loaded_from_the_net(site: Path) -> None:
     loaded = []
     for page in site.rglob("*.html"):
@@ -58,6 +60,7 @@ def test_nothing_is_loaded_from_the_net(site: Path) -> None:
     assert not loaded
 
 
+@pytest.mark.manual
 def test_the_search_works_from_a_folder(site: Path) -> None:
     """A page of file: can neither fetch the index nor start a worker: it loads both as scripts of its own."""
     script = (site / "search" / "search_index.js").read_text()
@@ -76,6 +79,7 @@ def test_the_search_works_from_a_folder(site: Path) -> None:
         assert (page.parent / loaded[shim]).resolve() == site / "assets" / "iframe-worker.js"
 
 
+@pytest.mark.manual
 def test_files_of_examples_are_not_pages(site: Path) -> None:
     assert not list(site.rglob("*.ts"))
     assert not list(site.rglob("package.json"))
@@ -90,6 +94,7 @@ def test_links_of_the_files_around_the_manual_lead_somewhere() -> None:
     assert not dead
 
 
+@pytest.mark.manual
 @pytest.mark.parametrize(
     "dead",
     [

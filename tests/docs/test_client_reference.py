@@ -16,17 +16,8 @@ import pytest
 import execclient
 import execclient.patch
 import execclient.tools
-from execclient import (
-    approval_policy,
-    approvals,
-    errors,
-    expect,
-    policy,
-    queue_approver,
-    sandbox,
-    sync,
-    terminal_approver,
-)
+from execclient import errors, expect, sync
+from execclient.govern import approval_policy, approvals, policy, queue_approver, sandbox, terminal_approver
 from execclient.patch import errors as patch_errors
 from execclient.tools import errors as tools_errors
 from execclient.tools import registry
@@ -133,6 +124,8 @@ def test_every_error_has_its_code_and_its_place_in_the_tree(
     ]
     assert kinds
     for kind in kinds:
+        if "code" not in vars(kind) and len(kind.__bases__) == 2:
+            continue  # joins a class of Python, for one `errno`, with another error
         assert re.search(rf"\b{kind.__name__} +{kind.code}\b", tree), kind
         assert f"\n### `{kind.__name__}`\n\n`{kind.code}`; a kind of " in text
 
@@ -176,7 +169,7 @@ def test_what_all_sandboxes_have_is_said_once() -> None:
 
 
 def test_attributes_have_the_values_that_they_are_made_with() -> None:
-    assert "| `shell_max_timeout` | `float = 600.0` | Seconds" in tools_page()
+    assert "| `shell_max_timeout` | `float = 600.0` | The longest" in tools_page()
     assert "| `env` | `Mapping[str, str] = dict()` | " in tools_page()
     assert "| `retry` | `bool` | " in tools_page()  # none of a request: it has to be given
 
@@ -246,8 +239,10 @@ def replace_in(file: Path, old: str, new: str) -> None:
 
 
 def test_changed_docstrings_make_their_pages_stale(changed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    replace_in(changed / "execclient" / "client.py", "Start a process, and go on.", "Start a process.")
-    replace_in(changed / "execclient" / "tools" / "toolset.py", "Carry out a model's call.", "Do it.")
+    replace_in(
+        changed / "execclient" / "client.py", "Start a process, and return while it runs.", "Start a process."
+    )
+    replace_in(changed / "execclient" / "tools" / "toolset.py", "Carry out a call of a model.", "Do it.")
     assert main(["--check", str(changed), str(PAGE), str(TOOLS_PAGE)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" is not what")[0] for line in lines] == [str(PAGE), str(TOOLS_PAGE)]
@@ -259,14 +254,14 @@ def test_changed_docstrings_make_their_pages_stale(changed: Path, capsys: pytest
     [
         (
             "client.py",
-            '"""Start a process, and go on.\n',
+            '"""Start a process, and return while it runs.\n',
             'r"""\n    Yields:\n        int: x\n\n',
             "no place",
         ),
         ("errors.py", "├── CallTimeout  ", "├── CallTooSlow  ", "lacks CallTimeout"),
         ("__init__.py", '    "CallTimeout",\n', "", "cannot be imported"),
         ("sync.py", "    call = _blocking(", "    ask = _blocking(", "has no ask"),
-        ("tools/events.py", '"""All that a host is told of."""\n', "", "ToolEvent has no docstring"),
+        ("tools/events.py", '"""All events."""\n', "", "ToolEvent has no docstring"),
     ],
 )
 def test_what_has_no_place_is_an_error(
@@ -283,7 +278,7 @@ def test_what_has_no_place_is_an_error(
 
 
 @pytest.mark.parametrize(
-    "path", ["tools.toolset.Inspection", "tools.toolset.Toolset.call", "approvals.ACCEPT"]
+    "path", ["tools.toolset.Inspection", "tools.toolset.Toolset.call", "govern.approvals.ACCEPT"]
 )
 def test_a_public_name_of_the_tools_without_a_docstring_is_an_error(
     path: str, monkeypatch: pytest.MonkeyPatch
@@ -296,8 +291,8 @@ def test_a_public_name_of_the_tools_without_a_docstring_is_an_error(
 @pytest.mark.parametrize(
     ("path", "exports", "message"),
     [
-        ("sandbox", None, "sandbox has no __all__"),
-        ("policy", ["Policy", "Requirement"], "policy has no decide, which its section begins with"),
+        ("govern.sandbox", None, "sandbox has no __all__"),
+        ("govern.policy", ["Policy", "Requirement"], "policy has no decide, which its section begins with"),
         (
             "patch",
             [name for name in execclient.patch.__all__ if name != "EmptyPatch"],
@@ -321,6 +316,6 @@ def test_an_error_of_the_tools_that_their_tree_lacks_is_an_error(monkeypatch: py
 
 
 def test_two_types_of_one_name_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code().package["approvals.Argv"], "value", "list[str]")
+    monkeypatch.setattr(code().package["govern.approvals.Argv"], "value", "list[str]")
     with pytest.raises(DriftError, match="different types of one name"):
         ToolsPage(code()).text()

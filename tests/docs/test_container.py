@@ -72,6 +72,7 @@ def test_it_is_a_dockerfile_whose_programs_are_not_run_as_root() -> None:
     )
 
 
+@pytest.mark.manual
 @pytest.mark.timeout(180)
 def test_the_files_that_it_copies_are_enough_to_install_from(folder: Path) -> None:
     image = folder / "image"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.errors import RpcError
+from execprotocol.errors import RpcError
 from tests.docs.pages import ROOT
 from tools.wire_docs.errors_reference import DriftError, main, page
 from tools.wire_docs.method_errors import ERRORS

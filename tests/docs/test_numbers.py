@@ -19,11 +19,11 @@ _ROW = re.compile(r"^\| [^|]+ \| ([\d.]+) ?(KiB|MiB|GiB|s|) \| `([\w.]+)` \|$", 
 
 
 def value_of(dotted: str) -> float:
-    """The value of a name below `execserver`."""
+    """The value of a name, or the default of a field of settings."""
     parts = dotted.split(".")
     for split in range(len(parts) - 1, 0, -1):
         try:
-            found = importlib.import_module("execserver." + ".".join(parts[:split]))
+            found = importlib.import_module(".".join(parts[:split]))
         except ModuleNotFoundError:
             continue
         if parts[split][0].isupper() and len(parts) - split == 2:
@@ -50,25 +50,40 @@ def test_a_number_is_that_of_its_constant(number: str, unit: str, name: str) -> 
 @pytest.mark.parametrize(
     ("page", "sentence", "name", "unit"),
     [
-        ("memory.md", r"At most (\d+) MiB of free memory", "memory._KEPT_BYTES", 1 << 20),
+        ("memory.md", r"At most (\d+) MiB of free memory", "execserver.memory._KEPT_BYTES", 1 << 20),
         (
             "output.md",
             r"(\d+) MiB a process",
-            "configuration.model.Settings.retained_output_bytes",
+            "execserver.configuration.model.Settings.retained_output_bytes",
             1 << 20,
         ),
         (
             "output.md",
             r"(\d+) GiB a daemon",
-            "configuration.model.Settings.spool_max_bytes",
+            "execserver.configuration.model.Settings.spool_max_bytes",
             1 << 30,
         ),
-        ("output.md", r"may have (\d+) KiB of unsent events", "sessions.feed.WINDOW_BYTES", 1 << 10),
-        ("output.md", r"costs a child (\d+) seconds, once", "sessions.feed.GRACE_SECONDS", 1),
-        ("output.md", r"up to (\d+) of them", "protocol.limits.MAX_FILLED_GAP", 1),
-        ("sandboxes.md", r"not answered for (\d+) seconds", "filesystem.worker_link.SILENT_SECONDS", 1),
-        ("architecture.md", r"at most (\d+) threads", "filesystem.blocking.MAX_THREADS", 1),
-        ("architecture.md", r"within (\d+) seconds of grace", "supervisor.program.STOP_GRACE_S", 1),
+        (
+            "output.md",
+            r"may have (\d+) KiB of unsent events",
+            "execserver.sessions.event_stream.WINDOW_BYTES",
+            1 << 10,
+        ),
+        (
+            "output.md",
+            r"delays a child by (\d+) seconds, once",
+            "execserver.sessions.event_stream.GRACE_SECONDS",
+            1,
+        ),
+        ("output.md", r"up to (\d+) of them", "execprotocol.limits.MAX_FILLED_GAP", 1),
+        ("sandboxes.md", r"not answered for (\d+) seconds", "execserver.fsworker.client.SILENT_SECONDS", 1),
+        ("performance.md", r"at most (\d+) threads", "execserver.filesystem.blocking.MAX_THREADS", 1),
+        (
+            "architecture.md",
+            r"within (\d+) seconds of grace",
+            "execserver.supervisor.program.STOP_GRACE_S",
+            1,
+        ),
     ],
 )
 def test_a_number_in_a_sentence_is_that_of_its_constant(
@@ -83,7 +98,7 @@ def test_a_number_in_a_sentence_is_that_of_its_constant(
 def test_constants_that_a_page_names_exist() -> None:
     for page in sorted(EXPLANATION.glob("*.md")):
         for module in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page.read_text()):
-            places = ("execserver", "clients/python/execclient", "")
+            places = ("execserver", "clients/python/execclient", "clients/python", "")
             assert any((ROOT / place / module).is_file() for place in places), f"{page.name}: {module}"
 
 
@@ -91,71 +106,89 @@ def test_constants_that_a_page_names_exist() -> None:
 
 
 WIRE = ROOT / "docs" / "protocol.md"
-_SETTINGS = "configuration.model.Settings"
+_SETTINGS = "execserver.configuration.model.Settings"
 
 LIMITS: dict[str, list[str | int]] = {
     "line from a client": [
-        f"protocol.limits.{name}" for name in ("MAX_LINE_BYTES", "MAX_MESSAGE_BYTES", "MAX_FRAME_BYTES")
+        f"execprotocol.limits.{name}" for name in ("MAX_LINE_BYTES", "MAX_MESSAGE_BYTES", "MAX_FRAME_BYTES")
     ],
     "WebSocket message to a client": [
-        "protocol.limits.MAX_WEBSOCKET_REPLY_BYTES",
-        "protocol.limits.WEBSOCKET_FRAGMENT_BYTES",
+        "execprotocol.limits.MAX_WEBSOCKET_REPLY_BYTES",
+        "execprotocol.limits.WEBSOCKET_FRAGMENT_BYTES",
     ],
-    "JSON nesting": ["protocol.limits.MAX_JSON_DEPTH", "protocol.limits.MAX_JSON_VALUES"],
+    "JSON nesting": ["execprotocol.limits.MAX_JSON_DEPTH", "execprotocol.limits.MAX_JSON_VALUES"],
     "members of objects": [
-        f"protocol.limits.MAX_JSON_{name}" for name in ("MEMBERS", "QUOTES", "BARE_BYTES")
+        f"execprotocol.limits.MAX_JSON_{name}" for name in ("MEMBERS", "QUOTES", "BARE_BYTES")
     ],
     "read at a time": [
-        "transports.frame_parser.BUFFER_BYTES",
-        "transports.stream_channel.READ_BYTES",
-        "transports.frame_parser.BULK_BYTES",
-        "transports.stream_channel.BULK_READ_BYTES",
-        "relay.sockets.READ_BYTES",
+        "execserver.transports.websocket_parser.BUFFER_BYTES",
+        "execserver.transports.base.READ_BYTES",
+        "execserver.transports.websocket_parser.BULK_BYTES",
+        "execserver.transports.base.BULK_READ_BYTES",
+        "execserver.relay.service.sockets.READ_BYTES",
     ],
     "requests under way": [],
-    "bytes of requests under way": ["rpc.connection.MAX_PENDING_BYTES", "rpc.room.MAX_UNSENT_BYTES"],
+    "bytes of requests under way": [
+        "execserver.rpc.admission.MAX_PENDING_BYTES",
+        "execserver.rpc.flow_control.MAX_UNSENT_BYTES",
+    ],
     "detached session": [f"{_SETTINGS}.session_ttl", f"{_SETTINGS}.process_ttl"],
     "output kept: a process": [
         f"{_SETTINGS}.retained_output_bytes",
-        "processes.output_log.MAX_CHUNKS",
+        "execserver.processes.output_log.MAX_CHUNKS",
         f"{_SETTINGS}.spool_max_bytes",
     ],
-    "output kept in memory": ["spool.spool.SpoolLimits.process_memory"],
-    "`timeoutMs`": [1, "protocol.limits.MAX_TIMEOUT_MS"],
-    "output chunk": ["protocol.limits.MAX_CHUNK_BYTES", "protocol.limits.MAX_PAGE_BYTES"],
-    "lost numbers": ["protocol.limits.MAX_FILLED_GAP"],
-    "output on its way": ["sessions.feed.WINDOW_BYTES"],
-    "remembered write ids": ["protocol.limits.REMEMBERED_WRITE_IDS", "spool.records.REMEMBERED_WRITES"],
-    "kept of a command line": ["processes.listing.MAX_KEPT_ARGV"],
-    "terminal": [
-        "protocol.limits.TTY_ROWS",
-        "protocol.limits.TTY_COLUMNS",
-        1,
-        "protocol.limits.MAX_TERMINAL_SIDE",
+    "output kept in memory": ["execserver.spool.spool.SpoolLimits.process_memory"],
+    "`timeoutMs`": [1, "execprotocol.limits.MAX_TIMEOUT_MS"],
+    "output chunk": ["execprotocol.limits.MAX_CHUNK_BYTES", "execprotocol.limits.MAX_PAGE_BYTES"],
+    "lost numbers": ["execprotocol.limits.MAX_FILLED_GAP"],
+    "output on its way": ["execserver.sessions.event_stream.WINDOW_BYTES"],
+    "remembered write ids": [
+        "execprotocol.limits.REMEMBERED_WRITE_IDS",
+        "execserver.spool.records.REMEMBERED_WRITES",
     ],
-    "`fs/readFile`": ["protocol.limits.MAX_READ_FILE_BYTES", "protocol.limits.MAX_BLOCK_BYTES"],
-    "handles of a connection": ["protocol.limits.MAX_FILE_HANDLES", "protocol.limits.MAX_HANDLE_ID_BYTES"],
-    "walk": [f"protocol.limits.MAX_WALK_{name}" for name in ("DEPTH", "DIRECTORIES", "ENTRIES")],
-    "edits at a time": ["protocol.limits.MAX_EDITS"],
-    "characters of a path URI": ["protocol.path_uri.MAX_URI"],
-    "paths of a watch": ["protocol.limits.MAX_WATCHED_PATHS"],
-    "paths that the patterns": ["sandbox.globs.MAX_MATCHES", "sandbox.globs.MAX_SCANNED"],
-    "patterns of a sandbox": ["sandbox.globs.MAX_ALTERNATIVES", "sandbox.globs.MAX_CHARACTERS"],
-    "characters of the patterns": ["processes.child_environment.MAX_PATTERN_CHARACTERS"],
-    "workers for confined": ["filesystem.worker_pool.MAX_WORKERS", "filesystem.worker_link.SILENT_SECONDS"],
+    "kept of a command line": ["execserver.processes.start_options.MAX_KEPT_ARGV"],
+    "terminal": [
+        "execprotocol.limits.TTY_ROWS",
+        "execprotocol.limits.TTY_COLUMNS",
+        1,
+        "execprotocol.limits.MAX_TERMINAL_SIDE",
+    ],
+    "`fs/readFile`": ["execprotocol.limits.MAX_READ_FILE_BYTES", "execprotocol.limits.MAX_BLOCK_BYTES"],
+    "handles of a connection": [
+        "execprotocol.limits.MAX_FILE_HANDLES",
+        "execprotocol.limits.MAX_HANDLE_ID_BYTES",
+    ],
+    "walk": [f"execprotocol.limits.MAX_WALK_{name}" for name in ("DEPTH", "DIRECTORIES", "ENTRIES")],
+    "edits at a time": ["execprotocol.limits.MAX_EDITS"],
+    "characters of a path URI": ["execprotocol.path_uri.MAX_URI"],
+    "paths of a watch": ["execprotocol.limits.MAX_WATCHED_PATHS"],
+    "paths that the patterns": [
+        "execserver.sandbox.glob_search.MAX_MATCHES",
+        "execserver.sandbox.glob_search.MAX_SCANNED",
+    ],
+    "patterns of a sandbox": [
+        "execserver.sandbox.glob_patterns.MAX_ALTERNATIVES",
+        "execserver.sandbox.glob_patterns.MAX_CHARACTERS",
+    ],
+    "characters of the patterns": ["execserver.processes.child_environment.MAX_PATTERN_CHARACTERS"],
+    "workers for confined": [
+        "execserver.fsworker.pool.MAX_WORKERS",
+        "execserver.fsworker.client.SILENT_SECONDS",
+    ],
     "HTTP body": [
-        "protocol.limits.MAX_HTTP_BODY_BYTES",
-        "protocol.limits.MAX_HTTP_HELD_BYTES",
+        "execprotocol.limits.MAX_HTTP_BODY_BYTES",
+        "execprotocol.limits.MAX_HTTP_HELD_BYTES",
         AsyncHTTP11Connection.MAX_INCOMPLETE_EVENT_SIZE,
     ],
     "HTTP requests": [
-        f"protocol.limits.MAX_HTTP_{n}" for n in ("RUNNING", "WAITING", "STREAMS", "EXCHANGES")
+        f"execprotocol.limits.MAX_HTTP_{n}" for n in ("RUNNING", "WAITING", "STREAMS", "EXCHANGES")
     ],
     "shell snapshot scope": [256],  # a literal of the model, `protocol/process.py`
     "WebSocket ping": [
-        "transports.greeting.PING_SECONDS",
-        "sessions.table.PROBE_SECONDS",
-        "transports.authentication.DEFAULT_CLOCK_SKEW_SECONDS",
+        "execserver.transports.accept.PING_SECONDS",
+        "execserver.sessions.registry.PROBE_SECONDS",
+        "execserver.transports.authentication.DEFAULT_CLOCK_SKEW_SECONDS",
     ],
 }
 """What each row of the table says, in its order, by the first words of the row."""
@@ -206,66 +239,82 @@ def test_the_defaults_in_the_table_of_limits_are_those_of_the_settings() -> None
             "how-to/limits.md",
             r"(\S+ MiB) a line, (\S+ MiB) a WebSocket frame, (\S+ MiB) a `fs/readFile`, (\S+) file handles",
             [
-                "protocol.limits.MAX_LINE_BYTES",
-                "protocol.limits.MAX_FRAME_BYTES",
-                "protocol.limits.MAX_READ_FILE_BYTES",
-                "protocol.limits.MAX_FILE_HANDLES",
+                "execprotocol.limits.MAX_LINE_BYTES",
+                "execprotocol.limits.MAX_FRAME_BYTES",
+                "execprotocol.limits.MAX_READ_FILE_BYTES",
+                "execprotocol.limits.MAX_FILE_HANDLES",
             ],
         ),
         (
             "how-to/limits.md",
             r"above (\S+) values, (\S+) members of objects, (\S+) quotation marks or (\S+ MiB) outside",
             [
-                "protocol.limits.MAX_JSON_VALUES",
-                *(f"protocol.limits.MAX_JSON_{name}" for name in ("MEMBERS", "QUOTES", "BARE_BYTES")),
+                "execprotocol.limits.MAX_JSON_VALUES",
+                *(f"execprotocol.limits.MAX_JSON_{name}" for name in ("MEMBERS", "QUOTES", "BARE_BYTES")),
             ],
         ),
         (
             "how-to/limits.md",
             r"keeps (\d+) for itself, .* when (\d+) for each process, (\d+) more for one in a sandbox",
             [
-                "processes.executor._RESERVED_DESCRIPTORS",
-                "processes.executor._DESCRIPTORS_A_PROCESS",
-                "processes.executor._DESCRIPTORS_A_SANDBOX",
+                "execserver.processes.executor._FREE_DESCRIPTORS",
+                "execserver.processes.executor._DESCRIPTORS_A_PROCESS",
+                "execserver.processes.executor._DESCRIPTORS_A_SANDBOX",
             ],
         ),
         (
             "how-to/systemd.md",
             r"(\d+) descriptors each, \d+ in a sandbox",
-            ["processes.executor._DESCRIPTORS_A_PROCESS"],
+            ["execserver.processes.executor._DESCRIPTORS_A_PROCESS"],
         ),
-        ("how-to/sandbox.md", r"patterns match more than (\d+) paths", ["sandbox.globs.MAX_MATCHES"]),
+        (
+            "how-to/sandbox.md",
+            r"patterns match more than (\d+) paths",
+            ["execserver.sandbox.glob_search.MAX_MATCHES"],
+        ),
         (
             "how-to/websocket.md",
             r"shared secret of at least (\d+) bytes",
-            ["transports.authentication.MIN_SECRET_BYTES"],
+            ["execserver.transports.authentication.MIN_SECRET_BYTES"],
         ),
         (
             "how-to/websocket.md",
             r"fewer than (\d+) bytes is refused, and one of fewer than (\d+) is served with a warning",
             [
-                "transports.authentication.MIN_TOKEN_BYTES",
-                "transports.authentication.SAFE_TOKEN_BYTES",
+                "execserver.transports.authentication.MIN_TOKEN_BYTES",
+                "execserver.transports.authentication.SAFE_TOKEN_BYTES",
             ],
         ),
-        ("protocol.md", r"one of fewer than (\d+) bytes", ["transports.authentication.MIN_TOKEN_BYTES"]),
-        ("protocol.md", r"Patterns that match more than (\d+) paths", ["sandbox.globs.MAX_MATCHES"]),
-        ("protocol.md", r"A file above (\d+ MiB) is .32600", ["protocol.limits.MAX_READ_FILE_BYTES"]),
+        (
+            "protocol.md",
+            r"one of fewer than (\d+) bytes",
+            ["execserver.transports.authentication.MIN_TOKEN_BYTES"],
+        ),
+        (
+            "protocol.md",
+            r"Patterns that match more than (\d+) paths",
+            ["execserver.sandbox.glob_search.MAX_MATCHES"],
+        ),
+        ("protocol.md", r"A file above (\d+ MiB) is .32600", ["execprotocol.limits.MAX_READ_FILE_BYTES"]),
         (
             "protocol.md",
             r"holds (\d+ MiB) of bodies that do not stream, and (\d+) connections",
-            ["protocol.limits.MAX_HTTP_HELD_BYTES", "protocol.limits.MAX_HTTP_EXCHANGES"],
+            ["execprotocol.limits.MAX_HTTP_HELD_BYTES", "execprotocol.limits.MAX_HTTP_EXCHANGES"],
         ),
-        ("protocol.md", r"WebSocket message above (\d+ KiB) ends", ["relay.frames.MAX_FRAME_BYTES"]),
+        (
+            "protocol.md",
+            r"WebSocket message above (\d+ KiB) ends",
+            ["execprotocol.relay.frames.MAX_FRAME_BYTES"],
+        ),
         (
             "reference/command-line.md",
-            r"`--session-ttl`, (\d+) s unless the daemon was told otherwise",
+            r"`--session-ttl`, (\d+) s by default",
             [f"{_SETTINGS}.session_ttl"],
         ),
         (
             "../SECURITY.md",
             r"tokens of fewer than (\d+) bytes",
-            ["transports.authentication.MIN_TOKEN_BYTES"],
+            ["execserver.transports.authentication.MIN_TOKEN_BYTES"],
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Whoever looks a policy up finds the whole of it in one place."""
+"""The page on security says all of a policy in one place."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_row_without_a_true_answer_is_found(shown_by: str, note: str, fault: s
     assert any(each.startswith(fault) or fault in each for each in faults(Row("S0.1", "x", shown_by, note)))
 
 
-@pytest.mark.parametrize("note", ["not done: nobody needs it", "later: Release, for the rest"])
+@pytest.mark.parametrize("note", ["not done: no client needs it", "later: Release, for the rest"])
 def test_a_row_may_say_why_it_has_no_test(note: str) -> None:
     assert faults(Row("S0.1", "x", "", note)) == []
 

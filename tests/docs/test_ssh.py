@@ -24,6 +24,8 @@ from tests.support.wire import Server
 
 PAGE = ROOT / "docs" / "how-to" / "ssh.md"
 SSHD = "/usr/sbin/sshd"
+pytestmark = pytest.mark.manual
+
 THIS = "tests/docs/test_ssh.py"
 
 THEIR_SOCKET = "/run/user/1000/execserver/execserver.sock"

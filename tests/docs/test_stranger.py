@@ -1,4 +1,4 @@
-"""A stranger clones the repository, says `make run`, and follows the tutorial."""
+"""A newcomer clones the repository, types `make run`, and follows the tutorial."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks_of
+from tests.docs.pages import ROOT, TUTORIAL, blocks_of
 from tests.docs.reader import reader
-from tests.docs.test_blocks import TUTORIAL
 
 SECONDS = 270.0
-"""`make run` in a clone installs everything: about a minute, several on a bad day."""
+"""`make run` in a clone installs everything: about a minute, several on a loaded machine."""
 
 
 @pytest.fixture
@@ -31,8 +30,8 @@ def repository(tmp_path: Path) -> Iterator[Path]:
             shutil.copy(ROOT / name, folder / name)
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
-    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid", "-c", "commit.gpgsign=false")
-    git(folder, *who, "commit", "--quiet", "--no-verify", "--message", "as it is")
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
+    git(folder, *identity, "commit", "--quiet", "--no-verify", "--message", "as it is")
     yield folder
     shutil.rmtree(folder)
 
@@ -41,6 +40,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.manual
 @pytest.mark.timeout(300)
 def test_from_the_clone_to_the_end_of_the_tutorial(repository: Path) -> None:
     blocks = blocks_of(TUTORIAL)

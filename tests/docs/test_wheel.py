@@ -1,4 +1,4 @@
-"""Whoever has nothing but the wheel follows the tutorial from where it is installed."""
+"""Both wheels, each installed into an empty environment: what they bring, and that the tutorial works."""
 
 from __future__ import annotations
 
@@ -8,75 +8,159 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.docs.pages import ROOT, Block, blocks_of
+from tests.docs.pages import ROOT, TUTORIAL, Block, blocks_of
 from tests.docs.reader import reader
-from tests.docs.test_blocks import TUTORIAL
 from tests.docs.test_stranger import of_pip
 
 INSTALL_SECONDS = 110.0
 """Building takes ten seconds and installing twenty, with a filled cache and a machine to itself."""
 
+pytestmark = [pytest.mark.manual, pytest.mark.timeout(3 * INSTALL_SECONDS)]
+
+CONSTRAINTS = ("--constraint", ROOT / "constraints.txt")
+
 EXTRAS = "expect,policy,relay"
 """What the manual's pages need beside what is always installed."""
+
+MAX_CLIENT_BYTES = 10_000_000
+"""What `pip install execclient` may take on disk, compiled modules and needs included."""
 
 COMMANDS = (
     *("serve", "config", "doctor", "relay"),
     *("run", "attach", "ps", "logs", "kill", "cp", "patch", "policy", "completion"),
 )
 
+TRY_TO_CONNECT = """
+from execclient import ExecServerError, UnsupportedUrl
+from execclient.sync import connect
+try:
+    connect({url!r}, token="t", recovery_timeout=1)
+except UnsupportedUrl:
+    raise
+except ExecServerError as error:
+    print(error)
+"""
 
-def run(*argv: str | Path, folder: Path) -> str:
-    """What it prints. It sees nothing of this environment but how to reach the package index."""
+NEED_EXTRA = (
+    ("ws", TRY_TO_CONNECT.format(url="ws://127.0.0.1:9")),
+    ("relay", TRY_TO_CONNECT.format(url="relay+http://127.0.0.1:9?environment=box")),
+    ("tools", "from execclient.tools import Toolset"),
+    ("tools", "from execclient.govern.policy import plain_commands; assert plain_commands('ls')"),
+    ("policy", "from execclient.govern.policy import parse_rules; parse_rules('x = 1', 'a.rules')"),
+    ("expect", "import execclient.expect"),
+    ("cli", "from execclient.commands import main; main(['--help'])"),
+)
+"""Programs that need an extra of the client."""
+
+
+class Wheels(NamedTuple):
+    """What `make dist` has built."""
+
+    client: Path
+    server: Path
+
+
+def run(*argv: str | Path, folder: Path, status: int = 0, **variables: str) -> str:
+    """What the command prints. Of this environment it sees only how to reach the package index."""
     environment = {"HOME": str(folder), "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **of_pip()}
     done = subprocess.run(
         [*map(str, argv)],
         cwd=folder,
-        env=environment,
+        env={**environment, **variables},
         capture_output=True,
         text=True,
         timeout=INSTALL_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, f"{argv}:\n{done.stdout}{done.stderr}"
-    return done.stdout
+    assert done.returncode == status, f"{argv}:\n{done.stdout}{done.stderr}"
+    return done.stdout if status == 0 else done.stderr
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from this work tree."""
-    folder = tmp_path_factory.mktemp("wheel")
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        folder,
-        ROOT,
-        folder=folder,
-    )
-    (built,) = folder.glob("*.whl")
-    return built
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    folder = tmp_path_factory.mktemp("dist")
+    run("make", "--directory", ROOT, "dist", f"DIST={folder}", folder=folder)
+    (client,), (server,) = folder.glob("execclient-*.whl"), folder.glob("execserver-*.whl")
+    assert len(list(folder.glob("*.tar.gz"))) == 2
+    return Wheels(client, server)
+
+
+def environment(folder: Path, *wanted: str | Path) -> Path:
+    """The programs of a new environment that has what is wanted, and not even pip."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", folder=folder)
+    programs = folder / "venv" / "bin"
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "--python", programs / "python", "install", *CONSTRAINTS, *wanted, folder=folder)
+    return programs
 
 
 @pytest.fixture(scope="module")
-def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel and what it asks for."""
-    folder = tmp_path_factory.mktemp("empty")
-    run(sys.executable, "-m", "venv", folder / "venv", folder=folder)
-    found = folder / "venv" / "bin"
-    pip = (found / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    run(*pip, "--constraint", ROOT / "constraints.txt", f"{wheel}[{EXTRAS}]", folder=folder)
-    return found
+def client(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("client"), wheels.client)
 
 
-@pytest.mark.timeout(2 * INSTALL_SECONDS)
-def test_the_tutorial_works_from_the_wheel_alone(programs: Path) -> None:
+@pytest.fixture(scope="module")
+def programs(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("server"), wheels.client, f"{wheels.server}[{EXTRAS}]")
+
+
+# -- the client
+
+
+def test_the_client_is_small_and_comes_without_the_server(client: Path) -> None:
+    (packages,) = client.parent.glob("lib/python*/site-packages")
+    names = {each.name for each in packages.iterdir() if ".dist-info" not in each.name}
+    size = sum(each.stat().st_size for each in packages.rglob("*") if each.is_file())
+
+    assert names == {"execclient", "execprotocol", "msgspec", "pybase64"}
+    assert size < MAX_CLIENT_BYTES
+    assert list(packages.rglob("*.pyc"))
+
+
+def test_the_plain_client_imports_what_needs_no_extra(client: Path, tmp_path: Path) -> None:
+    program = """
+import execclient, execclient.sync, execclient.patch, execclient.quickstart
+import execclient.govern.orchestrator, execclient.govern.policy, execclient.govern.sandbox
+from execclient.tools import CallBegin, CallRecord, HostSettings, ToolsConfig, Turn
+"""
+    run(client / "python", "-W", "error", "-c", program, folder=tmp_path)
+
+
+def test_the_plain_client_talks_to_a_daemon(client: Path, programs: Path, tmp_path: Path) -> None:
+    program = f"""
+from execclient.sync import connect
+with connect("stdio:", command=[{str(programs / "execserver")!r}, "serve", "--listen", "stdio"]) as executor:
+    print(executor.run(["echo", "hello"]).text, end="")
+"""
+    assert run(client / "python", "-c", program, folder=tmp_path) == "hello\n"
+
+
+@pytest.mark.parametrize(("extra", "program"), NEED_EXTRA)
+def test_a_missing_extra_is_an_error_that_says_what_to_install(
+    extra: str, program: str, client: Path, tmp_path: Path
+) -> None:
+    error = run(client / "python", "-c", program, folder=tmp_path, status=1)
+
+    assert f'pip install "execclient[{extra}]"' in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize("extra", sorted({extra for extra, _ in NEED_EXTRA}))
+def test_an_extra_brings_all_that_its_programs_need(extra: str, wheels: Wheels, tmp_path: Path) -> None:
+    programs = environment(tmp_path, f"{wheels.client}[{extra}]")
+
+    for needed, program in NEED_EXTRA:
+        if needed == extra:
+            run(programs / "python", "-c", program, folder=tmp_path)
+
+
+# -- the server
+
+
+def test_the_tutorial_works_from_the_wheels_alone(programs: Path) -> None:
     blocks = blocks_of(TUTORIAL)
     clone, make_run, *rest = blocks
     assert clone.text.startswith("$ git clone")
@@ -87,7 +171,7 @@ def test_the_tutorial_works_from_the_wheel_alone(programs: Path) -> None:
 
 
 def installed(block: Block) -> Block:
-    """`make run` as whoever has no Makefile says it."""
+    """`make run` without a Makefile."""
     command, line_end, output = block.text.partition("\n")
     assert command == "$ make run"
     return replace(block, text="$ .venv/bin/python -m execclient.quickstart" + line_end + output)
@@ -113,35 +197,53 @@ def test_the_help_lists_all_commands(programs: Path, tmp_path: Path) -> None:
     assert set(COMMANDS) <= set(listed)
 
 
-def test_pexpect_comes_with_the_extra_only(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        metadata = archive.read(name).decode()
-    assert "Requires-Dist: pexpect>=4.9; extra == 'expect'" in metadata
+def test_the_configuration_is_checked_and_the_worker_is_complete(programs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('log_level = "info"\n')
+    file.chmod(0o600)
+    run(programs / "execserver", "config", "check", "--config", file, folder=tmp_path)
+    program = "from execserver.fsworker.bundle import bundle; print(len(bundle()))"
+    assert int(run(programs / "python", "-c", program, folder=tmp_path)) > 10_000
 
 
-def test_what_a_relay_needs_comes_with_the_extra_only(wheel: Path, programs: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        needs = re.findall(
-            r"^Requires-Dist: (aiohttp|cryptography)[^;\n]*(.*)$", archive.read(name).decode(), re.M
-        )
+def test_the_server_wants_the_client_of_its_own_version(wheels: Wheels) -> None:
+    wanted = {name for name in requirements(wheels.server) if name.startswith("execclient[")}
+    version = wheels.client.name.split("-")[1]
+    assert wanted == {f"execclient[cli,tools,ws]=={version}"} | {
+        f"execclient[{extra}]=={version}; extra == '{extra}'" for extra in EXTRAS.split(",")
+    }
+
+
+def test_what_a_relay_needs_comes_with_the_extra_only(wheels: Wheels, programs: Path, tmp_path: Path) -> None:
+    for wheel, names in ((wheels.server, ["aiohttp"]), (wheels.client, ["cryptography"])):
+        needs = [each for each in requirements(wheel) if each.startswith(("aiohttp", "cryptography"))]
+        assert [re.split(r"\W", each)[0] for each in needs] == names
+        assert all(each.endswith("; extra == 'relay'") for each in needs)
 
     printed = run(programs / "execserver", "relay", "key", tmp_path / "a.key", folder=tmp_path)
 
-    assert needs == [("aiohttp", "; extra == 'relay'"), ("cryptography", "; extra == 'relay'")]
     assert re.fullmatch(r"[0-9a-f]{64}\n", printed)
 
 
-def test_the_wheel_has_both_packages_their_types_and_nothing_else(wheel: Path) -> None:
+def requirements(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"execserver", "execclient"}
-    sources = {
-        str(path.relative_to(base))
-        for base, package in ((ROOT, "execserver"), (ROOT / "clients" / "python", "execclient"))
-        for path in (base / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert {name for name in names if ".dist-info/" not in name} == sources
-    assert "execclient/py.typed" in names
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return re.findall(r"^Requires-Dist: (.*)$", archive.read(name).decode(), re.MULTILINE)
+
+
+def test_a_wheel_has_its_packages_their_types_and_nothing_else(wheels: Wheels) -> None:
+    python = ROOT / "clients" / "python"
+    packages = (
+        (wheels.client, python, ("execclient", "execprotocol")),
+        (wheels.server, ROOT, ("execserver",)),
+    )
+    for wheel, base, names in packages:
+        with zipfile.ZipFile(wheel) as archive:
+            files = {each for each in archive.namelist() if ".dist-info/" not in each}
+        assert files == {
+            str(path.relative_to(base))
+            for name in names
+            for path in (base / name).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert {f"{name}/py.typed" for name in names} <= files

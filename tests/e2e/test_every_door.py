@@ -101,7 +101,7 @@ def resume(endpoint: Endpoint, session: str) -> Client:
         threading.Event().wait(0.05)
 
 
-def catch_up(process: Process, pieces: dict[int, bytes]) -> None:
+def read_missed(process: Process, pieces: dict[int, bytes]) -> None:
     """Read everything behind the last piece that is there, page by page."""
     last = max(pieces)
     while True:
@@ -288,7 +288,7 @@ def test_a_resumed_session_catches_up_without_a_byte_lost_or_doubled(endpoint: E
     second = resume(endpoint, first.session_id)
     process = second.process(started.id)
     pieces = notified(started)
-    catch_up(process, pieces)
+    read_missed(process, pieces)
     process.write("on\n", "w")
     process.wait_closed()
     for number, data in notified(process).items():

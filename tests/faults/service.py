@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.support.framing import Lines
 from tests.support.servers import is_spawned, open_files, server_of
 from tests.support.wire import (
     PATIENCE,
@@ -114,13 +115,13 @@ class Service:
 
     def _wait_until_ready(self) -> None:
         if self.transport == "stdio":
-            self._clients.append(Client(StdioTransport(self.process)).handshake())
+            self._clients.append(Client(StdioTransport(self.process, Lines())).handshake())
         else:
             assert self.process.stdout is not None
             self.url = self.process.stdout.readline().decode().strip()
             assert self.url, self.log
 
-    def successor(self, within: float = PATIENCE) -> int:
+    def wait_for_new_server(self, within: float = PATIENCE) -> int:
         """Wait until another server than the last known one is there, and mean that one from now on; its pid.
 
         Raises:
@@ -138,7 +139,7 @@ class Service:
                         self._server, self.server_pid = descriptor, pid
                         return pid
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no successor of {self.server_pid} in {within:g} s: {self.log}")
+                raise TimeoutError(f"no new server after {self.server_pid} in {within:g} s: {self.log}")
             time.sleep(0.002)
 
     # -- connections
@@ -159,7 +160,7 @@ class Service:
         """A connection on which nothing of JSON-RPC was said yet."""
         connection = self.socket()
         if self.transport == "unix":
-            return SocketTransport(connection)
+            return SocketTransport(connection, Lines())
         status, _, left_over = _upgrade(connection, urlsplit(self.url).netloc, "/", None)
         assert status == 101
         connection.settimeout(None)

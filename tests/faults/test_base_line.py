@@ -56,9 +56,9 @@ def test_commands_that_are_forgotten_leave_no_descriptor_and_no_file(
     service = serve("unix", "--process-ttl", "1", may_fail=kills > 0)
     session = ResumingClient(service)
     if kills:
-        # A successor has other descriptors than the first server, and is compared with a successor.
+        # A new server has other descriptors than the first one, and is compared with a new server.
         service.signal_server(signal.SIGKILL)
-        service.successor()
+        service.wait_for_new_server()
         session.reconnect()
     _end_all(session, _start_all(session))
     known = {"processId": "r1", "afterSeq": 0}
@@ -72,7 +72,7 @@ def test_commands_that_are_forgotten_leave_no_descriptor_and_no_file(
     rows = _start_all(session)
     for _ in range(kills):
         service.signal_server(signal.SIGKILL)
-        service.successor()
+        service.wait_for_new_server()
         session.reconnect()
     _end_all(session, rows)
     left: dict[str, Counter[str]] = {}

@@ -93,7 +93,7 @@ async def test_random_cuts_and_kills_lose_and_double_nothing(
             await kill.wait()
             kill.clear()
             service.signal_server(signal.SIGKILL)
-            await asyncio.to_thread(service.successor)
+            await asyncio.to_thread(service.wait_for_new_server)
             kills += 1
 
     async with cutting(service.url, folder, plan) as proxy, connect(proxy.url) as executor:

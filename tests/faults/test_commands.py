@@ -207,7 +207,7 @@ def test_a_flood_on_a_terminal_arrives_to_the_byte(transport: str, serve: Serve)
     assert process.output == b"".join(b"%d\n" % number for number in range(1, 300_001))
 
 
-def test_input_for_a_terminal_that_nobody_has_open_costs_no_time(serve: Serve) -> None:
+def test_input_for_a_terminal_without_a_reader_costs_no_time(serve: Serve) -> None:
     service = serve("unix")
     client = service.connect()
     process = client.shell("stty raw -echo; echo ready; exec 0<&- 1>&- 2>&-; exec sleep 600", tty=True)

@@ -28,7 +28,7 @@ def _die_at_the_point(service: Service, session: ResumingClient) -> None:
     """Kill the server that has stopped itself, and go on with the next one."""
     assert eventually(lambda: _state(service.server_pid) == "T", 10), "the point is not reached"
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
     session.reconnect()
 
 
@@ -117,7 +117,7 @@ def test_who_inherited_the_input_hears_of_its_end_when_the_server_dies_just_afte
     assert eventually(lambda: a_child_is_stopped(service), 10)
     for _ in range(times):
         service.signal_server(signal.SIGKILL)
-        service.successor()
+        service.wait_for_new_server()
         session.reconnect()
     handle = session.client.process(process)
     assert eventually(lambda: bool(handle.read()["closed"]), 10)
@@ -225,7 +225,7 @@ def test_a_kill_that_a_server_died_over_is_finished(serve: Serve, cause: str) ->
     service.signal_server(signal.SIGSTOP)
     _write_down(service, f'["ending",1,"{cause}"]')
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
     session.finish(row, within=10)
     assert row.exit_code == KILLED
     session.cut()

@@ -23,7 +23,7 @@ from tests.support.wire import Process, ReplyError
 LIMIT = 300
 GONE_SECONDS = 2.0
 MANY = 100
-"""More than a daemon with that limit keeps spare."""
+"""More than a daemon with that limit keeps in reserve."""
 
 Tree = Callable[[Any], list[Watched]]
 
@@ -84,10 +84,10 @@ def lowest_free(service: Service) -> int:
     return next(number for number in itertools.count() if number not in taken)
 
 
-@pytest.mark.parametrize("spares", [True, False])
+@pytest.mark.parametrize("reserved", [True, False])
 @pytest.mark.parametrize("tty", [True, False])
 def test_a_start_that_is_refused_over_a_running_command_leaves_nothing_of_it(
-    serve: Serve, spares: bool, tty: bool
+    serve: Serve, reserved: bool, tty: bool
 ) -> None:
     service = serve("unix", env={"EXECSERVER_FAULT_POINT": "before-pidfd:2"})
     client = service.connect()
@@ -99,11 +99,11 @@ def test_a_start_that_is_refused_over_a_running_command_leaves_nothing_of_it(
     assert eventually(lambda: len(marked(mark)) == 3, within=10)
     assert eventually(lambda: a_child_is_stopped(service), within=10)
     # Without them nobody can be found before there are descriptors again.
-    with only_descriptors_below(service, lowest_free(service) if spares else 0):
+    with only_descriptors_below(service, lowest_free(service) if reserved else 0):
         service.signal_server(signal.SIGCONT)
         with pytest.raises(ReplyError, match="os error 24"):
             client.result(number)
-        assert not spares or marked(mark) == []
+        assert not reserved or marked(mark) == []
     assert eventually(lambda: marked(mark) == [], within=10), marked(mark)
     client.start("/bin/echo", "again", processId=params["processId"]).wait_output(b"again\n")
 

@@ -111,7 +111,7 @@ def test_a_server_that_is_killed_while_it_copies_leaves_what_was_there(
     # The temporary file has no name, and shows as one that was deleted.
     assert eventually(lambda: any(f"{folder}/#" in link for link in open_files(service.server_pid)), 10)
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
 
     assert (folder / "old").read_bytes() == b"old"
     assert sorted(os.listdir(folder)) == before

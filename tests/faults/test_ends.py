@@ -51,7 +51,7 @@ def test_no_descendant_outlives_the_service(
     transport: str, how: str, serve: Serve, tree: Tree, bystander: Callable[[], bool]
 ) -> None:
     if how in ONLY_STDIO and transport != "stdio":
-        pytest.skip("only stdio has an input, and only there a server has no successor")
+        pytest.skip("only stdio has an input, and only there no new server follows")
     service = serve(transport, may_fail=True)
     members = tree(service.connect())
     end, status = ENDS[how]
@@ -102,7 +102,7 @@ time.sleep(600)
 
 
 @pytest.mark.over("unix", "ws")
-def test_an_expired_session_leaves_nothing_and_touches_nobody_else(
+def test_an_expired_session_leaves_nothing_and_touches_no_other(
     transport: str, serve: Serve, tree: Tree
 ) -> None:
     service = serve(transport, "--session-ttl", "1")
@@ -119,7 +119,7 @@ def test_an_expired_session_leaves_nothing_and_touches_nobody_else(
 
 
 @pytest.mark.parametrize("how", ["server killed, then SIGTERM", "SIGHUP, then SIGTERM", "SIGTERM"])
-def test_a_log_that_nobody_reads_does_not_keep_descendants_alive(how: str, serve: Serve, tree: Tree) -> None:
+def test_an_unread_log_does_not_keep_descendants_alive(how: str, serve: Serve, tree: Tree) -> None:
     reading, writing = os.pipe()
     service = serve("unix", may_fail=True, stderr=writing)
     members = tree(service.connect())
@@ -180,7 +180,7 @@ def test_over_stdio_a_command_that_kills_its_parent_ends_everything(
 
 
 @pytest.mark.over("unix", "ws")
-def test_a_command_that_kills_its_parent_harms_nobody_else(transport: str, serve: Serve, tree: Tree) -> None:
+def test_a_command_that_kills_its_parent_harms_no_other(transport: str, serve: Serve, tree: Tree) -> None:
     service = serve(transport)
     client = service.connect()
     members = tree(client)

@@ -32,7 +32,7 @@ def test_the_end_of_an_inherited_session_leaves_no_descriptor(serve: Serve) -> N
         session.start("/bin/sleep", "600")
     service.signal_server(signal.SIGKILL)
     session.cut()
-    service.successor()
+    service.wait_for_new_server()
     assert eventually(lambda: descriptors(service.server_pid)["anon_inode"] > before + 10, 5)
     with _slow_supervisor(service):
         assert eventually(lambda: "session ended" in service.log, 5), service.log
@@ -55,7 +55,7 @@ def test_the_end_of_an_inherited_session_leaves_no_mount_point(serve: Serve, fol
     assert eventually(lambda: "ready" in service.log, 5)
     service.signal_server(signal.SIGKILL)
     session.cut()
-    service.successor()
+    service.wait_for_new_server()
     assert eventually(lambda: service.log.count("ready") >= 2, 5)
     with _slow_supervisor(service):
         assert eventually(lambda: "session ended" in service.log, 5), service.log

@@ -1,4 +1,4 @@
-"""No memory for the ledger: nothing runs that no successor would know of, and what is to end ends."""
+"""No memory for the ledger: no command runs that a new server would not know of."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_process_ends_when_its_end_cannot_be_written_down(serve: Serve) -> Non
     session = client.session_id
     service.signal_server(signal.SIGKILL)
     client.close()
-    service.successor()
+    service.wait_for_new_server()
     # What nobody could write down, nobody can tell.
     page = service.connect(session).process(process.id).read()
     assert (page["exited"], page["exitCode"], page["closed"]) == (True, 255, True)

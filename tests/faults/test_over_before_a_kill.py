@@ -20,7 +20,7 @@ LET_GO_SECONDS = 0.3
 
 def _kill(service: Service, client: Client) -> Client:
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
     return service.connect(client.session_id)
 
 
@@ -50,7 +50,7 @@ def test_an_accepted_write_is_accepted_again_when_the_process_is_closed_and_the_
     assert session.call("process/write", line) == {"status": "accepted"}
     session.client.process(process).wait_closed()
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
     assert session.call("process/write", line) == {"status": "accepted"}
     with pytest.raises(ReplyError, match="failed to write"):
         session.call("process/write", {**line, "writeId": "2"})
@@ -92,7 +92,7 @@ def test_the_supervisor_keeps_no_ends_of_what_was_closed_just_before_the_kill(se
     for number in range(1, 6):
         session.client.process(f"r{number}").wait_closed()
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
     session.reconnect()
     assert eventually(lambda: not descriptors(service.pid) - before, 4), descriptors(service.pid) - before
     session.cut()

@@ -28,7 +28,7 @@ def assert_ended(log: ProcessLog) -> None:
 
 
 @pytest.mark.over("unix", "ws")
-def test_a_client_that_stops_reading_costs_nobody_anything_but_itself(
+def test_a_client_that_stops_reading_costs_only_itself(
     transport: str, serve: Serve, fifo: MakeFifo, noise: Noise
 ) -> None:
     service = serve(transport)

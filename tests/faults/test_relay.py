@@ -27,7 +27,7 @@ CLIENT_CUTS, EXECUTOR_CUTS, RESTARTS = (940, 60, 20) if LONG else (22, 3, 2)
 """An executor waits before it dials again, up to 7.5 s after several losses in a row."""
 KILLS = 10 if LONG else 2
 PAUSE_SECONDS = 50.0 if LONG else 1.0
-"""The long one is longer than the relay waits for pongs, and shorter than anybody else."""
+"""The long one is longer than the relay waits for pongs, and shorter than other timeouts."""
 BLOCKS_A_FAULT = 2
 """Of 64 KiB, in each direction: what is written during a recovery fits what the daemon keeps."""
 MOMENT = 0.012
@@ -104,7 +104,7 @@ async def test_a_stream_survives_kills_of_the_executors_server_which_keeps_its_k
         for number in range(1, KILLS + 1):
             await streams.give(BLOCKS_A_FAULT)
             service.signal_server(signal.SIGKILL)
-            await asyncio.to_thread(service.successor)
+            await asyncio.to_thread(service.wait_for_new_server)
             await streams.caught_up(recoveries=number)
         await streams.finish()
     assert stage.relay.environments()[0]["key"] == key
@@ -121,7 +121,7 @@ async def test_another_client_goes_on_in_the_session_of_a_client_that_was_killed
         await killed.reached(2 * counters.BLOCK_BYTES)
         killed.process.kill()
         await killed.process.wait()
-    credit.give(2)  # while nobody is there
+    credit.give(2)  # while no peer is connected
     check = counters.CounterCheck()
     async with stage.connect(session_id=session_id) as executor:
         process = await executor.attach(PROCESS_ID)
@@ -151,7 +151,7 @@ async def test_a_stream_goes_on_after_each_part_of_its_way_stood_still(
         digest, code, recoveries = await client.end()
     assert (digest, code) == (counters.digest_of(12 * counters.BLOCK_BYTES), 7)
     if not LONG:
-        assert recoveries == 0  # nobody gave up on anybody
+        assert recoveries == 0  # no peer gave up
     report(f"client, executor and relay stopped for {PAUSE_SECONDS:.0f} s each: {recoveries} recoveries")
 
 

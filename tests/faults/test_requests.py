@@ -93,7 +93,7 @@ def test_requests_without_a_window_are_all_answered(
 
 @pytest.mark.over("unix", "ws")
 @pytest.mark.parametrize("waiting", [False, True])
-def test_requests_that_come_all_at_once_and_may_wait_for_each_other_delay_nobody_else(
+def test_requests_that_come_all_at_once_and_may_wait_for_each_other_delay_no_others(
     transport: str, serve: Serve, noise: Noise, waiting: bool
 ) -> None:
     service = serve(transport, may_fail=True)
@@ -148,7 +148,7 @@ def test_a_cancelled_start_of_a_taken_id_leaves_its_process_usable(transport: st
     client.reply(read, timeout=3)
 
 
-def test_a_path_with_thousands_of_parts_delays_nobody(serve: Serve, noise: Noise) -> None:
+def test_a_path_with_thousands_of_parts_delays_no_other_request(serve: Serve, noise: Noise) -> None:
     """No such path exists: the kernel takes 4096 bytes. 80 KB of request must not become 2 GB of memory."""
     service = serve("unix", may_fail=True, launcher=with_address_space(3000))
     client, other = service.connect(), service.connect()

@@ -69,7 +69,7 @@ def test_a_session_that_a_server_took_over_ends_with_everything(
     session.start(*left.argv, cwd=f"file://{space}", sandbox=context(permissions, cwd=space))
     left.wait_running(3)
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
     session.reconnect()
     assert len(left.pids) == 3
 
@@ -94,7 +94,7 @@ def test_the_next_server_ends_a_session_whose_server_died_over_it(
     session.client.request("session/end")
     time.sleep(after)
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
     # What was not read has to be said again, as after any lost connection.
     with contextlib.suppress(ReplyError):
         session.reconnect()
@@ -112,7 +112,7 @@ def test_the_end_holds_once_it_is_written_down(serve: Serve, left: Left) -> None
     assert eventually(lambda: is_stopped(service), WITHIN)
     assert len(left.pids) == 2
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
     with pytest.raises(ReplyError, match="unknown session id"):
         session.reconnect()
     assert eventually(lambda: not left.pids, WITHIN), left.pids

@@ -61,7 +61,7 @@ def test_a_daemon_makes_room_for_its_upgrade_at_once_while_its_executor_waits_fo
     wait_until_asked(folder)
     begin = time.monotonic()
     service.process.send_signal(signal.SIGHUP)
-    service.successor(SOON)
+    service.wait_for_new_server(SOON)
     assert service.connect(session).call("environment/status") is not None
     assert time.monotonic() - begin < SOON
 
@@ -75,7 +75,7 @@ def test_a_daemon_makes_room_for_its_upgrade_at_once_while_its_executor_waits_fo
     ids=["command line", "execclient.sync"],
 )
 def test_a_client_gives_up_a_name_and_ends(folder: Path, program: str) -> None:
-    patience = "import execclient.relay\nexecclient.relay.CONNECT_SECONDS = 0.5\n"
+    patience = "from execclient.connection import relay\nrelay.CONNECT_SECONDS = 0.5\n"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EXECSERVER_")}
     begin = time.monotonic()
     ended = subprocess.run(

@@ -108,7 +108,7 @@ def test_a_stream_each_way_survives_cuts_and_kills_without_losing_or_doubling_a_
         time.sleep(chance.random() * FAULTS_A_MOMENT)
         if fault == "kill":
             service.signal_server(signal.SIGKILL)
-            service.successor()
+            service.wait_for_new_server()
         session.cut(chance.choice([Client.close, _half_close]))
         stdin.settle()
         session.resume()

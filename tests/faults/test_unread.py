@@ -54,7 +54,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 @pytest.mark.timeout(600 if LONG else 60)
-def test_output_that_nobody_reads_costs_a_ring_and_no_memory(
+def test_unread_output_costs_a_ring_and_no_memory(
     serve: Serve, folder: Path, fifo: Callable[[], Fifo], report: Report
 ) -> None:
     service = serve("unix", "--session-ttl", "3600", "--retained-output-bytes", str(RETAINED_MIB * MIB))

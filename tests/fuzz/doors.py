@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from execserver.rpc.framing import Framer, FramingError, HeaderFramer, LineFramer
 from tests.fuzz.verdicts import Judge, Verdict
-from tests.support.wire import WebSocketTransport, with_headers
+from tests.support.framing import BINARY, CLOSE, PING, TEXT, Framing, Headers, Lines, WebSocket, frame
 
 BADLY_FRAMED = 0.03
 """Share of the messages whose framing is changed too."""
@@ -29,22 +29,22 @@ class Framed:
 class Door(ABC):
     """One connection's framing, in both directions."""
 
-    def __init__(self, judge: Judge, chance: random.Random) -> None:
+    def __init__(self, judge: Judge, chance: random.Random, framing: Framing) -> None:
         self._judge = judge
         self.chance = chance
-        self._pending = bytearray()
+        self._framing = framing
 
     @abstractmethod
     def frame(self, message: bytes) -> Framed | None:
         """A message as it is sent; None when it must not be."""
 
-    @abstractmethod
     def plain(self, message: bytes) -> bytes:
         """A message framed as it should be."""
+        return self._framing.encode(message)
 
-    @abstractmethod
     def take(self) -> bytes | None:
         """The next whole message of what was received."""
+        return self._framing.take()
 
     @property
     def midway(self) -> bool:
@@ -53,7 +53,7 @@ class Door(ABC):
 
     def received(self, data: bytes) -> None:
         """Bytes that came."""
-        self._pending += data
+        self._framing.feed(data)
 
     def _judged(self, framed: Framed, messages: list[bytes | bytearray]) -> Framed | None:
         for message in messages:
@@ -70,8 +70,8 @@ class Door(ABC):
 class StreamDoor(Door):
     """Lines and headers: a framer of the daemon's own follows what is sent."""
 
-    def __init__(self, judge: Judge, chance: random.Random, framer: Framer) -> None:
-        super().__init__(judge, chance)
+    def __init__(self, judge: Judge, chance: random.Random, framing: Framing, framer: Framer) -> None:
+        super().__init__(judge, chance, framing)
         self._framer = framer
         self._clean = True
 
@@ -120,20 +120,7 @@ class LineDoor(StreamDoor):
     """A message a line."""
 
     def __init__(self, judge: Judge, chance: random.Random) -> None:
-        super().__init__(judge, chance, LineFramer())
-
-    def plain(self, message: bytes) -> bytes:
-        """See `Door`."""
-        return message + b"\n"
-
-    def take(self) -> bytes | None:
-        """See `Door`."""
-        end = self._pending.find(b"\n")
-        if end < 0:
-            return None
-        line = bytes(self._pending[:end])
-        del self._pending[: end + 1]
-        return line
+        super().__init__(judge, chance, Lines(), LineFramer())
 
     def _is_one(self, message: bytes) -> bool:
         return b"\n" not in message and b"\r" not in message and bool(message.strip())
@@ -160,23 +147,7 @@ class HeaderDoor(StreamDoor):
     """A message behind its `Content-Length`."""
 
     def __init__(self, judge: Judge, chance: random.Random) -> None:
-        super().__init__(judge, chance, HeaderFramer())
-
-    def plain(self, message: bytes) -> bytes:
-        """See `Door`."""
-        return with_headers(message)
-
-    def take(self) -> bytes | None:
-        """See `Door`."""
-        end = self._pending.find(b"\r\n\r\n")
-        if end < 0:
-            return None
-        size = int(self._pending[:end].removeprefix(b"Content-Length: "))
-        if len(self._pending) < end + 4 + size:
-            return None
-        message = bytes(self._pending[end + 4 : end + 4 + size])
-        del self._pending[: end + 4 + size]
-        return message
+        super().__init__(judge, chance, Headers(), HeaderFramer())
 
     def _is_one(self, message: bytes) -> bool:
         return True
@@ -210,9 +181,8 @@ class HeaderDoor(StreamDoor):
 class WebSocketDoor(Door):
     """A message a WebSocket message."""
 
-    def plain(self, message: bytes) -> bytes:
-        """See `Door`."""
-        return WebSocketTransport.frame(WebSocketTransport.TEXT, message)
+    def __init__(self, judge: Judge, chance: random.Random) -> None:
+        super().__init__(judge, chance, WebSocket())
 
     def frame(self, message: bytes) -> Framed | None:
         """See `Door`."""
@@ -222,52 +192,25 @@ class WebSocketDoor(Door):
             return Framed(self._fatal(message), ends=True)
         return self._judged(Framed(self._otherwise(message)), [message])
 
-    def take(self) -> bytes | None:
-        """See `Door`; pongs are passed over, a close frame is nothing that counts."""
-        message, place = b"", 0
-        while len(self._pending) >= place + 2:
-            opcode, size = self._pending[place] & 15, self._pending[place + 1] & 127
-            head = place + 2 + {126: 2, 127: 8}.get(size, 0)
-            if size >= 126:
-                size = int.from_bytes(self._pending[place + 2 : head])
-            if len(self._pending) < head + size:
-                return None
-            last = self._pending[place] & 0x80
-            if opcode < 8:
-                message += self._pending[head : head + size]
-            place = head + size
-            if opcode < 8 and last:
-                del self._pending[:place]
-                return message
-            if not message:
-                del self._pending[:place]
-                place = 0
-        return None
-
     def _otherwise(self, message: bytes) -> bytes:
         """The same message, in frames of another kind."""
-        frame, cut = WebSocketTransport.frame, self.chance.randrange(len(message) + 1)
+        cut = self.chance.randrange(len(message) + 1)
         kind = self.chance.randrange(3)
         if kind == 0:
-            return frame(WebSocketTransport.BINARY, message)
-        middle = (
-            frame(WebSocketTransport.PING, b"p" * self.chance.randrange(126))
-            if kind == 1
-            else frame(0, b"", fin=False)
-        )
-        return frame(WebSocketTransport.TEXT, message[:cut], fin=False) + middle + frame(0, message[cut:])
+            return frame(BINARY, message)
+        middle = frame(PING, b"p" * self.chance.randrange(126)) if kind == 1 else frame(0, b"", fin=False)
+        return frame(TEXT, message[:cut], fin=False) + middle + frame(0, message[cut:])
 
     def _fatal(self, message: bytes) -> bytes:
         """A frame that ends a connection."""
-        frame = WebSocketTransport.frame
         makers: tuple[Callable[[], bytes], ...] = (
             lambda: b"\x81\x05hello",
             lambda: frame(3, message),
             lambda: frame(11, b"x"),
-            lambda: frame(WebSocketTransport.CLOSE, b"\x03\xe8"),
+            lambda: frame(CLOSE, b"\x03\xe8"),
             lambda: b"\x81\xff" + (2**40).to_bytes(8) + b"mask" + message,
-            lambda: frame(WebSocketTransport.TEXT, b"{", fin=False) + frame(WebSocketTransport.TEXT, b"}"),
+            lambda: frame(TEXT, b"{", fin=False) + frame(TEXT, b"}"),
             lambda: frame(0, message),
-            lambda: frame(WebSocketTransport.PING, b"x", fin=False),
+            lambda: frame(PING, b"x", fin=False),
         )
         return self.chance.choice(makers)()

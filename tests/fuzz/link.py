@@ -9,7 +9,7 @@ import random
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -32,7 +32,7 @@ NOBODY = 65534
 class Kind:
     """A framing and what is spoken in it."""
 
-    door: type[Door]
+    door: Callable[[Judge, random.Random], Door]
     transport: str
     standard: bool
 

@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import METHODS
-from execserver.rpc import envelope
-from execserver.rpc.envelope import ParseError, Request
+from execprotocol.errors import InvalidParams
+from execprotocol.methods import METHODS
+from execserver.rpc import codec
+from execserver.rpc.codec import ParseError, Request
 from execserver.rpc.framing import Framer, FramingError, HeaderFramer, LineFramer
 from execserver.rpc.params import decode_params
 from tests.fuzz.mutations import Mutator, load
-from tests.support.wire import Json, with_headers
+from tests.support.framing import with_headers
+from tests.support.wire import Json
 
 MESSAGES = 10
 EXAMPLES = int(os.environ.get("EXECSERVER_FUZZ_MESSAGES", "10000")) // MESSAGES
@@ -49,14 +50,14 @@ def with_strict_json(message: bytes) -> Json:
 def test_a_message_is_decoded_or_refused_in_our_words(dialect: str, chance: random.Random) -> None:
     for message in mutated(chance, dialect):
         try:
-            value = envelope.decode_any(message)
+            value = codec.decode_any(message)
         except ParseError:
             with pytest.raises(ParseError):
-                envelope.decode(message)
+                codec.decode(message)
             continue
         assert with_strict_json(message) == value
         try:
-            decoded = envelope.decode(message)
+            decoded = codec.decode(message)
         except ParseError:
             continue
         if isinstance(decoded, Request) and decoded.method in METHODS:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from execserver.protocol import filesystem, http, process
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import METHODS
-from execserver.protocol.model import Params
-from execserver.protocol.path_uri import ForeignPath
-from execserver.rpc import envelope
-from execserver.rpc.envelope import ParseError
+from execprotocol import filesystem, http, process
+from execprotocol.errors import InvalidParams
+from execprotocol.methods import METHODS
+from execprotocol.model import Params
+from execprotocol.path_uri import ForeignPath
+from execserver.rpc import codec
+from execserver.rpc.codec import ParseError
 from execserver.rpc.params import decode_params
 from tests.support.wire import Json
 
@@ -67,18 +67,18 @@ class Judge:
 
     def _of_lean(self, message: bytes | bytearray) -> Verdict | None:
         try:
-            decoded = envelope.decode(message)
+            decoded = codec.decode(message)
         except ParseError:
             return Verdict(ends=True) if self._text_framing and not _is_utf8(message) else Verdict(1)
-        if isinstance(decoded, envelope.Request):
+        if isinstance(decoded, codec.Request):
             return Verdict(1) if self.harmless(decoded.method, decoded.params) else None
-        if isinstance(decoded, envelope.Notification) and decoded.method == "initialized":
+        if isinstance(decoded, codec.Notification) and decoded.method == "initialized":
             return Verdict()
         return Verdict(ends=True)
 
     def _of_standard(self, message: bytes | bytearray) -> Verdict | None:
         try:
-            value = envelope.decode_any(message)
+            value = codec.decode_any(message)
         except ParseError:
             return Verdict(1)
         if isinstance(value, dict):

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import uvloop
 
+from execprotocol.errors import InternalError, InvalidRequest, NotFound, RpcError
+from execprotocol.path_uri import path_to_uri
 from execserver.api.filesystem import FileConfinement
+from execserver.descendants import children_of
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
-from execserver.filesystem.worker_pool import WorkerPool
 from execserver.fsworker.interpreter import interpreter_paths
+from execserver.fsworker.pool import WorkerPool
 from execserver.fsworker.process import WorkerProcess
-from execserver.membership import children_of
-from execserver.protocol.errors import InternalError, InvalidRequest, NotFound, RpcError
-from execserver.protocol.path_uri import path_to_uri
 from execserver.sandbox.policy import Policy
 from tests.support.fs_workers import BareLauncher, BubblewrapLauncher, bubblewrap_works, confined
 from tests.unit.filesystem.caller import StubCaller

@@ -32,7 +32,7 @@ NAMES = [
     "state folder",
     *(["device nodes"] if os.geteuid() == 0 else []),
     "spool folder",
-    "membership tags",
+    "ownership tags",
     "control groups",
     "user",
     "settings file",

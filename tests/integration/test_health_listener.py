@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.transports.http_head import Content, Page
-from execserver.transports.sockets import PAGES_WHILE_STOPPING
+from execserver.transports.http_upgrade import HttpPage, PageContent
+from execserver.transports.listener import PAGES_WHILE_STOPPING
 from tests.integration.transports.peers import PATIENCE, UPGRADE, Peer, Server, request
 
 LARGE = os.urandom(1 << 20) * 8
@@ -22,7 +22,9 @@ LARGE = os.urandom(1 << 20) * 8
 
 @pytest.fixture
 def large(tmp_path: Path) -> Server:
-    return Server("ws", tmp_path, pages={"/large": Page(lambda head: Content(LARGE))}, greeting_seconds=30)
+    return Server(
+        "ws", tmp_path, pages={"/large": HttpPage(lambda head: PageContent(LARGE))}, accept_seconds=30
+    )
 
 
 def slow_peer(server: Server) -> socket.socket:
@@ -44,7 +46,9 @@ def test_a_slow_reader_gets_a_large_page_whole(large: Server) -> None:
 
 
 def test_a_reader_that_stops_is_dropped(tmp_path: Path) -> None:
-    server = Server("ws", tmp_path, pages={"/large": Page(lambda head: Content(LARGE))}, greeting_seconds=0.2)
+    server = Server(
+        "ws", tmp_path, pages={"/large": HttpPage(lambda head: PageContent(LARGE))}, accept_seconds=0.2
+    )
     with closing(server), slow_peer(server) as peer:
         begun = time.monotonic()
         with suppress(ConnectionResetError):
@@ -59,15 +63,15 @@ def test_a_reader_that_stops_is_dropped(tmp_path: Path) -> None:
 async def until_greeted(server: Server, count: int) -> None:
     assert server.listener is not None
     async with asyncio.timeout(PATIENCE):
-        while len(server.listener._greetings) != count:
+        while len(server.listener._accepted) != count:
             await asyncio.sleep(0.01)
 
 
 def test_a_page_that_fails_is_an_internal_error(tmp_path: Path) -> None:
-    async def fail() -> Content:
+    async def fail() -> PageContent:
         raise OSError("the disk is on fire")
 
-    server = Server("ws", tmp_path, pages={"/broken": Page(lambda head: fail())})
+    server = Server("ws", tmp_path, pages={"/broken": HttpPage(lambda head: fail())})
     with closing(server), closing(server.dial()) as peer:
         peer.write(request("GET /broken HTTP/1.1", UPGRADE[0]))
         head = all_of(peer)
@@ -78,12 +82,12 @@ def test_a_page_that_fails_is_an_internal_error(tmp_path: Path) -> None:
 def test_a_peer_that_leaves_before_its_page_is_made_leaves_nothing(tmp_path: Path) -> None:
     made = threading.Event()
 
-    async def never() -> Content:
+    async def never() -> PageContent:
         made.set()
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
-    server = Server("ws", tmp_path, pages={"/never": Page(lambda head: never())})
+    server = Server("ws", tmp_path, pages={"/never": HttpPage(lambda head: never())})
     with closing(server):
         peer = server.dial()
         peer.write(request("GET /never HTTP/1.1", UPGRADE[0]))

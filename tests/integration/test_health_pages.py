@@ -283,7 +283,7 @@ def test_no_label_and_no_line_comes_from_a_client(server: Server, tmp_path: Path
         assert word not in page
 
 
-def test_openmetrics_is_shown_to_whoever_asks_for_it(server: Server) -> None:
+def test_openmetrics_is_shown_to_clients_that_accept_it(server: Server) -> None:
     plain = ask(server, "/metrics")
     other = ask(server, "/metrics", Accept="application/openmetrics-text;version=1.0.0,text/plain;q=0.3")
 

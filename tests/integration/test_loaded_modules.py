@@ -25,20 +25,20 @@ def write(moment):
     with open(f"{folder}/{moment}", "w") as file:
         file.write("\\n".join(sys.modules))
 
-from execserver.supervisor.channel import ServerChannel
+from execserver.supervisor.server_channel import ServerChannel
 send = ServerChannel.send
 
 def spy(channel, message):
     if message["type"] == "ready":
         write("ready")
-        from execserver import server
-        load = server.load_the_rest
+        from execserver import late_modules
+        load = late_modules.load_late_modules
 
         def load_and_write(**options):
             load(**options)
             write("later")
 
-        server.load_the_rest = load_and_write
+        late_modules.load_late_modules = load_and_write
     elif message["type"] == "stopping":
         write("end")
     send(channel, message)
@@ -138,4 +138,6 @@ def test_a_moment_after_ready_everything_is_loaded_that_requests_need(tmp_path: 
     later = daemon.modules("later")
     assert NOT_YET - later == set()
     assert NEVER & later == set()
-    assert {name for name in daemon.modules("end") - later if name.startswith("execserver.")} == set()
+    assert {
+        name for name in daemon.modules("end") - later if name.startswith(("execserver.", "execprotocol."))
+    } == set()

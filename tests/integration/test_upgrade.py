@@ -1,6 +1,6 @@
 """SIGHUP to a daemon without a terminal: the code that is installed now takes over, commands go on.
 
-The service runs from a copy of the package, in an environment of its own, so that the copy can be changed as
+The service runs from a copy of its packages, in an environment of its own, so that the copy can be changed as
 an installation does.
 """
 
@@ -21,22 +21,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import execprotocol
 import execserver
 from tests.support.background import IN_BACKGROUND, Left
 from tests.support.wire import PATIENCE, Client, ConnectionEndedError, connect_unix, decode
 
 
 class Installation:
-    """A copy of the package with an interpreter that finds it, and a service that runs from it."""
+    """A copy of the packages with an interpreter that finds it, and a service that runs from it."""
 
     def __init__(self, folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         self._python = folder / "venv/bin/python"
         packages = next((folder / "venv/lib").glob("python*/site-packages"))
         self.package = packages / "execserver"
-        shutil.copytree(
-            Path(execserver.__file__).parent, self.package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        ignored = shutil.ignore_patterns("__pycache__")
+        for package in (execserver, execprotocol):
+            shutil.copytree(package.__path__[0], packages / package.__name__, ignore=ignored)
         # Behind the copy: everything else that this environment has.
         (packages / "others.pth").write_text(f"{Path(msgspec.__file__).parents[1]}\n")
         self._clients = contextlib.ExitStack()
@@ -184,7 +185,7 @@ def test_what_would_not_start_is_not_made_room_for(installed: Installation, faul
         installed.replace(module, "VERSION = ", "VERSION = 100 + ")
         reason = "stop the service and start it again"
     installed.reload()
-    installed.wait_for_log("reload failed, everything is as before")
+    installed.wait_for_log("reload failed, nothing has changed")
     assert reason in installed.log
     assert version(client) == execserver.__version__
     assert client.shell("echo still here").wait_closed().output == b"still here\n"

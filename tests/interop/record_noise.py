@@ -8,9 +8,9 @@ one after the other with three stock peers, and writes a file for each:
 - `stock_harness.json`: the stock agent is answered by our responder.
 
 A fourth, `own_halves.json`, holds our two halves with each other. Our keys, also the ephemeral ones, and
-what we encapsulated are in the file, so `tests/unit/relay/test_noise_vectors.py` replays our part without
-the binary. The keys are made for the recording and protect nothing; `tests/data/relay/README.md` has the
-layout. RECORD_NOISE_VERBOSE=1 lets the binary's errors through.
+what we encapsulated are in the file, so `tests/unit/protocol/relay/test_noise_vectors.py` replays our part
+without the binary. The keys are made for the recording and protect nothing; `tests/data/relay/README.md` has
+the layout. RECORD_NOISE_VERBOSE=1 lets the binary's errors through.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from execserver.relay import frames
-from execserver.relay.keys import SUITE, KeyPair, PublicKeys, encapsulate
-from execserver.relay.noise import REJECTION, Binding, Initiator, Responder, Transport
+from execprotocol.relay import frames
+from execprotocol.relay.keys import SUITE, KeyPair, PublicKeys, encapsulate
+from execprotocol.relay.noise import REJECTION, Binding, Initiator, NoiseTransport, Responder
 
 FOLDER = Path(__file__).parents[1] / "data" / "relay"
 ENVIRONMENT = "recorded"
@@ -166,7 +166,7 @@ async def record_executor(codex: Path, vector: Vector, *, rejected: bool) -> Non
         if not rejected:
             await talk(socket, transport)
 
-    async def talk(socket: web.WebSocketResponse, transport: Transport) -> None:
+    async def talk(socket: web.WebSocketResponse, transport: NoiseTransport) -> None:
         # Requests before an initialize: the refusals tell nothing of the machine that records.
         messages: list[Json] = [{"id": number, "method": "process/list"} for number in range(3)]
         for seq, message in enumerate(messages):
@@ -245,7 +245,7 @@ async def record_harness(codex: Path, vector: Vector) -> None:
         await socket.send_bytes(frames.data(claim.stream_id, 0, ciphertext))
         await heard(socket, transport)
 
-    async def heard(socket: web.WebSocketResponse, transport: Transport) -> Json:
+    async def heard(socket: web.WebSocketResponse, transport: NoiseTransport) -> Json:
         frame = await frame_of(socket, "data")
         record = transport.open(frame.payload)
         vector.up.append(entry(record, frame.payload))

@@ -1,7 +1,7 @@
-"""What a confined command may try, as tables: what must fail, under which policies, and what must work.
+"""Tables of operations by confined commands: those that must fail, by policy, and those that must work.
 
 Scripts find the tree and the host in variables: WS (the workspace), OUT (a folder outside), PORT, ABSTRACT,
-SOCKET (listeners outside), VICTIM (a process outside). What the carved policy narrows: see `carved`.
+SOCKET (listeners outside), VICTIM (a process outside). For the paths of the carved policy see `carved`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ OFFLINE = ("read-only", "workspace", "minimal", "carved", "offline")
 
 
 def prepared(host: Host) -> Tree:
-    """A tree with what the carved policy speaks of."""
+    """A tree with the paths of the carved policy."""
     tree = host.tree()
     for name in ("kept/open", "closed/open"):
         (tree.ws / name).mkdir(parents=True)
@@ -70,7 +70,7 @@ def prepared(host: Host) -> Tree:
 
 
 def variables(host: Host, tree: Tree) -> dict[str, str]:
-    """Where things are, for scripts."""
+    """The paths for scripts."""
     return {
         **tree.env,
         "WS": str(tree.ws),
@@ -84,14 +84,14 @@ def variables(host: Host, tree: Tree) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something to try. It worked when its exit code is 0."""
+    """An operation. It worked if its exit code is 0."""
 
     name: str
     policies: tuple[str, ...]
     script: str
     python: bool = False
     needs_root: bool = False
-    """Whether the machine itself may keep an ordinary user from it."""
+    """Whether the machine itself may refuse it to an ordinary user."""
 
     tty: bool = False
 
@@ -257,7 +257,7 @@ FORBIDDEN = (
     ),
     _py("the kernel's key store", FILES, _call("keyctl", "0, -2, 1")),
 )
-"""What must fail under these policies. Each is shown to work without a sandbox."""
+"""Operations that must fail under these policies. Each is shown to work without a sandbox."""
 
 PERMITTED = (
     Act("a file in the workspace", WRITABLE, 'echo x > "$WS/new" && cat "$WS/new"'),
@@ -308,4 +308,4 @@ PERMITTED = (
         "socket.create_connection(('127.0.0.1', int(os.environ['PORT'])), 5)",
     ),
 )
-"""What must work under these policies."""
+"""Operations that must work under these policies."""

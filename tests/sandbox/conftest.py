@@ -22,7 +22,7 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture(scope="module", params=ALL_USERS)
 def anyones_host(request: pytest.FixtureRequest) -> Iterator[Host]:
-    """A daemon of uid 0, and one of an ordinary user, as far as we may."""
+    """A daemon of uid 0, and one of an ordinary user, if the test may start it."""
     user = user_named(request.param)
     if user is None:
         pytest.skip(NOT_ROOT)

@@ -25,7 +25,7 @@ UPGRADE = (
 
 
 def connected(address: str) -> socket.socket:
-    """A connection with all requests sent: no answer is waited for."""
+    """A connection with all requests sent, without waiting for replies."""
     written = {"path": "file://" + sys.argv[3], "dataBase64": base64.b64encode(b"written").decode()}
     messages = [
         json.dumps(message).encode().ljust(126)  # a frame of medium size, whatever it says
@@ -64,20 +64,20 @@ def holds() -> None:
 
 
 def ends_at_once() -> None:
-    """Nothing is left of the client when the daemon looks."""
+    """The client has ended when the daemon checks it."""
     connected(sys.argv[2])
     os._exit(0)
 
 
 def leaves_it_to_a_child() -> None:
-    """The process that connected ends, a child of it goes on."""
+    """The process that connected ends, and its child continues."""
     connection = connected(sys.argv[2])
     if os.fork() == 0:
         until_it_ends(connection)
 
 
 def takes_its_tag_off() -> None:
-    """It no longer bears the mark of what a daemon started."""
+    """It has removed its ownership tag."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
@@ -106,7 +106,7 @@ def hides_it_in_a_message() -> None:
 
 
 def hops_from_child_to_child() -> None:
-    """Each process that has the connection lives for a moment only."""
+    """Each process that holds the connection lives only for a moment."""
     connection = connected(sys.argv[2])
     end = time.monotonic() + 1
     while time.monotonic() < end:

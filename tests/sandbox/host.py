@@ -1,10 +1,10 @@
-"""What is outside the sandbox, and a daemon in the middle of it.
+"""A machine outside the sandbox, with a daemon.
 
 A `Host` is one user's daemon with everything around it that a confined command must not reach: a process
 with a secret in its environment, listeners on every kind of socket, a SysV segment. A `Tree` is a fresh
 workspace with folders outside it, one for each test.
 
-All of it is below `/var/tmp`: everybody may write there on every machine, and no policy makes it
+All of it is below `/var/tmp`: all users may write there on every machine, and no policy makes it
 writable, as `/tmp` is by most.
 """
 
@@ -50,7 +50,7 @@ FILES = {
     "out/secret.txt": "secret\n",
     "out/sdir/k": "k\n",
 }
-"""What every tree begins with."""
+"""The initial files of every tree."""
 
 FOLDERS = ("home", "tmpdir")
 
@@ -121,7 +121,7 @@ class Tree:
 
 
 class Victim:
-    """A process of the user's that nobody inside may see or touch."""
+    """A process of the user that commands inside may neither see nor signal."""
 
     NAME = "guardvictim"
     SECRET = "GUARDSECRET"
@@ -197,13 +197,13 @@ class Listeners:
 
     @staticmethod
     def _serve(endpoint: socket.socket) -> None:
-        """Take whatever comes, so that no backlog ever makes an act fail."""
+        """Accept and read everything, so that a full backlog never makes an operation fail."""
         with contextlib.suppress(OSError):
             while True:
                 if endpoint.type == socket.SOCK_STREAM:
                     endpoint.accept()[0].close()
                 elif not endpoint.recv(4096):
-                    return  # shut down; nobody here sends an empty datagram
+                    return  # shut down; no test sends an empty datagram
 
     def end(self) -> None:
         """Close them, and remove the segment if it is ours."""
@@ -219,7 +219,7 @@ class Listeners:
 
 
 def _segment() -> int | None:
-    """Make the SysV segment; `None` when another run on this machine has made it."""
+    """Make the SysV segment; `None` if another run on this machine has made it."""
     library = ctypes.CDLL(None, use_errno=True)
     number: int = library.shmget(SEGMENT_KEY, ctypes.c_size_t(4096), _IPC_CREAT | _IPC_EXCL | 0o666)
     if number >= 0:
@@ -230,7 +230,7 @@ def _segment() -> int | None:
 
 @dataclass(repr=False)
 class Done:
-    """What came of a command."""
+    """The result of a command."""
 
     process: Process
     exit_code: int
@@ -304,7 +304,7 @@ class Host:
         self.client.close()
 
     def restart(self) -> None:
-        """Another daemon in the place of one that was killed."""
+        """Start a new daemon after one was killed."""
         self.client.close()
         self.server.stop()
         self.server = self._start()

@@ -1,4 +1,4 @@
-"""Looking at the machine from outside a sandbox."""
+"""Checks of the machine from outside a sandbox."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 DEADLINE = 15.0
-"""Seconds for what must happen soon; long, because it only matters in a failure."""
+"""Seconds to wait for an event; long, because it matters only in a failure."""
 
 
 def wait_for(done: Callable[[], object], what: str) -> None:
-    """Look again and again until something holds."""
+    """Poll until a condition is true."""
     end = time.monotonic() + DEADLINE
     while not done():
         assert time.monotonic() < end, f"waited {DEADLINE:g} s for {what}"

@@ -1,4 +1,4 @@
-"""What enforces a sandbox where bubblewrap does not work, and what happens when it stops working."""
+"""Sandboxes without bubblewrap, and with a bubblewrap that stops working."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ OF_OTHERS = {
     "processors": "taskset -p 0x1 {pid}",
     "scheduling": "chrt --batch -p 0 {pid}",
 }
-"""What a command may do to another process of its user."""
+"""Operations of a command on another process of its user."""
 
 
 @needs_landlock
@@ -174,11 +174,11 @@ def test_a_launcher_that_stops_working_is_told_as_that_and_tried_anew(
     assert tree.listing() == before
 
     (tmp_path / "broken").unlink()
-    assert eventually_runs(host, tree, sandbox) == 3  # somebody may have mended what did not work
+    assert eventually_runs(host, tree, sandbox) == 3  # the backend may have been repaired meanwhile
 
 
 def eventually_refused(host: Host, tree: Tree, sandbox: Json) -> str:
-    """The refusal that comes once a failed launch made the server look again."""
+    """The refusal after a failed launch made the server probe again."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:

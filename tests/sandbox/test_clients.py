@@ -1,4 +1,4 @@
-"""What runs in a sandbox with the network cannot become a client of a daemon, and so write outside."""
+"""A sandboxed command with the network cannot become a client of a daemon to write outside."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_same_without_a_sandbox_is_a_client(
 @needs_landlock
 @pytest.mark.parametrize("way", ["holds", "thread", "message", "untagged"])
 @pytest.mark.parametrize("listens_on", ["path", "port"])
-def test_what_landlock_confines_is_no_client_either(
+def test_a_command_under_landlock_is_no_client_either(
     make_host: Callable[..., Host], tmp_path: Path, way: str, listens_on: str
 ) -> None:
     host = make_host("--bubblewrap", str(tmp_path / "none"), "--allow-landlock")

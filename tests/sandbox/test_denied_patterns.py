@@ -1,4 +1,4 @@
-"""What a pattern denies is closed to commands and to `fs/*` alike, by all names and links that lead to it."""
+"""A denied file is closed to commands and to `fs/*` alike, by all names and links that lead to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
     secret: str
     links: dict[str, str]
     ways: tuple[str, ...]
-    """By which names the secret is tried, beside its own."""
+    """Other names by which the test tries to read the secret."""
     pattern: str = "**/.env"
 
 
@@ -60,7 +60,7 @@ def laid_out(host: Host, case: Case) -> tuple[Tree, Json]:
 
 
 def file_requests(host: Host, path: str, copy: str, sandbox: Json) -> dict[str, str]:
-    """What each request that reads gives of a path: base64 of its text, or the error."""
+    """The result of each reading request for a path: base64 of its text, or the error."""
     where = {"path": path_uri(path), "sandbox": sandbox}
 
     def opened() -> str:
@@ -93,7 +93,7 @@ def file_requests(host: Host, path: str, copy: str, sandbox: Json) -> dict[str, 
 
 @pytest.mark.statement("C16", "C52")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_a_link_leads_to_is_denied_by_all_its_names(anyones_host: Host, case: Case) -> None:
+def test_the_target_of_a_link_is_denied_by_all_its_names(anyones_host: Host, case: Case) -> None:
     tree, sandbox = laid_out(anyones_host, case)
     encoded = base64.b64encode(SECRET.encode()).decode()
     for way in (case.secret, *case.ways):

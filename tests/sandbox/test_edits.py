@@ -1,4 +1,5 @@
-"""Edits in a sandbox: nothing outside is changed, also by the server that ends what a dead one has begun."""
+"""Edits in a sandbox: nothing outside is changed, also by a new server that completes the edits of a dead
+one."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.support.edits import (
 from tests.support.wire import PATIENCE, Json
 
 GUARDED = (".git", ".agents", ".codex", ".aws")
-"""Empty folders that stand in a workspace for as long as its worker lives."""
+"""Empty folders that exist in a workspace as long as its worker."""
 
 
 class Scene:
@@ -47,7 +48,7 @@ class Scene:
         return context(restricted(special("root", "read"), at(self.files.folder, "write")))
 
     def now(self) -> Picture:
-        """The workspace without what its worker needs there."""
+        """The workspace without the worker's mount points."""
         return {name: what for name, what in self.files.now().items() if name not in GUARDED}
 
     @property
@@ -104,7 +105,7 @@ def test_a_killed_server_leaves_the_old_tree_or_the_new_one(
     assert scene.records == []
 
 
-def test_what_a_dead_server_has_begun_is_ended_within_the_same_sandbox(
+def test_edits_of_a_dead_server_are_completed_in_the_same_sandbox(
     make_scene: Callable[..., Scene],
 ) -> None:
     scene = make_scene("edits-recorded")

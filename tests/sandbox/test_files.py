@@ -1,4 +1,4 @@
-"""File requests in a sandbox: what the policy closes is closed to them too."""
+"""File requests in a sandbox are limited by the policy, too."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_read_only_policy_lets_nothing_be_written(host: Host, place: Tree) -> No
     assert (place.listing(), (place.ws / "a.txt").read_text()) == (before, "a\n")
 
 
-def test_what_is_denied_cannot_be_read_by_any_request(host: Host, place: Tree) -> None:
+def test_a_denied_file_cannot_be_read_by_any_request(host: Host, place: Tree) -> None:
     files = Files(host, place, place.context(carved(place)))
     for path in (
         place.ws / "denied.txt",

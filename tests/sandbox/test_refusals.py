@@ -1,4 +1,4 @@
-"""What cannot be enforced is refused, in words that help, and nothing of it is run."""
+"""A policy that cannot be enforced is refused with a helpful message, and the command does not run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def with_program(folder: Path, text: str) -> tuple[str, str]:
 
 
 def without_bubblewrap() -> list[str]:
-    """A command that becomes another, on a machine on which there is no bubblewrap."""
+    """A command that execs another on a machine without bubblewrap."""
     folders = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
     programs = {
         os.path.realpath(f"{folder}/bwrap") for folder in folders if os.path.exists(f"{folder}/bwrap")

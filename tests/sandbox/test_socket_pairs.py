@@ -1,4 +1,4 @@
-"""With the network off the two ends of a pair of sockets work wholly, and nothing with an address does.
+"""With the network off, socket pairs work, and calls with an address do not.
 
 Each table of calls is run by a static C program, by Python and by Node; a call that must fail inside is seen
 to work outside.
@@ -30,7 +30,7 @@ SECONDS = 120
 NOWHERE = {"stream elsewhere sendto", "stream elsewhere sendmsg", "stream elsewhere sendmmsg"} | {
     f"{kind} elsewhere connect" for kind in ("stream", "packet")
 }
-"""What the kernel itself refuses, network or not: the end of a pair has its peer."""
+"""Calls that the kernel itself refuses, because the end of a pair has a peer."""
 
 TO_THE_PEER = {"packet elsewhere sendmsg", "packet elsewhere sendmmsg"}
 """The kernel ignores the address of sequenced packets. That nothing arrives elsewhere is tested below."""
@@ -68,7 +68,7 @@ def table(host: Host, tree: Tree, argv: list[str], permissions: Json = None) -> 
 
 
 def compare(outside: dict[str, int], inside: dict[str, int]) -> None:
-    """What has no address works on both sides; what has one works outside only."""
+    """Calls without an address work on both sides; those with one work only outside."""
     assert outside.keys() == inside.keys()
     for name, number in outside.items():
         assert (number != 0) == (name in NOWHERE), (name, number)

@@ -41,7 +41,7 @@ class Scene:
         self._words = 0
 
     def params(self, script: str) -> Json:
-        """What starts a confined script."""
+        """The parameters to start a confined script."""
         permissions = restricted(special("root", "read"), at(self.ws, "write"))
         return self.session.start_params(
             ["/bin/sh", "-c", script.replace("OUT", str(self.out))],
@@ -60,13 +60,13 @@ class Scene:
         return row
 
     def kill_server(self) -> None:
-        """SIGKILL; return when its successor has our session."""
+        """SIGKILL the server; return when the new server has our session."""
         self.service.signal_server(signal.SIGKILL)
         self.session.reconnect()
-        self.service.successor()
+        self.service.wait_for_new_server()
 
     def go_on(self, row: EventRow) -> None:
-        """Say the word."""
+        """Let the commands continue."""
         self._words += 1
         line = {"chunk": base64.b64encode(b"go\n").decode(), "writeId": str(self._words)}
         assert self.session.call("process/write", {"processId": row.process_id, **line}) == {
@@ -140,13 +140,13 @@ def test_a_terminate_ends_everything_in_a_sandbox_whose_server_is_gone(scene: Sc
     assert os.listdir(scene.ws) == []
 
 
-def test_what_ends_while_there_is_no_server_is_cleaned_up_by_the_next(scene: Scene) -> None:
+def test_a_sandbox_that_ends_without_a_server_is_cleaned_up_by_the_next(scene: Scene) -> None:
     os.mkfifo(scene.ws / "gate")
     row = scene.start("exec 3<>gate; echo ready; read word <&3; exit 4", [])
     scene.service.signal_server(signal.SIGKILL)
     (scene.ws / "gate").write_text("go\n")
     scene.session.reconnect()
-    scene.service.successor()
+    scene.service.wait_for_new_server()
     scene.session.finish(row)
     assert row.exit_code == 4
     assert os.listdir(scene.ws) == ["gate"]
@@ -178,7 +178,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Wait for what happens soon."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + PATIENCE
     while not done():
         assert time.monotonic() < deadline, "nothing came of it"

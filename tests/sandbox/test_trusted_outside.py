@@ -1,4 +1,5 @@
-"""What one command leaves is no way out for later ones, nor for programs outside that trust the workspace."""
+"""Files of one command help no later command to escape, and mislead no program outside that trusts the
+workspace."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.sandbox.profiles import (
     restricted,
 )
 from tests.support.wire import Json, ReplyError, path_uri
-from tests.unit.sandbox.test_git import PLANTS, Plant
+from tests.unit.sandbox.test_git_files import PLANTS, Plant
 
 NETWORKS = pytest.mark.parametrize(
     "permissions", [WORKSPACE, WORKSPACE_WITH_NETWORK], ids=["offline", "online"]
@@ -26,7 +27,7 @@ NETWORKS = pytest.mark.parametrize(
 
 
 def attempt(host: Host, tree: Tree, script: str, sandbox: Json) -> str:
-    """Run a script; what it printed, or the words with which the start was refused."""
+    """Run a script; returns its output, or the error of the refused start."""
     try:
         return host.shell(tree, script, sandbox).output.decode(errors="replace")
     except ReplyError as refused:

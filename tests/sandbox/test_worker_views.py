@@ -1,6 +1,6 @@
-"""A worker of `fs/*` lives on, and what it sees is what a sandbox made now would show.
+"""The view of a long-lived worker of `fs/*` is the same as that of a new sandbox.
 
-The kernel takes a mount away together with the name below it, when somebody outside removes or replaces that.
+The kernel removes a mount together with the covered name, if a process outside removes or replaces that name.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.errors import InvalidRequest, RpcError
+from execserver.descendants import children_of
+from execserver.filesystem import operations
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
 from execserver.filesystem.descriptors import Descriptors
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
-from execserver.filesystem.worker_pool import PoolTimes, WorkerPool
+from execserver.fsworker.confined_files import ConfinedFiles, ConfinedRequests
+from execserver.fsworker.launch import WorkerLauncher
+from execserver.fsworker.pool import PoolTimes, WorkerPool
 from execserver.fsworker.process import WorkerProcess
-from execserver.membership import children_of
-from execserver.protocol.errors import InvalidRequest, RpcError
-from execserver.sandbox.confinement import Command
-from execserver.sandbox.options import OwnThings, SandboxOptions
+from execserver.launch_spec import LaunchSpec
+from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import Access, Policy, Rule
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.worker_launch import WorkerLauncher
 from tests.sandbox.host import Host, Tree
 from tests.sandbox.profiles import READ_ROOT, WRITE_WORKSPACE, restricted
 from tests.sandbox.test_files import READ_ONLY_ERROR, Files
@@ -157,7 +158,7 @@ def test_a_worker_is_kept_whatever_else_happens(host: Host, files: Files) -> Non
 
 
 class Launcher(WorkerLauncher):
-    """Starts workers, and lets something happen while their sandboxes are made."""
+    """Starts workers, and runs a function while their sandboxes are made."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         super().__init__(sandboxes, None)
@@ -187,10 +188,10 @@ class Scene:
         self.workspace.mkdir()
         self.policy = policy_for(self.workspace)
         options = SandboxOptions(spool_dir=str(folder / "state"))
-        self.sandboxes = Sandboxes(options, OwnThings(), {"PATH": os.environ["PATH"]})
+        self.sandboxes = Sandboxes(options, DaemonPaths(), {"PATH": os.environ["PATH"]})
         self.launcher = Launcher(self.sandboxes)
         # A worker with mount points should not end by itself.
-        self.pool = WorkerPool(self.launcher, can_hang=lambda: can_hang, times=PoolTimes(brief=60.0))
+        self.pool = WorkerPool(self.launcher, can_hang=lambda: can_hang, times=PoolTimes(short_lived=60.0))
         self._calls, self._descriptors = BlockingCalls(), Descriptors()
         self._requests = ConfinedRequests()
         self._mounts = MountTable()
@@ -202,11 +203,11 @@ class Scene:
 
     async def make(self, path: Path, policy: Policy | None = None) -> None:
         """Make a folder, by a worker."""
-        await self._confined(policy or self.policy).create_directory(str(path), recursive=False)
+        await self._confined(policy or self.policy).run(operations.create_directory, str(path), False, None)
 
     async def remove(self, path: Path) -> None:
         """Remove a file, by a worker."""
-        await self._confined(self.policy).remove(str(path), recursive=False, force=False)
+        await self._confined(self.policy).run(operations.remove, str(path), False, False)
 
     def _confined(self, policy: Policy) -> ConfinedFiles:
         small = SmallFiles(self._mounts)
@@ -219,7 +220,7 @@ class Scene:
 
     async def run_another(self) -> None:
         """Make the sandbox of a command with the same policy, and let it go again."""
-        command = Command("/bin/true", ("/bin/true",), "/", {}, tty=False)
+        command = LaunchSpec("/bin/true", ("/bin/true",), "/", {}, tty=False)
         confinement = await asyncio.to_thread(self.sandboxes.prepare, self.policy, command)
         await asyncio.to_thread(self.sandboxes.release, confinement)
 
@@ -328,7 +329,7 @@ async def test_a_name_that_changes_while_a_worker_starts_is_read_only_all_the_sa
     assert len(scene.launcher.started) == 2
 
 
-async def test_what_changes_all_the_time_is_told_and_nothing_is_left_of_the_attempts(scene: Scene) -> None:
+async def test_a_path_that_keeps_changing_is_an_error_and_leaves_nothing_behind(scene: Scene) -> None:
     scene.fill()
     await scene.make(scene.workspace / "a", policy_for(scene.workspace.parent))
     before = len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""Nothing is left in a workspace, neither by commands that end nor by those that are killed."""
+"""Neither ended nor killed commands leave anything in a workspace."""
 
 from __future__ import annotations
 

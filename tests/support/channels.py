@@ -15,7 +15,7 @@ class OpenChannel:
     parse_error_prefix = ""
     max_reply_bytes = None
     utf8_is_fatal = False
-    presumed_standard = False
+    presumes_json_rpc = False
     unsent = progress = 0
     ended = False
 

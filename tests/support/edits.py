@@ -1,4 +1,4 @@
-"""`fs/applyEdits` in tests: edits as they stand on the wire, a tree to change, what a change left behind."""
+"""`fs/applyEdits` in tests: edits as JSON, a tree to change, and the entries that are left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.service import Service
 from tests.support.wire import PATIENCE, Json, encode, path_uri
 
 MARK = ".execserver-edit-"
-"""How the names of our files begin. Nothing that begins so may be left anywhere."""
+"""The prefix of our temporary names. No such file may be left."""
 
 Picture = dict[str, tuple[int, bytes | str | None]]
 
@@ -29,9 +29,9 @@ def remove(path: Path | str, **members: Json) -> Json:
 
 
 def picture(folder: Path) -> Picture:
-    """Everything below a folder: permission bits, and content, target, or nothing for folders.
+    """All files below a folder: permission bits, and the content, the target, or None for a folder.
 
-    What goes while it is looked at is not in it.
+    Files that are removed meanwhile are left out.
     """
     found: Picture = {}
     for path in folder.rglob("*"):
@@ -47,8 +47,8 @@ def picture(folder: Path) -> Picture:
 
 
 class FiveFiles:
-    """A tree, and a patch of five files for it: two updates, one of them through a link, two files that are
-    new, one with its folders, and a removal.
+    """A tree, and a patch for five of its files: two updates, one of them through a link, two new files, one
+    of them in new folders, and a removal.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class FiveFiles:
 
     @property
     def new(self) -> Picture:
-        """The tree when all of it is done."""
+        """The tree after the patch."""
         found: Picture = {
             **self.old,
             "first": (0o640, b"new first"),
@@ -94,21 +94,21 @@ class FiveFiles:
 
 
 def records(state: Path) -> list[str]:
-    """Names of the records in a state folder."""
+    """Names of the journal entries in a state folder."""
     with contextlib.suppress(FileNotFoundError):
         return [name for name in os.listdir(state / "edits") if name != "lock"]
     return []
 
 
 def kill_at_the_point(service: Service) -> None:
-    """Wait until the server stands still, kill it, and wait for the next one."""
+    """Wait until the server is stopped at a fault point, kill it, and wait for the next one."""
     wait_stopped(service)
     service.signal_server(signal.SIGKILL)
-    service.successor()
+    service.wait_for_new_server()
 
 
 def wait_stopped(service: Service) -> None:
-    """Wait until the server stands still."""
+    """Wait until the server is stopped at a fault point."""
     deadline = time.monotonic() + PATIENCE
     while Path(f"/proc/{service.server_pid}/stat").read_text().rpartition(") ")[2][0] != "T":
         assert time.monotonic() < deadline, f"the point was not reached: {service.log}"

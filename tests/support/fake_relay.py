@@ -26,11 +26,11 @@ from typing import Any, Self
 
 from aiohttp import WSMsgType, web
 
-from execserver.relay import contract, frames
-from execserver.relay.frames import Frame
-from execserver.relay.keys import KeyPair, PublicKeys
-from execserver.relay.noise import Binding, Initiator, Transport
-from execserver.relay.records import MessageAssembler, RecordQueue
+from execprotocol.relay import contract, frames
+from execprotocol.relay.frames import Frame
+from execprotocol.relay.keys import KeyPair, PublicKeys
+from execprotocol.relay.noise import Binding, Initiator, NoiseTransport
+from execprotocol.relay.records import MessageAssembler, RecordQueue
 
 PATIENCE = 20.0
 """Seconds for something that must happen. Long, because it only matters in a failure."""
@@ -70,7 +70,7 @@ class FakeRelay:
         self.validate_gate: asyncio.Event | None = None
         """Set it to hold answers back until the event is set."""
         self.orphans: list[Frame] = []
-        """Frames of the executor for streams that nobody has."""
+        """Frames of the executor for unknown streams."""
         self._streams: dict[str, RelayClient] = {}
         self._socket: web.WebSocketResponse | None = None
         self._runner: web.AppRunner
@@ -197,7 +197,7 @@ class RelayClient:
         self.came: asyncio.Queue[Frame | None] = asyncio.Queue()
         """Frames of the executor; None when its socket is gone."""
         self.notifications: deque[dict[str, Any]] = deque()
-        self.transport: Transport
+        self.transport: NoiseTransport
         self._queue = RecordQueue()
         self._sent = 0
         self._messages: deque[bytes | bytearray] = deque()

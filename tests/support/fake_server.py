@@ -1,4 +1,4 @@
-"""A server for the supervisor's tests: it keeps the duties of `execserver.supervisor.channel`, and no more.
+"""A server for the supervisor's tests, with the duties of `execserver.supervisor.server_channel` and no more.
 
 Run by its path: `fake_server.py serve [--listen …] [--fake-exit N] [--fake-journal FILE] [--fake-stuck]`.
 
@@ -25,8 +25,8 @@ import signal
 import subprocess
 import sys
 
-from execserver.membership import kill_members, own_limit, set_own_tag, tag_value
-from execserver.supervisor.channel import ServerChannel, open_supervisor_pidfd
+from execserver.descendants import kill_descendants, own_limit, set_own_tag, tag_value
+from execserver.supervisor.server_channel import ServerChannel, open_supervisor_pidfd
 
 
 def main() -> int:
@@ -97,7 +97,7 @@ def main() -> int:
     while True:
         readable = select.select(watched, [], [])[0]
         if supervisor in readable:
-            journal("orphaned", survivors=kill_members(hello.instance, roots=[os.getpid()]))
+            journal("orphaned", survivors=kill_descendants(hello.instance, roots=[os.getpid()]))
             return 1
         if channel.fileno() in readable:
             message = channel.receive()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tests.support.wire import Client, WebSocketTransport, connect_unix, connect_ws, with_headers
+from tests.support.framing import PING, PONG, TEXT, frame, with_headers
+from tests.support.wire import Client, connect_unix, connect_ws
 
-TEXT, CONTINUED, PING, PONG = 1, 0, 9, 10
+CONTINUED = 0
 PIECE = 1 << 20
-
-frame = WebSocketTransport.frame
 
 
 def _many(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:

@@ -1,4 +1,4 @@
-"""Launchers of fs workers for tests: bare, and in a sandbox of bubblewrap made here."""
+"""Launchers of fs workers for tests: without a sandbox, and in one of bubblewrap."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from execserver.relay.contract import SECURITY_PROFILE
-from execserver.relay.keys import KeyPair
+from execprotocol.relay.contract import SECURITY_PROFILE
+from execprotocol.relay.keys import KeyPair
 from tests.support.relay_service import RelayService
 from tests.support.wire import PATIENCE, UpgradeRefusedError, WebSocketTransport, _upgrade
 
@@ -195,6 +195,6 @@ class RawClient(RawSocket):
             tls=tls,
         )
         assert answer.status == 200, answer
-        self.introduction: dict[str, Any] = answer.json
+        self.answer: dict[str, Any] = answer.json
         self.url: str = answer.json["url"]
         super().__init__(self.url, tls, receive_buffer)

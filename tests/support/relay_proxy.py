@@ -1,7 +1,7 @@
 """A TCP proxy in front of a relay, for the peers that are to be cut off, or whose bytes are to be seen.
 
-A relay hands out URLs by the `Host` of the request, so whoever registers or connects through a proxy dials
-through it, too: with a proxy for each peer all that a peer sends and gets passes here.
+A relay hands out URLs by the `Host` of the request, so a peer that registers or connects through a proxy
+dials through it, too: with a proxy for each peer all that a peer sends and gets passes here.
 
     async with Proxy(relay.url) as proxy:
         ...                          # a peer of proxy.url

@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
-from execserver.relay.control import ask
+from execserver.relay.service.control_socket import ask_relay
 from tests.support.wire import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "execserver", "relay")
@@ -215,7 +215,7 @@ class RelayService:
     def metrics(self) -> dict[str, float]:
         """Every sample of the metrics page on the control socket."""
         samples = {}
-        for line in ask(self.state, "/metrics").decode().splitlines():
+        for line in ask_relay(self.state, "/metrics").decode().splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 samples[name] = float(value)
@@ -225,7 +225,7 @@ class RelayService:
         """Wait until an executor's socket is there for an environment."""
 
         def online() -> bool:
-            rows = json.loads(ask(self.state, "/environments"))
+            rows = json.loads(ask_relay(self.state, "/environments"))
             return any(row["environment"] == environment for row in rows)
 
         wait_until(online, timeout, f"{environment} is not online")

@@ -19,10 +19,10 @@ from typing import Self
 import aiohttp
 from aiohttp import WSMsgType
 
-from execserver.relay import contract, frames
-from execserver.relay.contract import ConnectAnswer, RegisterAnswer, ValidateRequest
-from execserver.relay.frames import Frame
-from execserver.relay.keys import KeyPair
+from execprotocol.relay import contract, frames
+from execprotocol.relay.contract import ConnectAnswer, RegisterAnswer, ValidateRequest
+from execprotocol.relay.frames import Frame
+from execprotocol.relay.keys import KeyPair
 from tests.support.wire import PATIENCE
 
 ABNORMAL = 1006
@@ -61,7 +61,7 @@ class RawPeer:
             await self._socket.send_bytes(message)
 
     async def send_text(self, message: str) -> None:
-        """Send what nobody may send."""
+        """Send an invalid message."""
         await self._socket.send_str(message)
 
     async def message(self) -> bytes:
@@ -109,7 +109,7 @@ class Wire:
     Args:
         url: its base URL.
         executor_token: for registrations.
-        client_token: for introductions.
+        client_token: for `connect`.
     """
 
     def __init__(self, url: str, executor_token: str, client_token: str) -> None:
@@ -117,7 +117,7 @@ class Wire:
         self.executor_token = executor_token
         self.client_token = client_token
         self._session: aiohttp.ClientSession
-        self._peers: list[RawPeer] = []  # a socket that nobody holds is closed by its library
+        self._peers: list[RawPeer] = []  # a socket without a reference is closed by its library
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))

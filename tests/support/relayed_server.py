@@ -15,8 +15,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from execserver.relay.remote_options import TOKEN_VARIABLE
-from execserver.relay.tokens import TokenStore
+from execserver.relay.executor.options import TOKEN_VARIABLE
+from execserver.relay.service.tokens import TokenStore
 from tests.support.relay_service import RelayService
 from tests.support.wire import Client, Server, connect_ws
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from execserver.relay.bus import Bus, MemoryBus
-from execserver.relay.rendezvous import Limits, Rendezvous
+from execserver.relay.service.bus import Bus, MemoryBus
+from execserver.relay.service.queues import Limits
+from execserver.relay.service.rendezvous import Rendezvous
 
 
 class FakeTimer:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from execclient.approvals import ApprovalRequest, Review
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approvals import ApprovalRequest, Review
+from execclient.govern.sandbox import WorkspaceWrite
 from execclient.tools.toolset import Toolset
 
 ONE_TRANSPORT = pytest.mark.parametrize("url", ["unix"], indirect=True)

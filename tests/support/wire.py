@@ -2,8 +2,7 @@
 
 It knows framing, ids and the order in which things arrived, and nothing of what the
 messages mean beyond that: a test can send whatever bytes it likes and sees what came
-back. Standard library only, RFC 6455 included, so that no library of the server is
-tested against itself.
+back. The framings are those of `tests.support.framing`.
 
     with Server("unix:///tmp/x/socket") as server, server.connect() as client:
         process = client.shell("echo hello; exit 3")
@@ -39,6 +38,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
+
+from tests.support.framing import (
+    BINARY,
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    Framing,
+    Headers,
+    Lines,
+    WebSocket,
+    frame,
+)
 
 Json = Any
 """A decoded JSON value. Tests take it apart; its type ends here."""
@@ -100,6 +112,8 @@ def path_uri(path: str | bytes | os.PathLike[str]) -> str:
 class Transport(ABC):
     """One connection as a sequence of messages."""
 
+    framing: Framing
+
     @abstractmethod
     def send_message(self, payload: bytes) -> None:
         """Send one message with the framing of this transport."""
@@ -117,23 +131,17 @@ class Transport(ABC):
         """End the connection and release everything; a second call does nothing."""
 
 
-def with_headers(payload: bytes) -> bytes:
-    """A message in `Content-Length` framing."""
-    return b"Content-Length: %d\r\n\r\n%b" % (len(payload), payload)
-
-
 class SocketTransport(Transport):
-    """Lines, or `Content-Length` headers, over a Unix socket."""
+    """Messages of one framing over a socket."""
 
-    def __init__(self, connection: socket.socket, *, headers: bool = False) -> None:
+    def __init__(self, connection: socket.socket, framing: Framing) -> None:
         self.socket = connection
-        self.headers = headers
-        self._pending = bytearray()
+        self.framing = framing
         self._lock = threading.Lock()
 
     def send_message(self, payload: bytes) -> None:
         """One message in this framing."""
-        self.send_bytes(with_headers(payload) if self.headers else payload + b"\n")
+        self.send_bytes(self.framing.encode(payload))
 
     def send_bytes(self, data: bytes) -> None:
         """Bytes as they are."""
@@ -141,39 +149,13 @@ class SocketTransport(Transport):
             self.socket.sendall(data)
 
     def receive(self) -> bytes | None:
-        """The next message; a last line without its end is none."""
-        if self.headers:
-            return self._receive_sized()
-        searched = 0
-        while (end := self._pending.find(b"\n", searched)) < 0:
-            searched = len(self._pending)
+        """The next message."""
+        while (message := self.framing.take()) is None:
             data = self._more()
             if not data:
                 return None
-            self._pending += data
-        line = bytes(self._pending[:end])
-        del self._pending[: end + 1]
-        return line
-
-    def _receive_sized(self) -> bytes | None:
-        while (end := self._pending.find(b"\r\n\r\n")) < 0:
-            data = self._more()
-            if not data:
-                return None
-            self._pending += data
-        size = int(self._pending[:end].removeprefix(b"Content-Length: "))
-        del self._pending[: end + 4]
-        return self._exactly(size)
-
-    def _exactly(self, size: int) -> bytes | None:
-        while len(self._pending) < size:
-            data = self._more()
-            if not data:
-                return None
-            self._pending += data
-        data = bytes(self._pending[:size])
-        del self._pending[:size]
-        return data
+            self.framing.feed(data)
+        return message
 
     def _more(self) -> bytes:
         try:
@@ -198,92 +180,73 @@ class SocketTransport(Transport):
 
 
 class WebSocketTransport(SocketTransport):
-    """Just enough of RFC 6455 to test a server: any frame can be sent, also a wrong one."""
+    """A WebSocket on which any frame can be sent, also a wrong one."""
 
-    TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+    TEXT, BINARY, CLOSE, PING, PONG = TEXT, BINARY, CLOSE, PING, PONG
+    frame = staticmethod(frame)
 
     def __init__(self, connection: socket.socket, left_over: bytes = b"") -> None:
-        super().__init__(connection)
-        self._pending += left_over
+        self.framing: WebSocket = WebSocket(left_over)
+        super().__init__(connection, self.framing)
         self.answer_pings = True
-        self.pongs: deque[bytes] = deque()
         self.pings = 0
-        self.close_code: int | None = None
-        self.largest_frame = 0
-        self.opcodes: set[int] = set()
 
-    def send_message(self, payload: bytes) -> None:
-        """One text frame."""
-        self.send_frame(self.TEXT, payload)
+    @property
+    def pongs(self) -> deque[bytes]:
+        """The payloads of all pongs."""
+        return self.framing.pongs
+
+    @property
+    def close_code(self) -> int | None:
+        """Of the server's close frame; 1005 when it had none."""
+        return self.framing.close_code
+
+    @property
+    def largest_frame(self) -> int:
+        """Bytes."""
+        return self.framing.largest_frame
+
+    @property
+    def opcodes(self) -> set[int]:
+        """Of all data frames."""
+        return self.framing.opcodes
 
     def send_frame(self, opcode: int, payload: bytes, *, fin: bool = True) -> None:
         """One frame of any kind; `opcode` 0 continues a message."""
-        self.send_bytes(self.frame(opcode, payload, fin=fin))
-
-    @staticmethod
-    def frame(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
-        """The bytes of one masked frame."""
-        size, mask = len(payload), os.urandom(4)
-        first = opcode | (0x80 if fin else 0)
-        if size < 126:
-            head = struct.pack(">BB", first, 0x80 | size)
-        elif size < 1 << 16:
-            head = struct.pack(">BBH", first, 0x80 | 126, size)
-        else:
-            head = struct.pack(">BBQ", first, 0x80 | 127, size)
-        # Masking as one exclusive-or of two long integers: linear, and in C.
-        key = (mask * (size // 4 + 1))[:size]
-        masked = (int.from_bytes(payload) ^ int.from_bytes(key)).to_bytes(size)
-        return head + mask + masked
+        self.send_bytes(frame(opcode, payload, fin=fin))
 
     def receive(self) -> bytes | None:
-        """The next message, put together from its frames; control frames are dealt with here."""
-        message = bytearray()  # a relay sends a thousand frames of a large one
+        """The next message; pings are answered on the way."""
         while True:
-            head = self._exactly(2)
-            if head is None:
-                return None
-            opcode, length = head[0] & 15, head[1] & 127
-            if length >= 126:
-                extended = self._exactly(2 if length == 126 else 8)
-                if extended is None:
-                    return None
-                length = int.from_bytes(extended)
-            payload = self._exactly(length)
-            if payload is None:
-                return None
-            if opcode == self.CLOSE:
-                self.close_code = int.from_bytes(payload[:2]) if payload else 1005
-                return None
-            if opcode == self.PING:
+            message = self.framing.take()
+            while self.framing.pings:
+                payload = self.framing.pings.popleft()
                 self.pings += 1
                 if self.answer_pings:
                     with contextlib.suppress(OSError):
-                        self.send_frame(self.PONG, payload)
-            elif opcode == self.PONG:
-                self.pongs.append(payload)
-            else:
-                self.opcodes.add(opcode)
-                self.largest_frame = max(self.largest_frame, length)
-                message += payload
-                if head[0] & 0x80:
-                    return bytes(message)
+                        self.send_frame(PONG, payload)
+            if message is not None or self.framing.ended:
+                return message
+            data = self._more()
+            if not data:
+                return None
+            self.framing.feed(data)
 
 
 class StdioTransport(Transport):
-    """Lines, or `Content-Length` headers, over the standard streams of a server that we started."""
+    """Messages of one framing over the standard streams of a server that we started."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, headers: bool = False) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], framing: Framing) -> None:
         if process.stdin is None or process.stdout is None:
             raise ValueError("stdin and stdout must be pipes")
         self.process = process
-        self.headers = headers
+        self.framing = framing
         self._stdin, self._stdout = process.stdin, process.stdout
         self._lock = threading.Lock()
 
     def send_message(self, payload: bytes) -> None:
         """One message in this framing."""
-        self.send_bytes(with_headers(payload) if self.headers else payload + b"\n")
+        self.send_bytes(self.framing.encode(payload))
 
     def send_bytes(self, data: bytes) -> None:
         """Bytes as they are."""
@@ -293,15 +256,12 @@ class StdioTransport(Transport):
 
     def receive(self) -> bytes | None:
         """The next message."""
-        line = self._stdout.readline()
-        if not self.headers:
-            return line[:-1] if line.endswith(b"\n") else None
-        if not line:
-            return None
-        size = int(line.removeprefix(b"Content-Length: "))
-        self._stdout.readline()
-        message = self._stdout.read(size)
-        return message if len(message) == size else None
+        while (message := self.framing.take()) is None:
+            data = os.read(self._stdout.fileno(), 1 << 18)
+            if not data:
+                return None
+            self.framing.feed(data)
+        return message
 
     def finish_sending(self) -> None:
         """End of file on the server's standard input."""
@@ -559,15 +519,8 @@ class Client:
 
     def send_all(self, *messages: Json) -> None:
         """Several messages in one write."""
-        payloads = [json.dumps(message).encode() for message in messages]
-        if isinstance(self.transport, WebSocketTransport):
-            frame = self.transport.frame
-            data = b"".join(frame(WebSocketTransport.TEXT, payload) for payload in payloads)
-        elif getattr(self.transport, "headers", False):
-            data = b"".join(map(with_headers, payloads))
-        else:
-            data = b"".join(payload + b"\n" for payload in payloads)
-        self.transport.send_bytes(data)
+        payloads = (json.dumps(message).encode() for message in messages)
+        self.transport.send_bytes(b"".join(map(self.transport.framing.encode, payloads)))
 
     def pipeline(self, *requests: tuple[str, Json]) -> list[int]:
         """Send several requests in one write, without waiting; their ids."""
@@ -710,7 +663,7 @@ def connect_unix(path: str | os.PathLike[str], *, standard: bool = False, header
     except OSError:
         connection.close()
         raise
-    return Client(SocketTransport(connection, headers=headers), standard=standard)
+    return Client(SocketTransport(connection, Headers() if headers else Lines()), standard=standard)
 
 
 def connect_unix_ws(path: str | os.PathLike[str], *, standard: bool = False) -> Client:
@@ -812,7 +765,7 @@ def spawn_stdio(
         env=None if env is None else dict(env),
         cwd=cwd,
     )
-    return Client(StdioTransport(process, headers=headers), standard=standard)
+    return Client(StdioTransport(process, Headers() if headers else Lines()), standard=standard)
 
 
 class Server:

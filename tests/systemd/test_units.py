@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay import command as relay_command
-from execserver.relay import listening
-from execserver.relay import server as relay_server
-from execserver.relay.settings import RelaySettings
+from execserver.relay.service import command as relay_command
+from execserver.relay.service import listening
+from execserver.relay.service import server as relay_server
+from execserver.relay.service.settings import RelaySettings
 from execserver.supervisor import program
 from execserver.supervisor.listeners import default_listener
 
@@ -59,7 +59,7 @@ def test_the_user_s_socket_is_where_clients_look_by_themselves() -> None:
     )
 
 
-def test_nobody_else_may_open_the_socket(socket_unit: Unit, form: str) -> None:
+def test_no_other_user_may_open_the_socket(socket_unit: Unit, form: str) -> None:
     assert socket_unit["Socket.SocketMode"] == ["0600"]
     assert socket_unit["Socket.DirectoryMode"] == ["0700"]
     assert "Socket.Accept" not in socket_unit

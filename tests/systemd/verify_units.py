@@ -45,7 +45,7 @@ def installed(folder: Path, form: str) -> list[Path]:
     return sorted(folder.glob("execserver*.*"))
 
 
-def complaints(folder: Path, form: str) -> str:
+def warnings_of(folder: Path, form: str) -> str:
     """What systemd-analyze says. Unknown keys are only warnings to it, and its status is 0."""
     units = installed(folder, form)
     result = subprocess.run(
@@ -61,7 +61,7 @@ def complaints(folder: Path, form: str) -> str:
 
 @pytest.mark.parametrize("form", ["system", "user"])
 def test_systemd_accepts_the_units_without_a_word(folder: Path, form: str) -> None:
-    assert complaints(folder, form) == ""
+    assert warnings_of(folder, form) == ""
 
 
 @pytest.mark.parametrize("form", ["system", "user"])
@@ -73,7 +73,7 @@ def test_a_fault_would_be_seen(folder: Path, form: str, fault: str) -> None:
     service.write_text(service.read_text().replace("[Service]", f"[Service]\n{fault}\n"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "UNITS", folder / "copies")
-        assert complaints(folder, form) != ""
+        assert warnings_of(folder, form) != ""
 
 
 def test_the_relay_gets_a_user_of_its_own_without_a_shell(folder: Path) -> None:

@@ -197,8 +197,8 @@ def test_what_would_not_start_fails_the_check_with_the_reason(
 def test_a_daemon_has_in_memory_no_sandbox_of_another_system() -> None:
     program = """
 import sys
-from execserver import server
-server.load_the_rest()
+from execserver import late_modules, server
+late_modules.load_late_modules()
 print("execserver.sandbox.seatbelt" in sys.modules)
 """
     said = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)

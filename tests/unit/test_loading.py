@@ -8,8 +8,8 @@ import sys
 # A program whose table is full.
 PROGRAM = """
 import os, resource
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import METHODS
+from execprotocol.errors import InvalidParams
+from execprotocol.methods import METHODS
 from execserver.rpc.params import decode_params
 
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -42,7 +42,7 @@ from execserver.loading import LOADER
 held = []
 
 @contextlib.contextmanager
-def lend():
+def use_reserved_descriptors():
     while held:
         os.close(held.pop())
     yield
@@ -50,14 +50,14 @@ def lend():
 held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(8))
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
-for load in (LOADER.load, LOADER.load_without_spares):
+for load in (LOADER.load, LOADER.load_without_reserved):
     try:
         load(lambda: import_module("tabnanny"))
     except OSError as error:
         assert error.errno == errno.EMFILE
         continue
     sys.exit("there was room")
-LOADER.lend = lend
+LOADER.use_reserved_descriptors = use_reserved_descriptors
 print(LOADER.load(lambda: import_module("tabnanny")).__name__, held)
 """
 

@@ -12,24 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay.client_list import ClientList, ClientListError
-from execserver.relay.identity import check_identity
-from execserver.relay.key_files import KeyFileError, load_key_pair
-from execserver.relay.listening import ListenError as RelayListenError
-from execserver.relay.listening import tls_context
-from execserver.relay.remote_options import RemoteOptions
-from execserver.relay.settings import RelaySettings
-from execserver.relay.state_dir import StateDir, StateDirError
-from execserver.relay.tokens import TokenFileError, TokenStore
+from execprotocol.relay.key_files import KeyFileError, load_key_pair
+from execprotocol.trust import UntrustedError, check_way, read_trusted
+from execserver.relay.executor.allowed_clients import AllowedClients, AllowedClientsError
+from execserver.relay.executor.identity import check_identity
+from execserver.relay.executor.options import RemoteOptions
+from execserver.relay.service.listening import RelayListenError, tls_context
+from execserver.relay.service.settings import RelaySettings, StateDir, StateDirError
+from execserver.relay.service.tokens import TokenFileError, TokenStore
 from execserver.supervisor import config_file
 from execserver.supervisor.activation import listener_on
-from execserver.supervisor.listeners import ListenError, UnixListener
+from execserver.supervisor.listener import ListenError, UnixListener
 from execserver.transports.authentication import (
     AuthenticationOptions,
     ConfigurationError,
     authenticator_from,
 )
-from execserver.trust import UntrustedError, check_way, read_file
 from tests.integration.http.certificates import make_authority
 from tests.sandbox_user import NOBODY, NOT_ROOT, REPOSITORY
 
@@ -62,7 +60,7 @@ def read_secret(path: Path) -> None:
 
 
 def read_clients(path: Path) -> None:
-    ClientList(path).read()
+    AllowedClients(path).read()
 
 
 def read_key(path: Path) -> None:
@@ -113,7 +111,7 @@ REFUSALS = (
     TokenFileError,
     config_file.ConfigFileError,
     ConfigurationError,
-    ClientListError,
+    AllowedClientsError,
     KeyFileError,
     ListenError,
 )
@@ -238,7 +236,7 @@ def test_root_may_give_a_secret_to_a_service_by_its_group_and_not_to_all(open_pl
     os.chown(path, 0, NOBODY)
     for mode, refused in ((0o640, False), (0o440, False), (0o644, True), (0o444, True), (0o660, True)):
         path.chmod(mode)
-        done = as_nobody(f"read_file({str(path)!r}, secret=True)")
+        done = as_ordinary_user(f"read_trusted({str(path)!r}, secret=True)")
         assert (done.returncode != 0) is refused, done.stderr
         if refused:
             assert f"UntrustedError: file {path} of root (uid 0) can be" in done.stderr
@@ -247,24 +245,24 @@ def test_root_may_give_a_secret_to_a_service_by_its_group_and_not_to_all(open_pl
 @pytest.mark.skipif(os.geteuid() != 0, reason=NOT_ROOT)
 @pytest.mark.parametrize("mode", ["0444", "0644"])
 def test_secrets_as_containers_mount_them_are_taken(mode: str, open_place: Path) -> None:
-    read_one = f"read_file({str(open_place / 'secret')!r}, secret=True)"
+    read_one = f"read_trusted({str(open_place / 'secret')!r}, secret=True)"
     mount = f"mount -t tmpfs -o mode=1777 none {open_place} && echo a-token > {open_place}/secret"
     set_mode = f"chmod {mode} {open_place}/secret"
-    kubernetes = as_nobody(read_one, f"{mount} && {set_mode} && mount -o remount,ro {open_place}")
+    kubernetes = as_ordinary_user(read_one, f"{mount} && {set_mode} && mount -o remount,ro {open_place}")
     assert (kubernetes.returncode, kubernetes.stderr) == (0, "")
-    writable = as_nobody(read_one, f"{mount} && {set_mode}")
+    writable = as_ordinary_user(read_one, f"{mount} && {set_mode}")
     assert "can be read by others" in writable.stderr
-    docker = as_nobody(
-        "read_file('/run/secrets/token', secret=True)",
+    docker = as_ordinary_user(
+        "read_trusted('/run/secrets/token', secret=True)",
         f"mount -t tmpfs -o mode=755 none /run && mkdir /run/secrets && echo a-token > /run/secrets/token"
         f" && chmod {mode} /run/secrets/token",
     )
     assert (docker.returncode, docker.stderr) == (0, "")
 
 
-def as_nobody(statement: str, before: str = "true") -> subprocess.CompletedProcess[str]:
+def as_ordinary_user(statement: str, before: str = "true") -> subprocess.CompletedProcess[str]:
     """Run a statement as an ordinary user, after a script by root in mounts of its own."""
-    program = [sys.executable, "-c", f"from execserver.trust import read_file; {statement}"]
+    program = [sys.executable, "-c", f"from execprotocol.trust import read_trusted; {statement}"]
     user = [sys.executable, "-I", f"{REPOSITORY}/tests/sandbox_user.py", str(NOBODY), str(NOBODY)]
     mounts = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", f'{before}; exec "$@"', "sh"]
     return subprocess.run(
@@ -285,9 +283,9 @@ def test_a_file_that_is_too_long_is_refused(place: Path) -> None:
     path = place / "token"
     path.write_bytes(b"x" * 11)
     path.chmod(0o600)
-    assert read_file(str(path), limit=11) == b"x" * 11
+    assert read_trusted(str(path), limit=11) == b"x" * 11
     with pytest.raises(UntrustedError, match=f"{path} has more than 10 bytes"):
-        read_file(str(path), limit=10)
+        read_trusted(str(path), limit=10)
 
 
 @pytest.mark.parametrize("token", ["x", "12345", " short \n", "é"])

@@ -2,7 +2,7 @@
 
 The conversations are held with everything switched to parity: rules that see no more than the reference's,
 allowing rules that lift the sandbox, and a second attempt that an earlier approval covers. By default we are
-stricter in each of these: `tests/unit/client/policy/test_decision.py`, `tests/integration/tools`.
+stricter in each of these: `tests/unit/client/govern/policy/test_decision.py`, `tests/integration/tools`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.policy import co_safe, co_safe_prefix, dangerous, known_safe, lower, plain_commands
+from execclient.govern.policy import co_safe, co_safe_prefix, dangerous, known_safe, lower, plain_commands
 from tests.support.wire import Json
 from tests.vectors.cases import load
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from execclient.errors import PolicyError
-from execclient.policy.rule_files import parse_rules
-from execclient.policy.rules import NO_RULES, RuleSet, report
+from execclient.govern.policy.rule_files import parse_rules
+from execclient.govern.policy.rules import NO_RULES, RuleSet, report
 from tests.support.wire import Json
 from tests.vectors.cases import load
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from execclient import Executor, connect
-from execclient.approval_policy import approval_policy
-from execclient.approvals import ApprovalRequest, Approvals, Review
-from execclient.policy.policy import Policy
-from execclient.policy.rule_files import parse_rules
-from execclient.sandbox import sandbox_policy
+from execclient.govern.approval_policy import approval_policy
+from execclient.govern.approvals import ApprovalRequest, Approvals, Review
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.rule_files import parse_rules
+from execclient.govern.sandbox import sandbox_policy
 from execclient.shells import BASH, Shell
 from execclient.tools.config import ToolsConfig
 from execclient.tools.payloads import CustomPayload, ToolPayload

@@ -14,15 +14,15 @@ import re
 import sys
 from collections.abc import Iterator
 
-from execserver.protocol.errors import RpcError, file_error
-from execserver.protocol.methods import METHODS
+from execprotocol.errors import RpcError, file_error
+from execprotocol.methods import METHODS
 from tools.wire_docs.generated import split_check, write_or_check
 from tools.wire_docs.method_errors import ERRORS, MethodError, errors_of
 
 _HEAD = """\
 # Errors
 
-<!-- Written by `make schemas` from execserver/protocol/errors.py; edits here are lost. -->
+<!-- Written by `make schemas` from clients/python/execprotocol/errors.py; edits here are lost. -->
 
 An error reply has a number, which is coarse, and a sentence for people. Connections that speak
 [standard JSON-RPC](../protocol.md#standard-json-rpc) also get `data.code`, a name for programs, and
@@ -74,7 +74,7 @@ def _names(protocol: str) -> dict[str, int]:
     wrong = {name for name in table.keys() | known.keys() if table.get(name) != known.get(name)}
     if wrong:
         raise DriftError(
-            f"docs/protocol.md and execserver/protocol do not say the same of {', '.join(sorted(wrong))}"
+            f"docs/protocol.md and execprotocol do not say the same of {', '.join(sorted(wrong))}"
         )
     return table
 
@@ -100,8 +100,8 @@ def _entry(kind: type[RpcError], name: str) -> Iterator[str]:
 
 
 _GENERAL = {
-    "parse_error": "Any message, on connections of the standard dialect: no JSON, or beyond a limit of the "
-    "[envelope](../protocol.md#envelope). The lean dialect answers -32600 with an `id` of -1.",
+    "parse_error": "Any message, on connections of the JSON-RPC 2.0 dialect: not JSON, or beyond a limit of "
+    "the [envelope](../protocol.md#envelope). The Codex dialect answers -32600 with an `id` of -1.",
     "method_not_found": "Any request whose method is not in the table of [messages](messages.md).",
 }
 

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 
 import msgspec
 
-from execserver.protocol.environment import OpenRpcDocument
-from execserver.protocol.methods import Method
-from execserver.protocol.model import Params
+from execprotocol.environment import OpenRpcDocument
+from execprotocol.methods import Method
+from execprotocol.model import Params
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 EXTENSION_FAMILY = "execserver"
@@ -204,7 +204,7 @@ def _text(shape: type) -> str:
 @cache
 def _member_docstrings(module: str) -> dict[str, dict[str, str]]:
     """Class → member → the text below it, for one of our modules."""
-    if not module.startswith(("execserver.", "tools.")):
+    if not module.startswith(("execprotocol.", "execserver.", "tools.")):
         return {}
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: _docstrings_in(node) for node in tree.body if isinstance(node, ast.ClassDef)}

@@ -1,13 +1,13 @@
 """Which errors each method answers, for schemas and the reference. Nothing is decided here.
 
-`docs/protocol.md`, section "Error codes"; the numbers and names are those of `protocol/errors.py`.
+`docs/protocol.md`, section "Error codes"; the numbers and names are those of `execprotocol/errors.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from execserver.protocol.errors import (
+from execprotocol.errors import (
     InternalError,
     InvalidParams,
     InvalidRequest,
@@ -15,7 +15,7 @@ from execserver.protocol.errors import (
     RpcError,
     SessionAttached,
 )
-from execserver.protocol.methods import Method
+from execprotocol.methods import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class MethodError:
 
     @property
     def name(self) -> str:
-        """What programs match on; connections of the standard dialect get it in `data.code`."""
+        """What programs match on; connections of the JSON-RPC 2.0 dialect get it in `data.code`."""
         return self.own_name or self.kind.default_name
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from execprotocol.handshake import InitializedParams
+from execprotocol.methods import EVENTS, METHODS, Method
+from execprotocol.model import Params
 from execserver import __version__
-from execserver.protocol.handshake import InitializedParams
-from execserver.protocol.methods import EVENTS, METHODS, Method
-from execserver.protocol.model import Params
 from tools.wire_docs.examples import Example, examples_of
 from tools.wire_docs.json_schema import (
     Schema,

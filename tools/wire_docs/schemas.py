@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from execserver.protocol.methods import EVENTS, METHODS
-from execserver.rpc.envelope import encode_json
+from execprotocol.methods import EVENTS, METHODS
+from execserver.rpc.codec import encode_json
 from tools.wire_docs.error_object import ErrorObject
 from tools.wire_docs.generated import split_check, write_or_check
 from tools.wire_docs.json_schema import message_schema, positions

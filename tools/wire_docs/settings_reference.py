@@ -44,7 +44,7 @@ The first of these is read, and only that one:
 4. `/etc/execserver/config.toml`.
 
 A file named by 1 or 2 must exist; an empty name means that no file is read. The file must belong to the
-daemon's user or to root, and nobody else may be able to write it: it decides who may connect. It has at
+daemon's user or to root, and no other user may be able to write it: it decides who may connect. It has at
 most 1 MiB.
 
 Relative file names start in the folder of the configuration file when they stand there, and in the working

@@ -1,16 +1,14 @@
-"""execclient: run commands and touch files at an execserver daemon.
+"""execclient: run commands and access files at an execserver daemon.
 
     async with connect() as executor:
         result = await executor.run(["make", "test"], timeout=600)
         print(result.exit_code, result.text)
 
-`execclient.sync` has the same without an event loop, `execclient.expect` pexpect over it.
-`python -m execclient.quickstart` shows what there is.
+`execclient.sync` is the same without an event loop, `execclient.expect` is pexpect on top of it.
+`python -m execclient.quickstart` is a tour.
 """
 
-from execclient import os_errors as os_errors  # so that error replies become these
-from execclient.client import Executor
-from execclient.connect import connect
+from execclient.client import Executor, connect
 from execclient.errors import (
     AccessDenied,
     CallFailed,
@@ -46,11 +44,20 @@ from execclient.errors import (
     WalkIncomplete,
     WrongExecutor,
 )
-from execclient.filesystem import Entry, FileSystem, Stat, WalkEntry
-from execclient.inbox import Chunk, Page
-from execclient.process import Process, ProcessInfo, TextChunk, TextStream
-from execclient.run import RunResult
-from execclient.transfer import Copied, Progress
+from execclient.filesystem import FileSystem
+from execclient.process import Process, TextStream
+from execclient.results import (
+    Chunk,
+    Copied,
+    Entry,
+    Page,
+    ProcessInfo,
+    Progress,
+    RunResult,
+    Stat,
+    TextChunk,
+    WalkEntry,
+)
 
 __all__ = [
     "AccessDenied",

@@ -1,6 +1,6 @@
-"""What callers give, checked before anything is sent: an error names the argument, and what to give instead.
+"""Checks of arguments before a request is sent: an error names the argument, and what to pass instead.
 
-Pure. `TypeError` for what is of another kind, `ValueError` for what cannot be.
+`TypeError` for a wrong type, `ValueError` for an impossible value. No I/O.
 """
 
 from __future__ import annotations
@@ -17,19 +17,30 @@ LONGEST_SECONDS = 9e12
 LARGEST_SIDE = 65535
 """Rows or columns of a terminal."""
 
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz234567" * 8
+"""The 32 letters and digits of base32, for each value of a byte: no 0, 1, 8 or 9, which look like letters."""
+
+
+def new_id() -> str:
+    """A new name of 8 letters and digits, short enough to be typed.
+
+    The chance that it equals one of a million living names is one in a million (40 bits).
+    """
+    return os.urandom(8).translate(_LETTERS).decode()
+
 
 def text(value: object, name: str) -> str:
-    """An argument or a variable as it goes over the wire. Bytes would become base64 there, unsaid."""
+    """An argument or a variable for the wire. Bytes are refused: JSON would silently make base64 of them."""
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(given, str):
         raise TypeError(f"{name} is text or a path, not {_kind(value)}")
     if "\0" in given:
-        raise ValueError(f"{name} holds a NUL character, which nothing can that a program is started with")
+        raise ValueError(f"{name} holds a NUL character, which no argument of a program can")
     try:
         given.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"{name} holds bytes that are no UTF-8, which JSON cannot carry: give them by a file or by input"
+            f"{name} holds bytes that are not UTF-8, which JSON cannot carry: pass them by a file or by input"
         ) from None
     return given
 
@@ -44,7 +55,7 @@ def command_line(values: object, name: str = "argv") -> list[str]:
 
 
 def variables(values: object) -> dict[str, str]:
-    """Variables of the environment."""
+    """Environment variables."""
     if not isinstance(values, Mapping):
         raise TypeError(f"env is a mapping of names to values, as a dict, not {_kind(values)}")
     checked = {text(name, "a name in env"): text(value, f"env[{name!r}]") for name, value in values.items()}
@@ -55,10 +66,10 @@ def variables(values: object) -> dict[str, str]:
 
 
 def path(value: object, name: str = "path") -> str:
-    """A path: not an empty one, which an empty variable gives, and which would mean the working directory."""
+    """A path. An empty one is refused: it would be the working directory, and often is an unset variable."""
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(given, bytes):
-        raise TypeError(f"{name} is text or a path, not bytes: os.fsdecode(…) makes text of it")
+        raise TypeError(f"{name} is text or a path, not bytes: use os.fsdecode(…)")
     if not isinstance(given, str):
         raise TypeError(f"{name} is text or a path, not {_kind(value)}")
     if not given:
@@ -67,7 +78,7 @@ def path(value: object, name: str = "path") -> str:
 
 
 def data(value: object, name: str, kinds: str = "bytes or text") -> bytes:
-    """Bytes, those of a text in UTF-8; a copy of what could still change."""
+    """Bytes; text is encoded as UTF-8, and a mutable buffer is copied."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -75,33 +86,33 @@ def data(value: object, name: str, kinds: str = "bytes or text") -> bytes:
             return value.encode()
         except UnicodeEncodeError:
             raise ValueError(
-                f"{name} holds characters that UTF-8 does not have: give bytes, as of os.fsencode(…)"
+                f"{name} holds characters that UTF-8 does not have: pass bytes, as from os.fsencode(…)"
             ) from None
     try:
-        return bytes(memoryview(value))  # type: ignore[arg-type]  # which is what is asked
+        return bytes(memoryview(value))  # type: ignore[arg-type]  # the question
     except TypeError:
         raise TypeError(f"{name} is {kinds}, not {_kind(value)}") from None
 
 
 def only_data(value: object, name: str, *, text: str) -> bytes:
-    """Bytes, and no text. `text` says what takes that."""
+    """Bytes, and no text. `text` says how to pass text."""
     if isinstance(value, str):
         raise TypeError(f"{name} is bytes, not str; {text}")
     return data(value, name, "bytes")
 
 
 def any_seconds(value: object, name: str, instead: str) -> float:
-    """A number of seconds, whatever its sign. `instead` says what else can be given."""
+    """A number of seconds of either sign. `instead` says what to pass otherwise."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        way = "give its total_seconds()" if hasattr(value, "total_seconds") else instead
+        way = "pass its total_seconds()" if hasattr(value, "total_seconds") else instead
         raise TypeError(f"{name} is a number of seconds, not {_kind(value)}; {way}")
     if value != value:
-        raise ValueError(f"{name} is a number of seconds, and NaN is none; {instead}")
+        raise ValueError(f"{name} is a number of seconds, not NaN; {instead}")
     return value
 
 
 def seconds(value: object, name: str, *, instead: str) -> float:
-    """A time above 0. `instead` says how to ask for none."""
+    """A time above 0. `instead` says how to pass no limit."""
     number = any_seconds(value, name, instead)
     if not number > 0:
         raise ValueError(f"{name} is above 0 seconds, not {value}; {instead}")
@@ -109,7 +120,7 @@ def seconds(value: object, name: str, *, instead: str) -> float:
 
 
 def limit(value: object, name: str) -> float | None:
-    """A time limit that the daemon keeps; None for none, which infinity is too."""
+    """A time limit that the daemon enforces; None or infinity for none."""
     if value is None:
         return None
     number = seconds(value, name, instead="None sets no limit")
@@ -121,12 +132,12 @@ def limit(value: object, name: str) -> float | None:
 
 
 def waiting(value: object, name: str = "timeout") -> float | None:
-    """How long to wait, None for ever. Nothing or less means only to look, as everywhere in Python."""
+    """How long to wait; None waits for ever, 0 or less does not wait."""
     return None if value is None else any_seconds(value, name, "None waits for ever")
 
 
 def count(value: object, name: str, *, none: str | None = None) -> int | None:
-    """A whole number from 0. None is one where `none` says what it means."""
+    """A whole number from 0. None is allowed if `none` says what it means."""
     if value is None and none is not None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
@@ -137,7 +148,7 @@ def count(value: object, name: str, *, none: str | None = None) -> int | None:
 
 
 def terminal_size(value: object) -> dict[str, int]:
-    """Rows and columns, as the wire has them."""
+    """Rows and columns, for the wire."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise TypeError(f"size is a pair of rows and columns, as (24, 80), not {value!r}")
     rows, cols = (_side(side, name) for side, name in zip(value, ("rows", "columns"), strict=True))

@@ -1,4 +1,4 @@
-"""What a command inherits of the daemon's environment. `docs/protocol.md`, "Environment policy"."""
+"""Which of the daemon's variables a command inherits. `docs/protocol.md`, "Environment policy"."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 
 Inherit = Literal["all", "core", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentPolicy:
-    """A choice of the daemon's variables, made by the daemon: their values never come here.
+    """A selection of the daemon's variables. The daemon applies it: their values never reach the client.
 
     Patterns have `*` for any text and `?` for any character, and ignore case. The steps are taken in the
-    order of the fields; the variables that a call sets by itself are laid over what they give.
+    order of the fields; the variables of a call (`env`) are then added.
     """
 
     inherit: Inherit = "all"
-    """All of the daemon's environment, its core (HOME, PATH, …), or nothing."""
+    """The whole environment of the daemon, its core (HOME, PATH, …), or nothing."""
     default_excludes: bool = False
-    """Whether names with KEY, SECRET or TOKEN in them go."""
+    """Whether to remove names that contain KEY, SECRET or TOKEN."""
     exclude: tuple[str, ...] = ()
-    """Patterns of names that go."""
+    """Patterns of names to remove."""
     set: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are added."""
+    """Variables to add."""
     include_only: tuple[str, ...] = ()
-    """If not empty: names that match none of these go, those that were just added too."""
+    """If not empty: remove names that match none of these, including those just added."""
 
     def wire(self) -> dict[str, Json]:
-        """As `process/start` takes it."""
+        """The policy in the form of `process/start`."""
         return {
             "inherit": self.inherit,
             "ignoreDefaultExcludes": not self.default_excludes,
@@ -42,13 +42,13 @@ class EnvironmentPolicy:
 
 
 def environment_policy(value: str | Mapping[str, Json] | EnvironmentPolicy) -> EnvironmentPolicy:
-    """The policy that a configuration names.
+    """The policy in a configuration.
 
     Args:
-        value: what is inherited (`all`, `core` or `none`), or an object with members named as the fields.
+        value: `all`, `core` or `none`, or an object with members named as the fields.
 
     Raises:
-        ValueError: it is neither; the message names the member and what is possible.
+        ValueError: it is neither; the message names the member and the possible values.
     """
     if isinstance(value, EnvironmentPolicy):
         return value
@@ -59,9 +59,9 @@ def environment_policy(value: str | Mapping[str, Json] | EnvironmentPolicy) -> E
             raise ValueError(f"{name}: unknown; there are {', '.join(sorted(known))}")
         if name == "inherit" and member not in get_args(Inherit):
             raise ValueError(f"inherit: {member!r} is none of {', '.join(get_args(Inherit))}")
-        if name in ("exclude", "include_only") and not _is_texts(member):
+        if name in ("exclude", "include_only") and not _are_strings(member):
             raise ValueError(f"{name}: a list of patterns is needed")
-        if name == "set" and not (isinstance(member, Mapping) and _is_texts([*member, *member.values()])):
+        if name == "set" and not (isinstance(member, Mapping) and _are_strings([*member, *member.values()])):
             raise ValueError("set: an object of strings is needed")
         if name == "default_excludes" and not isinstance(member, bool):
             raise ValueError(f"default_excludes: {member!r} is neither true nor false")
@@ -71,5 +71,5 @@ def environment_policy(value: str | Mapping[str, Json] | EnvironmentPolicy) -> E
     return EnvironmentPolicy(**plain)
 
 
-def _is_texts(value: object) -> bool:
+def _are_strings(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)

@@ -1,76 +1,76 @@
-"""The one tree of errors, each with a stable `code`.
+"""The tree of errors. Each error has a stable `code`.
 
     ExecServerError                exec_server_error
-    ├── UnsupportedUrl             unsupported_url      this version does not speak what the URL asks for
-    ├── ConnectionFailed           connection_failed    no connection came about
-    │   ├── DaemonNotRunning       daemon_not_running   nobody listens there
+    ├── UnsupportedUrl             unsupported_url      the client does not support this URL
+    ├── ConnectionFailed           connection_failed    the connection failed
+    │   ├── DaemonNotRunning       daemon_not_running   no server is listening
     │   ├── EnvironmentOffline     environment_offline  no executor is connected to the relay for it
-    │   ├── UntrustedServer        untrusted_server     who listens there is not who it should be
+    │   ├── UntrustedServer        untrusted_server     the identity of the server is wrong
     │   │   └── WrongExecutor      wrong_executor       another executor is behind the relay
-    │   ├── AccessDenied           access_denied        the server wants another token, or none of us
+    │   ├── AccessDenied           access_denied        the server refuses the token, or the client
     │   └── InsecureToken          insecure_token       a token would cross a network unencrypted
-    ├── ConnectionLost             connection_lost      a connection that was there is gone
+    ├── ConnectionLost             connection_lost      an established connection was lost
     │   ├── OutcomeUnknown         outcome_unknown      a call may or may not have been carried out
     │   └── SessionLost            session_lost         the session could not be resumed
     ├── ExecutorClosed             executor_closed      a call after the end of the `async with`
-    ├── ProtocolFault              protocol_fault       the server sent what cannot be understood
-    ├── RequestTooLarge            request_too_large    one message cannot hold the request
-    ├── CallTimeout                call_timeout         no answer within the limit
-    ├── WaitTimeout                wait_timeout         a process outlasted the limit of a wait; it goes on
+    ├── ProtocolFault              protocol_fault       the server sent an invalid message
+    ├── RequestTooLarge            request_too_large    the request does not fit one message
+    ├── CallTimeout                call_timeout         no response within the limit
+    ├── WaitTimeout                wait_timeout         a process outlasted the limit of a wait; it runs on
     ├── Unsupported                unsupported          this server cannot do that; nothing was sent
-    ├── OutputGap                  output_gap           output was dropped before it was seen
-    ├── NoSuchProcess              no_such_process      the daemon does not know it, or no longer
-    ├── StdinUnavailable           stdin_unavailable    the process was started without a standard input
-    ├── CommandFailed              command_failed       another exit code than 0, and `check=True`
-    ├── CommandNotRun              command_not_run      its sandbox broke before the command began
-    ├── TransferFailed             transfer_failed      a file changed on its way, or arrived different
-    ├── WalkIncomplete             walk_incomplete      a tree is larger than one walk may be
-    ├── PolicyError                policy_error         a file of rules that cannot be used
-    └── CallFailed                 call_failed          an error reply; `wire_code` has its number
-        ├── Refused                refused              -32600  understood and refused
+    ├── OutputGap                  output_gap           output was lost before it was read
+    ├── NoSuchProcess              no_such_process      the daemon does not know the process
+    ├── StdinUnavailable           stdin_unavailable    the process has no standard input
+    ├── CommandFailed              command_failed       the exit code is not 0, and `check=True`
+    ├── CommandNotRun              command_not_run      the sandbox failed before the command began
+    ├── TransferFailed             transfer_failed      a file changed while it was copied
+    ├── WalkIncomplete             walk_incomplete      a tree exceeds the limits of one walk
+    ├── PolicyError                policy_error         a file of rules cannot be used
+    └── CallFailed                 call_failed          an error response; `wire_code` has its number
+        ├── Refused                refused              -32600  the server refuses the request
         ├── UnknownMethod          unknown_method       -32601
         ├── InvalidParams          invalid_params       -32602
         ├── SystemFailure          system_failure       -32603  a failed system call, a failed start
-        ├── NotFound               not_found            -32004  a path or a handle that is not there
+        ├── NotFound               not_found            -32004  the path or handle does not exist
         └── SessionAttached        session_attached     -32010  the session has another connection
 
-Those for which Python has a class are of that class, too: `NotFound` is a `FileNotFoundError`, `CallTimeout`
+Where Python has a class for an error, that is a base, too: `NotFound` is a `FileNotFoundError`, `CallTimeout`
 a `TimeoutError`, `ConnectionLost` a `ConnectionError`, `SystemFailure` an `OSError`, and by its `errno` a
 `FileNotFoundError`, `FileExistsError`, `PermissionError`, `IsADirectoryError` or `NotADirectoryError`.
 
-All can be pickled and copied, with their attributes and notes; causes and tracebacks stay behind, as always.
+All errors can be pickled and copied, with their attributes and notes, but without causes and tracebacks.
 
 The wire's codes: `docs/protocol.md`, "Error codes".
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from execserver.protocol import errors as wire
+from execprotocol import errors as wire
 
 if TYPE_CHECKING:
-    from execclient.filesystem import WalkEntry
-    from execclient.run import RunResult
+    from execclient.results import RunResult, WalkEntry
 
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)\Z")
-"""How the wire writes the number of a failed system call: `docs/protocol.md`, I1."""
+"""The number of a failed system call in a message of the wire: `docs/protocol.md`, I1."""
 
 
 class ExecServerError(Exception):
-    """Whatever this package raises on its own account.
+    """The base of all errors of this package.
 
     Attributes:
-        program: the command's program, as it was given; None where the error is not about one.
-        path: the absolute path that it is about, at the executor or, of a socket or a file of rules, here;
-            of a start the program, interpreter or folder that is missing or may not be used. None where there
-            is none, or it is not known.
+        program: the program of the command, as given; None if the error is not about a command.
+        path: the absolute path that the error is about, at the executor, or, for a socket or a file of rules,
+            on this machine. For a start: the program, interpreter or folder that is missing or not
+            accessible. None if there is none, or it is unknown.
         cwd: the working directory of the command.
-        errno: of the system call that failed, by the numbers of Linux; None where none did.
+        errno: of the failed system call, with the numbers of Linux; None if no system call failed.
     """
 
     code: ClassVar[str] = "exec_server_error"
@@ -80,11 +80,11 @@ class ExecServerError(Exception):
     errno: int | None = None
 
     def __str__(self) -> str:
-        # Not that of OSError, which has a text of its own as soon as there is a path.
+        # OSError would replace the text if there is a path.
         return Exception.__str__(self)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return _remade, (type(self), self.args), self.__dict__ | _os_members(self)
+        return _unpickled, (type(self), self.args), self.__dict__ | _os_members(self)
 
     def about(
         self,
@@ -94,55 +94,55 @@ class ExecServerError(Exception):
         cwd: str | None = None,
         errno: int | None = None,
     ) -> Self:
-        """The same error, with what is given here and was not known yet."""
+        """This error, with the given attributes that were unknown before."""
         self.program = self.program or program
         self.path = self.path or path
         self.cwd = self.cwd or cwd
         self.errno = self.errno or errno
-        _tell_os_members(self, self.path, self.errno)
+        _set_os_members(self, self.path, self.errno)
         return self
 
 
 def _os_members(error: Exception) -> dict[str, object]:
-    """What an OSError keeps outside of its `__dict__`."""
+    """The attributes that an OSError keeps outside of its `__dict__`."""
     if not isinstance(error, OSError):
         return {}
     return {name: getattr(error, name) for name in ("filename", "filename2", "strerror")}
 
 
-def _tell_os_members(error: Exception, path: str | None, number: int | None) -> None:
+def _set_os_members(error: Exception, path: str | None, number: int | None) -> None:
     if isinstance(error, OSError):
         error.filename = path
         error.strerror = os.strerror(number) if number else None
 
 
-def _remade(kind: type[ExecServerError], args: tuple[object, ...]) -> ExecServerError:
-    """An error as it was pickled, without the parameters of its own `__init__`."""
+def _unpickled(kind: type[ExecServerError], args: tuple[object, ...]) -> ExecServerError:
+    """A pickled error, made without calling its `__init__`."""
     error = kind.__new__(kind, *args)
     error.args = args
     return error
 
 
 class UnsupportedUrl(ExecServerError):
-    """The URL is not one that this version connects to."""
+    """The client does not support the URL, or a parameter does not go with it."""
 
     code = "unsupported_url"
 
 
 class ConnectionFailed(ExecServerError, ConnectionError):
-    """No connection came about; the message says why."""
+    """The connection failed; the message says why."""
 
     code = "connection_failed"
 
 
 class DaemonNotRunning(ConnectionFailed, ConnectionRefusedError):
-    """Nobody listens at the URL; the message says how to start a daemon."""
+    """No server is listening at the URL; the message says how to start a daemon."""
 
     code = "daemon_not_running"
 
 
 class EnvironmentOffline(ConnectionFailed):
-    """No executor is connected to the relay for the environment; one may be later.
+    """No executor is connected to the relay for the environment at the moment.
 
     Attributes:
         environment_id: its name.
@@ -156,29 +156,28 @@ class EnvironmentOffline(ConnectionFailed):
 
 
 class UntrustedServer(ConnectionFailed):
-    """The server runs under another uid than ours or root's, or its certificate does not hold.
+    """The server runs neither as the client's uid nor as root, or its certificate is not valid.
 
-    Nothing was sent to it.
+    No data was sent to the server.
     """
 
     code = "untrusted_server"
 
 
 class WrongExecutor(UntrustedServer):
-    """The executor behind the relay has another key than the pinned one, or than the one before.
+    """The key of the executor behind the relay is not the pinned one, or not the one of the first connection.
 
-    Nothing but our own key and the token was shown, and those to the relay only.
+    Only the client's public key and the token were sent, and only to the relay.
     """
 
     code = "wrong_executor"
 
 
 class AccessDenied(ConnectionFailed, PermissionError):
-    """A WebSocket server refused the upgrade, or a relay or its executor us; the message has the reason
-    and the way out.
+    """A WebSocket server, a relay or its executor refused the client; the message has reason and remedy.
 
     Attributes:
-        status: of the HTTP response: 401 for the token, 403 for where we come from or want to go.
+        status: of the HTTP response: 401 for the token, 403 for the origin or the destination of the client.
     """
 
     code = "access_denied"
@@ -189,7 +188,7 @@ class AccessDenied(ConnectionFailed, PermissionError):
 
 
 class InsecureToken(ConnectionFailed):
-    """A token would cross a network unencrypted. Nothing was sent; the message has the ways out."""
+    """The token would cross a network unencrypted. No data was sent; the message has the remedies."""
 
     code = "insecure_token"
 
@@ -198,7 +197,7 @@ class ConnectionLost(ExecServerError, ConnectionError):
     """The connection ended.
 
     Attributes:
-        sent: whether the request had gone out by then.
+        sent: whether the request had been sent.
     """
 
     code = "connection_lost"
@@ -209,17 +208,17 @@ class ConnectionLost(ExecServerError, ConnectionError):
 
 
 class OutcomeUnknown(ConnectionLost):
-    """The connection was lost before the answer, and the request is not one that may be sent twice.
+    """The connection was lost before the response, and the request must not be sent twice.
 
-    It may or may not have been carried out. A `start` that ends like this is followed by a
-    terminate, so that no process is left behind unseen.
+    The request may or may not have been executed. After a `start` with this error the client sends a
+    terminate, so that no unknown process runs on.
     """
 
     code = "outcome_unknown"
 
 
 class SessionLost(ConnectionLost):
-    """The session could not be resumed: its processes are gone or out of reach. Connect anew."""
+    """The session could not be resumed: its processes are gone or not accessible. Connect anew."""
 
     code = "session_lost"
 
@@ -231,39 +230,39 @@ class ExecutorClosed(ExecServerError):
 
 
 class ProtocolFault(ExecServerError):
-    """The server sent something that is not of the protocol."""
+    """The server sent a message that violates the protocol."""
 
     code = "protocol_fault"
 
 
 class RequestTooLarge(ExecServerError):
-    """The request is larger than the 64 MiB that one message may have; nothing was sent."""
+    """The request exceeds the 64 MiB of one message; no data was sent."""
 
     code = "request_too_large"
 
 
 class CallTimeout(ExecServerError, TimeoutError):
-    """The answer did not come within the limit. The call may still be carried out."""
+    """No response within the limit. The request may still be executed."""
 
     code = "call_timeout"
 
     def __init__(self, method: str, seconds: float) -> None:
-        super().__init__(f"{method}: no answer within {seconds:g} s")
+        super().__init__(f"{method}: no response within {seconds:g} s")
         self.method = method
         self.seconds = seconds
 
 
 class WaitTimeout(ExecServerError, TimeoutError):
-    """What was waited for did not come within the limit. The process goes on."""
+    """The awaited event did not happen within the limit. The process runs on."""
 
     code = "wait_timeout"
 
 
 class Unsupported(ExecServerError):
-    """The server does not serve an extension that the call needs. Nothing was sent.
+    """The server does not serve an extension that the call needs. No request was sent.
 
     Attributes:
-        extension: its name, as `Executor.capabilities` would have it.
+        extension: its name in `Executor.capabilities`.
     """
 
     code = "unsupported"
@@ -276,11 +275,11 @@ class Unsupported(ExecServerError):
 
 
 class OutputGap(ExecServerError):
-    """Output was dropped before it could be delivered. What follows it is intact: iterate on.
+    """Output was lost before it could be delivered. The output after it is intact: continue to iterate.
 
     Attributes:
-        lost_bytes: how many bytes; None when the server did not say.
-        result: from `run` only: all that there is, without the lost part.
+        lost_bytes: the number of bytes; None if the server did not report it.
+        result: from `run` only: the result without the lost output.
     """
 
     code = "output_gap"
@@ -293,22 +292,22 @@ class OutputGap(ExecServerError):
 
 
 class NoSuchProcess(ExecServerError, ProcessLookupError):
-    """The daemon does not know the process: it never ran, or closed longer ago than it is kept."""
+    """The daemon does not know the process: it never ran, or the daemon has forgotten it after its end."""
 
     code = "no_such_process"
 
 
 class StdinUnavailable(ExecServerError):
-    """The process has no standard input to write to: start it with `stdin=True` or `tty=True`."""
+    """The process has no standard input: start it with `stdin=True` or `tty=True`."""
 
     code = "stdin_unavailable"
 
 
 class CommandFailed(ExecServerError):
-    """A command of `run(…, check=True)` ended with another exit code than 0, or ran into a time limit.
+    """A command of `run(…, check=True)` did not exit with 0, or ran into a time limit.
 
     Attributes:
-        result: all that came of it.
+        result: of the command.
     """
 
     code = "command_failed"
@@ -322,39 +321,39 @@ class CommandFailed(ExecServerError):
 
 
 class CommandNotRun(ExecServerError):
-    """The sandbox broke between the start and the command, which was never run (statement C35)."""
+    """The sandbox failed before the command began: the command did not run (statement C35)."""
 
     code = "command_not_run"
 
 
 class TransferFailed(ExecServerError):
-    """A file changed while it was copied, or is not the same at both ends; the target is as it was."""
+    """A file changed while it was copied, or the copy differs; the target is unchanged."""
 
     code = "transfer_failed"
 
 
 class WalkIncomplete(ExecServerError):
-    """A tree has more directories or names than one walk gives.
+    """A tree has more directories or names than one walk returns.
 
     Attributes:
-        entries: those that there are.
+        entries: the first ones.
     """
 
     code = "walk_incomplete"
 
     def __init__(self, path: str, entries: list[WalkEntry]) -> None:
-        super().__init__(f"{path}: more than one walk gives; these are the first {len(entries)} names")
+        super().__init__(f"{path}: more than one walk returns; these are the first {len(entries)} names")
         self.path = path
         self.entries = entries
 
 
 class PolicyError(ExecServerError):
-    """A file of rules cannot be used. None of its rules is in force; nothing should run in its place.
+    """A file of rules cannot be used. None of its rules applies; do not run commands without them.
 
     Attributes:
-        file: as it was named.
-        line: the first is 1; None when it is about the whole file.
-        reason: what is wrong, without the place.
+        file: as named by the caller.
+        line: counted from 1; None if the error is about the whole file.
+        reason: the error, without the position.
     """
 
     code = "policy_error"
@@ -367,13 +366,13 @@ class PolicyError(ExecServerError):
 
 
 class CallFailed(ExecServerError):
-    """The server answered with an error.
+    """The server responded with an error.
 
     Attributes:
-        method: the wire's method.
-        wire_code: the number in the reply.
-        message: the text in the reply.
-        reason: of a start that failed, what is missing or in the way, where the server says so.
+        method: of the wire.
+        wire_code: the code in the response.
+        message: the text in the response.
+        reason: of a failed start: the missing or blocking object, if the server reports it.
     """
 
     code = "call_failed"
@@ -384,8 +383,8 @@ class CallFailed(ExecServerError):
             _BY_ERRNO[cls.__bases__[0], number] = cls
 
     def __init__(self, method: str, wire_code: int, message: str, reason: str | None = None) -> None:
-        told = f"{message}: {reason}" if reason else message
-        super().__init__(f"{method}: {told} ({wire_code})")
+        text = f"{message}: {reason}" if reason else message
+        super().__init__(f"{method}: {text} ({wire_code})")
         self.method = method
         self.wire_code = wire_code
         self.message = message
@@ -394,11 +393,11 @@ class CallFailed(ExecServerError):
 
 
 _BY_ERRNO: dict[tuple[type, int], type[CallFailed]] = {}
-"""Classes that are for one `errno` only, by that and by the class for all others: `execclient.os_errors`."""
+"""Classes for one `errno`, by the class for all others and the number."""
 
 
 class Refused(CallFailed):
-    """The request is understood and refused."""
+    """The server understands the request and refuses it."""
 
     code = "refused"
 
@@ -416,7 +415,7 @@ class InvalidParams(CallFailed):
 
 
 class SystemFailure(CallFailed, OSError):
-    """The operating system refused, at the server; also every start that failed."""
+    """A system call failed at the server; also every failed start."""
 
     code = "system_failure"
 
@@ -428,7 +427,7 @@ class NotFound(CallFailed, FileNotFoundError):
 
 
 class SessionAttached(CallFailed):
-    """The session belongs to a connection that the server believes to be alive."""
+    """Another connection is attached to the session."""
 
     code = "session_attached"
 
@@ -446,13 +445,13 @@ _BY_WIRE_CODE: dict[int, type[CallFailed]] = {
 def call_failed(
     method: str, wire_code: int, message: str, data: Mapping[str, object] | None = None
 ) -> CallFailed:
-    """The error of an error reply.
+    """The error for an error response.
 
     Args:
         method: of the request.
-        wire_code: the number in the reply.
-        message: the text in the reply.
-        data: what an execserver adds (`docs/protocol.md`, X15).
+        wire_code: the code in the response.
+        message: the text in the response.
+        data: the details that execserver adds (`docs/protocol.md`, X15).
     """
     kind = _BY_WIRE_CODE.get(wire_code, CallFailed)
     number = os_error_number(message)
@@ -464,6 +463,38 @@ def call_failed(
 
 
 def os_error_number(text: str) -> int | None:
-    """The number of a failed system call, as the wire writes it at the end of a text; None without one."""
+    """The number of a failed system call at the end of a message of the wire; None if there is none."""
     found = _OS_ERROR.search(text)
     return None if found is None else int(found[1])
+
+
+# Classes for one `errno` each, so that `except FileNotFoundError` catches a program or a file that is missing
+# at the executor. They share the `code` of their first base; programs name that base or the class of Python.
+
+
+class Denied(Refused, PermissionError, errnos=(errno.EACCES, errno.EPERM)):
+    """The executor has no permission for the path."""
+
+
+class StartDenied(SystemFailure, PermissionError, errnos=(errno.EACCES, errno.EPERM)):
+    """There is no permission to use the program or its working directory."""
+
+
+class StartMissing(SystemFailure, FileNotFoundError, errnos=(errno.ENOENT,)):
+    """The program, its interpreter or its working directory does not exist."""
+
+
+class AlreadyThere(SystemFailure, FileExistsError, errnos=(errno.EEXIST,)):
+    """The path to create exists already."""
+
+
+class IsDirectory(SystemFailure, IsADirectoryError, errnos=(errno.EISDIR,)):
+    """The path is a directory, but a file is needed."""
+
+
+class NotDirectory(SystemFailure, NotADirectoryError, errnos=(errno.ENOTDIR,)):
+    """A part of the path is a file, but a directory is needed."""
+
+
+class CommandTimedOut(CommandFailed, TimeoutError):
+    """A command of `run(…, check=True)` ran into a time limit."""

@@ -1,4 +1,4 @@
-"""pexpect over a terminal at the daemon. Needs the extra: `pip install execserver[expect]`.
+"""pexpect over a terminal at the daemon. Needs the extra: `pip install "execclient[expect]"`.
 
     from execclient.expect import RemoteSpawn
 
@@ -8,21 +8,20 @@
         python.expect(r"(\\d+)\\r\\n>>> ")
         print(python.match[1])
 
-A `RemoteSpawn` is a `pexpect.spawnbase.SpawnBase`, and has what people know of `pexpect.spawn`
-besides. What differs from that:
+A `RemoteSpawn` is a `pexpect.spawnbase.SpawnBase` with the methods of `pexpect.spawn`. The differences:
 
-- `argv` is a list; `env` is laid over the daemon's environment and does not replace it.
-- There is no descriptor: `fileno` raises, and there are neither `ptyproc` and `use_poll` nor
-  `ignore_sighup` and `preexec_fn`.
+- `argv` is a list; `env` is added to the daemon's environment and does not replace it.
+- There is no descriptor: `fileno` raises, and `ptyproc`, `use_poll`, `ignore_sighup` and `preexec_fn` do not
+  exist.
 - `getecho`, `setecho` and `waitnoecho` run `stty` at the daemon. With `echo=False` a shell switches the
-  echo off before it becomes the program; a program that is missing is then an exit status of 127.
-- `delaybeforesend` is None unless it is set, and `delayafterread` has no effect: what they are there for
-  does not happen here.
-- Half a character at the end of the output is what `codec_errors` makes of it, not dropped.
-- Whatever the connection and the session raise (`execclient.errors`) comes out of the call that
-  meets it; `OutputGap` among them, when the daemon or the client had to drop output.
-- Sync calls block their thread, and so must not be made in a coroutine; there `await
-  spawn.expect(…, async_=True)`. It takes any asyncio loop, and may be mixed with sync calls.
+  echo off and then executes the program; a missing program is then an exit status of 127.
+- `delaybeforesend` is None by default, and `delayafterread` has no effect: the races that they avoid do not
+  exist here.
+- An incomplete character at the end of the output is not dropped: `codec_errors` says how to decode it.
+- Errors of the connection and the session (`execclient.errors`) are raised by the call that meets them; among
+  them `OutputGap`, if the daemon or the client had to drop output.
+- Sync calls block their thread, and so must not be made in a coroutine; use `await
+  spawn.expect(…, async_=True)` there. It works with any asyncio loop, and may be mixed with sync calls.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ try:
     from pexpect.expect import Expecter, searcher_re, searcher_string
     from pexpect.spawnbase import SpawnBase
 except ImportError as error:
-    raise ImportError("execclient.expect needs pexpect: pip install 'execserver[expect]'") from error
+    raise ImportError('execclient.expect needs pexpect: pip install "execclient[expect]"') from error
 
 from execclient.arguments import AnyPath
 from execclient.errors import ExecServerError, Unsupported, WaitTimeout
 from execclient.remote_echo import RemoteEcho, without_echo
-from execclient.sync import Executor, connect
+from execclient.sync import Executor, OutputQueue, Process, connect
 
 if TYPE_CHECKING:
 
     class _SpawnBase(SpawnBase[Any]):
-        """The class as it is: its stubs leave out what is meant for subclasses, and make it generic."""
+        """The class with its protected members, which its stubs leave out, and not generic."""
 
         buffer_type: Callable[[], Any]  # type: ignore[assignment]
         _buffer: Any
@@ -71,10 +70,10 @@ else:
 __all__ = ["RemoteSpawn"]
 
 MAX_READ = 1 << 16
-"""pexpect's own 2,000 makes it search a large output again for every 2,000 bytes of it."""
+"""With pexpect's own 2,000, a large output is searched again for every 2,000 bytes."""
 
 INTERRUPT, END_OF_FILE = b"\x03", b"\x04"
-"""What a terminal takes for VINTR and VEOF unless it was told otherwise."""
+"""The default VINTR and VEOF of a terminal."""
 
 CONTROL_PUNCTUATION = {
     **dict.fromkeys("@`", 0),
@@ -89,32 +88,171 @@ CONTROL_PUNCTUATION = {
 Filter = Callable[[bytes], bytes]
 
 
-class RemoteSpawn(_SpawnBase):
-    """A command in a terminal at the daemon, to be talked to in pexpect's way.
-
-    Args:
-        argv: program and arguments; no shell is involved.
-        url: where the daemon is, as for `execclient.connect`; a connection is then made for this
-            command alone, and `close` ends it.
-        executor: an `execclient.sync.Executor` to use instead; it stays open.
-        timeout: seconds that `expect` and others wait, None for ever.
-        maxread: bytes that are searched at a time.
-        searchwindowsize: as in pexpect.
-        logfile: gets what is read and what is sent; `logfile_read` and `logfile_send` as in pexpect.
-        encoding: None for bytes; else `before`, `after` and so on are text.
-        codec_errors: how to decode what is not of the encoding.
-        dimensions: rows and columns of the terminal, 24 × 80 by default.
-        env: variables laid over the daemon's.
-        cwd: where; by default where the daemon was started.
-        echo: whether the terminal repeats what is typed, at first.
-
-    Raises:
-        ExecServerError: it could not be started, or the daemon not be reached.
-    """
+class _Terminal(_SpawnBase):
+    """The private part of a `RemoteSpawn`: its output, and its connection with the user's terminal."""
 
     STDIN_FILENO = 0
     STDOUT_FILENO = 1
     STDERR_FILENO = 2
+
+    _process: Process
+    _output: OutputQueue
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+
+    def _is_running(self) -> bool:
+        """Whether the command runs; if not, sets its exit status."""
+        code = self._process.exit_code
+        if code is None:
+            return not self.closed
+        if code > 128 and self._process.cause not in (None, "normal"):
+            self.signalstatus = self.status = code - 128
+        else:
+            self.exitstatus = code
+            self.status = code << 8
+        self.terminated = True
+        return False
+
+    # -- output
+
+    def _read(self, size: int) -> Any:
+        """The available output, at least one byte."""
+        data = self._output.read(size)
+        text = self._decoder.decode(data, final=False) if data else self._rest()
+        self._log(text, "read")
+        return text
+
+    def _rest(self) -> Any:
+        """At the end of the output: the rest of an incomplete character, then EOF."""
+        self.flag_eof = True
+        self._is_running()
+        text = b"" if self.encoding is None else self._decoder.decode(b"", final=True)
+        if not text:
+            raise EOF("End Of File (EOF).")
+        return text
+
+    def _exact_pattern(self, pattern: Any) -> Any:
+        if pattern in (TIMEOUT, EOF):
+            return pattern
+        if not isinstance(pattern, self.allowed_string_types):
+            self._pattern_type_err(pattern)
+        return self._coerce_expect_string(pattern)
+
+    async def _expect_async(self, searcher: Any, limit: float | None, searchwindowsize: int | None) -> int:
+        # pexpect itself would read a descriptor on the loop, and close the spawn at its end.
+        expecter = Expecter(self, searcher, searchwindowsize)
+        try:
+            async with asyncio.timeout(self.timeout if limit == -1 else limit):
+                index: int | None = expecter.existing_data()
+                while index is None:
+                    index = expecter.new_data(await self._incoming())
+                return index
+        except EOF as error:
+            return int(expecter.eof(error))
+        except TimeoutError as error:
+            if isinstance(error, ExecServerError):  # of a call, and not of the expectation
+                expecter.errored()
+                raise
+            return int(expecter.timeout(TIMEOUT("Timeout exceeded.")))
+        except BaseException:
+            expecter.errored()
+            raise
+
+    async def _incoming(self) -> Any:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+
+        def notify() -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(news.set)
+
+        with self._output.listening(notify):
+            while not self._output.poll():
+                await news.wait()
+                news.clear()
+        return self._read(self.maxread)
+
+    # -- input and interaction
+
+    def _send_control(self, data: bytes) -> int:
+        self._type(data)
+        self._log(data if self.encoding is None else data.decode("latin-1"), "send")
+        return len(data)
+
+    def _type(self, data: bytes) -> None:
+        self._check_open()
+        self._process.write(data)
+
+    def _interact(
+        self, escape: bytes | None, input_filter: Filter | None, output_filter: Filter | None
+    ) -> None:
+        self.write_to_stdout(self.buffer)
+        self.stdout.flush()
+        self._buffer = self.buffer_type()
+        with _raw(self.STDIN_FILENO), _wake_pipe() as (woken, wake), self._output.listening(wake):
+            while True:
+                available = self._output.poll()
+                ready, _, _ = select.select([self.STDIN_FILENO, woken], [], [], 0 if available else None)
+                if woken in ready:
+                    os.read(woken, 4096)
+                if available and not self._show(output_filter):
+                    return
+                if self.STDIN_FILENO in ready and not self._forward(escape, input_filter):
+                    return
+
+    def _show(self, output_filter: Filter | None) -> bool:
+        """Write output to the user's terminal; whether there was any."""
+        data = self._output.read(MAX_READ)
+        if not data:
+            self.flag_eof = True
+            self._is_running()
+            return False
+        self._log(self._decoder.decode(data, final=False), "read")
+        shown = memoryview(output_filter(data) if output_filter else data)
+        while shown:
+            shown = shown[os.write(self.STDOUT_FILENO, shown) :]
+        return True
+
+    def _forward(self, escape: bytes | None, input_filter: Filter | None) -> bool:
+        """Send the user's input; whether to continue."""
+        data = os.read(self.STDIN_FILENO, 1000)
+        continues = bool(data)
+        if input_filter:
+            data = input_filter(data)
+        if escape is not None and escape in data:
+            data = data[: data.rfind(escape)]
+            continues = False
+        if data:
+            self._log(data if self.encoding is None else data.decode(self.encoding, "replace"), "send")
+            self._type(data)
+        return continues
+
+
+class RemoteSpawn(_Terminal):
+    """A command in a terminal at the daemon, with the interface of pexpect.
+
+    Args:
+        argv: program and arguments; no shell is involved.
+        url: of the daemon, as for `execclient.connect`; the connection is for this command only, and `close`
+            ends it.
+        executor: an `execclient.sync.Executor` to use instead; it stays open.
+        timeout: seconds that `expect` and other methods wait, None for ever.
+        maxread: bytes that are searched at a time.
+        searchwindowsize: as in pexpect.
+        logfile: gets all data that is read or sent; `logfile_read` and `logfile_send` as in pexpect.
+        encoding: None for bytes; else `before`, `after` and so on are text.
+        codec_errors: how to decode invalid bytes.
+        dimensions: rows and columns of the terminal, 24 × 80 by default.
+        env: variables added to the daemon's.
+        cwd: the working directory; the daemon's by default.
+        echo: whether the terminal echoes its input, at first.
+
+    Raises:
+        ExecServerError: the command could not be started, or the daemon not be reached.
+    """
 
     def __init__(
         self,
@@ -152,7 +290,7 @@ class RemoteSpawn(_SpawnBase):
         except BaseException:
             self._end_connection()
             raise
-        self._output = self._process._output  # noqa: SLF001 - one package
+        self._output = self._process.output
         self.pid = self._process.pid
         self._echo = RemoteEcho(self._executor, self.name, self.pid)
         self.terminated = False
@@ -160,7 +298,7 @@ class RemoteSpawn(_SpawnBase):
         self.flag_eof = False
 
     def __str__(self) -> str:
-        # pexpect puts it into the text of its TIMEOUT and EOF.
+        # pexpect includes this in the text of its TIMEOUT and EOF.
         lines = {
             "argv": self.argv,
             "url": self._executor.url,
@@ -180,53 +318,37 @@ class RemoteSpawn(_SpawnBase):
     # -- reading
 
     def read_nonblocking(self, size: int = 1, timeout: float | None = -1) -> Any:
-        """At most `size` bytes of output, decoded; waits for the first of them.
+        """At most `size` bytes of output, decoded. Waits for the first byte.
 
         Args:
             size: bytes.
-            timeout: seconds; 0 takes what has come already, -1 stands for `self.timeout`, None for ever.
+            timeout: seconds; 0 does not wait, -1 stands for `self.timeout`, None for ever.
 
         Raises:
-            pexpect.TIMEOUT: nothing came in time.
+            pexpect.TIMEOUT: no output in time.
             pexpect.EOF: the output has ended.
-            ExecServerError: the output cannot be had; `OutputGap`: a part of it.
+            ExecServerError: the output cannot be read; `OutputGap`: a part of it was lost.
         """
         self._check_open()
         if not self._output.wait(self.timeout if timeout == -1 else timeout):
             raise TIMEOUT("Timeout exceeded.")
         return self._read(size)
 
-    def _read(self, size: int) -> Any:
-        """What is there, at least something."""
-        data = self._output.read(size)
-        text = self._decoder.decode(data, final=False) if data else self._rest()
-        self._log(text, "read")
-        return text
-
-    def _rest(self) -> Any:
-        """At the end: what was left of a character, then EOF."""
-        self.flag_eof = True
-        self.isalive()
-        text = b"" if self.encoding is None else self._decoder.decode(b"", final=True)
-        if not text:
-            raise EOF("End Of File (EOF).")
-        return text
-
     def eof(self) -> bool:
-        """Whether EOF was ever raised."""
+        """Whether EOF was raised."""
         return self.flag_eof
 
     def isatty(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def fileno(self) -> int:
-        """There is no descriptor.
+        """Not available.
 
         Raises:
             OSError: always.
         """
-        raise OSError(f"{self.name} runs at a daemon: there is no descriptor of it here")
+        raise OSError(f"{self.name} runs at a daemon: it has no descriptor here")
 
     # -- expecting
 
@@ -238,7 +360,7 @@ class RemoteSpawn(_SpawnBase):
         async_: bool = False,
         **kw: Any,
     ) -> Any:
-        """As in pexpect; `expect` comes here too."""
+        """As in pexpect; `expect` calls it, too."""
         if not kw.pop("async", async_):
             return super().expect_list(pattern_list, timeout, searchwindowsize, **kw)
         _refuse(kw)
@@ -261,54 +383,12 @@ class RemoteSpawn(_SpawnBase):
         patterns = [self._exact_pattern(pattern) for pattern in pattern_list]
         return self._expect_async(searcher_string(patterns), timeout, searchwindowsize)
 
-    def _exact_pattern(self, pattern: Any) -> Any:
-        if pattern in (TIMEOUT, EOF):
-            return pattern
-        if not isinstance(pattern, self.allowed_string_types):
-            self._pattern_type_err(pattern)
-        return self._coerce_expect_string(pattern)
-
-    async def _expect_async(self, searcher: Any, limit: float | None, searchwindowsize: int | None) -> int:
-        # pexpect's own way reads a descriptor by the loop, and closes the spawn at its end.
-        expecter = Expecter(self, searcher, searchwindowsize)
-        try:
-            async with asyncio.timeout(self.timeout if limit == -1 else limit):
-                index: int | None = expecter.existing_data()
-                while index is None:
-                    index = expecter.new_data(await self._incoming())
-                return index
-        except EOF as error:
-            return int(expecter.eof(error))
-        except TimeoutError as error:
-            if isinstance(error, ExecServerError):  # of a call, and not of the expectation
-                expecter.errored()
-                raise
-            return int(expecter.timeout(TIMEOUT("Timeout exceeded.")))
-        except BaseException:
-            expecter.errored()
-            raise
-
-    async def _incoming(self) -> Any:
-        self._check_open()
-        loop = asyncio.get_running_loop()
-        news = asyncio.Event()
-
-        def tell() -> None:
-            with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
-                loop.call_soon_threadsafe(news.set)
-
-        with self._output.listening(tell):
-            while not self._output.poll():
-                await news.wait()
-                news.clear()
-        return self._read(self.maxread)
-
     # -- sending
 
     def send(self, s: str | bytes) -> int:
-        """Type something; the number of bytes.
+        """Type text; returns the number of bytes.
 
-        In its usual mode a terminal takes lines of at most 4,095 bytes, and drops what is longer.
+        In canonical mode a terminal accepts lines of at most 4,095 bytes, and drops the rest.
         """
         if self.delaybeforesend is not None:
             time.sleep(self.delaybeforesend)
@@ -319,22 +399,22 @@ class RemoteSpawn(_SpawnBase):
         return len(data)
 
     def sendline(self, s: str | bytes = "") -> int:
-        """Type a line; the number of bytes."""
+        """Type a line; returns the number of bytes."""
         return self.send(self._coerce_send_string(s) + self.linesep)
 
     def write(self, s: str | bytes) -> None:
-        """As `send`, without a result."""
+        """As `send`, but returns None."""
         self.send(s)
 
     def writelines(self, sequence: Iterable[str | bytes]) -> None:
-        """Send each of them; no line ends are added."""
+        """Send each string; no line ends are added."""
         for s in sequence:
             self.send(s)
 
     def sendcontrol(self, char: str) -> int:
-        """Type a control character, as `sendcontrol("g")` for Ctrl-G; the number of bytes.
+        """Type a control character, such as `sendcontrol("g")` for Ctrl-G; returns the number of bytes.
 
-        A character that has no control character is not sent, and gives 0.
+        A character without a control character is not sent, and returns 0.
         """
         code = _control_code(char)
         return 0 if code is None else self._send_control(bytes([code]))
@@ -344,44 +424,35 @@ class RemoteSpawn(_SpawnBase):
         self._send_control(INTERRUPT)
 
     def sendeof(self) -> None:
-        """Type Ctrl-D, which is an end of file at the beginning of a line only."""
+        """Type Ctrl-D, which means end of file at the beginning of a line only."""
         self._send_control(END_OF_FILE)
-
-    def _send_control(self, data: bytes) -> int:
-        self._type(data)
-        self._log(data if self.encoding is None else data.decode("latin-1"), "send")
-        return len(data)
-
-    def _type(self, data: bytes) -> None:
-        self._check_open()
-        self._process.write(data)
 
     # -- the terminal
 
     def getwinsize(self) -> tuple[int, int]:
-        """Rows and columns, as this end has set them."""
+        """Rows and columns, as last set by this object."""
         return self._size
 
     def setwinsize(self, rows: int, cols: int) -> None:
-        """Give the terminal another size; the command gets SIGWINCH."""
+        """Set the size of the terminal; the command gets SIGWINCH."""
         self._check_open()
         self._process.resize(rows, cols)
         self._size = rows, cols
 
     def getecho(self) -> bool:
-        """Whether the terminal repeats what is typed; programs that ask for a password switch that off.
+        """Whether the terminal echoes its input; programs that ask for a password switch the echo off.
 
         Raises:
-            pexpect.ExceptionPexpect: it is out of reach; the message says why.
+            pexpect.ExceptionPexpect: the terminal is not accessible; the message says why.
         """
         self._check_open()
         return self._echo.get()
 
     def setecho(self, state: bool) -> None:
-        """Let the terminal repeat what is typed, or not.
+        """Switch the echo of the terminal on or off.
 
-        A line editor such as readline puts back at each line what it found when it began: for a program that
-        has one, use `echo=False`.
+        A line editor such as readline restores at each line the state that it found at its start: for a
+        program with a line editor, use `echo=False`.
 
         Raises:
             pexpect.ExceptionPexpect: as for `getecho`.
@@ -391,7 +462,7 @@ class RemoteSpawn(_SpawnBase):
         self.echo = state
 
     def waitnoecho(self, timeout: float | None = -1) -> bool:
-        """Wait until the terminal does not repeat what is typed; whether that came.
+        """Wait until the echo of the terminal is off; returns whether it is.
 
         Args:
             timeout: seconds; -1 stands for `self.timeout`, None for ever.
@@ -408,75 +479,27 @@ class RemoteSpawn(_SpawnBase):
         input_filter: Filter | None = None,
         output_filter: Filter | None = None,
     ) -> None:
-        """Let the user of our own terminal talk to the command, until the escape character or the end.
+        """Connect the user's terminal to the command, until the escape character or the end.
 
         Args:
-            escape_character: ends it, and is not sent; Ctrl-] by default, None for none.
-            input_filter: applied to what is typed, before the escape character is looked for.
+            escape_character: ends the connection, and is not sent; Ctrl-] by default, None for none.
+            input_filter: applied to the input, before the search for the escape character.
             output_filter: applied to the output.
         """
-        self._check_open()
-        self.write_to_stdout(self.buffer)
-        self.stdout.flush()
-        self._buffer = self.buffer_type()
         escape = None if escape_character is None else escape_character.encode("latin-1")
-        with _raw(self.STDIN_FILENO), _wake_pipe() as (woken, wake), self._output.listening(wake):
-            while True:
-                there = self._output.poll()
-                ready, _, _ = select.select([self.STDIN_FILENO, woken], [], [], 0 if there else None)
-                if woken in ready:
-                    os.read(woken, 4096)
-                if there and not self._show(output_filter):
-                    return
-                if self.STDIN_FILENO in ready and not self._pass_on(escape, input_filter):
-                    return
-
-    def _show(self, output_filter: Filter | None) -> bool:
-        """Write some output to our terminal; whether there was any."""
-        data = self._output.read(MAX_READ)
-        if not data:
-            self.flag_eof = True
-            self.isalive()
-            return False
-        self._log(self._decoder.decode(data, final=False), "read")
-        shown = memoryview(output_filter(data) if output_filter else data)
-        while shown:
-            shown = shown[os.write(self.STDOUT_FILENO, shown) :]
-        return True
-
-    def _pass_on(self, escape: bytes | None, input_filter: Filter | None) -> bool:
-        """Send what was typed; whether to go on."""
-        data = os.read(self.STDIN_FILENO, 1000)
-        goes_on = bool(data)
-        if input_filter:
-            data = input_filter(data)
-        if escape is not None and escape in data:
-            data = data[: data.rfind(escape)]
-            goes_on = False
-        if data:
-            self._log(data if self.encoding is None else data.decode(self.encoding, "replace"), "send")
-            self._type(data)
-        return goes_on
+        self._check_open()
+        self._interact(escape, input_filter, output_filter)
 
     # -- the end
 
     def isalive(self) -> bool:
         """Whether the command runs; if not, `exitstatus` or `signalstatus` is set."""
-        code = self._process.exit_code
-        if code is None:
-            return not self.closed
-        if code > 128 and self._process.cause not in (None, "normal"):
-            self.signalstatus = self.status = code - 128
-        else:
-            self.exitstatus = code
-            self.status = code << 8
-        self.terminated = True
-        return False
+        return self._is_running()
 
     def wait(self) -> int | None:
         """Wait until the command has exited; its exit status, None if it died by a signal.
 
-        Unlike pexpect's it does not depend on the output being read.
+        Unlike in pexpect, the output need not be read.
         """
         self._process.wait()
         self.isalive()
@@ -488,18 +511,18 @@ class RemoteSpawn(_SpawnBase):
             self._process.signal(sig, "leader")
 
     def terminate(self, force: bool = False) -> bool:
-        """End the command by SIGHUP, SIGCONT and SIGINT, each given `delayafterterminate` to work.
+        """End the command by SIGHUP, SIGCONT and SIGINT, with a pause of `delayafterterminate` after each.
 
         Args:
-            force: kill it and its descendants if that is not enough.
+            force: kill the command and its descendants if that is not enough.
 
         Returns:
-            Whether it has ended.
+            Whether the command has ended.
         """
         for sig in (signal.SIGHUP, signal.SIGCONT, signal.SIGINT):
             if not self.isalive():
                 return True
-            with suppress(Unsupported):  # a server that knows no signals but SIGKILL
+            with suppress(Unsupported):  # a server without signals other than SIGKILL
                 self.kill(sig)
                 self._wait(self.delayafterterminate)
         if force and self.isalive():
@@ -512,13 +535,13 @@ class RemoteSpawn(_SpawnBase):
             self._process.wait(seconds)
 
     def close(self, force: bool = True) -> None:
-        """End the command, and a connection of its own. A second call does nothing.
+        """End the command, and its own connection if it has one. A second call does nothing.
 
         Args:
-            force: kill it if it does not end otherwise.
+            force: kill the command if it does not end otherwise.
 
         Raises:
-            pexpect.ExceptionPexpect: it runs on, and so stays open; only without `force`.
+            pexpect.ExceptionPexpect: the command runs on, and this object stays open; only without `force`.
         """
         if self.closed:
             return
@@ -538,10 +561,6 @@ class RemoteSpawn(_SpawnBase):
     def _end_connection(self) -> None:
         if self._owns_executor:
             self._executor.close()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file.")
 
 
 def _refuse(unknown: Mapping[str, Any]) -> None:
@@ -568,9 +587,9 @@ def _raw(terminal: int) -> Iterator[None]:
 
 @contextmanager
 def _wake_pipe() -> Iterator[tuple[int, Callable[[], object]]]:
-    """A descriptor to select on, and what makes it readable, from any thread."""
+    """A descriptor to select on, and a function that makes it readable, from any thread."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    lock = threading.Lock()  # or a late call would write to what the number stands for by then
+    lock = threading.Lock()  # or a late call could write to a reused descriptor
     closed = False
 
     def wake() -> None:

@@ -5,77 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from pybase64 import b64decode, b64encode
 
 from execclient import arguments
 from execclient.arguments import AnyPath
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
-from execclient.session import Session
-from execclient.transfer import Copied, Download, Progress, RemoteFile, Upload
-from execserver.protocol.limits import (
+from execclient.results import Copied, Entry, Progress, Stat, WalkEntry
+from execclient.session.session import Session
+from execclient.transfer import Download, RemoteFile, Upload
+from execprotocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_WALK_DEPTH,
     MAX_WALK_DIRECTORIES,
     MAX_WALK_ENTRIES,
 )
-from execserver.protocol.path_uri import parse_path_uri, path_to_uri
+from execprotocol.path_uri import parse_path_uri, path_to_uri
 
 WHOLE_FILE_BYTES = 32 << 20
-"""Larger files are read and written block by block: a message holds 64 MiB, and base64 takes a third more."""
+"""Larger files are read and written in blocks: a message holds 64 MiB, and base64 adds a third."""
 
 DIGEST_SECONDS = COPY_SECONDS = 3600.0
-"""For what takes as long as the file is large and its disk slow; `call_timeout` is for all else."""
+"""For calls whose duration depends on the size of a file and its disk; other calls have `call_timeout`."""
 
 _SET_METADATA = "fs/setMetadata"
 
 ShowProgress = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """What a path is: that of a link's target, but for `is_symlink`. Times are seconds since 1970."""
-
-    is_dir: bool
-    is_file: bool
-    is_symlink: bool
-    size: int
-    modified: float
-    created: float | None
-    """None where the file system does not know."""
-    mode: int | None = None
-    """The permission bits; None from an executor of an earlier version, as the times below."""
-    modified_ns: int | None = None
-    """The same time as `modified`, exactly: in nanoseconds."""
-    accessed_ns: int | None = None
-
-
-class Entry(NamedTuple):
-    """One name in a directory, and the kind of what it names; neither for a device or a socket."""
-
-    name: str
-    is_dir: bool
-    is_file: bool
-
-
-class WalkEntry(NamedTuple):
-    """One file or directory of a tree."""
-
-    path: str
-    """Absolute, at the executor."""
-    is_dir: bool
-    error: str | None = None
-    """Why this directory could not be looked into."""
-
-
 class FileSystem:
     """Files at the executor, as `executor.fs`.
 
-    Relative paths are relative to `executor.cwd`. Every method raises `NotFound` for a path that
-    is not there, `Refused` for what may not be done, `SystemFailure` for other failures there.
+    Relative paths are relative to `executor.cwd`. Every method raises `NotFound` for a path that does not
+    exist, `Refused` if permission is denied, `SystemFailure` for other failures at the executor.
     """
 
     def __init__(self, session: Session, cwd: str) -> None:
@@ -84,24 +48,24 @@ class FileSystem:
         self._cwd = cwd
 
     def uri(self, path: AnyPath) -> str:
-        """The URI of a path, as it goes over the wire.
+        """The URI of a path, for the wire.
 
         Raises:
-            TypeError, ValueError: it is no text, or empty; every method raises these.
+            TypeError, ValueError: the path is not text, or empty; every method raises these.
         """
         return path_to_uri(os.path.join(self._cwd, arguments.path(path)))
 
     async def read_bytes(self, path: AnyPath) -> bytes:
-        """The content of a file; one above 32 MiB takes several requests, and must not change meanwhile."""
+        """The content of a file. Above 32 MiB it is read in blocks, and must not change meanwhile."""
         if (await self._call("fs/getMetadata", {"path": self.uri(path)}))["size"] > WHOLE_FILE_BYTES:
             return await self._read_blocks(path)
         result = await self._call("fs/readFile", {"path": self.uri(path)})
         return b64decode(result["dataBase64"], validate=True)
 
     async def write_bytes(self, path: AnyPath, data: bytes) -> None:
-        """Make a file, or replace its content in place; its directory must exist.
+        """Create a file, or replace its content in place. The directory must exist.
 
-        Above 32 MiB it takes several requests: a failure in between leaves a part.
+        Above 32 MiB this takes several requests: a failure in between leaves a partial file.
         """
         data = arguments.only_data(data, "data", text="write_text writes text")
         if len(data) > WHOLE_FILE_BYTES:
@@ -110,17 +74,17 @@ class FileSystem:
             await self._call("fs/writeFile", {"path": self.uri(path), "dataBase64": b64encode(data).decode()})
 
     async def read_text(self, path: AnyPath, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The content of a text file; line ends as they are."""
+        """The content of a text file, with unchanged line ends."""
         return (await self.read_bytes(path)).decode(encoding, errors)
 
     async def write_text(self, path: AnyPath, text: str, encoding: str = "utf-8") -> None:
-        """Make a text file, or replace its content in place; line ends as they are."""
+        """Create a text file, or replace its content in place, with unchanged line ends."""
         if not isinstance(text, str):
             raise TypeError(f"text is a str, not {type(text).__name__}; write_bytes writes bytes")
         await self.write_bytes(path, text.encode(encoding))
 
     async def stat(self, path: AnyPath) -> Stat:
-        """What a path is."""
+        """The status of a path."""
         result = await self._call("fs/getMetadata", {"path": self.uri(path)})
         return Stat(
             is_dir=result["isDirectory"],
@@ -135,7 +99,7 @@ class FileSystem:
         )
 
     async def exists(self, path: AnyPath) -> bool:
-        """Whether there is something, at the end of all links."""
+        """Whether a path exists. Links are followed."""
         try:
             await self.stat(path)
         except NotFound:
@@ -143,38 +107,40 @@ class FileSystem:
         return True
 
     async def is_dir(self, path: AnyPath) -> bool:
-        """Whether it is a directory, or a link to one; False when there is nothing."""
+        """Whether a path is a directory, or a link to one; False if it does not exist."""
         try:
             return (await self.stat(path)).is_dir
         except NotFound:
             return False
 
     async def is_file(self, path: AnyPath) -> bool:
-        """Whether it is a regular file, or a link to one; False when there is nothing."""
+        """Whether a path is a regular file, or a link to one; False if it does not exist."""
         try:
             return (await self.stat(path)).is_file
         except NotFound:
             return False
 
     async def resolve(self, path: AnyPath) -> str:
-        """The absolute path without any links, of what must exist."""
+        """The absolute path without links. The path must exist."""
         result = await self._call("fs/canonicalize", {"path": self.uri(path)})
         return parse_path_uri(result["path"])
 
     async def iterdir(self, path: AnyPath) -> list[Entry]:
-        """The names in a directory, in no order; without dangling links.
+        """The names in a directory, in arbitrary order, without dangling links.
 
         Raises:
-            ProtocolFault: the server gave what is no name but a path.
+            ProtocolFault: the server sent a name that is a path.
         """
         result = await self._call("fs/readDirectory", {"path": self.uri(path)})
         entries = [
             Entry(entry["fileName"], entry["isDirectory"], entry["isFile"]) for entry in result["entries"]
         ]
         for entry in entries:
-            # Who joins them with a path of this machine must not be led out of it.
+            # A caller may join the name with a local path, which must not lead out of that directory.
             if not _is_name(entry.name):
-                raise ProtocolFault(f"the server names {entry.name!r} in a directory, which is no name there")
+                raise ProtocolFault(
+                    f"the server sent the name {entry.name!r} in a directory, which is not a valid name"
+                )
         return entries
 
     async def walk(
@@ -185,18 +151,19 @@ class FileSystem:
         follow_links: bool = False,
         hidden: bool = True,
     ) -> list[WalkEntry]:
-        """All files and directories below a directory, level by level, each in the order of the names.
+        """All files and directories below a directory, level by level, each level sorted by name.
 
-        Links to directories are listed, and links to files; dangling ones, sockets and devices are not.
+        Links to directories and files are listed; dangling links, sockets and devices are not.
 
         Args:
-            path: where to begin; is not listed itself.
+            path: the directory; it is not listed itself.
             max_depth: 0 for the directory's own names only; at most 64.
-            follow_links: look into directories that links lead to, each once.
-            hidden: look into directories whose names begin with a dot.
+            follow_links: read the directories behind links, each once.
+            hidden: read directories whose names begin with a dot.
 
         Raises:
-            WalkIncomplete: there are more than 10,000 directories or 50,000 names; it has the first.
+            WalkIncomplete: there are more than 10,000 directories or 50,000 names; the error has the first
+                ones.
         """
         options = {
             "maxDepth": arguments.count(max_depth, "max_depth"),
@@ -216,16 +183,15 @@ class FileSystem:
         return entries
 
     async def mkdir(self, path: AnyPath, *, parents: bool = False, mode: int | None = None) -> None:
-        """Make a directory; with `parents` its parents too, and it may be there already.
+        """Create a directory.
 
         Args:
-            path: where.
-            parents: see above.
-            mode: the permission bits of the directory itself, from which the umask there takes some away;
-                None for 0o777.
+            path: the new directory.
+            parents: create missing parents, too, and accept an existing directory.
+            mode: the permission bits of the directory itself, less the daemon's umask; 0o777 by default.
 
         Raises:
-            Unsupported: `mode` is given, and the server does not take it.
+            Unsupported: the server does not serve `mode`.
         """
         params: dict[str, Json] = {"path": self.uri(path), "recursive": parents}
         if mode is not None:
@@ -246,8 +212,9 @@ class FileSystem:
         """Set the times of a file or a directory; links are followed.
 
         Args:
-            path: of what.
-            ns: of the last access and the last change, in nanoseconds since 1970, as for `os.utime`.
+            path: the file or directory.
+            ns: the times of the last access and the last change, in nanoseconds since 1970, as for
+                `os.utime`.
 
         Raises:
             Unsupported: the server does not serve `fs/setMetadata`.
@@ -257,7 +224,7 @@ class FileSystem:
         await self._call(_SET_METADATA, params)
 
     async def remove(self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
-        """Remove a file, a link (never its target), or a directory: an empty one unless `recursive`."""
+        """Remove a file, a link (not its target), or a directory, which must be empty unless `recursive`."""
         params = {"path": self.uri(path), "recursive": recursive, "force": missing_ok}
         await self._call("fs/remove", params)
 
@@ -270,20 +237,19 @@ class FileSystem:
         keep_mode: bool = False,
         preserve_times: bool = False,
     ) -> Copied:
-        """Copy a file, or a link as a link; with `recursive` a directory, to a place that is free.
+        """Copy a file, or a link as a link; with `recursive`, a directory to a path that does not exist.
 
-        The copy appears whole or not at all, with the permission bits of the source. It may take an hour,
-        whatever the `call_timeout`.
+        The copy appears whole or not at all, with the mode of the source. Its limit is an hour.
 
         Args:
-            source: what.
+            source: the file, link or directory.
             destination: the full path of the copy; a link to a file is followed.
-            recursive: whether it may be a directory.
-            keep_mode: a file that is there keeps its permission bits, and new ones have no set-id bits.
+            recursive: whether the source may be a directory.
+            keep_mode: an existing file keeps its permission bits, and new files have no set-id bits.
             preserve_times: copies get the times of their source.
 
         Raises:
-            Unsupported: the server does not take `keep_mode` or `preserve_times`.
+            Unsupported: the server does not serve `keep_mode` or `preserve_times`.
         """
         params: dict[str, Json] = {
             "sourcePath": self.uri(source),
@@ -298,12 +264,12 @@ class FileSystem:
         return Copied(None, bool(result.get("inPlace")))
 
     async def rename(self, source: AnyPath, destination: AnyPath, *, overwrite: bool = True) -> None:
-        """Rename a file, a link or a directory, in one step; a link itself, never its target.
+        """Rename a file, a link (not its target) or a directory, atomically.
 
         Args:
-            source: what.
-            destination: the new path, of the same file system; never just a directory to put it in.
-            overwrite: replace a file that is there; otherwise that is a `SystemFailure`.
+            source: the file, link or directory.
+            destination: the full new path, in the same file system.
+            overwrite: replace an existing file; otherwise that is a `SystemFailure`.
 
         Raises:
             Unsupported: the server does not serve `fs/rename`.
@@ -319,11 +285,11 @@ class FileSystem:
     async def digest(self, path: AnyPath, size: int | None = None) -> str:
         """The SHA-256 of a file, as 64 hexadecimal digits.
 
-        Computed where the file is; with a server that cannot do that, the file is read.
+        The daemon computes the digest; if the server cannot do that, the client reads the file.
 
         Args:
             path: a regular file.
-            size: of how many bytes at its beginning, for a file that grows; None for all.
+            size: the number of bytes at its beginning, for a file that grows; None for all.
         """
         params: dict[str, Json] = {"path": self.uri(path)}
         if "fs/digest" in self._session.capabilities:
@@ -343,32 +309,30 @@ class FileSystem:
         verify: bool = True,
         preserve_times: bool = False,
     ) -> Copied:
-        """Copy a file from the executor to this machine, in blocks: memory does not grow with the file.
+        """Copy a file from the executor to this machine, in blocks: memory use does not grow with the file.
 
-        The local file appears, or is replaced, when all of it is there; one that cannot be replaced, such as
-        a mount point, is written in place then. A file that is replaced passes on its mode; a new one has the
-        permission bits of its source, without the set-id and sticky bits. A lost connection is made up for,
-        unless the file has changed meanwhile.
+        The local file appears, or is replaced, after its whole content has arrived; a file that cannot be
+        replaced, such as a mount point, is then written in place. A replaced file keeps its mode; a new one
+        gets the permission bits of its source, without the set-id and sticky bits. After a lost connection
+        the copy continues, unless the file has changed meanwhile.
 
-        A file that grows is copied as large as it was when it was opened. One that tells no size, as those of
-        /proc, is read to its end, and not verified. What is no file, such as a FIFO, is refused.
+        A growing file is copied up to its size at the start. A file that reports no size, such as those of
+        /proc, is read to its end, and not verified. Other files, such as a FIFO, are refused.
 
         Args:
             path: a regular file at the executor.
-            local: a path here, or a file that is open for writing in binary, which is written to as
-                the blocks come.
+            local: a local path, or a binary file that is open for writing; it is written as blocks arrive.
             progress: called after each block.
-            verify: compare the SHA-256 of what came with that of the file at the executor.
-            preserve_times: the local file gets the times of the source, and its permission bits also where it
-                replaces another one, as with `cp -p`.
+            verify: compare the SHA-256 of the received data with that of the file at the executor.
+            preserve_times: keep the times of the source, and its mode even if a file is replaced, as `cp -p`.
 
         Raises:
-            TransferFailed: the file changed or shrank meanwhile, or what came is not what is there.
-            Unsupported: `preserve_times`, and the server does not tell times.
+            TransferFailed: the file changed or shrank meanwhile, or the received data differs.
+            Unsupported: the server does not report times, for `preserve_times`.
             OSError: the local file cannot be written.
         """
         if preserve_times:
-            self._session.require(_SET_METADATA)  # of the same version as what tells them
+            self._session.require(_SET_METADATA)  # the same version of the server reports times
         return await Download(self._session, self.uri(path), os.fspath(path), progress).run(
             local, self.digest if verify else None, preserve_times=preserve_times
         )
@@ -382,30 +346,28 @@ class FileSystem:
         verify: bool = True,
         preserve_times: bool = False,
     ) -> Copied:
-        """Copy a file from this machine to the executor, in blocks: memory does not grow with the file.
+        """Copy a file from this machine to the executor, in blocks: memory use does not grow with the file.
 
-        It is written beside its place, and renamed into it when all of it is there; a file that cannot be
-        replaced, such as a mount point, is written in place then. A file that is replaced passes on its mode;
-        a new one has the permission bits of its source, without the set-id and sticky bits, or those of a new
-        file where the source has none. A link stays, and what it leads to is replaced. After a failure
-        everything is as it was.
+        The file is written next to its target, and renamed when it is complete; a target that cannot be
+        replaced, such as a mount point, is then written in place. A replaced file keeps its mode; a new one
+        gets the permission bits of its source, without the set-id and sticky bits, or those of a new file if
+        the source has none. If the target is a link, the file behind it is replaced. After a failure the
+        target is unchanged.
 
-        A file that grows is copied as large as it was when it was opened. A FIFO is read to its end; a device
-        is refused.
+        A growing file is copied up to its size at the start. A FIFO is read to its end; a device is refused.
 
         Args:
-            local: a path here, or a file that is open for reading in binary, which is read to its end.
+            local: a local path, or a binary file that is open for reading, which is read to its end.
             path: a path at the executor; its directory must exist.
             progress: called after each block.
-            verify: compare the SHA-256 of what was sent with that of what is there, before it is renamed.
-            preserve_times: the file gets the times of the local one, and its permission bits also where it
-                replaces another one, as with `cp -p`.
+            verify: compare the SHA-256 of the sent data with that of the new file, before it is renamed.
+            preserve_times: keep the times of the source, and its mode even if a file is replaced, as `cp -p`.
 
         Raises:
-            TransferFailed: what arrived is not what was sent, or the local file shrank meanwhile.
-            OutcomeUnknown: the connection was lost; what is written is not written twice. The place
-                is as it was, unless the last step was under way.
-            Unsupported: the server does not serve `fs/rename`, or with `preserve_times` `fs/install`.
+            TransferFailed: the new file differs from the sent data, or the local file shrank meanwhile.
+            OutcomeUnknown: the connection was lost; no block is written twice. The target is unchanged,
+                unless the last step was under way.
+            Unsupported: the server does not serve `fs/rename`, or `fs/install` for `preserve_times`.
             OSError: the local file cannot be read.
         """
         self._session.require("fs/rename", *(["fs/install"] if preserve_times else []))

@@ -1,7 +1,7 @@
-"""Files of this machine as the ends of a transfer: opened without waiting, replaced whole or not at all.
+"""Local files as source and target of a transfer: opened without blocking, replaced whole or not at all.
 
-A thread that waits for a pipe cannot be cancelled, and the interpreter would wait for it at its end.
-So it waits for the pipe or for `stop`, whichever comes first.
+A thread that blocks on a pipe cannot be cancelled, and would keep the interpreter from exiting. So the thread
+waits for the pipe or for `stop`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
 
-from execclient.identifiers import new_id
+from execclient.arguments import new_id
 
 MAX_NAME_BYTES = 230
-"""Of a file's name in that of its part file; a name has at most 255."""
+"""Of the file's name in the name of its part file; a name has at most 255."""
 
 _PIPE_BUF = select.PIPE_BUF
-"""A pipe that is ready takes so much without blocking, and perhaps no more."""
+"""A pipe that is ready accepts this much without blocking, and perhaps no more."""
 
-_LOOK_SECONDS = 0.05
-"""Between two looks at whether a FIFO has got a reader, which no call waits for together with `stop`."""
+_REOPEN_SECONDS = 0.05
+"""Between two attempts to open a FIFO that has no reader: no call waits for a reader and for `stop`."""
 
 _CANNOT_REPLACE = frozenset({errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
-"""Errors of a new name in a folder, for a file that can perhaps still be written: `docs/protocol.md`, F49."""
+"""Errors of creating a name in a directory whose files may still be writable: `docs/protocol.md`, F49."""
 
-_NEVER_WAIT = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NON_BLOCKING = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Attributes(NamedTuple):
-    """Permission bits and times of a file; None for those that are not known."""
+    """Permission bits and times of a file; None for unknown ones."""
 
     mode: int | None = None
     modified_ns: int | None = None
@@ -44,16 +44,16 @@ class Attributes(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Attributes:
-        """Those of a file here, without the set-id and sticky bits."""
+        """The attributes of a local file, without the set-id and sticky bits."""
         return cls(status.st_mode & 0o777, status.st_mtime_ns, status.st_atime_ns)
 
 
-class Stream:
-    """A pipe, a terminal or a device as a binary file; what waits for it can be stopped.
+class StoppableFile:
+    """A pipe, a terminal or a device as a binary file whose blocking calls can be stopped.
 
     Args:
         descriptor: open.
-        closing: whether `close` closes it.
+        closing: whether `close` closes the descriptor.
     """
 
     def __init__(self, descriptor: int, *, closing: bool = False) -> None:
@@ -63,7 +63,7 @@ class Stream:
         self._stopped, self._stop = os.pipe()
 
     def read(self, size: int) -> bytes:
-        """So many bytes, or fewer at the end."""
+        """Read so many bytes, or fewer at the end."""
         data = bytearray()
         with self._in_use:
             while len(data) < size and self._wait(select.POLLIN):
@@ -77,7 +77,7 @@ class Stream:
         return bytes(data)
 
     def write(self, data: bytes) -> int:
-        """All of them."""
+        """Write all data."""
         rest = memoryview(data)
         with self._in_use:
             while rest and self._wait(select.POLLOUT):
@@ -86,14 +86,14 @@ class Stream:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: data is not buffered."""
 
     def stop(self) -> None:
-        """Wait no more, not now and not later."""
+        """End a blocking call, now and later."""
         os.write(self._stop, b"\0")
 
     def close(self) -> None:
-        """Stop, and let go of it."""
+        """Stop, and close the descriptors."""
         self.stop()
         with self._in_use:
             for number in (self._stopped, self._stop, *([self._descriptor] if self._closing else [])):
@@ -108,89 +108,88 @@ class Stream:
 
 @contextmanager
 def standard_stream(descriptor: int) -> Iterator[BinaryIO]:
-    """Standard input or output as a file; a thread that waits for it still is let go at the end."""
-    stream = Stream(descriptor)
+    """Standard input or output as a file; a thread that still blocks on it is stopped at the end."""
+    stream = StoppableFile(descriptor)
     try:
         yield cast("BinaryIO", stream)
     finally:
         stream.stop()
 
 
-class Source(NamedTuple):
-    """A local file that is read."""
+class LocalSource(NamedTuple):
+    """An open local file to read."""
 
     file: BinaryIO
     size: int | None
-    """When it was opened; None for a pipe, a terminal, or a file that does not tell its size."""
+    """At the open; None for a pipe, a terminal, or a file that does not report its size."""
     attributes: Attributes
-    """None of a pipe or a terminal."""
+    """Unknown for a pipe or a terminal."""
 
 
 @contextmanager
-def opened(local: str | os.PathLike[str]) -> Iterator[Source]:
-    """Open a file to be read; neither this nor closing it ever waits.
+def opened(local: str | os.PathLike[str]) -> Iterator[LocalSource]:
+    """Open a file for reading. Neither opening nor closing blocks.
 
     Raises:
-        OSError: it cannot be opened; EISDIR for a directory, EINVAL for a device, which may have no end.
+        OSError: the file cannot be opened; EISDIR for a directory, EINVAL for a device, which may be endless.
     """
-    number = os.open(local, os.O_RDONLY | _NEVER_WAIT)
+    number = os.open(local, os.O_RDONLY | _NON_BLOCKING)
     status = os.fstat(number)
     if stat.S_ISREG(status.st_mode):
         with open(number, "rb") as file:
-            yield Source(file, status.st_size or None, Attributes.of(status))
+            yield LocalSource(file, status.st_size or None, Attributes.of(status))
         return
-    stream = Stream(number, closing=True)
+    stream = StoppableFile(number, closing=True)
     try:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(local))
         if not (stat.S_ISFIFO(status.st_mode) or os.isatty(number) or _is_null(status)):
-            raise OSError(errno.EINVAL, "a device is not copied, it may have no end", os.fspath(local))
-        yield Source(cast("BinaryIO", stream), None, Attributes())
+            raise OSError(errno.EINVAL, "a device is not copied, as it may be endless", os.fspath(local))
+        yield LocalSource(cast("BinaryIO", stream), None, Attributes())
     finally:
         stream.close()
 
 
-class Place:
-    """Where a file goes on this machine: a part file first, but what is no file is written to as it is.
+class LocalTarget:
+    """The local target of a download: a part file that replaces it, or a device or FIFO itself.
 
     Args:
-        local: the path; a link stays, and what it leads to is replaced.
-        mode: the permission bits that the file is going to have unless it replaces another one; None for the
-            usual ones.
-        stop: ends the waiting for a reader.
+        local: the path; if it is a link, the file behind it is replaced.
+        mode: the permission bits of a new file; None for the default ones.
+        stop: ends the wait for a reader.
     """
 
     def __init__(self, local: str | os.PathLike[str], mode: int | None, stop: threading.Event) -> None:
         """Waits for the reader of a FIFO, or for `stop`.
 
         Raises:
-            OSError: it cannot be made, or the file that is there must not be written.
+            OSError: the part file cannot be created, or the existing file is not writable.
         """
         self._target = os.path.realpath(local)
         self._part = ""
         try:
-            self._standing: os.stat_result | None = os.stat(self._target)
+            self._existing: os.stat_result | None = os.stat(self._target)
         except FileNotFoundError:
-            self._standing = None
-        self._mode = mode if self._standing is None else self._standing.st_mode & 0o777
-        if self._standing is not None and not stat.S_ISREG(self._standing.st_mode):
-            self.file = cast("BinaryIO", Stream(self._open_special(stop), closing=True))
+            self._existing = None
+        self._mode = mode if self._existing is None else self._existing.st_mode & 0o777
+        if self._existing is not None and not stat.S_ISREG(self._existing.st_mode):
+            self.file = cast("BinaryIO", StoppableFile(self._open_special(stop), closing=True))
             return
-        if self._standing is not None:
-            _may_write(self._target)
+        if self._existing is not None:
+            _check_writable(self._target)
         self.file = self._open_part()
 
-    def fill(self, preserved: Attributes | None) -> bool:
-        """All of it is there; the file is open still.
+    def commit(self, preserved: Attributes | None) -> bool:
+        """Replace the target by the complete part file, which is still open.
 
         Args:
-            preserved: what the file gets, also where it replaces another one.
+            preserved: attributes for the target, even if it replaces a file.
 
         Returns:
-            Whether the file that is there could not be replaced, and was written in place.
+            Whether the target could not be replaced, and was written in place.
 
         Raises:
-            OSError: it cannot be put into its place; what was there is there.
+            OSError: the target cannot be written; it is unchanged.
         """
         if not self._part:
             return False
@@ -204,7 +203,7 @@ class Place:
             try:
                 os.replace(self._part, self._target)
             except OSError as error:
-                if self._standing is None or error.errno not in _CANNOT_REPLACE:
+                if self._existing is None or error.errno not in _CANNOT_REPLACE:
                     raise
                 in_place = True
         if in_place:
@@ -213,8 +212,8 @@ class Place:
         self._part = ""
         return in_place
 
-    def leave(self) -> None:
-        """It was not to be, or it is done: nothing is left but the target."""
+    def close(self) -> None:
+        """Close and remove the part file, after `commit` or in place of it."""
         self.file.close()
         if self._part:
             with suppress(FileNotFoundError):
@@ -228,25 +227,25 @@ class Place:
                 self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666
             )
         except OSError as error:
-            if self._standing is None or error.errno not in _CANNOT_REPLACE:
+            if self._existing is None or error.errno not in _CANNOT_REPLACE:
                 raise
             number, self._part = tempfile.mkstemp(".part")
         return cast("BinaryIO", open(number, "w+b"))
 
     def _open_special(self, stop: threading.Event) -> int:
-        """Open a device or a FIFO; the latter when it has a reader."""
+        """Open a device or a FIFO; wait until the FIFO has a reader."""
         while True:
             try:
-                return os.open(self._target, os.O_WRONLY | _NEVER_WAIT)
+                return os.open(self._target, os.O_WRONLY | _NON_BLOCKING)
             except OSError as error:
-                assert self._standing is not None
-                if not stat.S_ISFIFO(self._standing.st_mode) or error.errno != errno.ENXIO:
+                assert self._existing is not None
+                if not stat.S_ISFIFO(self._existing.st_mode) or error.errno != errno.ENXIO:
                     raise
-                if stop.wait(_LOOK_SECONDS):
+                if stop.wait(_REOPEN_SECONDS):
                     raise
 
     def _keeps_owner(self, number: int) -> bool:
-        standing, made = self._standing, os.fstat(number)
+        standing, made = self._existing, os.fstat(number)
         if standing is None or (standing.st_uid, standing.st_gid) == (made.st_uid, made.st_gid):
             return True
         try:
@@ -256,11 +255,11 @@ class Place:
         return True
 
     def _overwrite(self, wanted: Attributes) -> None:
-        """Write the target in place, and its old content again if that fails."""
+        """Write the target in place, and restore its old content if that fails."""
         new = self.file
         new.seek(0)
         with open(self._target, "r+b", 0) as target:
-            kept = _kept_aside(target)
+            kept = _backup(target)
             try:
                 _reserve(target.fileno(), os.fstat(new.fileno()).st_size)
                 _copy(new, target)
@@ -275,14 +274,14 @@ class Place:
             finally:
                 if kept is not None:
                     kept.close()
-            with suppress(PermissionError):  # of another owner
+            with suppress(PermissionError):  # the file has another owner
                 if wanted.mode is not None:
                     os.fchmod(target.fileno(), wanted.mode)
                 _set_times(target.fileno(), wanted)
 
 
 def _copy(original: BinaryIO, copied: BinaryIO) -> None:
-    """Copy to the end. `copied` is not buffered, and may take a part of a block."""
+    """Copy to the end. `copied` is not buffered, and may accept a part of a block."""
     while block := original.read(1 << 20):
         rest = memoryview(block)
         while rest:
@@ -290,25 +289,25 @@ def _copy(original: BinaryIO, copied: BinaryIO) -> None:
 
 
 def part_path(target: str) -> str:
-    """Where the beginning of a file is kept: beside it, under a name that no other file has."""
+    """The path of a new part file: next to the target, with a unique name."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{os.fsdecode(os.fsencode(name)[:MAX_NAME_BYTES])}.{new_id()}.part")
 
 
-def _may_write(path: str) -> None:
+def _check_writable(path: str) -> None:
     try:
-        os.close(os.open(path, os.O_WRONLY | _NEVER_WAIT))
+        os.close(os.open(path, os.O_WRONLY | _NON_BLOCKING))
     except OSError as error:
-        # A program that runs cannot be written to; it can be replaced.
+        # A running program cannot be written; it can be replaced.
         if error.errno != errno.ETXTBSY:
             raise
 
 
 def set_attributes(path: str, wanted: Attributes) -> None:
-    """Give a directory its permission bits and times.
+    """Set the permission bits and times of a directory.
 
     Raises:
-        OSError: it is of another owner.
+        OSError: the directory has another owner.
     """
     if wanted.mode is not None:
         os.chmod(path, wanted.mode)
@@ -321,8 +320,8 @@ def _set_times(path: int | str, wanted: Attributes) -> None:
         os.utime(path, ns=(wanted.modified_ns if accessed is None else accessed, wanted.modified_ns))
 
 
-def _kept_aside(file: BinaryIO) -> BinaryIO | None:
-    """A copy of a file's content; None where there is no room. The file is at its beginning then."""
+def _backup(file: BinaryIO) -> BinaryIO | None:
+    """A copy of a file's content, or None if there is no space. Rewinds the file."""
     kept = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
     try:
         shutil.copyfileobj(file, kept, 1 << 20)
@@ -336,7 +335,7 @@ def _kept_aside(file: BinaryIO) -> BinaryIO | None:
 
 
 def _reserve(number: int, size: int) -> None:
-    """Find space before anything is changed, where the file system can do that."""
+    """Allocate space before the content changes, if the file system supports that."""
     if not size:
         return
     before = os.fstat(number).st_size

@@ -1,18 +1,18 @@
-"""An event loop in a thread of its own, which other threads hand calls to and wait for them.
+"""An event loop in its own thread. Other threads submit calls to it and wait for their results.
 
 Rules kept in this file:
 
-1. A wait that is interrupted (Ctrl-C) cancels its call, and goes on until the call has ended; a
-   second interruption ends the wait at once.
-2. After `close` nothing is accepted. What was accepted before ends: with its result, or with
-   `ExecutorClosed`.
-3. The loop, its tasks and the thread end together; leaving the context is what they do last.
-4. An interruption may come between any two steps of the thread that calls. So a coroutine is made on the
-   loop, where none comes and where it is run at once, and whoever hands a call over holds it before.
-5. The child of a fork has the objects and not the thread. There all of them are closed, and closing them
-   does nothing: what is at the other end is the parent's.
+1. An interrupted wait (Ctrl-C) cancels its call, and continues until the call has ended; a second
+   interruption ends the wait at once.
+2. After `close` no call is accepted. Calls accepted before end: with their result, or with `ExecutorClosed`.
+3. The loop, its tasks and the thread end together; their last action is to leave the context.
+4. An interruption may come between any two steps of the calling thread. So a coroutine is made on the loop,
+   which is never interrupted and runs the coroutine at once, and the caller holds the call before submitting
+   it.
+5. The child of a fork has the objects without the thread. In the child all of them are closed, and closing
+   them does nothing: the connections belong to the parent.
 
-It knows neither sessions nor processes.
+This module knows neither sessions nor processes.
 """
 
 from __future__ import annotations
@@ -29,66 +29,66 @@ from typing import Any, Generic, TypeVar
 
 from execclient.errors import ExecutorClosed
 
-_LOOK_UP_SECONDS = 0.2
-"""How late an interruption may be noticed that came at the wrong moment."""
+_RECHECK_SECONDS = 0.2
+"""The longest delay until an interruption at an unlucky moment is noticed."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-Making = Callable[[], Coroutine[Any, Any, R]]
-"""Makes what to run; called on the loop."""
+MakeCoroutine = Callable[[], Coroutine[Any, Any, R]]
+"""Makes the coroutine to run; called on the loop."""
 
 Disposal = Callable[[R], Awaitable[object]]
-"""What to do with a result that nobody will get any more."""
+"""Undoes a result that no caller will receive."""
 
 
-class Outcome(Generic[R]):
-    """How something ended, which other threads wait for.
+class CallResult(Generic[R]):
+    """A result or an error that other threads wait for.
 
-    A `concurrent.futures.Future` would do, but for rule 4: an interruption within its `wait` may leave its
-    lock held, and the loop would wait for that lock when it has the result.
+    A `concurrent.futures.Future` violates rule 4: an interruption within its `wait` may leave its lock held,
+    on which the loop would then block.
     """
 
     def __init__(self) -> None:
         self.done = False
         self._result: R
         self._error: BaseException | None = None
-        self._gate = threading.Lock()
-        """Opened at the end. Who comes through opens it for the next one; were that interrupted, the
-        others would find `done` when they look up."""
-        self._gate.acquire()
+        self._lock = threading.Lock()
+        """Released at the end. Each waiter releases it for the next one; after an interruption the others
+        find `done` at their next check."""
+        self._lock.acquire()
 
     def succeed(self, result: R) -> None:
-        """It has ended with a result."""
+        """Set the result."""
         self._result = result
         self._end()
 
     def fail(self, error: BaseException) -> None:
-        """It has ended with an error."""
+        """Set the error."""
         self._error = error
         self._end()
 
     def _end(self) -> None:
         self.done = True
-        self._gate.release()
+        self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for so many seconds or for ever; whether it has ended.
 
-        It looks up now and then: a signal that comes in the instant before the interpreter falls asleep on
-        a lock does not wake it, and a Ctrl-C would be noticed at the end of the call only.
+        It wakes now and then: a signal that arrives just before the interpreter blocks on a lock does not
+        interrupt the wait, and Ctrl-C would only be noticed at the end of the call.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.done:
-            left = _LOOK_UP_SECONDS if deadline is None else deadline - time.monotonic()
-            if self._gate.acquire(timeout=min(max(left, 0), _LOOK_UP_SECONDS)):
-                self._gate.release()
+            left = _RECHECK_SECONDS if deadline is None else deadline - time.monotonic()
+            if self._lock.acquire(timeout=min(max(left, 0), _RECHECK_SECONDS)):
+                self._lock.release()
             elif left <= 0:
                 break
         return self.done
 
     def result(self) -> R:
-        """Wait for it; give its result or raise its error."""
+        """Wait for the end; return the result or raise the error."""
         self.wait()
         try:
             if self._error is not None:
@@ -99,45 +99,45 @@ class Outcome(Generic[R]):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has ended with a result."""
+        """Whether there is a result."""
         return self.done and self._error is None
 
 
-class Call(Generic[R]):
-    """A call to hand over.
+class LoopCall(Generic[R]):
+    """A call that another thread submits to the loop.
 
     Args:
-        thread: where it runs.
-        make: makes what to run.
-        tell: called on the loop's thread when it has ended.
+        thread: runs the call.
+        make: makes the coroutine.
+        notify: called on the loop's thread at the end of the call.
 
-    Raises a RuntimeError in the loop's own thread, where nothing can wait for it.
+    Raises a RuntimeError in the loop's own thread, which cannot wait for itself.
     """
 
     def __init__(
-        self, thread: LoopThread[Any], make: Making[R], tell: Callable[[], object] | None = None
+        self, thread: LoopThread[Any], make: MakeCoroutine[R], notify: Callable[[], object] | None = None
     ) -> None:
         thread.check_elsewhere()
         self._thread = thread
         self._make = make
-        self._tell = tell
+        self._notify = notify
         self._begun = False
-        self._handed_over = False
+        self._submitted = False
         self._task: asyncio.Task[R] | None = None
-        self._outcome: Outcome[R] = Outcome()
+        self._outcome: CallResult[R] = CallResult()
 
     def start(self) -> None:
-        """Hand it over, unless it has been. Raises `ExecutorClosed`.
+        """Submit the call, unless that is done. Raises `ExecutorClosed`.
 
-        If this is interrupted, it may be called again, or `give_up` be.
+        After an interruption this may be called again, or `give_up`.
         """
-        if not self._handed_over:
+        if not self._submitted:
             self._thread.soon(self._begin)
-            self._handed_over = True
+            self._submitted = True
 
     def _begin(self) -> None:
         if self._begun:
-            return  # handed over twice, as the first time was interrupted, or given up before
+            return  # submitted twice because of an interruption, or given up before
         self._begun = True
         try:
             coroutine = self._make()
@@ -154,13 +154,13 @@ class Call(Generic[R]):
             self._fail(error)
         else:
             self._outcome.succeed(task.result())
-            if self._tell is not None:
-                self._tell()
+            if self._notify is not None:
+                self._notify()
 
     def _fail(self, error: BaseException) -> None:
         self._outcome.fail(error)
-        if self._tell is not None:
-            self._tell()
+        if self._notify is not None:
+            self._notify()
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -171,37 +171,37 @@ class Call(Generic[R]):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the call has ended."""
         return self._outcome.done
 
     def result(self) -> R:
-        """Wait for its end, and give its result or raise its error. An interruption leaves it be."""
+        """Wait for the end; return the result or raise the error. An interruption does not cancel it."""
         return self._outcome.result()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for its end for so many seconds or for ever; whether it has ended."""
+        """Wait for the end for so many seconds or for ever; whether the call has ended."""
         return self._outcome.wait(timeout)
 
     def give_up(self) -> None:
-        """Cancel it, and wait for its end. Does nothing if it has ended."""
+        """Cancel the call, and wait for its end. Does nothing if it has ended."""
         if self.done:
             return
         with suppress(ExecutorClosed):
             self._thread.wake(self._cancel)
-        # A loop that is about to close may not come to it any more; what it had begun has ended then.
-        while not self._thread.left.done and not self._outcome.wait(_LOOK_UP_SECONDS):
+        # A loop that is about to close may not begin the call; begun calls end with the loop.
+        while not self._thread.left.done and not self._outcome.wait(_RECHECK_SECONDS):
             pass
 
     def undelivered(self) -> R | None:
-        """The result, if it ended with one."""
+        """The result, if there is one."""
         return self._outcome.result() if self._outcome.succeeded else None
 
 
 class LoopThread(Generic[T]):
-    """The thread, for as long as a context is entered there.
+    """A thread with an event loop in which a context manager is entered.
 
     Args:
-        context: makes the context; called on the loop.
+        context: makes the context manager; called on the loop.
     """
 
     def __init__(self, context: Callable[[], AbstractAsyncContextManager[T]]) -> None:
@@ -209,19 +209,19 @@ class LoopThread(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="execclient", daemon=True)
         self._lock = threading.Lock()
-        """Held while something is handed over, so that nothing comes after the end."""
+        """Held while a call is submitted, so that none is submitted after the end."""
         self._open = False
         self._abandoned = False
         self._stop = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
-        self._entered: Outcome[T] = Outcome()
-        self.left: Outcome[None] = Outcome()
-        """Done when the context is left and the loop is closed."""
+        self._entered: CallResult[T] = CallResult()
+        self.left: CallResult[None] = CallResult()
+        """Done after the context is left and the loop is closed."""
         self._why_closed = "the executor is closed"
         _threads.add(self)
 
     def enter(self) -> T:
-        """Start the thread, enter the context there, and give what it gave; raises what it raised."""
+        """Start the thread and enter the context there; returns its result or raises its error."""
         try:
             self._thread.start()
             return self._entered.result()
@@ -229,18 +229,18 @@ class LoopThread(Generic[T]):
             self._abandon()
             raise
 
-    def call(self, make: Making[R], dispose: Disposal[R] | None = None) -> R:
-        """Have a coroutine made and run on the loop, and wait for its result.
+    def call(self, make: MakeCoroutine[R], dispose: Disposal[R] | None = None) -> R:
+        """Run a coroutine on the loop, and wait for its result.
 
         Args:
             make: makes the coroutine.
-            dispose: undoes a result that came while the wait was being interrupted.
+            dispose: undoes a result that arrived while the wait was interrupted.
 
         Raises:
             ExecutorClosed: `close` was called before, or meanwhile.
-            RuntimeError: this is the loop's own thread, where waiting would last for ever.
+            RuntimeError: this is the loop's own thread, which would wait for itself.
         """
-        call = Call(self, make)
+        call = LoopCall(self, make)
         try:
             call.start()
             return call.result()
@@ -253,10 +253,10 @@ class LoopThread(Generic[T]):
                     self.call(undo)
             raise
         finally:
-            del call  # as in `Outcome.result`
+            del call  # as in `CallResult.result`
 
     def check_elsewhere(self) -> None:
-        """Refuse to wait in the loop's own thread, with a RuntimeError."""
+        """Raise a RuntimeError in the loop's own thread."""
         if threading.current_thread() is self._thread:
             raise RuntimeError(
                 "a blocking call in the thread of its own event loop would wait for ever: "
@@ -264,14 +264,14 @@ class LoopThread(Generic[T]):
             )
 
     def soon(self, action: Callable[[], object]) -> None:
-        """Have something done on the loop, and do not wait for it. Raises `ExecutorClosed`."""
+        """Run an action on the loop, without waiting for it. Raises `ExecutorClosed`."""
         with self._lock:
             if not self._open:
                 raise ExecutorClosed(self._why_closed)
             self.wake(action)
 
     def wake(self, action: Callable[[], object]) -> None:
-        """As `soon`, and after `close`, too, until the loop has ended."""
+        """As `soon`, but also after `close`, until the loop has ended."""
         try:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(action)
@@ -282,11 +282,11 @@ class LoopThread(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is accepted any more."""
+        """Whether calls are refused."""
         return not self._open
 
     def request_close(self) -> None:
-        """Accept nothing more, have the context left, and do not wait for that."""
+        """Refuse further calls and begin to leave the context, without waiting for that."""
         with self._lock:
             if self._open:
                 with suppress(ExecutorClosed):
@@ -294,18 +294,18 @@ class LoopThread(Generic[T]):
                 self._open = False
 
     def close(self) -> None:
-        """Accept nothing more, leave the context, and end the thread.
+        """Refuse further calls, leave the context, and end the thread.
 
-        A second call waits for the same end. Raises what leaving raised, to the first caller only.
+        A second call waits for the same end. Only the first call raises an error of leaving the context.
         """
-        if self._abandoned or self._thread.ident is None:  # nothing was entered, or is left to leave
+        if self._abandoned or self._thread.ident is None:  # the context was not entered, or is left already
             self._abandon()
             return
         first = not self.closed
         try:
             self.request_close()
             if threading.current_thread() is self._thread:
-                return  # a finalizer: it cannot wait for the thread that it runs in
+                return  # a finalizer: the thread cannot wait for itself
             self.left.wait()
         except BaseException:
             self._abandon()
@@ -315,15 +315,15 @@ class LoopThread(Generic[T]):
             self.left.result()
 
     def forked(self) -> None:
-        """This is the child of a fork, where the thread is not (rule 5)."""
-        self._lock = threading.Lock()  # it may be held by a thread that is not here either
+        """Close in the child of a fork, which has no thread (rule 5)."""
+        self._lock = threading.Lock()  # the old one may be held by a thread of the parent
         self._open = False
         self._loop = None
         self._why_closed = (
             "the executor was opened before a fork, in the parent process: open another one in the child"
         )
         self._abandoned = True
-        self.left = Outcome()
+        self.left = CallResult()
         self.left.succeed(None)
 
     # -- the thread
@@ -333,7 +333,7 @@ class LoopThread(Generic[T]):
         try:
             with asyncio.Runner(loop_factory=self._new_loop) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # it is raised to whoever waits
+        except BaseException as error:  # raised in the waiting threads
             failure = error
         finally:
             with self._lock:
@@ -360,12 +360,12 @@ class LoopThread(Generic[T]):
             await self._stop.wait()
 
     def _abandon(self) -> None:
-        """End the thread as soon as it can: who waited for it was interrupted, or it has failed."""
+        """End the thread as soon as possible: its waiter was interrupted, or it has failed."""
         self._abandoned = True
         with self._lock:
             self._open = False
         if self._thread.ident is None:
-            return  # it has not started; should it still do so, it finds this at its beginning
+            return  # not started; a later start ends at once
         with suppress(ExecutorClosed):
             self.wake(self._cancel_main)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""A process that was started: its output, its input, its end. `docs/protocol.md`, "Processes"."""
+"""A started process: its output, its input, its end. `docs/protocol.md`, "Processes"."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import signal as signals
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 from pybase64 import b64encode
 
 from execclient import arguments
-from execclient.catch_up import reference
-from execclient.connection import Json
-from execclient.deadlines import Deadlines
+from execclient.connection.connection import Json
 from execclient.errors import (
     ExecServerError,
     NoSuchProcess,
@@ -31,90 +28,86 @@ from execclient.errors import (
     Unsupported,
     WaitTimeout,
 )
-from execclient.identifiers import new_id
-from execclient.inbox import Chunk, Inbox, Page, page_from
-from execclient.run import LINGER_SECONDS
-from execclient.session import Session
+from execclient.results import Chunk, Page, TextChunk
+from execclient.session.inbox import Inbox
+from execclient.session.replay import reference
+from execclient.session.session import Session
 
 WRITE_BYTES = 1 << 20
-"""Input goes out in pieces of this size: far below what a message holds, far above what a pipe does."""
+"""Input is sent in pieces of this size: far below the limit of a message, far above that of a pipe."""
 
 BEYOND_SEQ = 2**63 - 1
-"""Behind every number: a read after it gives the state and no output."""
+"""After every number: a read after it returns the state and no output."""
+
+LINGER_SECONDS = 0.5
+"""How long to wait for the end of the output after the exit of the process. A background child may keep the
+output open for hours."""
 
 Scope = Literal["group", "leader", "tree"]
 
 
-class TextChunk(NamedTuple):
-    """A piece of output, decoded; characters are whole."""
+class Deadlines:
+    """Kills a process and its descendants when it has run or been silent for too long.
 
-    stream: str
-    text: str
+    For a server that does not enforce the limits itself. A daemon that does enforces them also without a
+    connection (`docs/protocol.md`, P17 and P18).
 
+    Args:
+        session: the session of the process.
+        inbox: its events, from before the start.
+        run: seconds that it may run, from `begin`.
+        idle: seconds without output and without input.
+    """
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """What the daemon says of one process. `docs/protocol.md`, "Processes of other sessions"."""
+    def __init__(self, session: Session, inbox: Inbox, run: float | None, idle: float | None) -> None:
+        self._session = session
+        self._inbox = inbox
+        self._clock = inbox.clock = asyncio.get_running_loop().time
+        self._run = run
+        self._end = math.inf
+        self._idle = idle
+        self._task: asyncio.Task[None] | None = None
 
-    process_id: str
-    session_id: str
-    pid: int
-    state: str
-    """`running`, `exited` (but its output is held open), or `closed`."""
-    tty: bool
-    size: tuple[int, int] | None
-    """Rows and columns of its terminal."""
-    started_at_ms: int
-    """Milliseconds since 1970."""
-    age_ms: int
-    """Milliseconds since the start, by a clock that nobody sets."""
-    exit_code: int | None
-    cause: str | None
-    last_seq: int
-    """The number of its last event."""
-    retained_bytes: int
-    """Output that can still be read."""
-    cpu_seconds: float | None
-    """Processor time of the process and its living descendants, like the next two."""
-    rss_bytes: int | None
-    process_count: int | None
-    argv: tuple[str, ...] | None
-    """None unless it was asked for, like `cwd`."""
-    cwd: str | None
+    def begin(self) -> None:
+        """The process has started."""
+        self.touch()
+        if self._run is not None:
+            self._end = self._clock() + self._run
+        self._task = asyncio.create_task(self._enforce())
 
-    @classmethod
-    def decode(cls, item: Mapping[str, Json]) -> Self:
-        """One item of the answer to `process/list`."""
-        size = item.get("size")
-        argv = item.get("argv")
-        return cls(
-            process_id=item["processId"],
-            session_id=item["sessionId"],
-            pid=item["pid"],
-            state=item["state"],
-            tty=item["tty"],
-            size=(size["rows"], size["cols"]) if size else None,
-            started_at_ms=item["startedAtMs"],
-            age_ms=item["ageMs"],
-            exit_code=item.get("exitCode"),
-            cause=item.get("cause"),
-            last_seq=item["lastSeq"],
-            retained_bytes=item["retainedBytes"],
-            cpu_seconds=item.get("cpuSeconds"),
-            rss_bytes=item.get("rssBytes"),
-            process_count=item.get("processCount"),
-            argv=None if argv is None else tuple(argv),
-            cwd=item.get("cwd"),
-        )
+    def touch(self) -> None:
+        """The process is not idle."""
+        self._inbox.active_at = self._clock()
+
+    def cancel(self) -> None:
+        """Enforce the limits no longer."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _enforce(self) -> None:
+        try:
+            while not await self._inbox.exits_within(self._due()[0] - self._clock()):
+                due, cause = self._due()
+                if due <= self._clock():
+                    self._inbox.forced_cause = cause
+                    await self._session.kill(self._inbox)
+                    return
+        except ExecServerError:
+            pass  # the end will not be known, and there is no caller to report this to
+
+    def _due(self) -> tuple[float, str]:
+        dues = [(self._end, "timeout")]
+        if self._idle is not None:
+            dues.append((self._inbox.active_at + self._idle, "idleTimeout"))
+        return min(dues)
 
 
 class Process:
     """A process. Get one from `Executor.start` or `Executor.attach`.
 
-    Iterating gives its output in order, from its first byte, as `(stream, data)`, until both
-    streams have ended; one task at a time. `async for` may be left and begun again: it goes on
-    where it was. Leaving `async with process:` kills the process if it still runs; another
-    session's process is only left alone.
+    Iterating yields the output in order, from its first byte, as `(stream, data)`, until both streams have
+    ended; by one task at a time. `async for` may be left and begun again: it continues where it was. Leaving
+    `async with process:` kills the process if it still runs, unless it belongs to another session.
     """
 
     def __init__(
@@ -130,17 +123,18 @@ class Process:
         deadlines: Deadlines | None = None,
     ) -> None:
         self.id = inbox.id
-        """The session's name for it."""
+        """Its name in the session."""
         self.pid = pid
-        """The process id at the daemon; None from a server that does not tell."""
+        """The process id at the daemon; None if the server does not report it."""
         self.program = program
-        """As it was given to `start`; None for one that was attached to."""
+        """As given to `start`; None for an attached process."""
         self.cwd = cwd
-        """Its working directory at the start, absolute; None likewise."""
+        """Its working directory at the start, absolute; None for an attached process."""
         self.tty = tty
-        """Whether it has a terminal; None for one that was attached to and whose server does not tell."""
+        """Whether it has a terminal; None for an attached process if the server does not report it."""
+        self.output = inbox
+        """The waiting output and the events. Internal: it may change between versions."""
         self._session = session
-        self._inbox = inbox
         self._reference = reference(inbox.key)
         self._confined = confined
         self._deadlines = deadlines
@@ -151,7 +145,7 @@ class Process:
     @property
     def session_id(self) -> str:
         """The session that owns it."""
-        return self._inbox.session_id or self._session.id
+        return self.output.session_id or self._session.id
 
     # -- output
 
@@ -162,27 +156,27 @@ class Process:
         """The next chunk.
 
         Raises:
-            OutputGap: some output was dropped here; iterate again for what follows it.
-            SessionLost, NoSuchProcess: nothing more will come.
+            OutputGap: output was lost here; iterate again for the output that follows.
+            SessionLost, NoSuchProcess: no more output will arrive.
         """
-        return await self._inbox.take()
+        return await self.output.take()
 
     def text(self, encoding: str = "utf-8", errors: str = "replace") -> TextStream:
-        """The same iteration as text, each stream decoded by a decoder of its own."""
+        """The same iteration as text. Each stream has its own decoder."""
         return TextStream(self, encoding, errors)
 
     async def read(self, after_seq: int = 0, *, max_bytes: int | None = None, wait: float = 0.0) -> Page:
-        """Long poll: the output that the daemon keeps after a number. Takes nothing from the iteration.
+        """Long poll: the output that the daemon keeps after a number. The iteration is not affected.
 
         Args:
-            after_seq: 0 for all; then the `next_seq - 1` of the page before.
-            max_bytes: stop before the chunk that would exceed it, but give at least one.
-            wait: seconds to wait when there is nothing yet. A wait that ran out gives an empty page.
+            after_seq: 0 for all; then `next_seq - 1` of the page before.
+            max_bytes: stop before the chunk that would exceed it, but return at least one.
+            wait: seconds to wait if there is no output yet. After that the page is empty.
 
         Raises:
-            NoSuchProcess: the daemon does not know it any more.
+            NoSuchProcess: the daemon has forgotten the process.
         """
-        wait = max(0.0, arguments.any_seconds(wait, "wait", "0 gives what there is"))
+        wait = max(0.0, arguments.any_seconds(wait, "wait", "0 does not wait"))
         params = {
             **self._reference,
             "afterSeq": arguments.count(after_seq, "after_seq"),
@@ -192,21 +186,21 @@ class Process:
             params["maxBytes"] = arguments.count(max_bytes, "max_bytes")
         limit = wait + self._session.call_timeout
         try:
-            return page_from(await self._session.call("process/read", params, limit=limit))
+            return Page.decode(await self._session.call("process/read", params, limit=limit))
         except Refused as error:
             raise NoSuchProcess(error.message) from error
 
     # -- input
 
     async def write(self, data: bytes | str) -> None:
-        """Write to the standard input; text as UTF-8. Returns when the daemon has accepted all of it.
+        """Write to the standard input; text as UTF-8. Returns when the daemon has accepted all data.
 
-        The daemon keeps 64 MiB for a process that does not read; then this waits, as long as it takes.
-        What was accepted reaches the process once and in order, also over a lost connection.
+        The daemon buffers 64 MiB for a process that does not read; after that this call waits, without limit.
+        Accepted data reaches the process once and in order, also after a lost connection.
 
         Raises:
-            StdinUnavailable: the process has none, or has closed it by ending.
-            NoSuchProcess: the daemon does not know it any more.
+            StdinUnavailable: the process has no standard input, or has exited.
+            NoSuchProcess: the daemon has forgotten the process.
         """
         payload = arguments.data(data, "data")
         async with self._write_turn:
@@ -218,36 +212,36 @@ class Process:
         try:
             status = (await self._patiently("process/write", params))["status"]
         except SystemFailure as error:
-            raise StdinUnavailable(f"process {self.id} takes no input any more: {error.message}") from error
+            raise StdinUnavailable(f"process {self.id} no longer takes input: {error.message}") from error
         self._check_input(status)
         if self._deadlines is not None:
             self._deadlines.touch()
 
     async def _patiently(self, method: str, params: Mapping[str, Json]) -> Json:
-        """A call that may wait for the process to read, for as long as the daemon answers others."""
+        """A call that may wait for the process to read, as long as the daemon responds to other calls."""
         call = asyncio.ensure_future(self._session.call(method, params, limit=math.inf))
         try:
             while not (await asyncio.wait({call}, timeout=self._session.call_timeout))[0]:
                 await self.read(BEYOND_SEQ)
             return call.result()
         finally:
-            # One that failed just as its question failed has told nobody.
+            # If both calls failed at once, the exception of this one has not been retrieved.
             if not call.cancel() and not call.cancelled():
                 call.exception()
 
     async def close_stdin(self) -> None:
-        """End the standard input: the process reads what was written before, then end of file.
+        """Close the standard input: the process reads the data written before, then end of file.
 
-        May be called again. On a terminal write 0x04 at the start of a line instead.
+        May be called again. On a terminal, write 0x04 at the start of a line instead.
 
         Raises:
             StdinUnavailable: the process was started without `stdin=True`.
             Refused: it has a terminal.
-            NoSuchProcess: the daemon does not know it any more.
+            NoSuchProcess: the daemon has forgotten the process.
             Unsupported: the server does not serve `process/closeStdin`.
         """
         self._session.require("process/closeStdin")
-        async with self._write_turn:  # behind a write that is under way
+        async with self._write_turn:  # after a write under way
             self._check_input((await self._session.call("process/closeStdin", self._reference))["status"])
 
     def _check_input(self, status: str) -> None:
@@ -260,14 +254,14 @@ class Process:
             )
 
     async def resize(self, rows: int, cols: int) -> bool:
-        """Tell the terminal its size, 1 to 65535 each; the process gets SIGWINCH.
+        """Set the size of the terminal, 1 to 65535 each; the process gets SIGWINCH.
 
         Returns:
             Whether the process still runs.
 
         Raises:
-            Refused: it has no terminal, or the right to resize is somebody else's: it is the
-                owner's and that of whoever attached last with `interactive=True`.
+            Refused: the process has no terminal, or this client may not resize it: the owner may, and the
+                client that attached last with `interactive=True`.
             Unsupported: the server does not serve `process/resize`.
         """
         size = arguments.terminal_size((rows, cols))
@@ -279,43 +273,43 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """What the process exited with, 128 + N for death by signal N; None while it runs."""
-        return self._inbox.exit_code
+        """The exit code, 128 + N for death by signal N; None while the process runs."""
+        return self.output.exit_code
 
     @property
     def cause(self) -> str | None:
         """Why the process ended: `normal`, `signal`, `timeout`, … (`docs/protocol.md`, X8).
 
-        None while it runs, and from a server that does not tell.
+        None while it runs, or if the server does not report causes.
         """
-        return self._inbox.cause
+        return self.output.cause
 
     @property
     def failure(self) -> str | None:
-        """What broke the sandbox before the command began (C35), once `wait` has found that out."""
-        return self._inbox.broken_sandbox
+        """Why the sandbox failed before the command began (C35); known after `wait`."""
+        return self.output.broken_sandbox
 
     @property
     def denial(self) -> Mapping[str, Json] | None:
-        """Whether a sandbox was in the way, with evidence (X7); None while the process runs."""
-        return self._inbox.denial
+        """Whether the sandbox denied something, with evidence (X7); None while the process runs."""
+        return self.output.denial
 
-    async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the process goes on
+    async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the process runs on
         """Wait until the process has exited; its exit code.
 
-        Output may still follow, from a child that it left behind: iterate, or `wait_closed`.
+        Output may still follow, from a background child: iterate, or use `wait_closed`.
 
         Args:
-            timeout: seconds to wait, at most.
+            timeout: seconds to wait at most.
 
         Raises:
-            WaitTimeout: it did not exit in that time, and goes on.
-            SessionLost, NoSuchProcess: its end will not be known.
+            WaitTimeout: the process did not exit in time, and runs on.
+            SessionLost, NoSuchProcess: the end of the process will not be known.
         """
         try:
             async with asyncio.timeout(arguments.waiting(timeout)):
-                code = await self._inbox.until_exited()
-                if code and self._confined and self._inbox.broken_sandbox is None:
+                code = await self.output.until_exited()
+                if code and self._confined and self.output.broken_sandbox is None:
                     await self._ask_for_failure()
                 return code
         except ExecServerError as error:
@@ -325,19 +319,19 @@ class Process:
             late = WaitTimeout(f"process {self.id} did not exit within {timeout:g} s")
             raise late.about(program=self.program, cwd=self.cwd) from None
 
-    async def wait_closed(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the process goes on
-        """Wait until the process has exited and nobody holds its output open any more.
+    async def wait_closed(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the process runs on
+        """Wait until the process has exited and no process keeps its output open.
 
         Args:
-            timeout: seconds to wait, at most.
+            timeout: seconds to wait at most.
 
         Raises:
-            WaitTimeout: that was not so in that time.
-            SessionLost, NoSuchProcess: its end will not be known.
+            WaitTimeout: that did not happen in time.
+            SessionLost, NoSuchProcess: the end of the process will not be known.
         """
         try:
             async with asyncio.timeout(arguments.waiting(timeout)):
-                await self._inbox.until_closed()
+                await self.output.until_closed()
         except ExecServerError as error:
             error.about(program=self.program, cwd=self.cwd)
             raise
@@ -345,17 +339,25 @@ class Process:
             late = WaitTimeout(f"process {self.id} did not close within {timeout:g} s")
             raise late.about(program=self.program, cwd=self.cwd) from None
 
+    async def linger(self) -> None:
+        """After the exit, wait for the rest of the output, at most 500 ms.
+
+        Raises:
+            SessionLost, ExecutorClosed: the session has ended.
+        """
+        await linger(self._session, self.output)
+
     async def signal(self, sig: str | int | signals.Signals, scope: Scope = "group") -> bool:
-        """Send a signal. Returns whether there was a process to take it: False once it has exited.
+        """Send a signal. Returns whether it was delivered: False if the process has exited.
 
         Args:
             sig: a name (`SIGHUP`, `HUP`, `SIGRTMIN+3`), or a number of this machine.
-            scope: the process `group`, the `leader` alone, or the `tree`: all that came of it.
+            scope: the process `group`, the `leader` alone, or the `tree` of all descendants.
 
         Raises:
             ValueError: there is no such signal.
-            NoSuchProcess: the daemon does not know it any more.
-            Unsupported: the server sends nothing but interrupts to a group.
+            NoSuchProcess: the daemon has forgotten the process.
+            Unsupported: the server only sends interrupts to a group.
         """
         name = signal_name(sig)
         if "process/signal.scope" in self._session.capabilities:
@@ -364,8 +366,8 @@ class Process:
             params = {**self._reference, "signal": "interrupt"}
         else:
             raise Unsupported("process/signal.scope")
-        told = "delivered" if self.exit_code is None else "alreadyExited"
-        status = (await self._session.call("process/signal", params)).get("status", told)
+        default = "delivered" if self.exit_code is None else "alreadyExited"
+        status = (await self._session.call("process/signal", params)).get("status", default)
         if status == "unknownProcess" and self.exit_code is None:
             raise NoSuchProcess(f"unknown process id {self.id}")
         return bool(status == "delivered")
@@ -378,38 +380,42 @@ class Process:
         """Kill the process at once, with SIGKILL. Returns whether it was running.
 
         Args:
-            scope: `group` for its process group; `tree` for every descendant, also those that
-                went into a session of their own or outlived it.
+            scope: `group` for its process group; `tree` for all descendants, including those with a session
+                of their own and those that outlived the process.
 
         Raises:
-            Unsupported: the server knows no `tree`.
+            Unsupported: the server does not serve `tree`.
         """
         if scope == "tree":
             self._session.require("process/terminate.scope")
         result = await self._session.call("process/terminate", {**self._reference, "scope": scope})
         return bool(result["running"])
 
-    async def detach(self) -> None:
-        """Let go of it: no more output comes here, and neither leaving a block nor closing kills it.
+    async def kill(self) -> None:
+        """Kill the process and all its descendants, even if the connection is lost at the moment.
 
-        With a process of ours the session is kept, too: both live on until the daemon ends them, as with
-        `connect(keep=True)`. What else was started there is killed at the end.
+        Waits for the daemon's response, some seconds at most, and raises no error. If cancelled, it continues
+        in the background. A server without `process/terminate.scope` kills the group.
+        """
+        await self._session.kill(self.output)
+
+    async def detach(self) -> None:
+        """Detach from the process: no more output arrives, and leaving a block or closing does not kill it.
+
+        If the process belongs to this session, the session is kept, too: both run on until the daemon ends
+        them, as with `connect(keep=True)`. Other processes of the session are killed at its end.
         """
         self._detached = True
-        if self._inbox.session_id is None:
-            self._session.let_go.add(self.id)
-        self._cancel_deadlines()
-        await self._session.detach(self._inbox)
-
-    def _cancel_deadlines(self) -> None:
-        """Stop keeping the time limits that the server does not keep."""
+        if self.output.session_id is None:
+            self._session.detached.add(self.id)
         if self._deadlines is not None:
             self._deadlines.cancel()
+        await self._session.detach(self.output)
 
     async def _ask_for_failure(self) -> None:
         with suppress(NoSuchProcess):
             page = await self.read(BEYOND_SEQ)
-            self._inbox.broken_sandbox = page.failure
+            self.output.broken_sandbox = page.failure
 
     async def __aenter__(self) -> Self:
         return self
@@ -417,29 +423,29 @@ class Process:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._detached or (self.exit_code is not None and self._inbox.session_id is None):
+        if self._detached or (self.exit_code is not None and self.output.session_id is None):
             return
         try:
-            if self._inbox.session_id is None:
+            if self.output.session_id is None:
                 await self.terminate()
             else:
                 await self.detach()
         except ExecServerError:
-            # The block's own error says more than that the process could not be killed after it.
+            # The error of the block is more useful than the failure to kill the process after it.
             if error is None:
                 raise
         except BaseException:
-            # Cancelled, or interrupted, once more: it is killed all the same, only nobody waits for it.
-            if self._inbox.session_id is None:
+            # Cancelled or interrupted once more: the process is killed all the same, in the background.
+            if self.output.session_id is None:
                 self._session.terminate_soon(self.id, "group")
             raise
 
 
-async def until_silent(session: Session, inbox: Inbox) -> None:
-    """Wait for the rest of the output of a process that has exited, `LINGER_SECONDS` at most.
+async def linger(session: Session, inbox: Inbox) -> None:
+    """Wait for the rest of the output of an exited process, `LINGER_SECONDS` at most.
 
     Raises:
-        SessionLost, ExecutorClosed: there is no session any more.
+        SessionLost, ExecutorClosed: the session has ended.
     """
     while not inbox.closed:
         connection = await session.connected()
@@ -452,20 +458,20 @@ async def until_silent(session: Session, inbox: Inbox) -> None:
             pass
         else:
             return
-        # One that was lost meanwhile may have had the rest on its way.
+        # If the connection was lost meanwhile, the rest may have been under way.
         if await session.connected() is connection:
             return
 
 
 def _write_ids() -> Iterator[str]:
-    """Ids of writes that no other client of the process gives, this one after a restart included."""
-    token = new_id()
+    """Ids of writes, unique among all clients of the process."""
+    token = arguments.new_id()
     for number in itertools.count(1):
         yield f"{token}-{number}"
 
 
 def signal_name(sig: str | int | signals.Signals) -> str:
-    """The POSIX name of a signal, as the wire has it.
+    """The POSIX name of a signal, for the wire.
 
     Raises:
         TypeError: it is neither a name nor a number.
@@ -489,8 +495,8 @@ def signal_name(sig: str | int | signals.Signals) -> str:
 class TextStream:
     """The output of a process as text. Get one from `Process.text`.
 
-    A character whose bytes come in different chunks is one character. Bytes that are cut off,
-    by the end of the output or by a gap, are what `errors` makes of them.
+    Characters are whole, even if their bytes are in different chunks. `errors` says how to decode a character
+    that is cut off by the end of the output or by a gap.
     """
 
     def __init__(self, process: Process, encoding: str, errors: str) -> None:
@@ -504,7 +510,7 @@ class TextStream:
         return self
 
     async def __anext__(self) -> TextChunk:
-        """The next piece of text; raises what iterating the process raises."""
+        """The next piece of text. Raises as iterating the process does."""
         while not self._decoded:
             if self._gap is not None:
                 gap, self._gap = self._gap, None

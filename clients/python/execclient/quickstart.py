@@ -1,11 +1,11 @@
-"""A tour of what a daemon does, for people who see it for the first time: `make run`.
+"""A tour of a daemon for new users: `make run`.
 
-Starts a daemon on a private Unix socket and takes five steps with it, each of which prints the calls
-it makes and what came of them. Then, at a terminal, the daemon goes on serving until Ctrl-C;
-otherwise it is stopped. The exit status is 0 when every step did what it should.
+Starts a daemon on a private Unix socket and takes five steps, which print their calls and results. Then, at a
+terminal, the daemon serves until Ctrl-C; otherwise it is stopped. The exit status is 0 if every step
+succeeded.
 
     python -m execclient.quickstart              start a daemon
-    python -m execclient.quickstart --url URL    use one that runs
+    python -m execclient.quickstart --url URL    use a running daemon
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from execclient import ExecServerError, Executor, TextStream, connect
 START_SECONDS = 20.0
 STOP_SECONDS = 10.0
 STEP_SECONDS = 20.0
-"""Each far above what a loaded machine needs: a tour that hangs must end, and say so."""
+"""Limits far above the needs of a loaded machine, so that a tour that hangs ends with a message."""
 
 INTERRUPTED = 130
 
 
 class TourFailed(Exception):
-    """Something was not as it should be; the message says what."""
+    """A step failed; the message says why."""
 
 
-# -- the five steps: from here on each function is what you would write yourself
+# -- the five steps: your own code would look like these functions
 
 
 async def stream(executor: Executor) -> None:
@@ -127,16 +127,16 @@ async def cut_and_resume(executor: Executor) -> None:
 STEPS = (stream, terminal, files, long_poll, cut_and_resume)
 
 
-# -- what the steps use
+# -- helpers of the steps
 
 
 def say(call: str) -> None:
-    """Print a call that is made."""
+    """Print a call."""
     print(f"   >>> {call}", flush=True)
 
 
 def show(result: str) -> None:
-    """Print what came of it."""
+    """Print a result."""
     print(f"   {result}", flush=True)
 
 
@@ -147,7 +147,7 @@ def check(what: str, got: object, wanted: object) -> None:
 
 
 async def text_until(screen: TextStream, wanted: str) -> str:
-    """What a terminal shows, until some text is there."""
+    """The output of a terminal, up to a text."""
     seen = ""
     async for _, text in screen:
         seen += text
@@ -157,7 +157,7 @@ async def text_until(screen: TextStream, wanted: str) -> str:
 
 
 async def tour(url: str) -> None:
-    """Take all steps; raises `TourFailed` with the number of the one that did not do what it should."""
+    """Take all steps. Raises `TourFailed` with the number of the step that failed."""
     async with connect(url) as executor:
         for number, step in enumerate(STEPS, start=1):
             print(f"\n{number}. {step.__doc__}", flush=True)
@@ -175,8 +175,8 @@ async def tour(url: str) -> None:
 # -- the daemon
 
 
-class Daemon:
-    """A daemon of our own, in a folder that only we can enter."""
+class TourDaemon:
+    """A daemon for this tour, in a private folder."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"unix://{folder}/execserver.sock"
@@ -184,14 +184,14 @@ class Daemon:
         self.process: asyncio.subprocess.Process
 
     async def start(self) -> None:
-        """Start it, and wait until it prints where it listens."""
+        """Start the daemon, and wait until it prints its URL."""
         with self.log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "execserver", "serve", "--listen", self.url),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us, and we stop it in order
+                start_new_session=True,  # Ctrl-C ends the tour, which then stops the daemon
             )
         assert self.process.stdout is not None
         try:
@@ -204,9 +204,9 @@ class Daemon:
         check("where the daemon listens", line.decode().strip(), self.url)
 
     async def stop(self) -> None:
-        """End it with SIGTERM, as a service manager does."""
+        """Stop the daemon with SIGTERM, as a service manager does."""
         if self.process.returncode is not None:
-            return  # by itself: that was noticed elsewhere
+            return  # by itself, which was reported already
         self.process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):
@@ -219,10 +219,10 @@ class Daemon:
 
 
 @asynccontextmanager
-async def own_daemon() -> AsyncIterator[Daemon]:
-    """A daemon that ends with the block; its folder is kept, for the log, when something failed."""
+async def own_daemon() -> AsyncIterator[TourDaemon]:
+    """A daemon that ends with the block. After a failure its folder is kept, for the log."""
     folder = Path(tempfile.mkdtemp(prefix="execserver-"))
-    daemon = Daemon(folder)
+    daemon = TourDaemon(folder)
     try:
         try:
             await daemon.start()
@@ -239,8 +239,8 @@ async def own_daemon() -> AsyncIterator[Daemon]:
     shutil.rmtree(folder)
 
 
-async def serve(daemon: Daemon) -> None:
-    """Let it go on, and say how to reach it."""
+async def serve(daemon: TourDaemon) -> None:
+    """Keep the daemon running, and print how to connect to it."""
     print(
         f"\nAll steps are done. The daemon goes on serving at {daemon.url}\n"
         f"To use it from another terminal:  EXECSERVER_URL={daemon.url} {sys.executable} -m asyncio\n"
@@ -254,7 +254,7 @@ async def serve(daemon: Daemon) -> None:
 
 
 async def run(url: str | None) -> int:
-    """The whole of it; the exit status."""
+    """Run the tour; the exit status."""
     task = asyncio.current_task()
     assert task is not None
     serving = interrupted = False
@@ -288,7 +288,7 @@ async def run(url: str | None) -> int:
 
 
 def main() -> int:
-    """Parse the command line, and run."""
+    """Parse the command line, and run the tour."""
     parser = argparse.ArgumentParser(
         prog="python -m execclient.quickstart", description=__doc__.splitlines()[0]
     )

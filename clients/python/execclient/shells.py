@@ -1,9 +1,8 @@
-"""Shells: which one an account has, and how each is told to run a script.
+"""Shells: the shell of an account, and the arguments with which a shell runs a script.
 
-All that is known of a kind of shell is a row of `_TYPES`; a program adds its own with `register_shell_type`.
-Nothing here runs a shell or asks a daemon: what exists where is told by functions that the caller gives,
-since the shell of a command is on the daemon's machine. `environment/info` names the one of the account there
-(`shell_from_info`).
+The kinds of shells are the rows of `_TYPES`; `register_shell_type` adds one. This module neither runs a shell
+nor sends requests: the shell of a command is on the daemon's machine, so callers pass functions that say
+which files exist there. `environment/info` has the shell of the daemon's account (`shell_from_info`).
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 
 Argv = tuple[str, ...]
 
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/homebrew/bin")
-"""Where shells are, in the order in which PATH usually has these folders."""
+"""The folders of shells, in the usual order of PATH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +26,12 @@ class ShellType:
     """A kind of shell.
 
     Args:
-        name: of the kind, as `find_shell` and the daemon name it.
-        programs: what the program may be called, without a folder and without `.exe`.
-        login: what stands between the program and the script for a login shell, which reads the
-            account's profile.
-        plain: the same for another shell.
-        places: where the program may be, first choice first; by default its names in the usual folders.
+        name: of the kind, for `find_shell` and in the daemon's `environment/info`.
+        programs: possible names of the program, without folder and `.exe`.
+        login: the arguments between the program and the script for a login shell, which reads the account's
+            profile.
+        plain: the same for a shell without a profile.
+        places: possible paths of the program, first choice first; by default its names in the usual folders.
     """
 
     name: str
@@ -43,24 +42,24 @@ class ShellType:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where to look for it."""
+        """Possible paths of the program."""
         usual = (f"{folder}/{program}" for program in self.programs for folder in _FOLDERS)
         return self.places or tuple(usual)
 
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A shell on some machine."""
+    """A shell on a machine."""
 
     type: ShellType
     path: str
-    """Of the program, there."""
+    """Of the program, on that machine."""
 
     def exec_args(self, command: str, *, login: bool = True) -> Argv:
-        """What runs a script in it.
+        """The command that runs a script in this shell.
 
         Args:
-            command: the script; handed on as one word, as it is.
+            command: the script; passed unchanged as one argument.
             login: whether the shell reads the account's profile first.
         """
         return (self.path, *(self.type.login if login else self.type.plain), command)
@@ -73,16 +72,16 @@ POWERSHELL = ShellType("powershell", ("pwsh", "powershell"), ("-Command",), ("-N
 CMD = ShellType("cmd", ("cmd",), ("/c",), ("/c",), places=("C:\\Windows\\System32\\cmd.exe",))
 
 LAST_RESORT = Shell(SH, "/bin/sh")
-"""Of an account without a shell, or with one of a kind that is not known: every Unix has it."""
+"""For an account without a shell of a known kind: every Unix has this one."""
 
 _TYPES: dict[str, ShellType] = {}
 
 
 def register_shell_type(shell_type: ShellType) -> None:
-    """Make a kind of shell known, to everything that looks for one from now on.
+    """Add a kind of shell.
 
     Raises:
-        ValueError: its name, or that of one of its programs, is already another kind's.
+        ValueError: another kind has its name, or that of one of its programs.
     """
     if not shell_type.programs:
         raise ValueError(f"{shell_type.name}: no program; name one at least")
@@ -94,7 +93,7 @@ def register_shell_type(shell_type: ShellType) -> None:
 
 
 def shell_type_of(program: str) -> ShellType | None:
-    """The kind of shell that a program is by its name, with or without folder and `.exe`; None for none."""
+    """The kind of a shell by the name of its program, with or without folder and `.exe`, or None."""
     name = program.replace("\\", "/").rpartition("/")[2].casefold().removesuffix(".exe")
     return next((each for each in _TYPES.values() if name == each.name or name in each.programs), None)
 
@@ -104,11 +103,11 @@ for _type in (ZSH, BASH, SH, POWERSHELL, CMD):
 
 
 def candidates(name_or_path: str, user: Shell | None = None) -> Iterator[Shell]:
-    """What may be meant, first choice first; which of them are there is for the caller to find out.
+    """Shells that a name or path may mean, first choice first. They need not exist.
 
     Args:
-        name_or_path: such as `bash` or `/bin/bash`. A path is tried as it is, and if there is nothing
-            the same kind of shell elsewhere.
+        name_or_path: such as `bash` or `/bin/bash`. A path comes first, then other paths of the same kind of
+            shell.
         user: the account's shell, which is the first choice for its kind.
     """
     shell_type = shell_type_of(name_or_path)
@@ -123,7 +122,7 @@ def candidates(name_or_path: str, user: Shell | None = None) -> Iterator[Shell]:
 
 
 def find_shell(name_or_path: str, exists: Callable[[str], bool], user: Shell | None = None) -> Shell | None:
-    """The shell that is meant; None if its kind is not known or it is not there, and another has to do.
+    """The shell that a name or path means; None if its kind is unknown or it does not exist.
 
     Args:
         name_or_path: such as `bash` or `/bin/bash`.
@@ -137,7 +136,7 @@ def shell_from_info(info: Mapping[str, Json]) -> Shell:
     """The shell of the daemon's account.
 
     Args:
-        info: what the daemon says of its machine; `info["shell"]` has `name` and `path`.
+        info: the daemon's description of its machine; `info["shell"]` has `name` and `path`.
     """
     named = info.get("shell")
     path = named.get("path") if isinstance(named, Mapping) else None
@@ -156,14 +155,14 @@ def detect_user_shell(
 ) -> Shell:
     """The shell of the account that this program runs as.
 
-    On Unix that of the account's entry, if it is of a known kind and there; else another of its kind, a
-    bash, or `sh`. On Windows PowerShell, else `cmd.exe`.
+    On Unix the shell of the account's entry, if its kind is known and it exists; else another one of its
+    kind, a bash, or `sh`. On Windows PowerShell, else `cmd.exe`.
 
     Args:
-        platform: as `sys.platform` names it.
+        platform: as in `sys.platform`.
         login_shell: the path in the account's entry; None if it has no entry.
         exists: whether a path is a program.
-        which: where a program is by PATH; None if nowhere.
+        which: the path of a program by PATH, or None.
     """
     exists = exists or _is_program
     if platform == "win32":
@@ -191,7 +190,7 @@ def _is_program(path: str) -> bool:
 
 
 def _account_shell() -> str | None:
-    import pwd  # there is none on Windows
+    import pwd  # not on Windows
 
     try:
         return pwd.getpwuid(os.getuid()).pw_shell or None

@@ -8,38 +8,37 @@
             for stream, data in process:
                 print(stream, data)
 
-What a method does, takes and raises is said in `execclient`, of the method of the same name there.
-Here it holds besides:
+Each method is documented at the method of the same name in `execclient`. In addition:
 
-- A connection has a thread of its own with an event loop; the calls may come from any number of
-  threads, also from one in which an event loop runs (which then stands still for so long).
-- Ctrl-C in a call cancels it, as cancelling a task does: a command that `run` waits for is killed
-  with all its descendants before `KeyboardInterrupt` is raised. A second Ctrl-C waits for nothing.
-- A call after `close` raises `ExecutorClosed`. One under way ends with its command, which `close`
-  kills, or raises that too.
-- In the child of a `fork` it is closed: every call raises `ExecutorClosed`, and `close` does nothing to
-  the parent's. Connect anew there. A child that outlives its parent keeps nothing of it open.
+- A connection has its own thread with an event loop; calls may be made from any number of threads, also from
+  one in which an event loop runs (which is then blocked).
+- Ctrl-C in a call cancels it, like the cancellation of a task: a command that `run` waits for is killed with
+  all its descendants before `KeyboardInterrupt` is raised. A second Ctrl-C does not wait.
+- A call after `close` raises `ExecutorClosed`. A call under way ends with its command, which `close` kills,
+  or raises that too.
+- In the child of a `fork` the executor is closed: every call raises `ExecutorClosed`, and `close` does not
+  affect the parent's connection. Connect anew in the child.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
+import time
 import warnings
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
 import execclient as core
 from execclient.arguments import AnyPath
-from execclient.errors import ExecutorClosed
+from execclient.errors import ExecutorClosed, OutputGap
 from execclient.filesystem import ShowProgress
-from execclient.inbox import Chunk
-from execclient.loop_thread import Call, Disposal, LoopThread
-from execclient.output import Output
-from execclient.process import TextChunk
-from execclient.transfer import Progress
+from execclient.loop_thread import Disposal, LoopCall, LoopThread
+from execclient.results import Chunk, Progress, TextChunk
 
 __all__ = ["Executor", "FileSystem", "Process", "TextStream", "connect"]
 
@@ -47,8 +46,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Skin(Protocol):
-    """What has a counterpart on a loop."""
+class _Wrapper(Protocol):
+    """An object with a counterpart on the loop."""
 
     _thread: LoopThread[core.Executor]
     _core: Any
@@ -57,10 +56,10 @@ class _Skin(Protocol):
 def _blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """The method of the same name and arguments that waits for the result."""
+    """The method with the same name and arguments that waits for the result."""
 
     @functools.wraps(method)
-    def call(self: _Skin, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._thread.call(lambda: method(self._core, *args, **kwargs))
 
     return _ours(call)
@@ -69,10 +68,10 @@ def _blocking(
 def _opening(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, core.Process]], undo: Disposal[core.Process]
 ) -> Callable[Concatenate[Any, P], Process]:
-    """As `_blocking`, for a method that gives a process."""
+    """As `_blocking`, for a method that returns a process."""
 
     @functools.wraps(method)
-    def call(self: _Skin, /, *args: P.args, **kwargs: P.kwargs) -> Process:
+    def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> Process:
         return Process(self._thread, self._thread.call(lambda: method(self._core, *args, **kwargs), undo))
 
     return _ours(call)
@@ -81,16 +80,16 @@ def _opening(
 def _transferring(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """As `_blocking`; `progress` is called in the thread that waits, and may make calls itself."""
+    """As `_blocking`; `progress` is called in the waiting thread, and may make calls itself."""
 
     @functools.wraps(method)
-    def call(self: _Skin, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> R:
         show = kwargs.get("progress")
         if show is None:
             return self._thread.call(lambda: method(self._core, *args, **kwargs))
         news: SimpleQueue[Progress | None] = SimpleQueue()
         kwargs["progress"] = news.put
-        transfer = Call(self._thread, lambda: method(self._core, *args, **kwargs), lambda: news.put(None))
+        transfer = LoopCall(self._thread, lambda: method(self._core, *args, **kwargs), lambda: news.put(None))
         try:
             transfer.start()
             for progress in iter(news.get, None):
@@ -116,13 +115,13 @@ def _connecting(open_: Callable[P, AbstractAsyncContextManager[core.Executor]]) 
     def connect(*args: P.args, **kwargs: P.kwargs) -> Executor:
         """Open a session with a daemon, with the arguments of `execclient.connect`.
 
-        The result is open already. Leaving it as a context manager ends the session as leaving
-        that of `execclient.connect` does; so does `Executor.close`.
+        The result is open already. Leaving it as a context manager, or `Executor.close`, ends the session as
+        leaving the block of `execclient.connect` does.
         """
         thread = LoopThread(lambda: open_(*args, **kwargs))
         try:
             return Executor(thread, thread.enter())
-        except BaseException:  # an interruption right after it was entered
+        except BaseException:  # an interruption right after the context was entered
             thread.close()
             raise
 
@@ -134,9 +133,9 @@ connect = _connecting(core.connect)
 
 
 class Executor:
-    """A daemon that runs commands and touches files for us. Get one from `connect`.
+    """A daemon that runs commands and accesses files. Get one from `connect`.
 
-    As a context manager it is left as that of `execclient.connect` is.
+    Leaving it as a context manager ends the session, as with `execclient.connect`.
     """
 
     def __init__(self, thread: LoopThread[core.Executor], executor: core.Executor) -> None:
@@ -149,18 +148,18 @@ class Executor:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The extensions that the daemon serves, as `fs/digest` or `process/start.size`."""
+        """The extensions that the daemon serves, such as `fs/digest` or `process/start.size`."""
         return self._core.capabilities
 
     @property
     def session_id(self) -> str:
-        """The session, as the daemon names it."""
+        """The daemon's name for the session."""
         return self._core.session_id
 
     @property
     def session_ttl(self) -> float | None:
-        """Seconds for which the daemon keeps the session without a connection, and its processes with
-        it; None from a daemon that does not tell.
+        """Seconds for which the daemon keeps the session and its processes without a connection; None if the
+        daemon does not report it.
         """
         return self._core.session_ttl
 
@@ -173,24 +172,25 @@ class Executor:
     start = _opening(core.Executor.start, _kill)
     attach = _opening(core.Executor.attach, core.Process.detach)
     processes = _blocking(core.Executor.processes)
+    kill_trees = _blocking(core.Executor.kill_trees)
     call = _blocking(core.Executor.call)
 
     def drop_connection(self) -> None:
-        """A diagnostic: cut the connection as a fault would. Recovery begins at once."""
+        """Cut the connection as a fault would, for diagnosis. Recovery begins at once."""
         self._thread.soon(self._core.drop_connection)
 
     def close(self) -> None:
         """End the session, as leaving the block does. May be called again.
 
-        What is left of all that was started in it is killed, unless `connect` was told to `keep` it.
+        All processes that were started in the session are killed, unless `connect` was told to `keep` them.
         """
         self._thread.close()
 
     def detach(self) -> None:
-        """End the connection, and let the processes go on. May be called again.
+        """End the connection, and let the processes run on. May be called again.
 
-        They go on until the daemon ends the session, `--session-ttl` seconds later, unless somebody
-        resumes it: `connect(session_id=executor.session_id)`.
+        The daemon ends the session with its processes `--session-ttl` seconds later, unless a client resumes
+        it: `connect(session_id=executor.session_id)`.
         """
         try:
             with suppress(ExecutorClosed):
@@ -215,12 +215,137 @@ class Executor:
             thread.request_close()
 
 
+class OutputQueue:
+    """The output of a process, fetched on its event loop and handed to other threads in batches.
+
+    Rules kept in this class:
+
+    1. A batch is all the waiting output: threads switch once per batch.
+    2. At most one fetch is under way. An interrupted or timed-out wait leaves it running, and its output
+       stays for the next call: none is lost.
+    3. The queue is filled on the loop and emptied by other threads, in order.
+    """
+
+    def __init__(self, thread: LoopThread[Any], process: core.Process) -> None:
+        self._thread = thread
+        self._process = process
+        self._waiting: deque[Chunk | OutputGap] = deque()
+        self._fetch: LoopCall[bool] | None = None
+        """Its result is whether it brought output; after its end or its failure there is no other."""
+        self._lock = threading.Lock()
+        self._listeners: set[Callable[[], object]] = set()
+
+    def take(self) -> Chunk:
+        """Wait for the next chunk, and take it.
+
+        Raises:
+            StopIteration: the output has ended.
+            OutputGap: output was lost here; later output can still be taken.
+            ExecServerError: no more output will arrive, because of this error.
+        """
+        while True:
+            try:
+                piece = self._waiting.popleft()
+            except IndexError:
+                self.wait(None)
+                if self._ended():
+                    raise StopIteration from None
+            else:
+                if isinstance(piece, OutputGap):
+                    raise piece
+                return piece
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes of all streams, from the output that `wait` or `poll` found; none at the end.
+
+        Raises as `take` does.
+        """
+        taken: list[bytes] = []
+        room = size
+        while room and self._waiting and not (taken and isinstance(self._waiting[0], OutputGap)):
+            stream, data = self.take()
+            if len(data) > room:
+                self._waiting.appendleft(Chunk(stream, data[room:]))
+            taken.append(data[:room])
+            room -= len(taken[-1])
+        if not taken:
+            self._ended()  # raises the error of the output
+        return b"".join(taken)
+
+    def poll(self) -> bool:
+        """Whether there is output, the end, or a failure; begins to fetch if not.
+
+        Does not wait. Raises `ExecutorClosed`.
+        """
+        with self._lock:
+            if self._waiting:
+                return True
+            fetch = self._fetch
+            if fetch is None or fetch.done:
+                if fetch is not None and not fetch.undelivered():
+                    return True
+                fetch = LoopCall(self._thread, self._fetch_batch, self._notify)
+                # If this is interrupted here, the next call starts the fetch.
+                self._fetch = fetch
+        fetch.start()
+        return False
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until `poll` is true, for so many seconds or for ever; whether it is.
+
+        With 0 it does not wait for the process, but finds all output that has arrived.
+        """
+        self._thread.check_elsewhere()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.poll():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                # One turn of the loop: a fetch that has just begun gets the waiting output.
+                self._thread.call(_one_turn)
+                return self.poll()
+            if (fetch := self._fetch) is not None:
+                fetch.wait(left)
+        return True
+
+    @contextmanager
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Within the block, call `listener` on the loop's thread whenever `poll` becomes true."""
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+
+    def _notify(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
+    def _ended(self) -> bool:
+        """Whether the last fetch has found the end; raises its error."""
+        fetch = self._fetch
+        return not self._waiting and fetch is not None and fetch.done and not fetch.result()
+
+    async def _fetch_batch(self) -> bool:
+        try:
+            self._waiting.append(await anext(self._process))
+        except OutputGap as gap:
+            self._waiting.append(gap)
+        except StopAsyncIteration:
+            return False
+        # Nothing is awaited from here on: output that was taken is in the queue, even if this is cancelled.
+        self._waiting.extend(self._process.output.take_all())
+        return True
+
+
+async def _one_turn() -> None:
+    """Run after the calls handed over before."""
+
+
 class Process:
     """A process. Get one from `Executor.start`.
 
-    Iterating gives its output in order, from its first byte, until it has ended. Several threads
-    may iterate: each chunk goes to one of them. Leaving `with process:` kills the process if it
-    still runs.
+    Iterating yields the output in order, from its first byte, until it has ended. Several threads may
+    iterate: each chunk goes to one of them. Leaving `with process:` kills the process if it still runs.
     """
 
     def __init__(self, thread: LoopThread[core.Executor], process: core.Process) -> None:
@@ -231,7 +356,8 @@ class Process:
         self.tty = process.tty
         self._thread = thread
         self._core = process
-        self._output = Output(thread, process)
+        self.output = OutputQueue(thread, process)
+        """The waiting output. Internal: it may change between versions."""
 
     @property
     def session_id(self) -> str:
@@ -240,33 +366,33 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """What the process exited with, 128 + N for death by signal N; None while it runs."""
+        """The exit code, 128 + N for death by signal N; None while the process runs."""
         return self._core.exit_code
 
     @property
     def cause(self) -> str | None:
-        """Why it ended; None while it runs, and from a server that does not tell."""
+        """Why the process ended; None while it runs, or if the server does not report causes."""
         return self._core.cause
 
     @property
     def failure(self) -> str | None:
-        """What broke the sandbox before the command began, once `wait` has found that out."""
+        """Why the sandbox failed before the command began; known after `wait`."""
         return self._core.failure
 
     @property
     def denial(self) -> Mapping[str, Any] | None:
-        """Whether a sandbox was in the way, with evidence; None while the process runs."""
+        """Whether the sandbox denied something, with evidence; None while the process runs."""
         return self._core.denial
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
-        """The next chunk; raises what it raises in `execclient`."""
-        return self._output.take()
+        """The next chunk. Raises as in `execclient`."""
+        return self.output.take()
 
     def text(self, encoding: str = "utf-8", errors: str = "replace") -> TextStream:
-        """The same iteration as text, each stream decoded by a decoder of its own."""
+        """The same iteration as text. Each stream has its own decoder."""
         return TextStream(self, encoding, errors)
 
     read = _blocking(core.Process.read)
@@ -275,9 +401,11 @@ class Process:
     resize = _blocking(core.Process.resize)
     wait = _blocking(core.Process.wait)
     wait_closed = _blocking(core.Process.wait_closed)
+    linger = _blocking(core.Process.linger)
     signal = _blocking(core.Process.signal)
     interrupt = _blocking(core.Process.interrupt)
     terminate = _blocking(core.Process.terminate)
+    kill = _blocking(core.Process.kill)
     detach = _blocking(core.Process.detach)
 
     def __enter__(self) -> Self:
@@ -289,7 +417,7 @@ class Process:
         try:
             self._thread.call(lambda: self._core.__aexit__(kind, error, trace))
         except ExecutorClosed:
-            # As there: the block's own error says more.
+            # The error of the block is more useful.
             if error is None and self.exit_code is None:
                 raise
 
@@ -298,15 +426,15 @@ class TextStream:
     """The output of a process as text, as `execclient.TextStream`. Get one from `Process.text`."""
 
     def __init__(self, process: Process, encoding: str, errors: str) -> None:
-        # The decoding is that of the core. What it awaits has come when it does, so its coroutine
-        # runs from its beginning to its end without a loop.
+        # The core decodes. The chunks that it awaits have arrived by then, so its coroutine runs from
+        # beginning to end without a loop.
         self._core = core.TextStream(cast("core.Process", _Awaitable(process)), encoding, errors)
 
     def __iter__(self) -> Iterator[TextChunk]:
         return self
 
     def __next__(self) -> TextChunk:
-        """The next piece of text; raises what iterating the process raises."""
+        """The next piece of text. Raises as iterating the process does."""
         step = self._core.__anext__()
         try:
             step.send(None)
@@ -316,11 +444,11 @@ class TextStream:
             raise StopIteration from None
         finally:
             step.close()
-        raise AssertionError("the decoding of text waited for something else than output")
+        raise AssertionError("the decoding of text awaited something other than output")
 
 
 class _Awaitable:
-    """A process whose chunks are awaited, and are there: getting them blocks."""
+    """A process whose chunks can be awaited, by blocking calls."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -1,10 +1,10 @@
-"""Files between this machine and the executor, block by block: a few blocks are in memory, never a file.
+"""Copy files between this machine and the executor in blocks; only a few blocks are in memory.
 
-    download   open ── read blocks, several on their way ──> part file here ── digest ──> mode, times, renamed
-    upload     open a part file there ── write blocks ── digest ──> fs/install: mode, times, renamed
+    download   open ── read blocks, several at a time ──> local part file ── digest ──> mode, times, rename
+    upload     open a remote part file ── write blocks ── digest ──> fs/install: mode, times, rename
 
-Handles belong to a connection (`docs/protocol.md`, G13). A file that is read is opened again after a
-lost one, and has to be the same file still; what is written is never written twice.
+Handles belong to a connection (`docs/protocol.md`, G13). After a lost connection a file that is read is
+opened again, and must be the same file; a block is never written twice.
 """
 
 from __future__ import annotations
@@ -18,63 +18,53 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
+from typing import BinaryIO, Protocol, Self
 
 from pybase64 import b64decode, b64encode
 
-from execclient.cancellation import cancel
-from execclient.connection import Json
+from execclient.arguments import AnyPath, new_id
+from execclient.connection.connection import Json
 from execclient.errors import CallFailed, ExecServerError, NotFound, OutcomeUnknown, TransferFailed
-from execclient.identifiers import new_id
-from execclient.local_files import Attributes, Place, Source, opened, part_path
-from execclient.session import Session
-from execserver.protocol.limits import MAX_BLOCK_BYTES
-
-if TYPE_CHECKING:
-    from execclient.arguments import AnyPath
-    from execclient.filesystem import FileSystem
+from execclient.local_files import Attributes, LocalSource, LocalTarget, opened, part_path
+from execclient.results import Copied, Progress, Stat
+from execclient.session.session import Session, cancel
+from execprotocol.limits import MAX_BLOCK_BYTES
 
 BLOCKS_AHEAD = 8
-"""Requests for blocks that are on their way at a time: enough to hide the way there and back."""
+"""Concurrent requests for blocks: enough to hide the latency."""
 
 
 Verify = Callable[[str, int | None], Awaitable[str]]
-"""Gives the digest of a file at the executor, or of so many bytes at its beginning."""
+"""Returns the digest of a file at the executor, or of so many bytes at its beginning."""
 
 
 _INSTALL = "fs/install"
 
 _INSTALL_SECONDS = 3600.0
-"""A file that is written in place takes as long as it is large and its disk slow."""
+"""Writing a file in place takes time that depends on its size and its disk."""
 
 
-class Progress(NamedTuple):
-    """How far a transfer has come, in bytes."""
+class UploadFiles(Protocol):
+    """The methods of `FileSystem` that an upload uses."""
 
-    done: int
-    total: int | None
-    """None when the size is not known before."""
-
-
-class Copied(NamedTuple):
-    """What a copy came to."""
-
-    size: int | None
-    """Bytes that were copied; None where they were not counted."""
-    in_place: bool = False
-    """Whether a file that is there could not be replaced, such as a mount point, and was written in place."""
-    mode_kept: bool = True
-    """False when an executor of an earlier version does not tell or set permission bits."""
+    def uri(self, path: AnyPath) -> str: ...  # noqa: D102 - as there
+    async def resolve(self, path: AnyPath) -> str: ...  # noqa: D102
+    async def stat(self, path: AnyPath) -> Stat: ...  # noqa: D102
+    async def exists(self, path: AnyPath) -> bool: ...  # noqa: D102
+    async def digest(self, path: AnyPath) -> str: ...  # noqa: D102
+    async def copy(self, source: AnyPath, destination: AnyPath) -> Copied: ...  # noqa: D102
+    async def rename(self, source: AnyPath, destination: AnyPath) -> None: ...  # noqa: D102
+    async def remove(self, path: AnyPath, *, missing_ok: bool) -> None: ...  # noqa: D102
 
 
 class RemoteFile:
-    """A file that is open at the executor, as an async context.
+    """An open file at the executor, as an async context manager.
 
     Args:
-        session: where to.
-        uri: which file.
-        writing: make it, or empty it.
-        mode: permission bits of a file that is made, for an executor that takes them.
+        session: with the executor.
+        uri: of the file.
+        writing: create or truncate the file.
+        mode: permission bits of a new file, if the executor supports that.
     """
 
     def __init__(self, session: Session, uri: str, *, writing: bool = False, mode: int | None = None) -> None:
@@ -83,18 +73,19 @@ class RemoteFile:
         self._mode = "replace" if writing else "read"
         self._permissions = {} if mode is None else {"permissions": mode}
         self.attributes = Attributes()
-        """Of a file that is read, when it was opened first."""
+        """Of a file that is read, at the first open."""
         self._handle = ""
         self._recoveries = 0
-        """Of the session, when the file was opened."""
+        """Of the session, at the open."""
         self._identity: Json = None
 
     async def open(self) -> None:
-        """Open it, with a new handle.
+        """Open the file, with a new handle.
 
         Raises:
-            TransferFailed: it was open before, and is not the same any more.
-            OutcomeUnknown: the connection was lost, and it may have been emptied; only with `writing`.
+            TransferFailed: the file was open before, and has changed.
+            OutcomeUnknown: the connection was lost, and the file may have been truncated; only with
+                `writing`.
         """
         while True:
             handle = new_id()
@@ -102,7 +93,7 @@ class RemoteFile:
             try:
                 await self._session.call("fs/open", params)
             except BaseException as error:
-                # A handle is gone with its connection, and one to read from has changed nothing.
+                # The handle is gone with its connection, and opening for reading changes no file.
                 if self._mode == "read" and isinstance(error, OutcomeUnknown):
                     continue
                 await self._close(handle)
@@ -114,12 +105,12 @@ class RemoteFile:
             await self._check_identity()
 
     async def blocks(self) -> AsyncGenerator[bytes, None]:
-        """Its content, as far as it went when it was opened; to its end where it told no size.
+        """The content, up to the size at the open, or to the end if the file reports no size.
 
-        The way there and back is hidden by reading ahead.
+        Blocks are read ahead to hide the latency.
 
         Raises:
-            TransferFailed: it is shorter than it was.
+            TransferFailed: the file has shrunk.
         """
         offset = 0
         while True:
@@ -130,7 +121,7 @@ class RemoteFile:
                         yield block
                     return
                 except (OutcomeUnknown, NotFound) as error:
-                    # A lost connection takes the handle with it. Anything else that takes it is a fault.
+                    # A lost connection closes the handle. Any other closed handle is an error.
                     if isinstance(error, NotFound) and self._recoveries == self._session.recoveries:
                         raise
             await self.open()
@@ -140,7 +131,7 @@ class RemoteFile:
         done = offset
         try:
             while not self.size or done < self.size:
-                # A file without a size, as those of /proc, is read one block after the other.
+                # A file without a size, as those of /proc, is read block after block.
                 while not ahead or (len(ahead) < BLOCKS_AHEAD and offset < self.size):
                     length = min(MAX_BLOCK_BYTES, self.size - offset) if self.size else MAX_BLOCK_BYTES
                     ahead.append(asyncio.create_task(self._read(offset, length)))
@@ -162,7 +153,7 @@ class RemoteFile:
         return b64decode(result["chunk"], validate=True), result["eof"]
 
     async def digest(self, size: int | None) -> str:
-        """Open it, and read the SHA-256 of its content, or of so many bytes at its beginning."""
+        """Open the file, and compute the SHA-256 of its content, or of so many bytes at its beginning."""
         digest, left = hashlib.sha256(), size
         async with self, aclosing(self.blocks()) as blocks:
             async for block in blocks:
@@ -175,7 +166,7 @@ class RemoteFile:
         return digest.hexdigest()
 
     async def write(self, offset: int, block: bytes) -> None:
-        """Write a block, of 1 MiB at most."""
+        """Write a block of at most 1 MiB."""
         chunk = b64encode(block).decode()
         params = {"handleId": self._handle, "offset": offset, "chunk": chunk}
         try:
@@ -198,15 +189,15 @@ class RemoteFile:
 
     @property
     def size(self) -> int:
-        """Of a file that is read: its size when it was opened."""
+        """Of a file that is read: its size at the open."""
         return int(self._identity[0])
 
     async def _close(self, handle: str) -> None:
-        with suppress(ExecServerError):  # the file is closed with its connection at the latest
+        with suppress(ExecServerError):  # the end of the connection closes the file anyway
             await self._session.call("fs/close", {"handleId": handle})
 
     async def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         await self._close(self._handle)
 
     async def __aenter__(self) -> Self:
@@ -220,13 +211,13 @@ class RemoteFile:
 
 
 class Download:
-    """A file on its way to this machine.
+    """A copy from the executor to this machine.
 
     Args:
-        session: where from.
-        uri: which file.
-        path: the same, for people.
-        progress: is told.
+        session: with the executor.
+        uri: of the source.
+        path: of the source, for messages.
+        progress: called after each block.
     """
 
     def __init__(
@@ -238,17 +229,17 @@ class Download:
         self._progress = progress
 
     async def run(self, local: AnyPath | BinaryIO, verify: Verify | None, *, preserve_times: bool) -> Copied:
-        """All of it. `verify` gives the digest at the executor."""
+        """Copy the file. `verify` returns the digest at the executor."""
         async with RemoteFile(self._session, self._uri) as remote:
             if not isinstance(local, str | os.PathLike):
                 return Copied(await self._copy(remote, local, verify))
-            place = await _local_place(local, remote.attributes.mode)
+            local_target = await _local_target(local, remote.attributes.mode)
             try:
-                size = await self._copy(remote, place.file, verify)
+                size = await self._copy(remote, local_target.file, verify)
                 preserved = remote.attributes if preserve_times else None
-                in_place = await asyncio.to_thread(place.fill, preserved)
+                in_place = await asyncio.to_thread(local_target.commit, preserved)
             finally:
-                place.leave()
+                local_target.close()
             return Copied(size, in_place, remote.attributes.mode is not None)
 
     async def _copy(self, remote: RemoteFile, file: BinaryIO, verify: Verify | None) -> int:
@@ -267,23 +258,25 @@ class Download:
                 if self._progress is not None:
                     self._progress(Progress(done, max(done, remote.size)))
         await asyncio.to_thread(file.flush)
-        # A file that tells no size, as those of /proc, is made anew each time that it is read.
+        # A file without a size, as those of /proc, has new content at each read.
         if verify is not None and remote.size and await verify(self._path, done) != digest.hexdigest():
-            raise TransferFailed(f"{self._path}: what came is not what is there now: it changed meanwhile")
+            raise TransferFailed(
+                f"{self._path}: the received data differs from the file: it changed meanwhile"
+            )
         return done
 
 
 class Upload:
-    """A file on its way to the executor.
+    """A copy from this machine to the executor.
 
     Args:
-        files: where to.
-        session: the same.
-        progress: is told.
+        files: of the executor.
+        session: with the executor.
+        progress: called after each block.
     """
 
     def __init__(
-        self, files: FileSystem, session: Session, progress: Callable[[Progress], None] | None
+        self, files: UploadFiles, session: Session, progress: Callable[[Progress], None] | None
     ) -> None:
         self._files = files
         self._session = session
@@ -292,13 +285,15 @@ class Upload:
     async def run(
         self, local: AnyPath | BinaryIO, path: AnyPath, *, verify: bool, preserve_times: bool
     ) -> Copied:
-        """All of it."""
+        """Copy the file."""
         if not isinstance(local, str | os.PathLike):
-            return await self._put(Source(local, None, Attributes()), path, verify=verify, preserve=False)
+            return await self._put(
+                LocalSource(local, None, Attributes()), path, verify=verify, preserve=False
+            )
         with opened(local) as source:
             return await self._put(source, path, verify=verify, preserve=preserve_times)
 
-    async def _put(self, source: Source, path: AnyPath, *, verify: bool, preserve: bool) -> Copied:
+    async def _put(self, source: LocalSource, path: AnyPath, *, verify: bool, preserve: bool) -> Copied:
         target, replaces = await self._place(path)
         mode = source.attributes.mode
         installs = _INSTALL in self._session.capabilities
@@ -310,11 +305,11 @@ class Upload:
             finally:
                 await remote.close()
             if verify and await self._files.digest(part) != digest:
-                raise TransferFailed(f"{os.fspath(path)}: what arrived is not what was sent")
+                raise TransferFailed(f"{os.fspath(path)}: the new file differs from the sent data")
             if not installs:
                 await self._rename(part, target, digest)
                 return Copied(size, mode_kept=replaces or mode is None)
-            # A file that is replaced passes on its mode, as with cp(1).
+            # A replaced file keeps its mode, as with cp(1).
             wanted = source.attributes if preserve else Attributes(None if replaces else mode)
             return Copied(size, await self._install(part, target, wanted, digest))
         except BaseException:
@@ -323,26 +318,26 @@ class Upload:
             raise
 
     async def _place(self, path: AnyPath) -> tuple[str, bool]:
-        """The path behind all links, and whether a file is there."""
+        """The path behind all links, and whether the file exists."""
         try:
             target = await self._files.resolve(path)
         except NotFound:
             return os.fspath(path), False
         if not (await self._files.stat(target)).is_file:
-            raise TransferFailed(f"{target} is there, and is no regular file")
+            raise TransferFailed(f"{target} exists, and is not a regular file")
         return target, True
 
     async def _open_part(self, target: str, *, replaces: bool, mode: int | None) -> tuple[str, RemoteFile]:
-        """Begin a part file: beside the target, or where that takes no new names in the temporary folder."""
+        """Open a part file next to the target, or in the temporary folder if that directory is read-only."""
         part = part_path(target)
         try:
             if replaces and _INSTALL not in self._session.capabilities:
-                await self._files.copy(target, part)  # for its mode; there is no other way to give one
+                await self._files.copy(target, part)  # for its mode; there is no other way to set it
             remote = self._part(part, mode)
             await remote.open()
         except CallFailed as error:
             folder = self._session.temporary_folder
-            if not (replaces and mode is not None and folder and _takes_no_names(error)):
+            if not (replaces and mode is not None and folder and _is_not_writable(error)):
                 with suppress(ExecServerError):
                     await self._files.remove(part, missing_ok=True)
                 raise
@@ -358,8 +353,8 @@ class Upload:
     def _part(self, path: str, mode: int | None) -> RemoteFile:
         return RemoteFile(self._session, self._files.uri(path), writing=True, mode=mode)
 
-    async def _send(self, source: Source, remote: RemoteFile) -> tuple[int, str]:
-        """All of the source, as far as it went when it was opened; how much that was, and its digest."""
+    async def _send(self, source: LocalSource, remote: RemoteFile) -> tuple[int, str]:
+        """Send the source, up to its size at the open; returns the number of bytes, and their digest."""
         digest = hashlib.sha256()
         total = source.size
 
@@ -407,7 +402,7 @@ class Upload:
                 raise
             return False
         if result["inPlace"]:
-            # Where its folder takes no new names, it gives none back either.
+            # In a directory that is not writable, the file cannot be removed either.
             with suppress(ExecServerError):
                 await self._files.remove(part, missing_ok=True)
         return bool(result["inPlace"])
@@ -423,20 +418,20 @@ class Upload:
         return not await self._files.exists(part) and await self._files.digest(target) == digest
 
 
-def _takes_no_names(error: CallFailed) -> bool:
-    """Whether a folder is closed for new names: EPERM, EACCES, EROFS (`docs/protocol.md`, I1)."""
+def _is_not_writable(error: CallFailed) -> bool:
+    """Whether a directory is not writable: EPERM, EACCES, EROFS (`docs/protocol.md`, I1)."""
     return re.search(r"\(os error (1|13|30)\)$", error.message) is not None
 
 
-async def _local_place(local: str | os.PathLike[str], mode: int | None) -> Place:
+async def _local_target(local: str | os.PathLike[str], mode: int | None) -> LocalTarget:
     stop = threading.Event()
-    making = asyncio.create_task(asyncio.to_thread(Place, local, mode, stop))
+    making = asyncio.create_task(asyncio.to_thread(LocalTarget, local, mode, stop))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        # The thread makes the part file all the same.
+        # The thread creates the part file all the same.
         stop.set()
         with suppress(OSError):
-            place = await making
-            place.leave()
+            local_target = await making
+            local_target.close()
         raise

@@ -53,7 +53,7 @@ class KillServer(Fault):
     @contextlib.contextmanager
     def apply(self, scene: Scene) -> Iterator[None]:
         scene.service.signal_server(signal.SIGKILL)
-        scene.service.successor()
+        scene.service.wait_for_new_server()
         yield
 
 

@@ -216,7 +216,7 @@ class Scene:
         try:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, old)
         except ProcessLookupError:  # it could not even take over, and the next one has room
-            self.service.successor()
+            self.service.wait_for_new_server()
 
     # -- judging
 

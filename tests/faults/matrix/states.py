@@ -318,20 +318,20 @@ class Detached(State):
 
 
 class TakingOver(State):
-    """The server was killed, and its successor is at work on what it left."""
+    """The server was killed, and the new one restores its state."""
 
     point = "take-over-begun"
 
     def enter(self) -> None:
         self.scene.service.signal_server(signal.SIGKILL)
-        self.scene.service.successor()
+        self.scene.service.wait_for_new_server()
 
     def finish(self) -> None:
         """The witnesses are all that there is."""
 
 
 class TakenOver(TakingOver):
-    """The successor knows everything, and has not said that it is ready."""
+    """The new server has restored the state, and has not reported that it is ready."""
 
     point = "take-over-restored"
 

@@ -15,8 +15,23 @@ import pytest
 from execclient import Executor, Process, connect
 from tests.conftest import StartServer
 
+TRANSPORTS = ("unix", "ws", "stdio")
 
-@pytest.fixture(params=["unix", "ws", "stdio"])
+ONE_TRANSPORT = frozenset({"test_bad_arguments", "test_expect", "test_transfer_modes"})
+"""Modules whose subject lies above the connection. Their tests run over a Unix socket alone."""
+
+EVERY_TRANSPORT = pytest.mark.parametrize("url", TRANSPORTS, indirect=True)
+"""For a test of one of these modules."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    own = any(mark.args[0] == "url" for mark in metafunc.definition.iter_markers("parametrize"))
+    if metafunc.definition.path.stem in ONE_TRANSPORT and "url" in metafunc.fixturenames and not own:
+        metafunc.definition.add_marker(pytest.mark.parametrize("url", ["unix"], indirect=True))
+
+
+@pytest.fixture(params=TRANSPORTS)
 def url(
     request: pytest.FixtureRequest,
     start_server: StartServer,

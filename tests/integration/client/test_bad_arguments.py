@@ -1,4 +1,4 @@
-"""Arguments that cannot be, at a real daemon: nothing of what they belong to is done."""
+"""Invalid arguments, with a real daemon: no part of the call is executed."""
 
 from __future__ import annotations
 

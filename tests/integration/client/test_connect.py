@@ -81,7 +81,7 @@ def acting_as(uid: int) -> Iterator[None]:
         os.seteuid(0)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
 async def test_nothing_is_sent_to_a_server_of_another_user(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))

@@ -1,4 +1,4 @@
-"""What the daemon serves beyond the reference: signals, sizes, ends of input, and attaching."""
+"""Extensions of the reference: signals, terminal sizes, end of input, and attaching."""
 
 from __future__ import annotations
 
@@ -449,6 +449,23 @@ async def test_a_process_that_is_let_go_of_outlives_block_and_executor(trusted_u
         assert info.state == "running"
     assert process.pid is not None
     assert alive(process.pid)
+
+
+async def test_a_kill_ends_the_tree_of_the_session_that_owns_the_process(trusted_url: str) -> None:
+    async with connect(trusted_url) as owner, connect(trusted_url) as other:
+        process = await owner.start(["sh", "-c", "sleep 60 & echo; wait"], id="same")
+        untouched = await other.start(["sleep", "60"], id="same")
+        observed = await other.attach("same", session_id=owner.session_id)
+        await until(process, b"\n")
+
+        await observed.kill()
+
+        assert await process.wait(PATIENCE) == 128 + signal.SIGKILL
+        await observed.linger()
+        assert observed.output.closed
+        assert untouched.exit_code is None
+        await other.kill_trees({"same"})
+        assert await untouched.wait(PATIENCE) == 128 + signal.SIGKILL
 
 
 async def test_every_byte_is_observed_as_it_was_written(trusted_url: str) -> None:

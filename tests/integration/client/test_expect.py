@@ -1,4 +1,4 @@
-"""Programs that people script with pexpect, at a daemon."""
+"""Interactive programs, scripted with pexpect at a daemon."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from execclient import ExecutorClosed, SystemFailure
 from execclient.expect import RemoteSpawn
 from execclient.remote_echo import RemoteEcho
 from execclient.sync import Executor, connect
+from tests.integration.client.conftest import EVERY_TRANSPORT
 from tests.support.threads import settled
 from tests.support.wire import wait_gone
 
@@ -68,6 +69,7 @@ def bash(spawn: Spawn) -> RemoteSpawn:
 # -- real programs
 
 
+@EVERY_TRANSPORT
 def test_a_python_prompt_is_scripted(spawn: Spawn) -> None:
     with spawn(sys.executable, "-q", env={"TERM": "dumb", "PYTHON_BASIC_REPL": "1"}) as python:
         python.expect(">>> ")
@@ -125,10 +127,6 @@ def repl(spawn: Spawn, name: str, **options: Any) -> replwrap.REPLWrapper:
     return replwrap.REPLWrapper(child, prompt, change)
 
 
-ONE_TRANSPORT = pytest.mark.parametrize("url", ["unix"], indirect=True)
-
-
-@ONE_TRANSPORT
 @pytest.mark.parametrize(
     ("name", "echo"),
     [("python", False), ("bash", False), ("sh", False), ("sh", True)],  # the others have line editors
@@ -147,7 +145,6 @@ def test_a_prompt_is_wrapped(spawn: Spawn, name: str, echo: bool) -> None:
     assert not wrapped.child.getecho()
 
 
-@ONE_TRANSPORT
 @pytest.mark.parametrize("name", REPLS)
 def test_a_wrapped_prompt_without_echo_gives_the_output_alone(spawn: Spawn, name: str) -> None:
     wrapped = repl(spawn, name, echo=False)
@@ -156,7 +153,6 @@ def test_a_wrapped_prompt_without_echo_gives_the_output_alone(spawn: Spawn, name
     assert wrapped.run_command(command) == "x y\r\n"
 
 
-@ONE_TRANSPORT
 async def test_a_prompt_is_wrapped_on_a_loop(url: str) -> None:
     def begin() -> tuple[Executor, replwrap.REPLWrapper]:
         executor = connect(url)
@@ -169,7 +165,6 @@ async def test_a_prompt_is_wrapped_on_a_loop(url: str) -> None:
     await asyncio.to_thread(executor.close)
 
 
-@ONE_TRANSPORT
 def test_the_echo_is_switched_and_waited_for(spawn: Spawn) -> None:
     child = spawn("sh", "-c", "read a; stty -echo; read b; stty echo; echo end; read c")
     assert (child.echo, child.getecho()) == (True, True)
@@ -185,7 +180,6 @@ def test_the_echo_is_switched_and_waited_for(spawn: Spawn) -> None:
     assert child.getecho()
 
 
-@ONE_TRANSPORT
 def test_the_echo_of_a_command_with_another_input_is_that_of_its_terminal(spawn: Spawn) -> None:
     child = spawn("sh", "-c", "exec </dev/null; echo ready; sleep 100")
     child.expect_exact("ready")
@@ -195,27 +189,24 @@ def test_the_echo_of_a_command_with_another_input_is_that_of_its_terminal(spawn:
     assert not child.getecho()
 
 
-@ONE_TRANSPORT
 def test_the_echo_of_what_has_ended_is_a_clear_error(spawn: Spawn) -> None:
     child = spawn("true")
     child.expect(pexpect.EOF)
     child.wait()
 
     for ask in (child.getecho, child.waitnoecho, lambda: child.setecho(False)):
-        with pytest.raises(pexpect.ExceptionPexpect, match=r"the echo of <true> is out of reach: "):
+        with pytest.raises(pexpect.ExceptionPexpect, match=r"the echo of <true> is not accessible: "):
             ask()
     child.close()
     with pytest.raises(ValueError, match="closed"):
         child.getecho()
 
 
-@ONE_TRANSPORT
 def test_the_echo_at_a_server_that_tells_no_process_id_is_a_clear_error(connected: Executor) -> None:
     with pytest.raises(pexpect.ExceptionPexpect, match="start it with echo=False, or run stty in it"):
         RemoteEcho(connected, "<sh>", None).get()
 
 
-@ONE_TRANSPORT
 def test_a_missing_program_without_echo_is_a_status(spawn: Spawn) -> None:
     child = spawn("/no/such", echo=False)
     child.expect(pexpect.EOF)
@@ -224,7 +215,6 @@ def test_a_missing_program_without_echo_is_a_status(spawn: Spawn) -> None:
     assert child.wait() == 127
 
 
-@ONE_TRANSPORT
 def test_habits_of_pexpect_find_what_they_set(spawn: Spawn, tmp_path: Path) -> None:
     child = spawn("cat", "-", cwd=tmp_path, env={"A": "b"})
     assert (child.command, child.args, child.cwd, child.env) == ("cat", ["cat", "-"], tmp_path, {"A": "b"})
@@ -379,6 +369,7 @@ def test_a_control_character_that_does_not_exist_is_not_sent(bash: RemoteSpawn) 
     assert bash.sendcontrol("5") == 0
 
 
+@EVERY_TRANSPORT
 def test_three_megabytes_come_before_a_match(spawn: Spawn) -> None:
     child = spawn("sh", "-c", "stty -opost; head -c 3000000 /dev/zero | tr '\\0' x; echo end", encoding=None)
     child.expect_exact(b"end")
@@ -490,6 +481,7 @@ def test_closing_ends_what_can_be_asked(spawn: Spawn) -> None:
         child.read_nonblocking()
 
 
+@EVERY_TRANSPORT
 def test_closing_kills_what_does_not_listen(spawn: Spawn) -> None:
     child = spawn("sh", "-c", "trap '' HUP INT; sleep 1000 & echo $! ready; wait; wait")
     child.expect(r"(\d+) ready")
@@ -512,6 +504,7 @@ def test_leaving_the_block_closes(spawn: Spawn) -> None:
     assert wait_gone(pid, 5)
 
 
+@EVERY_TRANSPORT
 def test_a_connection_of_its_own_ends_with_it(url: str) -> None:
     threads = set(threading.enumerate())
     with RemoteSpawn(["cat"], url=url, timeout=PATIENCE) as cat:
@@ -523,6 +516,7 @@ def test_a_connection_of_its_own_ends_with_it(url: str) -> None:
     assert settled(threads) == threads
 
 
+@EVERY_TRANSPORT
 def test_a_start_that_fails_leaves_no_connection(url: str) -> None:
     threads = set(threading.enumerate())
 
@@ -532,6 +526,7 @@ def test_a_start_that_fails_leaves_no_connection(url: str) -> None:
     assert settled(threads) == threads
 
 
+@EVERY_TRANSPORT
 def test_an_executor_that_ends_under_it_is_told(url: str) -> None:
     with connect(url) as executor:
         child = RemoteSpawn(["cat"], executor=executor)
@@ -592,7 +587,7 @@ def test_a_user_takes_over_and_gives_back(
     interact: Callable[..., pexpect.spawn[str]], encoding: str | None
 ) -> None:
     user = interact(encoding)
-    user.expect_exact("e")  # was matched by nobody yet
+    user.expect_exact("e")  # was not matched yet
     user.send("gin ü\r")
     user.expect_exact("begin ü\r\nremote> ")
     user.send("cat\r")
@@ -629,4 +624,4 @@ def test_without_pexpect_the_import_says_what_to_install() -> None:
     code = "import sys; sys.modules['pexpect'] = None; import execclient.expect"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-    assert re.search(r"ImportError: .*pip install 'execserver\[expect\]'", failed.stderr)
+    assert re.search(r'ImportError: .*pip install "execclient\[expect\]"', failed.stderr)

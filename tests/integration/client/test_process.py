@@ -183,7 +183,7 @@ async def test_leaving_the_block_of_the_executor_kills_what_still_runs(url: str)
     assert await asyncio.to_thread(wait_gone, process.pid, PATIENCE)
 
 
-async def test_output_that_nobody_takes_is_dropped_beyond_its_limit_and_stated(executor: Executor) -> None:
+async def test_untaken_output_is_dropped_beyond_its_limit_and_stated(executor: Executor) -> None:
     script = "yes 0123456789abcde | head -c 4000000"
     process = await executor.start(["sh", "-c", script], buffer_bytes=1_000_000)
     await process.wait_closed()
@@ -200,7 +200,7 @@ async def test_output_that_nobody_takes_is_dropped_beyond_its_limit_and_stated(e
 async def test_a_process_of_another_session_is_unknown(shared_url: str) -> None:
     async with connect(shared_url) as executor, connect(shared_url) as other:
         process = await other.start(["sleep", "60"])
-        stranger = Process(executor._session, process._inbox)
+        stranger = Process(executor._session, process.output)
         with pytest.raises(NoSuchProcess):
             await stranger.read()
         with pytest.raises(NoSuchProcess):

@@ -1,4 +1,4 @@
-"""A lost connection, with a real daemon: nothing lost, nothing twice."""
+"""A lost connection, with a real daemon: no output is lost or delivered twice."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ async def test_closing_in_the_middle_of_a_recovery_is_quick_and_kills(url: str) 
     assert await asyncio.to_thread(wait_gone, process.pid, PATIENCE)
 
 
-async def test_a_block_that_is_left_in_a_hurry_kills_its_process_all_the_same(shared_url: str) -> None:
+async def test_a_block_that_is_cancelled_kills_its_process_all_the_same(shared_url: str) -> None:
     async with connect(shared_url) as executor:
         process = await executor.start(["sleep", "60"])
         assert process.pid is not None

@@ -16,7 +16,7 @@ PATIENCE = 10.0
 
 
 async def wait_for_file(path: Path, executor: Executor) -> str:
-    """The content of a fifo, once somebody has written to it."""
+    """The content of a fifo, once a process has written to it."""
     return (await executor.run(["cat", str(path)], timeout=PATIENCE)).text
 
 
@@ -101,9 +101,9 @@ async def test_arguments_and_variables_may_be_paths(executor: Executor, tmp_path
     [
         (["touch", b"made"], {}, r"argv\[1\] is text or a path, not bytes"),
         (["touch", "made", 5], {}, r"argv\[2\] is text or a path, not int"),
-        (["touch", "made", "\udcff"], {}, r"argv\[2\] holds bytes that are no UTF-8"),
+        (["touch", "made", "\udcff"], {}, r"argv\[2\] holds bytes that are not UTF-8"),
         (["touch", "made"], {"NAME": b"x"}, r"env\['NAME'\] is text or a path, not bytes"),
-        (["touch", "made"], {"NAME": "\udcff"}, r"env\['NAME'\] holds bytes that are no UTF-8"),
+        (["touch", "made"], {"NAME": "\udcff"}, r"env\['NAME'\] holds bytes that are not UTF-8"),
         (["touch", "made"], {b"NAME": "x"}, "a name in env is text or a path, not bytes"),
     ],
 )

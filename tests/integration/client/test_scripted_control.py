@@ -1,4 +1,4 @@
-"""Attaching, repeated starts and broken sandboxes, with a peer that does what a daemon seldom does."""
+"""Attaching, repeated starts and broken sandboxes, with a scripted peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lost connection, with a peer that does what a daemon seldom does."""
+"""A lost connection, with a scripted peer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_an_event_that_never_came_is_asked_for(scripted: ScriptedDaemon) -
         assert [data async for _, data in process] == [b"a", b"b", b"c", b"d"]
 
 
-async def test_an_event_that_nobody_has_any_more_is_a_gap(scripted: ScriptedDaemon) -> None:
+async def test_an_event_that_was_dropped_is_a_gap(scripted: ScriptedDaemon) -> None:
     async with scripted.client() as (_, process, peer):
         peer.send(output(3, b"c"))
         await peer.refuse("process/read", -32600, "unknown process id p1")
@@ -337,7 +337,7 @@ async def test_a_run_whose_last_output_was_cut_off_waits_for_it(scripted: Script
 
 async def test_a_call_without_an_answer_ends_in_time_and_harms_nothing(scripted: ScriptedDaemon) -> None:
     async with connect_to(scripted, call_timeout=0.2) as (executor, peer):
-        with pytest.raises(CallTimeout, match=r"fs/getMetadata: no answer within 0\.2 s"):
+        with pytest.raises(CallTimeout, match=r"fs/getMetadata: no response within 0\.2 s"):
             await executor.fs.stat("/")
         late = await peer.expect("fs/getMetadata")
         peer.send({"id": late["id"], "result": {}})
@@ -486,7 +486,7 @@ async def test_connections_that_are_lost_again_before_they_bring_anything_are_gi
         cutting = asyncio.create_task(cut_each())
         await peer.close()
 
-        with pytest.raises(SessionLost, match="brought anything"):
+        with pytest.raises(SessionLost, match="brought any events"):
             await process.wait(timeout=10)
         cutting.cancel()
         await asyncio.wait({cutting})

@@ -1,4 +1,4 @@
-"""A client that is done leaves nothing running; one that keeps its session, or only goes, leaves all."""
+"""A client that ends its session kills its processes; one that keeps the session or detaches does not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from execclient import Executor, SessionLost, connect, sync
-from execclient import session as session_module
 from execclient.expect import RemoteSpawn
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.sandbox import WorkspaceWrite
+from execclient.session import session as session_module
 from tests.integration.client.conftest import Peer, ScriptedDaemon
 from tests.support.background import DAEMON, IN_BACKGROUND, Left
 from tests.support.wire import Server, at_most

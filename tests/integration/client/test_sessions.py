@@ -1,4 +1,4 @@
-"""Whose session it is, and for how long: `await connect(…)`, `keep=`, `session_id=`."""
+"""The owner and the lifetime of a session: `await connect(…)`, `keep=`, `session_id=`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from execclient import ExecutorClosed, SessionAttached, SessionLost, connect, recovery
+from execclient import ExecutorClosed, SessionAttached, SessionLost, connect
+from execclient.session import recovery
 from tests.support.wire import alive, wait_gone
 
 PATIENCE = 10.0
@@ -54,7 +55,7 @@ async def test_a_session_that_does_not_exist_is_lost(url: str) -> None:
             pass
 
 
-async def test_a_session_that_somebody_has_is_asked_for_again_and_then_refused(
+async def test_an_attached_session_is_asked_for_again_and_then_refused(
     shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "ATTACHED_SECONDS", 0.3)

@@ -1,4 +1,4 @@
-"""A start that fails says what is missing or in the way, and is an error of Python's own, too."""
+"""A failed start names the missing or blocking object, and is a subclass of Python's error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from execclient import CommandFailed, ExecServerError, Executor, NotFound, SystemFailure, connect
-from execclient.sandbox import ReadOnly
+from execclient.govern.sandbox import ReadOnly
 from execclient.sync import connect as connect_sync
 from tests.conftest import StartServer
 

@@ -1,4 +1,4 @@
-"""`stdio:`: a daemon that is the client's own child, and whatever else may be spawned in its place."""
+"""`stdio:`: a daemon as a child of the client, and other commands in its place."""
 
 from __future__ import annotations
 
@@ -102,17 +102,19 @@ async def test_its_end_is_a_lost_session_at_once_that_says_how_it_ended() -> Non
 
 
 async def test_what_it_says_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "execclient.stdio")
+    caplog.set_level(logging.INFO, "execclient.connection.stdio")
     command = ["sh", "-c", 'printf "one\\ntwo" >&2; exec "$@"', "sh", *OURS]
     async with connect("stdio:", command=command):
         pass
 
-    messages = [record.getMessage() for record in caplog.records if record.name == "execclient.stdio"]
+    messages = [
+        record.getMessage() for record in caplog.records if record.name == "execclient.connection.stdio"
+    ]
     assert "sh: one" in messages
     assert any(message.startswith("sh: two") for message in messages)
 
 
-async def test_a_flood_of_complaints_stops_nothing_and_its_end_is_kept() -> None:
+async def test_a_flood_of_error_texts_stops_nothing_and_its_end_is_kept() -> None:
     script = "yes complaint | head -c 3000000 >&2; echo 'the last' >&2; exit 1"
     with pytest.raises(ConnectionFailed, match="exit status 1: the last"):
         async with connect("stdio:", command=shell(script)):
@@ -122,7 +124,7 @@ async def test_a_flood_of_complaints_stops_nothing_and_its_end_is_kept() -> None
 async def test_one_that_does_not_end_with_its_input_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("execclient.stdio.END_SECONDS", 0.3)
+    monkeypatch.setattr("execclient.connection.stdio.END_SECONDS", 0.3)
     before = children()
     script = f'{" ".join(OURS)}; trap "" TERM HUP; while :; do sleep 0.1; done'
     begin = time.monotonic()

@@ -27,7 +27,6 @@ from execclient import (
     OutputGap,
     SystemFailure,
     loop_thread,
-    output,
     sync,
 )
 from execclient.sync import Executor, connect
@@ -305,7 +304,7 @@ def test_ctrl_c_at_the_top_of_a_program_ends_it_and_its_commands(url: str, fifo:
 LINES = 60
 """More than a call runs before it waits."""
 
-INTERRUPTIBLE = tuple(inspect.getfile(module) for module in (sync, loop_thread, output, asyncio.base_events))
+INTERRUPTIBLE = tuple(inspect.getfile(module) for module in (sync, loop_thread, asyncio.base_events))
 
 
 class Interruption:
@@ -524,7 +523,7 @@ def test_nothing_of_a_failed_connect_is_left(tmp_path: Path) -> None:
     before = resources()
 
     with pytest.raises(DaemonNotRunning):
-        connect(f"unix://{tmp_path}/nobody")
+        connect(f"unix://{tmp_path}/none")
 
     assert resources(before) == before
 

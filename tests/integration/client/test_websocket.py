@@ -1,4 +1,4 @@
-"""WebSockets of the client: tokens, TLS, refusals, and a peer that is not there any more."""
+"""WebSockets of the client: tokens, TLS, refusals, and a peer that is gone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from execclient import (
     SessionLost,
     UntrustedServer,
     connect,
-    websocket,
 )
+from execclient.connection import websocket
 from tests.conftest import StartServer
 from tests.integration.http.certificates import make_authority, server_context
 
@@ -44,7 +44,7 @@ def guarded(start_server: StartServer, tmp_path: Path) -> str:
     ).url
 
 
-async def test_a_token_opens_what_nobody_else_can(
+async def test_a_server_with_a_token_opens_to_its_token_only(
     guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(guarded, token="sesame") as executor:
@@ -293,7 +293,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port of this machine on which nobody listens."""
+    """A port of this machine on which no server listens."""
     with socket.socket() as asking:
         asking.bind(("127.0.0.1", 0))
         return int(asking.getsockname()[1])

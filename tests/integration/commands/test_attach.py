@@ -246,7 +246,7 @@ def test_of_what_has_ended_it_gives_the_exit_code_and_says_where_the_output_is(
     assert (whole.returncode, whole.stdout) == (6, b"out\n")
 
 
-def test_the_terminal_of_whoever_attached_is_as_it_was(execserver: CommandLine, screen: Screen) -> None:
+def test_the_terminal_is_restored_after_attach(execserver: CommandLine, screen: Screen) -> None:
     process = detached(execserver, "cat")
     before, after = execserver.folder / "before", execserver.folder / "after"
     screen.enter(f"stty -a > {before}")

@@ -69,7 +69,7 @@ def test_a_tree_goes_there_and_back_and_what_stays_behind_is_said(
     refused = execserver("cp", "tree", f":{there}")
     assert (refused.returncode, refused.stderr) == (
         125,
-        b"execserver: tree: is a directory; copy it with -r\n",
+        b"execserver: tree: is a directory; use -r\n",
     )
     done = execserver("cp", "-r", "tree", f":{there}")
     assert done.returncode == 1
@@ -158,7 +158,7 @@ def test_a_name_that_the_wire_cannot_list_stays_behind_and_is_said(
     done = execserver("cp", "-r", f":{there}", "copy")
 
     assert done.returncode == 1
-    assert b"its name is no UTF-8" in done.stderr
+    assert b"its name is not UTF-8" in done.stderr
     assert os.listdir(execserver.folder / "copy") == ["file"]
 
 

@@ -15,8 +15,8 @@ import pexpect
 import pytest
 
 from execclient import Executor
-from execclient.commands.daemon import Daemon
-from execclient.commands.patch import Wish, patch
+from execclient.commands.daemon import DaemonOptions
+from execclient.commands.patch import PatchOptions, patch
 from tests.integration.commands.conftest import EXECSERVER, CommandLine, Done
 
 RENAMED = """\
@@ -65,9 +65,9 @@ def there(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def nobody(tmp_path: Path) -> CommandLine:
+def no_daemon(tmp_path: Path) -> CommandLine:
     """The command line without a daemon."""
-    return CommandLine(f"unix://{tmp_path}/nobody", tmp_path)
+    return CommandLine(f"unix://{tmp_path}/no_daemon", tmp_path)
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -145,11 +145,11 @@ def test_a_dry_run_without_a_diff_says_why_there_is_none(execserver: CommandLine
     empty = run(execserver, there, "*** Begin Patch\n*** End Patch", "--dry-run")
 
     assert (idle.returncode, idle.stdout) == (0, b"")
-    assert idle.stderr == b"execserver: the patch fits, and would leave every file as it is\n"
+    assert idle.stderr == b"execserver: the patch fits and changes no file\n"
     assert (applied.returncode, applied.stdout) == (0, b"")
     assert b"the patch has been applied already" in applied.stderr
     assert (empty.returncode, empty.stdout) == (2, b"")
-    assert empty.stderr == b"execserver: No files were modified.\nNothing is changed.\n"
+    assert empty.stderr == b"execserver: No files were modified.\nNothing was changed.\n"
 
 
 def test_a_patch_that_does_not_fit_changes_nothing_and_says_where_it_nearly_would(
@@ -166,7 +166,7 @@ def test_a_patch_that_does_not_fit_changes_nothing_and_says_where_it_nearly_woul
         f"Chunk 1 of {there}/a.txt (line 5 of the patch) fits nowhere from line 1 on.\n"
         "Line 1: 1 of 2 lines match\n"
         "  2: expected 'tow', found 'two'\n"
-        "Nothing is changed.\n"
+        "Nothing was changed.\n"
     )
     assert tree(there) == before
 
@@ -179,14 +179,14 @@ def test_a_patch_that_does_not_fit_changes_nothing_and_says_where_it_nearly_woul
             "Invalid patch hunk on line 2: '*** Mend File: x'",
         ),
         ("", "Invalid patch: "),
-        ("\udcff", "standard input: no patch: not UTF-8 from offset 0 on"),
+        ("\udcff", "stdin: no patch: not UTF-8 at offset 0"),
     ],
     ids=["a wrong header", "nothing", "no text"],
 )
 def test_a_text_that_is_no_patch_is_told_from_one_that_does_not_fit(
-    nobody: CommandLine, text: str, said: str
+    no_daemon: CommandLine, text: str, said: str
 ) -> None:
-    done = nobody("patch", "-", data=text.encode(errors="surrogateescape"))
+    done = no_daemon("patch", "-", data=text.encode(errors="surrogateescape"))
 
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.decode().startswith(f"execserver: {said}")
@@ -200,7 +200,7 @@ def test_a_file_or_a_folder_that_is_not_there_is_named(execserver: CommandLine, 
     assert (file.returncode, file.stderr) == (2, b"execserver: no.patch: No such file or directory\n")
     assert folder.returncode == no_folder.returncode == 2
     assert f"--cwd: {there}/no: No such file or directory".encode() in folder.stderr
-    assert f"--cwd: {there}/a.txt is no folder".encode() in no_folder.stderr
+    assert f"--cwd: {there}/a.txt is not a directory".encode() in no_folder.stderr
     assert not (there / "no").exists()
 
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_written_whole_is_not_written(execserver: CommandLine, th
     assert tree(there) == before
 
 
-class OlderDaemon(Daemon):
+class OlderDaemonOptions(DaemonOptions):
     """The daemon, as if it had none of the extensions."""
 
     @asynccontextmanager
@@ -284,15 +284,15 @@ async def test_without_transactions_it_is_said_what_was_changed_before_a_failure
     execserver: CommandLine, there: Path, capfd: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     (there / "half").write_text(HALF)
-    wish = Wish(cwd=str(there), dry_run=False, diff=False, color="auto", as_json=as_json)
+    options = PatchOptions(cwd=str(there), dry_run=False, diff=False, color="auto", as_json=as_json)
 
-    status = await patch(OlderDaemon(execserver.url, None), there / "half", wish)
+    status = await patch(OlderDaemonOptions(execserver.url, None), there / "half", options)
 
     told = capfd.readouterr()
     assert status == 1
     assert (there / "first.txt").read_text() == "1\n"
     assert f"Failed to write file {there}/a.txt/below: " in told.err
-    assert told.err.endswith(f"Changed before that:\n  {there}/first.txt (add)\n")
+    assert told.err.endswith(f"Changed before the error:\n  {there}/first.txt (add)\n")
     if as_json:
         answer = json.loads(told.out)
         assert answer["error"]["code"] == "patch_file"
@@ -340,15 +340,15 @@ def test_with_the_diff_it_is_applied_all_the_same(execserver: CommandLine, there
     assert (there / "a.txt").read_text() == "one\n2\n\tthree\n"
 
 
-def test_while_it_waits_for_the_patch_it_can_be_interrupted(nobody: CommandLine) -> None:
-    pipe = nobody.folder / "pipe"
+def test_while_it_waits_for_the_patch_it_can_be_interrupted(no_daemon: CommandLine) -> None:
+    pipe = no_daemon.folder / "pipe"
     os.mkfifo(pipe)
-    with nobody.start("patch", "pipe") as process:
+    with no_daemon.start("patch", "pipe") as process:
         writer = os.open(pipe, os.O_WRONLY)  # once it reads
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     os.close(writer)
 
 
-def test_without_a_daemon_the_status_says_so(nobody: CommandLine) -> None:
-    assert nobody("patch", data=RENAMED.encode()).returncode == 69
+def test_without_a_daemon_the_status_says_so(no_daemon: CommandLine) -> None:
+    assert no_daemon("patch", data=RENAMED.encode()).returncode == 69

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from execclient import Executor
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.patch import (
     Applied,
     PatchConflict,

@@ -1,4 +1,4 @@
-"""A relay on a socket that somebody else keeps: nobody is refused while it is started anew."""
+"""A relay on a socket of a service manager: no connection is refused while the relay restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`execserver relay …` as somebody types it: what it prints, what it refuses, and with which words."""
+"""`execserver relay …` on the command line: output, refusals and error texts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.keys import KeyPair
+from execprotocol.relay import frames
+from execprotocol.relay.keys import KeyPair
 from tests.support.relay_peers import RawClient, RawExecutor, ask, registration
 from tests.support.relay_service import RelayService, command
 from tests.support.servers import open_files
@@ -295,19 +295,20 @@ def test_help_names_the_commands() -> None:
 
 def test_a_missing_package_is_named_with_the_way_out(tmp_path: Path) -> None:
     script = (
-        "import sys; sys.modules['aiohttp'] = None; from execserver.relay.command import main; "
+        "import sys; sys.modules['aiohttp'] = None; from execserver.relay.service.command import main; "
         f"sys.exit(main(['serve', '--listen', 'http://127.0.0.1:0', '--state-dir', {str(tmp_path / 's')!r}]))"
     )
 
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
 
     assert ended.returncode == 1
-    assert "aiohttp is missing; `pip install execserver[relay]`" in ended.stderr
+    assert "aiohttp is missing: `pip install execserver[relay]`" in ended.stderr
 
 
 def test_asking_who_is_online_and_helping_load_no_server() -> None:
     script = (
-        "import sys, execserver.relay.command as c, execserver.relay.control; c._parser(); "
+        "import sys, execserver.relay.service.control_socket; "
+        "import execserver.relay.service.command as c; c._parser(); "
         "print([n for n in ('aiohttp', 'cryptography', 'pydantic', 'uvloop') if n in sys.modules])"
     )
 
@@ -318,7 +319,7 @@ def test_asking_who_is_online_and_helping_load_no_server() -> None:
 
 def test_serving_loads_nothing_of_the_daemon() -> None:
     script = (
-        "import sys, execserver.relay.server; print([n for n in ('pydantic', 'msgspec', 'picows', "
+        "import sys, execserver.relay.service.server; print([n for n in ('pydantic', 'msgspec', 'picows', "
         "'httpcore', 'execserver.server', 'execserver.configuration') if n in sys.modules])"
     )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.keys import KeyPair
+from execprotocol.relay import frames
+from execprotocol.relay.keys import KeyPair
 from tests.support.relay_peers import RawClient, RawExecutor, RawSocket, ask, registration
 from tests.support.relay_service import RelayService, wait_until
 from tests.support.service_manager import ServiceManager
@@ -64,7 +64,7 @@ def test_at_its_end_every_peer_is_told_that_it_restarts(relay: RelayService) -> 
 
 
 @pytest.mark.statement("R29")
-def test_while_it_drains_nobody_is_let_in_and_a_stuck_client_does_not_keep_it(relay: RelayService) -> None:
+def test_a_draining_relay_admits_no_peer_and_a_stuck_client_does_not_delay_it(relay: RelayService) -> None:
     executor_token, client_token = tokens(relay)
     with ExitStack() as sockets:
         executor = sockets.enter_context(RawExecutor(relay, "box", executor_token, KEYS))

@@ -20,17 +20,17 @@ import pytest
 from aiohttp import web
 
 from execclient import connect
-from execserver.relay import contract, frames
-from execserver.relay.bus import MemoryBus
-from execserver.relay.contract import ConnectAnswer, ValidateRequest
-from execserver.relay.frames import MAX_FRAME_BYTES, PROTOCOL_ERROR
-from execserver.relay.keys import KeyPair
-from execserver.relay.noise import Binding, Initiator, Transport
-from execserver.relay.peers import PEER_CLOSED, SLOW_CONSUMER, STREAM_ID_IN_USE, TOO_MANY_STREAMS
-from execserver.relay.refusals import Guard
-from execserver.relay.registry import Registry
-from execserver.relay.rendezvous import Rendezvous
-from execserver.relay.rendezvous_http import RendezvousHttp
+from execprotocol.relay import contract, frames
+from execprotocol.relay.contract import ConnectAnswer, ValidateRequest
+from execprotocol.relay.frames import MAX_FRAME_BYTES, PROTOCOL_ERROR
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.noise import Binding, Initiator, NoiseTransport
+from execserver.relay.service.bus import MemoryBus
+from execserver.relay.service.errors import Guard
+from execserver.relay.service.queues import PEER_CLOSED, SLOW_CONSUMER, STREAM_ID_IN_USE, TOO_MANY_STREAMS
+from execserver.relay.service.registry import RelayRegistry
+from execserver.relay.service.rendezvous import Rendezvous
+from execserver.relay.service.rendezvous_http import RendezvousHttp
 from tests.support.noise import noise_watched
 from tests.support.relay_service import RelayService
 from tests.support.relay_wire import RawPeer, SocketEnded, Wire
@@ -233,7 +233,7 @@ ODD_FRAMES = [
     # What a later version adds: texts, numbers, fixed sizes, groups of members with high numbers.
     frames.data("s", 0, b"payload") + b"\x5a\x05trace" + b"\xa0\x06\x01" + b"\xfa\xff\xff\xff\x0f\x02hi",
     frames.data("s", 1, b"payload") + b"\x5d\x01\x02\x03\x04" + b"\x61\x01\x02\x03\x04\x05\x06\x07\x08",
-    # Acknowledgements that nobody uses yet.
+    # Acknowledgements are not used yet.
     b"\x08\x01\x12\x01s\x18\x07\x20\xff\xff\xff\xff\x0f" + frames.data("s", 2, b"payload")[5:],
     b"\x08\x01\x12\x01s\x18\x09\x32\x00",
     b"\x08\x01\x12\x01s\x4a\x00",
@@ -328,7 +328,7 @@ async def test_nothing_is_kept_for_an_executor_that_is_away(wire: Wire, place: s
 
 
 @pytest.mark.statement("R26")
-async def test_text_and_what_is_no_frame_are_dropped_and_cost_nobody_a_socket(
+async def test_text_and_undecodable_messages_are_dropped_and_end_no_socket(
     relay: RelayService, wire: Wire, place: str
 ) -> None:
     executor = await wire.executor(place)
@@ -419,7 +419,7 @@ async def test_tickets_open_nothing_else_than_what_they_are_for(wire: Wire, plac
         status, _ = await wire.refusal(executor_url.partition("?")[0] + query)
         assert status in (400, 410)
 
-    await met(executor, await wire.dial(harness_url), "a")  # nobody has used it up
+    await met(executor, await wire.dial(harness_url), "a")  # it is not used up
 
 
 @pytest.mark.statement("R29")
@@ -437,7 +437,7 @@ async def test_a_ticket_leads_nowhere_once_its_executor_is_gone(wire: Wire, plac
 async def test_what_was_not_used_in_time_is_refused_as_expired(place: str) -> None:
     # The relay's parts with a clock of the test's own, on a port.
     now = time.monotonic()
-    registry = Registry(lambda: now)
+    registry = RelayRegistry(lambda: now)
     loop = asyncio.get_running_loop()
     http = RendezvousHttp(registry, Rendezvous(MemoryBus(), time.monotonic, loop.call_later), lambda: False)
     app = web.Application(middlewares=[Guard().middleware()])
@@ -537,7 +537,7 @@ async def test_a_harness_that_never_reads_is_cut_and_its_neighbor_keeps_its_late
 
 
 @pytest.mark.statement("R27")
-async def test_an_executor_that_never_reads_stops_its_own_harness_and_nobody_else(
+async def test_an_executor_that_never_reads_stops_its_own_harness_and_no_other_peer(
     relay: RelayService, wire: Wire, place: str
 ) -> None:
     other_place = PLACES[next(_unused)]
@@ -583,7 +583,7 @@ class Opened:
         await self.peer.send(frames.resume(self.stream_id), frames.handshake(self.stream_id, self.first))
         return await self.peer.frame()
 
-    async def open(self) -> Transport:
+    async def open(self) -> NoiseTransport:
         """A handshake that succeeds."""
         frame = await self.knock()
         assert frame.kind == "handshake", frame
@@ -650,7 +650,7 @@ async def test_our_executor_looks_at_no_handshake_for_a_while_after_eight_bad_on
         assert (await executor.run(["echo", "still", "here"])).text == "still here\n"
 
 
-async def test_our_executor_admits_nobody_with_a_replayed_or_foreign_handshake(wire: Wire, ours: str) -> None:
+async def test_our_executor_refuses_replayed_and_foreign_handshakes(wire: Wire, ours: str) -> None:
     first = await opened(wire, ours, "first")
     await first.open()
     reset = frames.decode(frames.reset("again", PROTOCOL_ERROR))
@@ -667,7 +667,7 @@ async def test_our_executor_admits_nobody_with_a_replayed_or_foreign_handshake(w
     await once.open()
     assert await Opened(spy, answer, key, "again").knock() == reset
 
-    # Somebody else's authorization, in a handshake that holds.
+    # Another client's authorization, in a valid handshake.
     fresh = await wire.connect(ours, KeyPair.generate())
     assert await Opened(spy, fresh, KeyPair.generate(), "again").knock() == reset
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor, connect
-from execserver.relay import contract, frames
-from execserver.relay.contract import ValidateRequest
-from execserver.relay.frames import PROTOCOL_ERROR
-from execserver.relay.keys import KeyPair
+from execprotocol.relay import contract, frames
+from execprotocol.relay.contract import ValidateRequest
+from execprotocol.relay.frames import PROTOCOL_ERROR
+from execprotocol.relay.keys import KeyPair
 from tests.support.relay_proxy import Connection, Proxy
 from tests.support.relay_service import RelayService
 from tests.support.relay_wire import Wire

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.contract import MAX_BODY_BYTES, REJECTION_REASON_HEADER
-from execserver.relay.frames import MAX_FRAME_BYTES
-from execserver.relay.keys import KeyPair
-from execserver.relay.server import DESCRIPTORS
+from execprotocol.relay import frames
+from execprotocol.relay.contract import MAX_BODY_BYTES, REJECTION_REASON_HEADER
+from execprotocol.relay.frames import MAX_FRAME_BYTES
+from execprotocol.relay.keys import KeyPair
+from execserver.relay.service.server import DESCRIPTORS
 from tests.support.relay_peers import Answer, RawClient, RawExecutor, RawSocket, ask, registration
 from tests.support.relay_service import RelayService, wait_until
 from tests.support.wire import PATIENCE, UpgradeRefusedError, WebSocketTransport
@@ -118,11 +118,11 @@ def test_an_executor_registers_a_client_is_introduced_and_the_executor_may_ask_o
 ) -> None:
     executor = sockets.enter_context(RawExecutor(relay, box, executor_token, KEYS))
     client = sockets.enter_context(RawClient(relay, box, client_token, OTHER_KEYS))
-    introduction = client.introduction
+    answer = client.answer
     question = {
         "executor_registration_id": executor.registration_id,
         "harness_public_key": OTHER_KEYS.public.to_json(),
-        "harness_key_authorization": introduction["harness_key_authorization"],
+        "harness_key_authorization": answer["harness_key_authorization"],
     }
     path = f"/cloud/environment/{box}/validate"
 
@@ -132,9 +132,9 @@ def test_an_executor_registers_a_client_is_introduced_and_the_executor_may_ask_o
         for body in (with_another_key, question, question)
     ]
 
-    assert introduction["environment_id"] == box
-    assert introduction["executor_registration_id"] == executor.registration_id
-    assert introduction["executor_public_key"] == KEYS.public.to_json()
+    assert answer["environment_id"] == box
+    assert answer["executor_registration_id"] == executor.registration_id
+    assert answer["executor_public_key"] == KEYS.public.to_json()
     assert answers == [{"valid": False}, {"valid": True}, {"valid": False}]
 
 
@@ -193,7 +193,7 @@ def test_a_register_that_is_refused_for_its_host_has_no_effect(
         )
         assert answer.status == 400
 
-    # Neither has its URL gone, nor is anybody else kept out: the first is as it was.
+    # Its URL is still valid, and others are still admitted.
     with closing(RawSocket(begun.json["url"])):
         conflict = ask(
             relay.url, f"{path}/register", "POST", token=executor_token, body=registration(OTHER_KEYS)
@@ -342,7 +342,7 @@ def test_web_pages_are_sent_away(relay: RelayService, executor_token: str) -> No
     assert answer.status == 403
 
 
-def test_health_and_readiness_are_for_everybody(relay: RelayService) -> None:
+def test_health_and_readiness_need_no_credentials(relay: RelayService) -> None:
     assert ask(relay.url, "/healthz").status == 200
     assert ask(relay.url, "/readyz").content == b"ready\n"
 
@@ -647,7 +647,7 @@ def test_logs_hold_no_token_no_ticket_and_no_query(
     relay: RelayService, pair: Pair, executor_token: str, client_token: str
 ) -> None:
     tickets = [urlsplit(peer.url).query.removeprefix("ticket=") for peer in (pair.executor, pair.client)]
-    authorization = pair.client.introduction["harness_key_authorization"]
+    authorization = pair.client.answer["harness_key_authorization"]
 
     relay.metrics()
 
@@ -668,7 +668,7 @@ def test_the_log_names_the_peer_of_a_socket_that_has_ended(relay: RelayService, 
     assert all(peer.startswith("127.0.0.1:") for peer in ended())
 
 
-def test_the_state_folder_is_for_nobody_else(relay: RelayService, pair: Pair) -> None:
+def test_only_the_owner_can_use_the_state_folder(relay: RelayService, pair: Pair) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in Path(relay.state).iterdir()}
 
     assert relay.state.stat().st_mode & 0o777 == 0o700

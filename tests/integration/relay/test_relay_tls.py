@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from execserver.relay import frames
-from execserver.relay.keys import KeyPair
+from execprotocol.relay import frames
+from execprotocol.relay.keys import KeyPair
 from tests.support.relay_peers import RawClient, RawExecutor, ask, registration
 from tests.support.relay_service import RelayService, command, wait_until
 

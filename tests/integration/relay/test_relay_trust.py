@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import execclient
-from execclient.sandbox import ReadOnly
+from execclient.govern.sandbox import ReadOnly
 from tests.support.fs_workers import bubblewrap_works
 from tests.support.relay_peers import RawExecutor
 from tests.support.relay_service import RelayService, environment, wait_until

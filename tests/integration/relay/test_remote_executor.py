@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay.keys import KeyPair
-from execserver.relay.noise import REJECTION
+from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.noise import REJECTION
 from tests.support.fake_relay import PATIENCE, FakeRelay, StreamEnded, refusal
 from tests.support.servers import is_server
 from tests.support.wire import server_command
@@ -242,7 +242,7 @@ async def test_a_client_that_is_not_on_the_list_is_told_so_until_it_is(
     relay: FakeRelay, serve: Serve, tmp_path: Path
 ) -> None:
     allowed = tmp_path / "clients"
-    allowed.write_text("# nobody yet\n")
+    allowed.write_text("# no client yet\n")
     daemon = await serve("--remote-allowed-clients", str(allowed))
     await relay.online()
     key = KeyPair.generate()
@@ -255,7 +255,7 @@ async def test_a_client_that_is_not_on_the_list_is_told_so_until_it_is(
     assert await client.open() == b""
     await client.initialize()
 
-    allowed.chmod(0o666)  # anybody could put themselves on it
+    allowed.chmod(0o666)  # any user could add a key
     with pytest.raises(StreamEnded, match="noise_relay_protocol_error"):
         await relay.client(key).open()
 

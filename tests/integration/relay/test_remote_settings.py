@@ -11,9 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from execserver import server
 from execserver.configuration.model import Settings
 from execserver.host import Host
+from execserver.preflight import daemon_paths
 from execserver.supervisor.config_file import usual_places
 
 PROGRAM = (sys.executable, "-I", "-m", "execserver")
@@ -108,12 +108,12 @@ def test_no_sandbox_shows_the_files_that_make_an_executor() -> None:
         remote_key_file=Path("/etc/x/key"),
         remote_allowed_clients=Path("/etc/x/clients"),
     )
-    own = server._own_things(settings, Mock(listeners=()), Host(), None)
+    own = daemon_paths(settings, Mock(listeners=()), Host(), None)
     usual = set(usual_places(os.environ))
     assert set(own.files) == {"/etc/x/token", "/etc/x/key", "/etc/x/clients"} | usual
 
 
-def test_the_folder_of_the_token_is_hidden_when_nobody_else_and_no_work_is_in_it(tmp_path: Path) -> None:
+def test_the_folder_of_the_token_is_hidden_if_it_is_private_and_has_no_work_in_it(tmp_path: Path) -> None:
     closed, shared = tmp_path / "closed", tmp_path / "shared"
     closed.mkdir(mode=0o700)
     shared.mkdir()
@@ -122,7 +122,7 @@ def test_the_folder_of_the_token_is_hidden_when_nobody_else_and_no_work_is_in_it
 
     def hidden(folder: Path, cwd: Path) -> tuple[str, ...]:
         settings = Settings(remote_token_file=folder / "token")
-        own = server._own_things(settings, Mock(listeners=()), host.continued(str(cwd), ""), None)
+        own = daemon_paths(settings, Mock(listeners=()), host.continued(str(cwd), ""), None)
         return tuple(place for place in own.folders if place.startswith(str(tmp_path)))
 
     assert hidden(closed, tmp_path) == (str(closed),)
@@ -135,7 +135,7 @@ def test_a_daemon_without_a_registry_loads_nothing_for_it() -> None:
     code = """if True:
         import sys
         import execserver.cli, execserver.server, execserver.configuration
-        unwanted = {"cryptography", "httpcore", "aiohttp", "h11", "execserver.relay.executor"}
+        unwanted = {"cryptography", "httpcore", "aiohttp", "h11", "execserver.relay.executor.executor"}
         print(sorted(unwanted & sys.modules.keys()))
     """
     result = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=30)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from execserver.protocol.methods import METHODS
+from execprotocol.methods import METHODS
 from tests.conftest import StartServer
 from tests.support.schemas import check, schema_of
 from tests.support.wire import path_uri

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from execserver.protocol.methods import EVENTS, METHODS
+from execprotocol.methods import EVENTS, METHODS
 from tests.conftest import StartServer
 from tests.support.schemas import check, event_schema, result_schema, schema_of
 from tests.support.wire import Client, Json, Server, connect_unix, encode, path_uri

@@ -1,4 +1,4 @@
-"""Real supervisors with the fake server below them, and a pipe that tells what happens."""
+"""Real supervisors with the fake server, and a pipe that reports events."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from execserver.membership import kill_members
-from execserver.supervisor import restarts
+from execserver.descendants import kill_descendants
+from execserver.supervisor import restart_policy
 from tests.support import fake_server
 
 SUPERVISOR = (
-    "import sys; from execserver.supervisor import program, restarts, start; "
-    "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restarts.BACKOFF_S = {backoff}; "
-    "restarts.STEADY_S = {steady}; "
+    "import sys; from execserver.supervisor import program, restart_policy, start; "
+    "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restart_policy.BACKOFF_S = {backoff}; "
+    "restart_policy.STEADY_S = {steady}; "
     "sys.exit(start.run(sys.argv[2:], ({interpreter!r}, '-I', sys.argv[1])))"
 )
 # A command that leaves a daemon: double fork, own session, empty environment; and stays itself.
@@ -36,7 +36,7 @@ exec sleep 600
 
 
 class Service:
-    """A supervisor process, its fake server and what they told."""
+    """A supervisor process, its fake server and their events."""
 
     def __init__(self, folder: Path, arguments: Sequence[str], **options: Any) -> None:
         self.journal_path = folder / f"journal-{len(os.listdir(folder))}"
@@ -49,8 +49,8 @@ class Service:
         daemon = DAEMON.format(journal=self.journal_path)
         program = SUPERVISOR.format(
             grace=options.pop("grace", 10.0),
-            backoff=options.pop("backoff", restarts.BACKOFF_S),
-            steady=options.pop("steady", restarts.STEADY_S),
+            backoff=options.pop("backoff", restart_policy.BACKOFF_S),
+            steady=options.pop("steady", restart_policy.STEADY_S),
             interpreter=options.pop("interpreter", sys.executable),
         )
         server = options.pop("server", fake_server).__file__
@@ -111,7 +111,7 @@ class Service:
         return self.process.returncode, (out or b"").decode(), (err or b"").decode()
 
     def clean(self) -> None:
-        """Leave no process behind, however the test went."""
+        """Kill all processes, also after a failed test."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
@@ -120,7 +120,7 @@ class Service:
         while select.select([self._journal], [], [], 0)[0]:
             self._read_journal()
         if self.instance is not None:
-            kill_members(self.instance)
+            kill_descendants(self.instance)
         os.close(self._journal)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
@@ -128,7 +128,7 @@ class Service:
 
 
 class Watched:
-    """A process seen through a pidfd: no pid is looked up later."""
+    """A process behind a pidfd, so that its pid is never used later."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

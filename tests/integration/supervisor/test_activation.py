@@ -18,7 +18,7 @@ from tests.support.service_manager import passing
 
 @pytest.fixture
 def unix(folder: Path) -> Iterator[socket.socket]:
-    """What a socket unit with ListenStream=PATH and SocketMode=0600 opens."""
+    """The socket of a unit with ListenStream=PATH and SocketMode=0600."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         os.fchmod(listening.fileno(), 0o600)
         listening.bind(f"{folder}/passed")
@@ -41,7 +41,7 @@ def activate(start: Start, sockets: list[socket.socket], *arguments: str, **opti
     )
 
 
-def test_passed_sockets_stand_in_for_the_default(
+def test_passed_sockets_replace_the_default(
     start: Start, folder: Path, unix: socket.socket, tcp: socket.socket
 ) -> None:
     service = activate(start, [unix, tcp], names="main:web")
@@ -57,7 +57,7 @@ def test_passed_sockets_stand_in_for_the_default(
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
-def test_what_is_asked_for_comes_on_top(start: Start, folder: Path, unix: socket.socket, how: str) -> None:
+def test_requested_listeners_are_added(start: Start, folder: Path, unix: socket.socket, how: str) -> None:
     if how == "flag":
         service = activate(start, [unix], "--listen", f"unix://{folder}/own")
     else:

@@ -1,4 +1,4 @@
-"""A daemon that is a background job: what its commands inherit, and what the tests' own programs do."""
+"""A daemon in a background job: what its commands inherit, and how the tests' own programs behave."""
 
 from __future__ import annotations
 

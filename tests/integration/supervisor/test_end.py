@@ -130,18 +130,18 @@ def test_orphans_are_reaped_while_the_service_runs(start: Start, watch: Watch, f
     assert service.process.poll() is None
 
 
-def test_what_the_launcher_s_shell_left_to_us_is_not_killed(start: Start, watch: Watch, folder: Path) -> None:
+def test_children_from_before_the_exec_are_not_killed(start: Start, watch: Watch, folder: Path) -> None:
     launcher = ["sh", "-c", 'sleep 600 & echo $! >"$0"; exec "$@"', str(folder / "pid")]
     service = start("--listen", f"unix://{folder}/a", launcher=launcher, stdout=subprocess.PIPE)
     service.url()
-    stranger = watch(int((folder / "pid").read_text()))
+    unrelated = watch(int((folder / "pid").read_text()))
     service.process.terminate()
     assert service.process.wait(20) == 0
-    assert not stranger.ended()
-    stranger.send(signal.SIGKILL)
+    assert not unrelated.ended()
+    unrelated.send(signal.SIGKILL)
 
 
-def test_both_killed_at_once_the_next_start_sweeps_and_spares_the_living(
+def test_both_killed_at_once_the_next_start_sweeps_and_leaves_the_living(
     start: Start, watch: Watch, folder: Path
 ) -> None:
     living, living_processes = begin(start, watch, folder, name="living")

@@ -30,7 +30,7 @@ INHERIT = {"inherit": "all", "ignoreDefaultExcludes": True, "exclude": [], "set"
 
 
 class Daemon:
-    """A daemon on pipes, the first of which has something in it before the daemon is there."""
+    """A daemon on pipes, the first of which has data before the daemon starts."""
 
     def __init__(self, folder: Path, waiting: bytes, *arguments: str, env: Mapping[str, str]) -> None:
         read_end, self._input = os.pipe()
@@ -56,14 +56,14 @@ class Daemon:
         return message
 
     def messages_until_closed(self) -> list[dict[str, Any]]:
-        """What comes until the command has ended."""
+        """The messages until the command has ended."""
         messages = [self.message()]
         while messages[-1].get("method") != "process/closed":
             messages.append(self.message())
         return messages
 
     def is_silent(self) -> bool:
-        """Whether nothing comes for a moment."""
+        """Whether no message arrives for a moment."""
         assert self._process.stdout is not None
         return not select.select([self._process.stdout], [], [], 0.3)[0]
 
@@ -131,7 +131,7 @@ TOUCH = START.replace(b'["/bin/echo","hello"]', b'["/usr/bin/touch","%b"]')
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_what_was_sent_to_a_daemon_without_output_is_done(closed: str, tmp_path: Path) -> None:
+def test_requests_to_a_daemon_without_output_are_executed(closed: str, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with subprocess.Popen(
         ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", EXECSERVER, "serve", "--listen", "stdio"],
@@ -191,7 +191,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
 
 
 def test_every_server_takes_a_strange_environment_alike(tmp_path_factory: Any) -> None:
-    """Names that stand twice, and none."""
+    """Repeated names, and an empty one."""
     program = (
         "import ctypes, sys; names = [b'DUP=first', b'DUP=second', b'=nameless', b'PATH=/usr/bin:/bin', "
         "b'HOME=' + sys.argv[1].encode()]; argv = [a.encode() for a in sys.argv[2:]]; "
@@ -207,12 +207,14 @@ def test_every_server_takes_a_strange_environment_alike(tmp_path_factory: Any) -
             assert [line for line in seen if line.startswith((b"DUP", b"="))] == [b"DUP=first"]
             if kill:
                 service.signal_server(signal.SIGKILL)
-                service.successor()
+                service.wait_for_new_server()
     finally:
         service.end()
 
 
-def test_what_was_ignored_when_the_service_began_is_not_in_the_server(serve: Callable[..., Service]) -> None:
+def test_signals_that_the_launcher_ignored_are_not_ignored_in_the_server(
+    serve: Callable[..., Service],
+) -> None:
     ignoring = serve("/bin/sh", "-c", 'trap "" USR1 INT QUIT; exec "$@"', "sh")
     status = Path(f"/proc/{ignoring.server_pid}/status").read_text()
     ignored = int(status.partition("SigIgn:\t")[2].split()[0], 16)

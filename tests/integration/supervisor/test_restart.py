@@ -1,4 +1,4 @@
-"""One server follows the other: when, how soon, how often, and what is said about it."""
+"""Restarts of servers: when, how soon, how often, and their log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.supervisor.conftest import Service, Start, Watch
-from tests.integration.supervisor.keeping import Keeping, eventually, gone, zombie
+from tests.integration.supervisor.fd_store_service import FdStoreService, eventually, gone, zombie
 from tests.support.service_manager import ServiceManager
 
 # As many as the real ones, and quickly over.
@@ -23,7 +23,7 @@ SHORT_BACKOFF = (0, 0.02, 0.05, 0.05, 0.1)
 LONG_BACKOFF = (0, 600, 600, 600, 600)
 
 
-def end(service: Keeping) -> tuple[int, str, str]:
+def end(service: FdStoreService) -> tuple[int, str, str]:
     service.service.process.terminate()
     return service.service.end()
 
@@ -36,10 +36,10 @@ def wait_said(service: Service, text: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
-def test_a_killed_server_has_a_successor_and_its_processes_live(
+def test_a_killed_server_is_replaced_and_its_processes_live(
     start: Start, watch: Watch, folder: Path, number: signal.Signals
 ) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     process = watch(service.call("run", 1, "exec sleep 600"))
     first = service.call("about")
     server = service.call("pid")
@@ -57,7 +57,7 @@ def test_a_killed_server_has_a_successor_and_its_processes_live(
 
 @pytest.mark.parametrize("code", [0, 1, 2, 77])
 def test_an_end_that_was_not_announced_is_a_crash(start: Start, folder: Path, code: int) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     assert service.call("exit", code) is None
     assert service.call("about")["take_over"]
     assert f"the server ended with exit code {code}; starting it again" in end(service)[2]
@@ -67,7 +67,7 @@ def test_an_end_that_was_not_announced_is_a_crash(start: Start, folder: Path, co
 def test_an_announced_end_is_the_end_of_the_service(
     start: Start, folder: Path, ending: tuple[object, ...], code: int
 ) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     pid = service.call("run", 1, "exec sleep 600")
     service.call("send", "stopping")
     service.call(*ending)
@@ -76,16 +76,16 @@ def test_an_announced_end_is_the_end_of_the_service(
 
 
 def test_clients_that_come_while_no_server_lives_are_served_by_the_next(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder, "serve", "exit 1", "exit 1", "serve")
+    service = FdStoreService(start, folder, "serve", "exit 1", "exit 1", "serve")
     service.kill()
     clients = [service.send("about") for _ in range(20)]
     assert all(service.answer(client)["take_over"] for client in clients)
 
 
-def test_the_launch_folder_is_the_successor_s_too(start: Start, folder: Path) -> None:
+def test_the_new_server_has_the_same_launch_folder(start: Start, folder: Path) -> None:
     place = folder / "place"
     place.mkdir()
-    service = Keeping(start, folder, cwd=place)
+    service = FdStoreService(start, folder, cwd=place)
     assert service.call("about")["cwd"] == str(place)
     service.kill()
     assert service.call("about")["cwd"] == str(place)
@@ -99,7 +99,7 @@ def test_the_launch_folder_is_the_successor_s_too(start: Start, folder: Path) ->
 def test_five_starts_in_a_row_that_do_not_succeed_are_the_end(
     start: Start, watch: Watch, folder: Path
 ) -> None:
-    service = Keeping(start, folder, "serve", *["exit 1", "kill"] * 4, backoff=SHORT_BACKOFF)
+    service = FdStoreService(start, folder, "serve", *["exit 1", "kill"] * 4, backoff=SHORT_BACKOFF)
     process = watch(service.call("run", 1, "(setsid env -i sleep 600 &) ; exec sleep 600"))
     service.kill()
     code, out, err = service.service.end()
@@ -119,7 +119,7 @@ def test_a_program_that_is_missing_for_a_moment_is_tried_again(start: Start, fol
     interpreter = folder / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     interpreter.chmod(0o700)
-    service = Keeping(start, folder, interpreter=str(interpreter), backoff=(0, 0.5, 0.5, 0.5, 0.5))
+    service = FdStoreService(start, folder, interpreter=str(interpreter), backoff=(0, 0.5, 0.5, 0.5, 0.5))
     service.call("keep", 1, 1, "text")
     interpreter.rename(folder / "away")
     service.kill()
@@ -131,7 +131,7 @@ def test_a_program_that_is_missing_for_a_moment_is_tried_again(start: Start, fol
 
 def test_a_start_that_succeeds_forgives_the_failures_before_it(start: Start, folder: Path) -> None:
     plan = ["serve", *["exit 1"] * 4, "serve", *["kill"] * 4, "serve"]
-    service = Keeping(start, folder, *plan, backoff=SHORT_BACKOFF)
+    service = FdStoreService(start, folder, *plan, backoff=SHORT_BACKOFF)
     for _ in range(2):
         service.kill()
         assert service.call("about")["take_over"]
@@ -139,7 +139,7 @@ def test_a_start_that_succeeds_forgives_the_failures_before_it(start: Start, fol
 
 
 def test_the_waits_between_starts_grow(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder, "serve", "kill", "kill", "kill", "serve")
+    service = FdStoreService(start, folder, "serve", "kill", "kill", "kill", "serve")
     begin = time.monotonic()  # whatever stands still from here on makes it longer
     service.kill()
     service.call("pid")
@@ -157,7 +157,7 @@ def test_the_waits_between_starts_grow(start: Start, folder: Path) -> None:
 def test_a_stop_between_two_servers_ends_at_once(
     start: Start, watch: Watch, folder: Path, number: signal.Signals
 ) -> None:
-    service = Keeping(start, folder, "serve", "exit 1", backoff=LONG_BACKOFF)
+    service = FdStoreService(start, folder, "serve", "exit 1", backoff=LONG_BACKOFF)
     process = watch(service.call("run", 1, "exec sleep 600"))
     service.kill()
     wait_said(service.service, "in 600 s")
@@ -167,8 +167,8 @@ def test_a_stop_between_two_servers_ends_at_once(
     assert not service.path.exists()
 
 
-def test_a_stop_while_the_successor_starts_is_heard_by_it(start: Start, watch: Watch, folder: Path) -> None:
-    service = Keeping(start, folder, "serve", "wait")
+def test_a_stop_while_the_new_server_starts_reaches_it(start: Start, watch: Watch, folder: Path) -> None:
+    service = FdStoreService(start, folder, "serve", "wait")
     process = watch(service.call("run", 1, "exec sleep 600"))
     service.kill()
     eventually(lambda: not service.plan.read_text())
@@ -179,21 +179,21 @@ def test_a_stop_while_the_successor_starts_is_heard_by_it(start: Start, watch: W
 def test_a_supervisor_that_is_killed_between_two_servers_is_swept_by_the_next_start(
     start: Start, watch: Watch, folder: Path
 ) -> None:
-    service = Keeping(start, folder, "serve", "exit 1", backoff=LONG_BACKOFF)
+    service = FdStoreService(start, folder, "serve", "exit 1", backoff=LONG_BACKOFF)
     process = watch(service.call("run", 1, "exec sleep 600"))
     service.kill()
     wait_said(service.service, "in 600 s")
     service.service.process.kill()
     service.service.process.wait()
     assert not process.ended(0.2)
-    Keeping(start, folder)
+    FdStoreService(start, folder)
     assert process.ended(2)
 
 
-def test_a_supervisor_that_is_killed_takes_a_successor_and_inherited_processes_along(
+def test_a_killed_supervisor_ends_the_new_server_and_inherited_processes(
     start: Start, watch: Watch, folder: Path
 ) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     process = watch(service.call("run", 1, "exec sleep 600"))
     service.kill()
     server = watch(service.call("pid"))
@@ -205,7 +205,7 @@ def test_a_supervisor_that_is_killed_takes_a_successor_and_inherited_processes_a
 def test_a_server_whose_main_thread_is_gone_is_followed_and_its_children_are_looked_after(
     start: Start, folder: Path
 ) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     pid = service.call("run", 1, "exec sleep 600")
     old = service.call("pid")
     client = service.send("lose_leader")
@@ -222,7 +222,7 @@ def test_a_server_whose_main_thread_is_gone_is_followed_and_its_children_are_loo
 
 def test_an_upgrade_is_neither_a_failure_nor_a_crash(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
-        service = Keeping(start, folder, env=manager.environment)
+        service = FdStoreService(start, folder, env=manager.environment)
         serving = f"Serving on unix://{service.path}"
         assert manager.message()["STATUS"] == serving
         service.call("keep", 1, 1, "text")
@@ -235,25 +235,25 @@ def test_an_upgrade_is_neither_a_failure_nor_a_crash(start: Start, folder: Path)
 
 
 def test_an_upgrade_that_ends_otherwise_is_a_crash(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder)
+    service = FdStoreService(start, folder)
     service.call("send", "upgrading")
     service.kill()
     assert service.call("about")["take_over"]
     assert "killed by signal 9" in end(service)[2]
 
 
-def test_a_server_that_does_not_make_room_for_its_successor_is_killed(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder, grace=0.3)
+def test_a_server_that_does_not_exit_for_the_new_one_is_killed(start: Start, folder: Path) -> None:
+    service = FdStoreService(start, folder, grace=0.3)
     service.call("keep", 1, 1, "text")
     service.call("send", "upgrading")
     eventually(lambda: (service.call("about") or {}).get("take_over"))
     assert service.call("handed") == {"1": {"1": ["text"]}}
-    assert "the server did not make room in time" in end(service)[2]
+    assert "the server did not exit in time for the new one" in end(service)[2]
 
 
 def test_each_reload_is_answered_to_the_service_manager_over_an_upgrade(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
-        service = Keeping(start, folder, env=manager.environment)
+        service = FdStoreService(start, folder, env=manager.environment)
         manager.until("READY")
         service.service.process.send_signal(signal.SIGHUP)
         assert "RELOADING" in manager.message()
@@ -266,7 +266,9 @@ def test_each_reload_is_answered_to_the_service_manager_over_an_upgrade(start: S
 
 def test_a_reload_between_two_servers_is_answered_by_the_next_one_s_ready(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
-        service = Keeping(start, folder, "serve", "kill", env=manager.environment, backoff=(0, 3, 3, 3, 3))
+        service = FdStoreService(
+            start, folder, "serve", "kill", env=manager.environment, backoff=(0, 3, 3, 3, 3)
+        )
         manager.until("READY")
         service.kill()
         wait_said(service.service, "in 3 s")
@@ -281,11 +283,9 @@ def test_a_reload_between_two_servers_is_answered_by_the_next_one_s_ready(start:
         assert [list(message) for message in manager.rest()] == [["STOPPING", "STATUS"]]
 
 
-def test_a_reload_while_the_successor_starts_is_answered_when_it_has_answered(
-    start: Start, folder: Path
-) -> None:
+def test_a_reload_while_the_new_server_starts_is_answered_by_it(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
-        service = Keeping(start, folder, "serve", "wait", env=manager.environment)
+        service = FdStoreService(start, folder, "serve", "wait", env=manager.environment)
         Path(f"{service.plan}.reloads").touch()
         manager.until("READY")
         service.kill()
@@ -303,7 +303,7 @@ def test_the_watchdog_is_fed_while_a_start_waits_and_not_while_a_server_starts(
     start: Start, folder: Path
 ) -> None:
     with ServiceManager(folder / "notify") as manager:
-        service = Keeping(
+        service = FdStoreService(
             start,
             folder,
             *("serve", "kill", "wait"),
@@ -323,7 +323,7 @@ def test_the_watchdog_is_fed_while_a_start_waits_and_not_while_a_server_starts(
 
 
 def test_a_service_accepts_within_milliseconds_of_a_bare_interpreter(start: Start, folder: Path) -> None:
-    """In processor time, which does not tell how busy the machine is otherwise."""
+    """In processor time, which does not depend on the load of the machine."""
     environment = {
         "PATH": os.environ["PATH"],
         "XDG_STATE_HOME": str(folder / "state"),
@@ -360,7 +360,7 @@ def test_a_server_that_crashes_after_each_ready_is_started_more_and_more_slowly_
     start: Start, watch: Watch, folder: Path
 ) -> None:
     crashes = 9
-    service = Keeping(start, folder, "serve", *["crash 0"] * crashes, backoff=SHORT_BACKOFF)
+    service = FdStoreService(start, folder, "serve", *["crash 0"] * crashes, backoff=SHORT_BACKOFF)
     process = watch(service.call("run", 1, "exec sleep 600"))
     assert service.call("exit", 70) is None
     assert service.call("handed") == {"1": {"0": ["anon_inode", "pipe"]}}
@@ -378,14 +378,14 @@ def test_a_server_that_crashes_after_each_ready_is_started_more_and_more_slowly_
 def test_a_server_that_breaks_the_protocol_after_each_ready_is_started_more_and_more_slowly(
     start: Start, folder: Path
 ) -> None:
-    service = Keeping(start, folder, "serve", "babble", "babble", "babble", backoff=SHORT_BACKOFF)
+    service = FdStoreService(start, folder, "serve", "babble", "babble", "babble", backoff=SHORT_BACKOFF)
     service.kill()
     said = wait_said(service.service, "3 crashes in a row within 5 s of ready")
     assert said.endswith("; starting it again in 0.05 s")
 
 
-def test_a_server_that_somebody_kills_is_followed_at_once_however_often(start: Start, folder: Path) -> None:
-    service = Keeping(start, folder, "serve", "crash 0", backoff=(0, 0.01, 600, 600, 600))
+def test_a_server_killed_from_outside_is_replaced_at_once_each_time(start: Start, folder: Path) -> None:
+    service = FdStoreService(start, folder, "serve", "crash 0", backoff=(0, 0.01, 600, 600, 600))
     service.call("exit", 70)
     # It crashes once more, and another crash would be followed after 600 s.
     for _ in range(7):
@@ -399,7 +399,7 @@ def test_a_server_that_lived_for_a_while_after_ready_forgives_the_crashes_before
     start: Start, folder: Path
 ) -> None:
     plan = ["serve", "crash 0", "crash 3", "crash 0"]
-    service = Keeping(start, folder, *plan, backoff=(0, 0.01, 600, 600, 600), steady=1.5)
+    service = FdStoreService(start, folder, *plan, backoff=(0, 0.01, 600, 600, 600), steady=1.5)
     service.call("exit", 70)
     assert service.call("about")["take_over"]
     assert [line.rpartition("; ")[2] for line in end(service)[2].splitlines()] == [

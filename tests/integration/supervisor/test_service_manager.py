@@ -1,4 +1,4 @@
-"""What the service manager hears, and what it may ask for; the server is the fake one."""
+"""Notifications to the service manager, and its requests; the server is the fake one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_failed_reload_is_said_and_the_service_goes_on(start: Start, folder: P
         service.process.send_signal(signal.SIGHUP)
         answer = manager.until("READY")
         assert (answer["READY"], answer["STATUS"]) == ("1", "Reload failed: --ws-token-file: no READY=0")
-        assert "reload failed, everything is as before: --ws-token-file: no" in service.error_line()
+        assert "reload failed, nothing has changed: --ws-token-file: no" in service.error_line()
         assert service.process.poll() is None
 
 
@@ -129,7 +129,7 @@ def test_a_reload_before_ready_is_kept_from_the_service_manager(start: Start, fo
         assert [list(message) for message in manager.rest()] == [["STOPPING", "STATUS"]]
 
 
-def test_who_stops_does_not_reload(start: Start, folder: Path) -> None:
+def test_a_stopping_service_does_not_reload(start: Start, folder: Path) -> None:
     with ServiceManager(folder / "notify") as manager:
         service = begin(start, folder, manager, "--fake-stuck")
         manager.until("READY")

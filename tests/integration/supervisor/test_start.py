@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.membership import tag_value
+from execserver.descendants import tag_value
 from tests.integration.supervisor.conftest import Start
 from tests.support.servers import open_files
 
@@ -85,7 +85,7 @@ def test_a_deleted_launch_folder_becomes_the_root(start: Start, folder: Path) ->
     assert service.event("hello")["cwd"] == "/"
 
 
-# The C library's own (32 and 33): whoever is started by its posix_spawn, as make starts things, has
+# The C library's own (32 and 33): a process started by its posix_spawn, as make does, has
 # them ignored, and no program can change that.
 _THREAD_SIGNALS = 1 << 31 | 1 << 32
 

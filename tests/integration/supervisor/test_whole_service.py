@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.descriptor_table import ENTRIES
-from execserver.trust import owner_name
+from execprotocol.trust import owner_name
+from execserver.memory import DESCRIPTOR_TABLE_ENTRIES as ENTRIES
 from tests.support.service_manager import ServiceManager, only_child, passing
 from tests.support.wire import (
     PATIENCE,
@@ -64,7 +64,7 @@ class Service:
         return self.process.wait(PATIENCE)
 
     def end(self) -> None:
-        """However the test went; the server ends when its supervisor does."""
+        """End the service, also after a failed test; the server ends with its supervisor."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -265,7 +265,7 @@ def test_a_reload_that_fails_keeps_the_old_token_and_says_why(
         service.process.send_signal(signal.SIGHUP)
         manager.until("RELOADING")
         assert manager.until("READY")["STATUS"] == f"Reload failed: {reason}"
-        assert f"execserver: reload failed, everything is as before: {reason}\n" in service.log()
+        assert f"execserver: reload failed, nothing has changed: {reason}\n" in service.log()
         connect_ws(url, bearer("first-token")).handshake().close()
 
         token.write_text("third-token\n")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect
-from execclient.approval_policy import ON_REQUEST, ApprovalPolicy
-from execclient.approvals import Approvals, Reviewer
-from execclient.sandbox import SandboxPolicy
+from execclient.govern.approval_policy import ON_REQUEST, ApprovalPolicy
+from execclient.govern.approvals import Approvals, Reviewer
+from execclient.govern.sandbox import SandboxPolicy
 from execclient.tools.toolset import Toolset
 from tests.conftest import StartServer
 from tests.support.relayed_server import RelayedServer
@@ -90,5 +90,5 @@ async def make(executor: Executor, workspace: Path) -> AsyncIterator[Make]:
 
 @pytest.fixture
 def tools(make: Make) -> Toolset:
-    """The tools, nobody being there to be asked."""
+    """The tools, without a reviewer."""
     return make()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor
-from execclient.approval_policy import NEVER, ON_REQUEST, UNTRUSTED, ApprovalPolicy
-from execclient.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, Review
+from execclient.govern.approval_policy import NEVER, ON_REQUEST, UNTRUSTED, ApprovalPolicy
+from execclient.govern.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, Review
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.rules import PrefixRule, RuleSet
+from execclient.govern.sandbox import DangerFullAccess, ReadOnly
 from execclient.patch import TurnDiff
-from execclient.policy.policy import Policy
-from execclient.policy.rules import PrefixRule, RuleSet
-from execclient.sandbox import DangerFullAccess, ReadOnly
 from execclient.tools.errors import TurnAborted
 from execclient.tools.events import ToolEvent
 from execclient.tools.payloads import CustomPayload
@@ -116,7 +116,7 @@ async def test_a_patch_that_is_none_is_told_to_the_model_and_never_run(
 
 
 @ONE_TRANSPORT
-async def test_a_patch_that_does_not_fit_is_asked_about_by_nobody_and_says_what_would_fit(
+async def test_a_patch_that_does_not_fit_needs_no_approval_and_says_what_would_fit(
     make: Make, workspace: Path
 ) -> None:
     user = User(ACCEPT)
@@ -282,7 +282,7 @@ async def test_a_patch_in_a_read_only_turn_is_refused_without_a_question(make: M
 
 @ONE_TRANSPORT
 @pytest.mark.parametrize("door", ["apply_patch", "exec_command"])
-async def test_a_rule_on_its_name_holds_for_a_patch_through_every_door(
+async def test_a_rule_on_its_name_holds_for_a_patch_through_every_tool(
     make: Make, workspace: Path, door: str
 ) -> None:
     rules = RuleSet((PrefixRule((("apply_patch",),), "forbidden", "no patches"),))

@@ -1,4 +1,4 @@
-"""What somebody agreed to holds for that, and not for more: sandboxes, executors, sessions and links."""
+"""An approval holds for its request only: for its sandbox, its executor, its session and its links."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect
-from execclient.approval_policy import NEVER, ON_REQUEST, UNTRUSTED
-from execclient.approvals import (
+from execclient.govern.approval_policy import NEVER, ON_REQUEST, UNTRUSTED
+from execclient.govern.approvals import (
     ACCEPT,
     ACCEPT_FOR_SESSION,
     CANCEL,
@@ -21,9 +21,9 @@ from execclient.approvals import (
     Approvals,
     Review,
 )
-from execclient.policy.policy import Policy
-from execclient.policy.rules import PrefixRule, RuleSet
-from execclient.sandbox import DangerFullAccess, ReadOnly
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.rules import PrefixRule, RuleSet
+from execclient.govern.sandbox import DangerFullAccess, ReadOnly
 from execclient.tools.apply_patch import PatchRuntime
 from execclient.tools.config import Turn
 from execclient.tools.errors import TurnAborted
@@ -219,7 +219,7 @@ async def test_a_link_that_takes_the_place_of_an_approved_folder_leads_no_patch_
     assert not (outside / "y").exists()
 
 
-async def test_a_patch_within_and_outside_of_the_sandbox_is_applied_once_somebody_agrees(
+async def test_a_patch_within_and_outside_of_the_sandbox_is_applied_after_an_approval(
     make: Make, workspace: Path, tmp_path: Path
 ) -> None:
     (workspace / "sub").mkdir()
@@ -287,7 +287,7 @@ async def test_typing_into_a_session_that_may_more_than_the_turn_is_asked_about(
     assert "sh -c sh" in request.reason
     assert request.permits == (
         *DangerFullAccess().describe(),
-        "if for the whole session: whatever is typed into this process from now on",
+        "if for the whole session: all input for this process from now on",
     )
     assert not (workspace / "typed").exists()
 
@@ -304,7 +304,7 @@ async def test_an_answer_for_the_session_covers_what_is_typed_into_that_process(
     assert len(user.asked) == 2
 
 
-async def test_where_nobody_may_be_asked_nothing_is_typed_but_looking_and_interrupting_are_free(
+async def test_without_questions_no_input_is_written_but_reading_and_interrupting_are_free(
     make: Make,
 ) -> None:
     tools = make()
@@ -314,7 +314,7 @@ async def test_where_nobody_may_be_asked_nothing_is_typed_but_looking_and_interr
     refused = await typed(tools, session, "ls\n", turn=strict)
     interrupted = await typed(tools, session, "\x03", turn=strict)
 
-    assert "the approval policy never lets nobody be asked" in refused.content
+    assert "the approval policy never allows no questions" in refused.content
     assert interrupted.process_id == session
 
 

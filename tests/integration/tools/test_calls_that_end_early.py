@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect, process
-from execclient.approval_policy import ON_FAILURE
-from execclient.approvals import ACCEPT, ApprovalRequest, Review
 from execclient.errors import ExecutorClosed, OutcomeUnknown
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.approval_policy import ON_FAILURE
+from execclient.govern.approvals import ACCEPT, ApprovalRequest, Review
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools.context import ToolSession
 from execclient.tools.events import CallEnd, OutputDelta, SessionClosed, ToolEvent
-from execclient.tools.exec_sessions import ExecSessions
 from execclient.tools.result import ToolResult
+from execclient.tools.session_table import SessionTable
 from execclient.tools.toolset import Toolset
 from tests.integration.tools.patience import until
 from tests.support.threads import settled
@@ -139,7 +139,7 @@ async def test_a_call_that_is_cancelled_while_it_makes_room_leaves_nothing(
             calls[0].cancel()
 
     tools = make(sandbox=OPEN, events=cancel)
-    tools._services.sessions = ExecSessions[ToolSession](lambda each: each.exec.exited, limit=1, protected=0)
+    tools._services.sessions = SessionTable[ToolSession](lambda each: each.exec.exited, limit=1, protected=0)
     await run(tools, "exec sleep 60")
 
     calls.append(asyncio.create_task(run(tools, "exec sleep 61")))
@@ -175,7 +175,7 @@ async def test_a_call_that_is_cancelled_after_its_command_ended_kills_what_that_
     tools = make(sandbox=OPEN)
     call = asyncio.create_task(sh(tools, "sleep 60 & echo $! >pid.new; mv pid.new pid; exit 0"))
     pid = await written(workspace / "pid")
-    (inbox,) = executor._session._all_inboxes()
+    (inbox,) = executor._session.inboxes
     await until(lambda: inbox.exit_code == 0)
     assert not call.done()
 
@@ -344,7 +344,7 @@ async def test_output_over_a_connection_that_is_cut_is_complete_or_counted(
 
 @ONE_TRANSPORT
 @pytest.mark.parametrize("tool", ["shell", "exec_command"])
-async def test_a_child_in_the_background_holds_up_nobody_and_costs_nothing(
+async def test_a_child_in_the_background_blocks_no_call_and_costs_nothing(
     make: Make, executor: Executor, workspace: Path, tool: str
 ) -> None:
     tools = make(sandbox=OPEN)
@@ -357,7 +357,7 @@ async def test_a_child_in_the_background_holds_up_nobody_and_costs_nothing(
     await asyncio.sleep(0.3)
 
     assert result.exit_code == 0
-    inboxes = executor._session._all_inboxes()
+    inboxes = list(executor._session.inboxes)
     assert [inbox._size for inbox in inboxes] == [0]
     pid = await written(workspace / "pid")
     await executor._session.kill(inboxes[0])

@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 from execclient import Executor
-from execclient.approval_policy import NEVER
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.orchestrator import SandboxAttempt
-from execclient.policy.policy import Policy
-from execclient.sandbox import DangerFullAccess
-from execclient.tools.command_call import CommandCall, ToTheEnd
+from execclient.govern.approval_policy import NEVER
+from execclient.govern.orchestrator import SandboxAttempt
+from execclient.govern.policy.policy import Policy
+from execclient.govern.sandbox import DangerFullAccess
+from execclient.tools.command_call import CommandCall, RunToEndRuntime
 from execclient.tools.exec_params import Cancellation, ExecParams
 from tests.support.toolsets import ONE_TRANSPORT
 from tests.support.wire import at_most, wait_gone
@@ -19,7 +19,7 @@ from tests.support.wire import at_most, wait_gone
 ATTEMPT = SandboxAttempt(DangerFullAccess(), bypassed=False, number=1)
 
 
-def runtime(executor: Executor, workspace: Path, script: str, token: asyncio.Event) -> ToTheEnd:
+def runtime(executor: Executor, workspace: Path, script: str, token: asyncio.Event) -> RunToEndRuntime:
     folder = str(workspace)
     call = CommandCall(
         call_id="c",
@@ -33,7 +33,7 @@ def runtime(executor: Executor, workspace: Path, script: str, token: asyncio.Eve
         workspace_roots=(folder,),
         environment=EnvironmentPolicy(),
     )
-    return ToTheEnd(call, None)
+    return RunToEndRuntime(call, None)
 
 
 @ONE_TRANSPORT

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from execclient.approval_policy import UNLESS_TRUSTED
-from execclient.approvals import ACCEPT, Review
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.approval_policy import UNLESS_TRUSTED
+from execclient.govern.approvals import ACCEPT, Review
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools import command_call
 from execclient.tools.config import ToolsConfig
 from execclient.tools.environment import CO_FORCED, CO_VARIABLES
 from execclient.tools.errors import RespondToModel, TimedOut
 from execclient.tools.result import ToolResult
-from execclient.tools.run_shell_command import TRY_OTHERWISE, TRY_SHORTER, outcome
+from execclient.tools.shell import TRY_OTHERWISE, TRY_SHORTER, outcome
 from execclient.tools.toolset import Toolset
 from tests.integration.tools.patience import limited
 from tests.support.toolsets import ONE_TRANSPORT, Make, User

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools.payloads import CustomPayload
 from tests.support.toolsets import Make
 

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor, connect
-from execclient.sandbox import DangerFullAccess, ExternalSandbox, Profile, SandboxPolicy, WorkspaceWrite
+from execclient.govern.sandbox import (
+    DangerFullAccess,
+    ExternalSandbox,
+    Profile,
+    SandboxPolicy,
+    WorkspaceWrite,
+)
 from execclient.tools.toolset import Toolset
 from tests.conftest import StartServer
 from tests.support.background import DAEMON, IN_BACKGROUND, Left

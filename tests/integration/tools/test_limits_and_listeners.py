@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect
-from execclient.approval_policy import NEVER, ON_FAILURE
-from execclient.approvals import ACCEPT, Approvals
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.approval_policy import NEVER, ON_FAILURE
+from execclient.govern.approvals import ACCEPT, Approvals
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools import command_call
 from execclient.tools.config import ToolsConfig
 from execclient.tools.events import OutputDelta, ToolEvent
@@ -45,7 +45,9 @@ async def look(tools: Toolset, session: str | None, chars: str = "", **members: 
 # -- time limits
 
 
-async def test_a_command_that_ended_in_time_has_not_timed_out_whoever_holds_its_output(make: Make) -> None:
+async def test_a_command_that_ended_in_time_has_not_timed_out_with_a_child_left(
+    make: Make,
+) -> None:
     result = await gently(make(sandbox=OPEN, config=CO, approval=NEVER), "sleep 60 & exit 3", 5)
 
     assert (result.exit_code, result.timed_out) == (3, False)
@@ -147,7 +149,7 @@ async def test_a_server_without_extensions_is_enough(make: Make, executor: Execu
 # -- looks
 
 
-async def test_a_look_keeps_nobody_out(make: Make) -> None:
+async def test_reading_output_blocks_no_call(make: Make) -> None:
     tools = make(sandbox=OPEN)
     session = (await run(tools, "exec sleep 60")).process_id
     looking = asyncio.create_task(look(tools, session, yield_time_ms=60_000))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from execclient.approval_policy import UNTRUSTED
-from execclient.approvals import ApprovalRequest, Review
-from execclient.policy.policy import Policy
+from execclient.govern.approval_policy import UNTRUSTED
+from execclient.govern.approvals import ApprovalRequest, Review
+from execclient.govern.policy.policy import Policy
 from execclient.tools.config import ToolsConfig
 from tests.support.toolsets import ONE_TRANSPORT, Make, User
 

@@ -1,4 +1,4 @@
-"""What a daemon makes of the contexts that `execclient.sandbox` gives."""
+"""What a daemon makes of the contexts that `execclient.govern.sandbox` gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor, InvalidParams, RunResult, SystemFailure
-from execclient.sandbox import (
+from execclient.govern.sandbox import (
     DangerFullAccess,
     ExternalSandbox,
     Profile,
@@ -134,7 +134,7 @@ async def test_the_network_is_open_only_if_the_policy_says_so(
     assert closed.exit_code != 0
 
 
-async def test_an_external_sandbox_leaves_files_to_whoever_made_it(run: Runner, workspace: Path) -> None:
+async def test_an_external_sandbox_does_not_limit_files(run: Runner, workspace: Path) -> None:
     result = await run(ExternalSandbox(), "echo 1 > in.txt")
 
     assert (result.exit_code, (workspace / "in.txt").read_text()) == (0, "1\n")
@@ -142,7 +142,7 @@ async def test_an_external_sandbox_leaves_files_to_whoever_made_it(run: Runner, 
 
 @pytest.fixture
 def secrets(workspace: Path) -> Path:
-    """The workspace with files that nobody is to read, hidden and nested ones among them."""
+    """The workspace with files that must not be read, hidden and nested ones among them."""
     (workspace / "sub" / "keys").mkdir(parents=True)
     for name in (".env", "sub/.env", "sub/keys/id", "named"):
         (workspace / name).write_text("secret\n")

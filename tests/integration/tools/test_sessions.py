@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from execclient import Executor, connect
-from execclient.sandbox import DangerFullAccess
+from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools.config import ToolsConfig
 from execclient.tools.events import SessionClosed, ToolEvent
 from execclient.tools.result import ToolResult

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor
-from execclient.approval_policy import ON_REQUEST
-from execclient.approvals import Approvals
-from execclient.orchestrator import SandboxAttempt
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approval_policy import ON_REQUEST
+from execclient.govern.approvals import Approvals
+from execclient.govern.orchestrator import SandboxAttempt
+from execclient.govern.sandbox import WorkspaceWrite
 from execclient.tools.arguments import ShellCommandArguments, parse
 from execclient.tools.config import ToolsConfig, Turn
 from execclient.tools.exec_params import Timeout
@@ -59,7 +59,7 @@ async def test_a_search_from_its_call_to_its_output(
     assert inspected.command == (shell, "-lc", "grep -r 'TODO' src/")
     assert inspected.cwd == str(project)
 
-    # 4: nobody is asked, and no rule lifts the sandbox
+    # 4: no reviewer is asked, and no rule lifts the sandbox
     assert (inspected.requirement.kind, inspected.requirement.bypass_sandbox) == ("skip", False)
 
     # 5 to 8: the sandbox of the platform, and the output

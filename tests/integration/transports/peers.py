@@ -21,10 +21,11 @@ import uvloop
 
 from execserver.rpc.channel import Channel
 from execserver.transports.authentication import NoAuthentication
-from execserver.transports.http_head import accept_value
-from execserver.transports.sockets import Listener, serve_socket
+from execserver.transports.base import BaseChannel
+from execserver.transports.http_upgrade import accept_value
+from execserver.transports.listener import SocketListener, serve_socket
 from execserver.transports.stdio import serve_stdio
-from execserver.transports.stream_channel import StreamChannel
+from tests.support.framing import FIN, TEXT, Framing, Lines, WebSocket, frame
 
 PATIENCE = 10.0
 KEY = base64.b64encode(b"sixteen bytes ok").decode()
@@ -112,7 +113,12 @@ class Peer:
         self.fd_in, self.fd_out = fd_in, fd_out
         self.close = close
         self.end_output = end_output
-        self.buffer = bytearray()
+        self.framing: Framing = Lines()
+
+    @property
+    def buffer(self) -> bytearray:
+        """What came and was not taken."""
+        return self.framing.pending
 
     def write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
@@ -121,10 +127,11 @@ class Peer:
 
     def fill(self) -> bool:
         piece = os.read(self.fd_in, 1 << 20)
-        self.buffer += piece
+        self.framing.feed(piece)
         return bool(piece)
 
     def take(self, count: int) -> bytes:
+        """That many bytes, whatever they are."""
         while len(self.buffer) < count:
             if not self.fill():
                 raise EOFError
@@ -132,11 +139,11 @@ class Peer:
         del self.buffer[:count]
         return taken
 
-    def frame(self, message: bytes) -> bytes:
-        return message + b"\n"
-
     def send(self, message: bytes) -> None:
         self.write(self.frame(message))
+
+    def frame(self, message: bytes) -> bytes:
+        return self.framing.encode(message)
 
     def receive(self) -> bytes:
         """The next message.
@@ -144,12 +151,13 @@ class Peer:
         Raises:
             EOFError: there is none; the connection ended.
         """
-        start = 0
-        while (end := self.buffer.find(b"\n", start)) < 0:
-            start = len(self.buffer)
+        return self._next(self.framing.take)
+
+    def _next(self, take: Callable[[], T | None]) -> T:
+        while (found := take()) is None:
             if not self.fill():
                 raise EOFError
-        return self.take(end + 1)[:-1]
+        return found
 
     def ended(self) -> bool:
         """Whether the other side ends the connection now, saying nothing more."""
@@ -163,6 +171,12 @@ class WebSocketPeer(Peer):
 
     mask = bytes(4)
 
+    def __init__(
+        self, fd_in: int, fd_out: int, close: Callable[[], None], end_output: Callable[[], None]
+    ) -> None:
+        super().__init__(fd_in, fd_out, close, end_output)
+        self.framing: WebSocket = WebSocket()
+
     def upgrade(self, *headers: str) -> None:
         self.write(request("GET / HTTP/1.1", *UPGRADE, *headers))
         head = self.head()
@@ -175,32 +189,18 @@ class WebSocketPeer(Peer):
             head += self.take(1)
         return head
 
-    def frame(self, message: bytes, opcode: int = 0x81) -> bytes:
-        size = len(message)
-        if size < 126:
-            head = struct.pack(">BB", opcode, 0x80 | size)
-        elif size < 1 << 16:
-            head = struct.pack(">BBH", opcode, 0x80 | 126, size)
-        else:
-            head = struct.pack(">BBQ", opcode, 0x80 | 127, size)
-        if any(self.mask):
-            message = bytes(byte ^ self.mask[i % 4] for i, byte in enumerate(message))
-        return head + self.mask + message
+    def frame(self, message: bytes, opcode: int = FIN | TEXT) -> bytes:
+        return frame(opcode, message, fin=False, mask=self.mask)
 
     def receive_frame(self) -> tuple[int, bytes]:
-        opcode, size = self.take(2)
-        assert size < 128, "a server does not mask"
-        if size == 126:
-            (size,) = struct.unpack(">H", self.take(2))
-        elif size == 127:
-            (size,) = struct.unpack(">Q", self.take(8))
-        return opcode, self.take(size)
+        """The first byte and the payload of the next frame."""
+        return self._next(self.framing.take_frame)
 
     def receive(self) -> bytes:
         opcode, message = self.receive_frame()
-        assert opcode & 0x0F == 1, opcode
+        assert opcode & 0x0F == TEXT, opcode
         parts = [message]
-        while not opcode & 0x80:
+        while not opcode & FIN:
             opcode, message = self.receive_frame()
             assert opcode & 0x0F == 0, opcode
             parts.append(message)
@@ -228,7 +228,7 @@ class Server:
         self.thread = LoopThread()
         self.handlers: list[Recorder] = []
         self.answers: Callable[[Recorder, bytes], None] | None = None
-        self.listener: Listener | None = None
+        self.listener: SocketListener | None = None
         self._cleanup: list[Callable[[], None]] = []
         self._options = options
         if transport != "stdio":
@@ -300,7 +300,7 @@ class Server:
                 open_ends.discard(end)
                 os.close(end)
 
-        def serve() -> StreamChannel:
+        def serve() -> BaseChannel:
             return serve_stdio(server_in, server_out, self.make_handler, **self._options)
 
         self._cleanup.append(lambda: close(peer_in, peer_out))

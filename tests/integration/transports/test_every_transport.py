@@ -10,8 +10,8 @@ import time
 import pytest
 
 from execserver.rpc.channel import Channel
-from execserver.transports.outbox import LOW_WATER_BYTES
-from execserver.transports.stream_channel import StreamChannel
+from execserver.transports.base import BaseChannel
+from execserver.transports.write_buffer import LOW_WATER_BYTES
 from tests.integration.transports.conftest import MakeServer
 from tests.integration.transports.peers import PATIENCE, Recorder, Server, flood
 
@@ -35,7 +35,7 @@ def test_input_in_single_bytes_makes_whole_messages(server: Server) -> None:
     assert peer.receive() == b"{" + b"x" * 200 + b"}"
 
 
-def test_10_000_requests_are_answered_though_nobody_reads_until_all_are_sent(server: Server) -> None:
+def test_10_000_requests_are_answered_though_the_client_reads_only_after_all_are_sent(server: Server) -> None:
     peer = server.connect()
     requests = [b'{"id":%d,"method":"%s"}' % (number, b"x" * 200) for number in range(10_000)]
 
@@ -125,17 +125,17 @@ def test_a_look_sends_what_is_queued_and_reads_what_has_come(server: Server) -> 
 
     def look_around() -> tuple[int, int]:
         """On the loop, which does nothing else meanwhile."""
-        channel.look()  # nothing has come
+        channel.read_now()  # nothing has come
         assert handler.messages == [b"{0}"]
         channel.send([b"{answer}"])
         assert channel.unsent
-        channel.look()
+        channel.read_now()
         unsent = channel.unsent
         assert peer.receive() == b"{answer}"
         peer.send(b"{1}")
         until = time.monotonic() + PATIENCE
         while not handler.came.is_set() and time.monotonic() < until:
-            channel.look()
+            channel.read_now()
         return unsent, len(handler.messages)
 
     assert server.thread.call(look_around) == (0, 2)
@@ -144,7 +144,7 @@ def test_a_look_sends_what_is_queued_and_reads_what_has_come(server: Server) -> 
     server.thread.call(channel.pause_reading)
     peer.send(b"{2}")
     for _ in range(50):
-        server.thread.call(channel.look)
+        server.thread.call(channel.read_now)
     assert handler.messages == [b"{0}", b"{1}"]
     server.thread.call(channel.resume_reading)
     assert peer.receive() == b"{2}"
@@ -249,7 +249,7 @@ def test_flush_waits_for_the_peer_up_to_its_time(server: Server) -> None:
     peer.send(b"{}")
     channel = server.handler().channel
     assert server.handler().came.wait(PATIENCE)
-    assert isinstance(channel, StreamChannel)
+    assert isinstance(channel, BaseChannel)
 
     assert server.thread.run(channel.flush(0.01)) is False
 

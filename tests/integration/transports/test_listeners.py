@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from execserver.transports.authentication import MISSING, CapabilityToken
-from execserver.transports.http_head import MAX_HEAD_BYTES
+from execserver.transports.http_upgrade import MAX_HEAD_BYTES
 from tests.integration.transports.conftest import MakeServer
 from tests.integration.transports.peers import PATIENCE, UPGRADE, Peer, Server, WebSocketPeer, request
 
@@ -85,13 +85,13 @@ def test_garbage_that_begins_like_http_is_a_bad_request(make_server: MakeServer)
 
 @pytest.mark.parametrize("data", [b"", b"GET / HT"])
 def test_on_tcp_a_peer_that_does_not_finish_its_head_is_dropped(make_server: MakeServer, data: bytes) -> None:
-    server = make_server("ws", greeting_seconds=0.1)
+    server = make_server("ws", accept_seconds=0.1)
 
     assert answer(server, data) == b""
 
 
 def test_on_unix_a_silent_peer_is_waited_for_but_half_a_head_is_not(make_server: MakeServer) -> None:
-    server = make_server("unix", greeting_seconds=0.1)
+    server = make_server("unix", accept_seconds=0.1)
     patient = server.dial()
     patient.write(b"\n  ")
 
@@ -141,7 +141,7 @@ def test_a_peer_of_another_user_is_refused(make_server: MakeServer, monkeypatch:
     assert not server.handlers
 
 
-def test_a_reset_during_the_greeting_or_the_farewell_is_nothing(make_server: MakeServer) -> None:
+def test_a_reset_before_the_protocol_is_known_or_after_a_refusal_is_no_error(make_server: MakeServer) -> None:
     server = make_server("ws")
 
     for data in (b"", b"GET / HT", request("GET /x HTTP/1.1", HOST)):
@@ -154,11 +154,45 @@ def test_a_reset_during_the_greeting_or_the_farewell_is_nothing(make_server: Mak
     assert answer(server, request("GET /readyz HTTP/1.1", HOST)).startswith(b"HTTP/1.1 200 ")
 
 
+DEEP = """
+import os, sys
+os.chdir(sys.argv[1])
+for _ in range(30):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+kind = sys.argv[2]
+opened = os.open(".", os.O_RDONLY) if kind == "folder" else os.open("file", os.O_CREAT | os.O_RDWR)
+if kind == "removed file":
+    os.unlink("file")
+if kind == "working folder":
+    os.close(opened)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""Holds a path that is longer than the kernel shows in /proc."""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "removed file", "working folder"])
+def test_a_process_with_a_very_long_path_keeps_no_websocket_out(
+    make_server: MakeServer, tmp_path: Path, kind: str
+) -> None:
+    server = make_server("ws")
+    command = [sys.executable, "-c", DEEP, str(tmp_path), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+
+        peer = server.connect()
+
+        peer.send(b"here")
+        assert peer.receive() == b"here"
+
+
 FULL_TABLE = """
 import asyncio, os, resource, socket, sys, time
 import structlog, uvloop
 from execserver.transports.authentication import NoAuthentication
-from execserver.transports.sockets import serve_socket
+from execserver.transports.listener import serve_socket
 from tests.integration.transports.peers import Recorder
 
 async def main():

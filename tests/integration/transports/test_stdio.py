@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.limits import MAX_LINE_BYTES
+from execprotocol.limits import MAX_LINE_BYTES
 from execserver.transports.stdio import PIPE_BYTES, serve_stdio
 from tests.integration.transports.conftest import MakeServer
 from tests.integration.transports.peers import PATIENCE, LoopThread, Recorder, flood
@@ -114,7 +114,7 @@ def test_dev_null_is_the_end_of_input() -> None:
         thread.close()
 
 
-def test_an_output_that_nobody_reads_any_more_ends_the_connection(make_server: MakeServer) -> None:
+def test_an_output_without_a_reader_ends_the_connection(make_server: MakeServer) -> None:
     server = make_server("stdio")
     peer = server.connect()
     peer.send(b"{}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from execserver.protocol.limits import (
+from execprotocol.limits import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_WEBSOCKET_REPLY_BYTES,

@@ -1,4 +1,4 @@
-"""What Python builds on pairs of sockets, and on addresses: prints `name=errno` for each, 0 when it worked.
+"""Python's uses of socket pairs and addresses: prints `name=errno` for each, 0 if it worked.
 
 pairs.py STREAM_LISTENER DATAGRAM_LISTENER FREE_PATH
 """

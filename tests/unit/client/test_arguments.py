@@ -1,4 +1,4 @@
-"""What callers give that cannot be: each error names the argument, and what to give instead."""
+"""Invalid arguments: each error names the argument, and what to pass instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from execclient import arguments
-from execclient.connect import connect
+from execclient.client import connect
 
 
 def limit(value: Any) -> Any:
@@ -41,10 +41,10 @@ def opened(**given: Any) -> Any:
     [
         (limit, "5", TypeError, "timeout is a number of seconds, not str; None sets no limit"),
         (limit, True, TypeError, "timeout is a number of seconds, not bool; None sets no limit"),
-        (limit, timedelta(1), TypeError, "a number of seconds, not timedelta; give its total_seconds()"),
+        (limit, timedelta(1), TypeError, "a number of seconds, not timedelta; pass its total_seconds()"),
         (limit, 0, ValueError, "timeout is above 0 seconds, not 0; None sets no limit"),
         (limit, -1.5, ValueError, "timeout is above 0 seconds, not -1.5; None sets no limit"),
-        (limit, math.nan, ValueError, "timeout is a number of seconds, and NaN is none"),
+        (limit, math.nan, ValueError, "timeout is a number of seconds, not NaN"),
         (limit, 1e13, ValueError, "timeout is at most 9000000000000 seconds"),
         (arguments.waiting, "1", TypeError, "timeout is a number of seconds, not str; None waits for ever"),
         (size, "80x24", TypeError, "size is a pair of rows and columns, as (24, 80), not '80x24'"),
@@ -60,14 +60,14 @@ def opened(**given: Any) -> Any:
         (content, ["a"], TypeError, "input is bytes or text, not list"),
         (content, "\udcff", ValueError, "input holds characters that UTF-8 does not have"),
         (arguments.path, "", ValueError, "path is empty; the executor's working directory is '.'"),
-        (arguments.path, b"/tmp", TypeError, "path is text or a path, not bytes: os.fsdecode"),
+        (arguments.path, b"/tmp", TypeError, "path is text or a path, not bytes: use os.fsdecode"),
         (arguments.path, None, TypeError, "path is text or a path, not None"),
         (arguments.command_line, "ls -l", TypeError, "argv is a list of strings; for a shell command"),
         (arguments.command_line, b"ls", TypeError, "argv is a list of strings, not bytes"),
         (arguments.command_line, None, TypeError, "argv is a list of strings, not None"),
         (arguments.command_line, ["ls", 5], TypeError, "argv[1] is text or a path, not int"),
         (arguments.command_line, ["a\0b"], ValueError, "argv[0] holds a NUL character"),
-        (arguments.command_line, ["\udcff"], ValueError, "argv[0] holds bytes that are no UTF-8"),
+        (arguments.command_line, ["\udcff"], ValueError, "argv[0] holds bytes that are not UTF-8"),
         (arguments.variables, ["A=b"], TypeError, "env is a mapping of names to values, as a dict, not list"),
         (arguments.variables, {"A": 5}, TypeError, "env['A'] is text or a path, not int"),
         (arguments.variables, {"A=B": "c"}, ValueError, "a name in env is not empty and has no '=' in it"),
@@ -87,7 +87,7 @@ def test_an_argument_that_cannot_be_is_named(
         ({"call_timeout": "5"}, TypeError, "call_timeout is a number of seconds, not str"),
         ({"call_timeout": None}, TypeError, "not None; math.inf sets no limit"),
         ({"call_timeout": 0}, ValueError, "call_timeout is above 0 seconds, not 0"),
-        # Else it would fail at the first lost connection, and nobody would be there to see it.
+        # Otherwise the call would fail at the first lost connection, in a background task.
         ({"recovery_timeout": "45"}, TypeError, "recovery_timeout is a number of seconds, not str"),
         ({"recovery_timeout": -1}, ValueError, "recovery_timeout is above 0 seconds, not -1"),
     ],

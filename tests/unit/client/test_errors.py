@@ -1,4 +1,4 @@
-"""Errors and results: they pass between processes, and are the errors of Python that they should be."""
+"""Errors and results: they can be pickled, and are subclasses of Python's errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import execclient
-from execclient import errors, os_errors
+from execclient import errors
 from execclient.errors import ExecServerError, call_failed
-from execclient.inbox import page_from
 from execclient.patch import errors as patch_errors
-from execclient.patch.repair import Repair
-from execclient.run import RunResult
+from execclient.patch.model import Repair
+from execclient.results import Page, RunResult
 from execclient.tools import errors as tool_errors
 
 RESULT = RunResult(3, b"out", b"err", b"outerr", 0.5, False, "normal", denial={"likely": False})
@@ -29,7 +28,7 @@ SPECIAL: dict[type[ExecServerError], tuple[Any, ...]] = {
     errors.Unsupported: ("fs/digest",),
     errors.OutputGap: (7, RESULT),
     errors.CommandFailed: ("make", RESULT),
-    os_errors.CommandTimedOut: ("make", RESULT),
+    errors.CommandTimedOut: ("make", RESULT),
     errors.WalkIncomplete: ("/tree", [execclient.WalkEntry("/tree/a", False)]),
     errors.PolicyError: ("a.rules", 3, "wrong"),
     patch_errors.PatchSyntaxError: ("no patch", 2),
@@ -115,7 +114,7 @@ def test_every_public_name_can_be_pickled(name: str) -> None:
         execclient.WalkEntry("/a", False, None),
         execclient.Chunk("stdout", b"a"),
         execclient.TextChunk("stdout", "a"),
-        page_from({"chunks": [], "nextSeq": 1, "exited": False, "closed": False, "failure": None}),
+        Page.decode({"chunks": [], "nextSeq": 1, "exited": False, "closed": False, "failure": None}),
         execclient.Progress(1, 2),
     ],
     ids=lambda value: type(value).__name__,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from execclient import Chunk, OutputGap, SessionLost
-from execclient.inbox import Inbox
+from execclient.session.inbox import Inbox
 
 
 def output(seq: int, data: bytes, **members: Any) -> tuple[str, dict[str, Any]]:
@@ -173,15 +173,15 @@ def test_what_a_page_begins_behind_is_a_gap_though_it_does_not_say_so() -> None:
     assert data(box) == [b"a", None, b"e"]
 
 
-@pytest.mark.parametrize("told_by", ["the page", "an earlier page", "nobody yet"])
+@pytest.mark.parametrize("told_by", ["the page", "an earlier page", "no page yet"])
 def test_the_number_of_the_exit_is_no_gap(told_by: str) -> None:
     box = inbox()
-    box.states_losses = told_by == "nobody yet"  # a long page of ours does not tell it
+    box.reports_losses = told_by == "no page yet"  # a long page of execserver does not report it
     box.push(*output(1, b"a"))
     box.hold()
     if told_by == "an earlier page":
         box.fill(page(next_seq=2, code=0))
-    box.fill(page((3, b"c"), next_seq=4, code=None if told_by == "nobody yet" else 0))
+    box.fill(page((3, b"c"), next_seq=4, code=None if told_by == "no page yet" else 0))
     box.release()
     assert data(box) == [b"a", b"c"]
 
@@ -209,19 +209,19 @@ def test_what_was_pushed_out_of_order_meanwhile_is_known_to_lack_something() -> 
     box = inbox()
     box.hold()
     box.push(*output(2, b"b"))
-    assert box.lacks_some()
+    assert box.has_gaps()
     box.fill(page((1, b"a"), next_seq=2))
-    assert not box.lacks_some()
+    assert not box.has_gaps()
     box.push(*output(4, b"d"))
-    assert box.lacks_some()
+    assert box.has_gaps()
     box.push(*output(3, b"c"))
-    assert not box.lacks_some()
+    assert not box.has_gaps()
     box.push(*output(9, b"i", lostBytes=5, firstSeq=9))
-    assert not box.lacks_some()
+    assert not box.has_gaps()
     box.push(*exited(11))
-    assert box.lacks_some()
+    assert box.has_gaps()
     box.push(*output(10, b"j"))
-    assert not box.lacks_some()
+    assert not box.has_gaps()
     box.release()
     assert data(box) == [b"a", b"b", b"c", b"d", 5, b"i", b"j"]
 
@@ -294,7 +294,7 @@ async def test_what_arrived_can_be_taken_before_the_failure_is_told() -> None:
 
 def test_a_state_tells_the_end_at_once_but_the_closing_only_behind_all_events() -> None:
     box = inbox()
-    box.state({"nextSeq": 4, "exited": True, "exitCode": 3, "closed": True, "cause": "normal"})
+    box.update_state({"nextSeq": 4, "exited": True, "exitCode": 3, "closed": True, "cause": "normal"})
     assert (box.exit_code, box.cause, box.closed) == (3, "normal", False)
 
     box.push(*output(1, b"a"))
@@ -305,7 +305,7 @@ def test_a_state_tells_the_end_at_once_but_the_closing_only_behind_all_events() 
 
 def test_one_that_begins_behind_all_events_is_closed_by_the_state() -> None:
     box = Inbox("p", None, after_seq=3)
-    box.state({"nextSeq": 4, "exited": True, "exitCode": 0, "closed": True})
+    box.update_state({"nextSeq": 4, "exited": True, "exitCode": 0, "closed": True})
 
     assert (box.exit_code, box.closed) == (0, True)
 
@@ -329,7 +329,7 @@ def test_a_sink_gets_every_piece_at_once_and_nothing_waits() -> None:
     assert box.take_all() == []
 
 
-async def test_everybody_who_waits_is_woken_and_who_gave_up_harms_nobody() -> None:
+async def test_every_waiter_is_woken_and_a_cancelled_one_harms_no_other() -> None:
     box = inbox()
     waiting = [asyncio.create_task(box.until_exited()) for _ in range(3)]
     assert not await box.exits_within(0.01)

@@ -1,4 +1,4 @@
-"""The client's end of a relayed stream, against a registry, a relay and an executor of the test's own."""
+"""The client's end of a relayed stream, with a registry, a relay and an executor of the test."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from execclient import (
     UntrustedServer,
     WrongExecutor,
     connect,
-    relay_channel,
 )
-from execclient.address import Target, target
-from execclient.connection import Connection
+from execclient.connection import relay_channel
+from execclient.connection.address import target
+from execclient.connection.connection import Connection
+from execclient.connection.target import Target
 from execclient.errors import ConnectionLost, ExecServerError
-from execserver.relay import frames, noise
-from execserver.relay.contract import ConnectAnswer, ConnectRequest, error_body
-from execserver.relay.frames import Frame
-from execserver.relay.key_files import load_key_pair
-from execserver.relay.keys import KeyPair, PublicKeys
-from execserver.relay.noise import REJECTION, Binding, Responder, Transport
-from execserver.relay.records import MessageAssembler, RecordQueue
+from execprotocol.relay import frames, noise
+from execprotocol.relay.contract import ConnectAnswer, ConnectRequest, error_body
+from execprotocol.relay.frames import Frame
+from execprotocol.relay.key_files import load_key_pair
+from execprotocol.relay.keys import KeyPair, PublicKeys
+from execprotocol.relay.noise import REJECTION, Binding, NoiseTransport, Responder
+from execprotocol.relay.records import MessageAssembler, RecordQueue
 from tests.support.wire import PATIENCE
 
 EXECUTOR, OTHER = KeyPair.generate(), KeyPair.generate()
@@ -59,7 +60,7 @@ class Stream:
         self.id = ""
         self.harness: PublicKeys
         self.authorization = b""
-        self.noise: Transport
+        self.noise: NoiseTransport
         self.record_sizes: list[int] = []
         self.ending: Frame | None = None
         self.over = asyncio.Event()
@@ -510,14 +511,14 @@ async def answers_with_something_else(stream: Stream) -> None:
         (hangs_up, r"executor gone \(1013\)"),
         (resets, r"the executor reset the stream: why\[1m not"),
         (sends_data_first, "data before its answer"),
-        (answers_nonsense, "handshake does not hold"),
+        (answers_nonsense, "handshake failed"),
         (answers_with_something_else, "something unknown"),
     ],
 )
 async def test_a_handshake_that_does_not_come_about_fails_with_its_reason(
     serve: Serve, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("execclient.relay.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("execclient.connection.relay.CONNECT_SECONDS", 0.2)
 
     async with fake_relay(serve) as relay:
         with pytest.raises(ConnectionFailed, match=reason):
@@ -583,7 +584,7 @@ async def ends_it(stream: Stream) -> None:
     await stream.put(frames.reset(stream.id, "enough"))
 
 
-async def begins_anew(stream: Stream) -> None:
+async def answers_twice(stream: Stream) -> None:
     await stream.put(frames.handshake(stream.id, b"x"))
 
 
@@ -612,7 +613,7 @@ async def closes_the_socket(stream: Stream) -> None:
     ("ending", "reason"),
     [
         (ends_it, "the executor reset the stream: enough"),
-        (begins_anew, "began the handshake anew"),
+        (answers_twice, "answered the handshake twice"),
         (changes_a_record, "does not open"),
         (loses_a_record, "while 0 is missing"),
         (announces_too_much, "67108865 bytes is announced"),
@@ -723,16 +724,18 @@ def test_what_is_for_relays_does_not_go_with_anything_else(name: str, url: str) 
 
 
 def test_without_cryptography_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("execclient.relay", "execclient.relay_channel"):
+    for name in ("execclient.connection.relay", "execclient.connection.relay_channel"):
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "execserver.relay.keys", None)
+    monkeypatch.setitem(sys.modules, "execprotocol.relay.keys", None)
 
-    with pytest.raises(UnsupportedUrl, match=r"pip install 'execserver\[relay\]'"):
+    with pytest.raises(UnsupportedUrl, match=r'pip install "execclient\[relay\]"'):
         target("relay+https://h?environment=box", token="t")
 
 
 def test_cryptography_is_loaded_only_for_a_relay() -> None:
-    program = "import sys; from execclient.address import target; target({!r}); print(*sys.modules)"
+    program = (
+        "import sys; from execclient.connection.address import target; target({!r}); print(*sys.modules)"
+    )
 
     def loaded(url: str) -> set[str]:
         environment = {**os.environ, "EXECSERVER_TOKEN": ""}

@@ -5,9 +5,9 @@ import base64
 import pytest
 
 from execclient import OutputGap, Process, TextChunk
-from execclient.address import UnixTarget
-from execclient.inbox import Inbox
-from execclient.session import Session
+from execclient.connection.address import UnixTarget
+from execclient.session.inbox import Inbox
+from execclient.session.session import Session
 
 TEXT = "aß€𝄞z"
 """Characters of one, two, three, four and one bytes."""
@@ -21,7 +21,9 @@ def process(*pieces: tuple[str, bytes], lost_before: int | None = None) -> Proce
         chunk = base64.b64encode(data).decode()
         inbox.push("process/output", {"seq": index + 1, "stream": stream, "chunk": chunk, **lost})
     inbox.push("process/closed", {"seq": len(pieces) + 1})
-    never_opened = Session(UnixTarget("unix:///none", "/none"), 1.0, 1.0, client_name="")
+    never_opened = Session(
+        UnixTarget("unix:///none", "/none"), call_timeout=1.0, recovery_timeout=1.0, client_name=""
+    )
     return Process(never_opened, inbox)
 
 

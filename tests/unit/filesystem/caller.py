@@ -1,4 +1,4 @@
-"""A connection that is none: it calls the handlers of `fs/*` as the real one does."""
+"""A stub of a connection, which calls the handlers of `fs/*`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
+from execprotocol.methods import METHODS
+from execprotocol.path_uri import path_to_uri
 from execserver.api.filesystem import FileConfinement, handlers
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
-from execserver.protocol.methods import METHODS
-from execserver.protocol.path_uri import path_to_uri
 from execserver.rpc.handlers import Caller, Closable, Encoded, Result, StreamedResult
 from execserver.rpc.params import decode_params
 
@@ -20,7 +20,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class StubCaller:
-    """What handlers need of a connection; `call` decodes parameters and collects the result."""
+    """The parts of a connection that handlers use. `call` decodes parameters and collects the result."""
 
     def __init__(self, mounts: MountTable, confinement: FileConfinement | None = None) -> None:
         self.extensions = False
@@ -44,7 +44,7 @@ class StubCaller:
         self._owned.clear()
 
     def begin(self, method: str, /, **params: Any) -> Result | Awaitable[Result]:
-        """What the handler gives; values that are paths become URIs."""
+        """Call a handler; values that are paths become URIs."""
         return self._handlers[method](cast("Caller", self), decode_params(METHODS[method], _encode(params)))
 
     async def call(self, method: str, /, **params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Connections without a transport, and mounts of our own that vanish with the test."""
+"""Connections without a transport, and mounts that end with the test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callab
 @pytest.fixture
 def mounts() -> Iterator[MountTable]:
     table = MountTable()
-    # The machine that runs the tests may have any mounts; a test that wants one that hangs says so.
+    # The machine may have any mounts. A test that needs one that hangs sets it.
     table.can_hang = False
     yield table
     table.close()
@@ -64,7 +64,7 @@ def dead_mount(mount: Mount) -> Path:
 
 @pytest.fixture
 def memory_folder() -> Iterator[Path]:
-    """A folder in memory, for what is slow on a disk. It may hold trees deeper than pytest's own
+    """A folder in memory, for tests that are slow on a disk. It may hold trees deeper than pytest's own
     way to remove its folders can go.
     """
     folder = tempfile.mkdtemp(dir="/dev/shm")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.methods import METHODS
+from execprotocol.errors import InvalidRequest
+from execprotocol.methods import METHODS
 from tests.unit.filesystem.caller import StubCaller
 
 _LIMITS = {"maxDepth": 1, "maxDirectories": 1, "maxEntries": 1, "followDirectorySymlinks": False}

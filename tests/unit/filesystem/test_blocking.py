@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.errors import InternalError, NotFound
 from execserver.filesystem.blocking import CALLS_PER_CONNECTION, BlockingCalls
 from execserver.filesystem.mounts import MountTable
-from execserver.protocol.errors import InternalError, NotFound
 from tests.unit.filesystem.caller import StubCaller
 
 

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.copy import Wish, copy
+from execprotocol.errors import InvalidRequest
+from execserver.filesystem.cancel import RequestCancelled
 from execserver.filesystem.directories import create_directory
-from execserver.filesystem.giving_up import Abandoned
-from execserver.protocol.errors import InvalidRequest
+from execserver.filesystem.tree_operations import CopyOptions, copy
 from tests.support.mounts import Mount
 
-PLAIN = Wish()
+DEFAULT_OPTIONS = CopyOptions()
 
 
-def _copy(source: Path, destination: Path, *, recursive: bool = False, wish: Wish = PLAIN) -> bool:
-    return copy(str(source), str(destination), recursive=recursive, stop=threading.Event(), wish=wish)
+def _copy(
+    source: Path, destination: Path, *, recursive: bool = False, options: CopyOptions = DEFAULT_OPTIONS
+) -> bool:
+    return copy(str(source), str(destination), recursive=recursive, stop=threading.Event(), options=options)
 
 
 def _mode(path: Path) -> int:
@@ -72,7 +74,7 @@ def test_a_copy_that_keeps_modes_is_as_one_of_cp(tmp_path: Path) -> None:
     (tmp_path / "old").chmod(0o600)
 
     for name in ("old", "new"):
-        _copy(tmp_path / "from", tmp_path / name, wish=Wish(keep_mode=True))
+        _copy(tmp_path / "from", tmp_path / name, options=CopyOptions(keep_mode=True))
 
     assert (_mode(tmp_path / "old"), _mode(tmp_path / "new")) == (0o600, 0o755)
 
@@ -87,8 +89,8 @@ def test_times_are_kept_on_files_links_and_folders(tmp_path: Path) -> None:
     for name, time in times.items():
         os.utime(tree / name, ns=(time + 1, time), follow_symlinks=False)
 
-    _copy(tree, tmp_path / "to", recursive=True, wish=Wish(preserve_times=True))
-    _copy(tree / "closed" / "file", tmp_path / "alone", wish=Wish(preserve_times=True))
+    _copy(tree, tmp_path / "to", recursive=True, options=CopyOptions(preserve_times=True))
+    _copy(tree / "closed" / "file", tmp_path / "alone", options=CopyOptions(preserve_times=True))
 
     for name, time in times.items():
         assert os.stat(tmp_path / "to" / name, follow_symlinks=False).st_mtime_ns == time, name
@@ -262,7 +264,7 @@ def test_a_special_file_is_refused(tmp_path: Path) -> None:
         _copy(tmp_path / "fifo", tmp_path / "to")
 
 
-def test_a_copy_that_nobody_waits_for_is_given_up(memory_folder: Path) -> None:
+def test_a_cancelled_copy_ends(memory_folder: Path) -> None:
     stop = threading.Event()
     stop.set()
     (memory_folder / "tree").mkdir()
@@ -271,7 +273,7 @@ def test_a_copy_that_nobody_waits_for_is_given_up(memory_folder: Path) -> None:
 
     for name in ("tree", "large"):
         source, destination = str(memory_folder / name), str(memory_folder / f"copy of {name}")
-        with pytest.raises(Abandoned):
+        with pytest.raises(RequestCancelled):
             copy(source, destination, recursive=True, stop=stop)
 
     assert sorted(os.listdir(memory_folder)) == ["large", "tree"]

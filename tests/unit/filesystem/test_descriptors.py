@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from execserver.filesystem.cancel import RequestCancelled
 from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.giving_up import Abandoned
 from tests.unit.filesystem.conftest import open_descriptors
 
 
@@ -108,6 +108,6 @@ def test_a_descriptor_that_comes_too_late_is_closed(path: Path) -> None:
     descriptors = Descriptors()
     descriptors.close()
 
-    with pytest.raises(Abandoned):
+    with pytest.raises(RequestCancelled):
         descriptors.adopt(_open(path))
     assert open_descriptors(path) == 0

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from execserver.filesystem.directories import create_directory
-from execserver.filesystem.giving_up import Abandoned
-from execserver.filesystem.listing import encode_array, read_directory
+from execserver.filesystem.cancel import RequestCancelled
+from execserver.filesystem.directories import create_directory, entries
+from execserver.filesystem.listing import encode_array, entries_json
 
 
 def _entries(path: Path) -> dict[str, tuple[bool, bool]]:
-    entries: list[dict[str, Any]] = json.loads(read_directory(str(path), threading.Event()))
-    return {entry["fileName"]: (entry["isDirectory"], entry["isFile"]) for entry in entries}
+    found: list[dict[str, Any]] = json.loads(entries_json(entries(str(path), threading.Event())))
+    return {entry["fileName"]: (entry["isDirectory"], entry["isFile"]) for entry in found}
 
 
 def test_parents_are_made_however_many(memory_folder: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_listing_ends_with_the_connection(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
 
-    with pytest.raises(Abandoned):
-        read_directory(str(tmp_path), stop)
+    with pytest.raises(RequestCancelled):
+        entries_json(entries(str(tmp_path), stop))
 
 
 @pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 1001])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from execserver.protocol.errors import InternalError, InvalidRequest, NotFound
+from execprotocol.errors import InternalError, InvalidRequest, NotFound
 from tests.support.mounts import Mount
 from tests.unit.filesystem.caller import StubCaller
 from tests.unit.filesystem.conftest import open_descriptors

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.errors import InternalError, InvalidRequest, NotFound
+from execprotocol.limits import MAX_READ_FILE_BYTES
 from execserver.filesystem.reading import PIECE_BYTES
-from execserver.protocol.errors import InternalError, InvalidRequest, NotFound
-from execserver.protocol.limits import MAX_READ_FILE_BYTES
 from execserver.rpc.handlers import StreamedResult
 from tests.unit.filesystem.caller import StubCaller
 from tests.unit.filesystem.conftest import open_descriptors

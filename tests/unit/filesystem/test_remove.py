@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.remove import remove
-from execserver.protocol.errors import InternalError
+from execprotocol.errors import InternalError
+from execserver.filesystem.tree_operations import remove
 
 
 def _remove(path: Path, *, recursive: bool = True, force: bool = True) -> None:
@@ -132,7 +132,7 @@ def test_a_directory_that_becomes_a_link_does_not_lead_outside(tmp_path: Path) -
                 (tree / "a" / "deeper").mkdir(parents=True, exist_ok=True)
                 _remove(tree)
             except (OSError, InternalError):
-                # What is moved about may be missed; it must only not be mistaken.
+                # A moved directory may be missed, but no other may be removed for it.
                 continue
     finally:
         stop.set()

@@ -1,4 +1,4 @@
-"""Finished files in the place of others: whole or not at all, and in place where nothing else is possible."""
+"""Replacing files: whole or not at all, and in place where nothing else is possible."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem import replacing
-from execserver.filesystem.copy import copy
-from execserver.filesystem.giving_up import Abandoned
+from execprotocol.errors import InvalidRequest
+from execserver.filesystem import tree_operations
+from execserver.filesystem.cancel import RequestCancelled
 from execserver.filesystem.replacing import Attributes, install
-from execserver.protocol.errors import InvalidRequest
+from execserver.filesystem.tree_operations import copy
 from tests.support.mounts import Mount
 
 MIB = 1 << 20
 
 
 class StopsAfter:
-    """Says that the work is not wanted any more, when it was asked for the N-th time."""
+    """A stop flag that is set when it is checked for the N-th time."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -111,7 +111,7 @@ def test_a_copy_that_is_given_up_leaves_what_was_there(memory_folder: Path) -> N
     (memory_folder / "tree" / "file").write_bytes(bytes(40 * MIB))
 
     for source, target in (("from", "to"), ("from", "new"), ("tree", "tree2")):
-        with pytest.raises(Abandoned):
+        with pytest.raises(RequestCancelled):
             copy(f"{memory_folder}/{source}", f"{memory_folder}/{target}", recursive=True, stop=StopsAfter(2))
 
     assert (memory_folder / "to").read_bytes() == b"old"
@@ -120,7 +120,7 @@ def test_a_copy_that_is_given_up_leaves_what_was_there(memory_folder: Path) -> N
 
 _COPIES = """
 import sys, threading
-from execserver.filesystem.copy import copy
+from execserver.filesystem.tree_operations import copy
 print("begins", flush=True)
 while True:
     copy(sys.argv[1], sys.argv[2], recursive=True, stop=threading.Event())
@@ -164,7 +164,7 @@ def test_a_killed_copy_of_a_tree_leaves_a_hidden_folder_that_the_next_one_remove
             (hidden,) = os.listdir(tmp_path / "into")
             assert hidden.startswith(".execserver-copy-")
             (tmp_path / "small").mkdir()
-            monkeypatch.setattr(replacing, "_SURELY_LOCKED_SECONDS", 0.0)
+            monkeypatch.setattr(tree_operations, "_LOCK_DELAY_SECONDS", 0.0)
 
             _copy(tmp_path / "small", tmp_path / "into" / "first", recursive=True)
             assert sorted(os.listdir(tmp_path / "into")) == [hidden, "first"]
@@ -238,10 +238,10 @@ def test_a_mount_point_gets_its_old_content_back(mounted: Path, tmp_path: Path) 
     assert mounted.read_bytes() == b"old content"
     (tmp_path / "from").write_bytes(bytes(40 * MIB))
     source, target = str(tmp_path / "from"), str(mounted)
-    with pytest.raises(Abandoned):
+    with pytest.raises(RequestCancelled):
         copy(source, target, recursive=False, stop=StopsAfter(1))
     assert mounted.read_bytes() == b"old content"
-    with pytest.raises(Abandoned):
+    with pytest.raises(RequestCancelled):
         install(source, target, Attributes(), StopsAfter(1))
     assert mounted.read_bytes() == b"old content"
 
@@ -251,7 +251,7 @@ def test_a_mount_point_gets_its_old_content_back(mounted: Path, tmp_path: Path) 
 
 _AS_ANOTHER = """
 import os, sys, threading
-from execserver.filesystem.copy import copy
+from execserver.filesystem.tree_operations import copy
 os.setgid(1234); os.setuid(1234)
 print(copy(sys.argv[1], sys.argv[2], recursive=False, stop=threading.Event()))
 """

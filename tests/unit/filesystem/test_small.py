@@ -1,4 +1,4 @@
-"""Small file operations on the loop's thread: the outcome is that of a thread, and the loop does not wait."""
+"""Small file operations on the loop: the outcome is the same as in a thread, and the loop does not wait."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from execprotocol.errors import RpcError
 from execserver.filesystem.mounts import MountTable
-from execserver.filesystem.small import MOST_BYTES, MOST_ENTRIES, REST_SECONDS
-from execserver.protocol.errors import RpcError
+from execserver.filesystem.small import MAX_BYTES, MAX_ENTRIES, REST_SECONDS
 from execserver.rpc.handlers import Encoded
 from tests.support.mounts import Mount
 from tests.unit.filesystem.caller import StubCaller
@@ -38,9 +38,9 @@ def at_once(caller: StubCaller, method: str, **params: Any) -> bool:
 def make_tree(folder: Path) -> None:
     """One of every kind."""
     folder.mkdir()
-    for name, content in {"text": b"text", "empty": b"", "full": b"x" * MOST_BYTES}.items():
+    for name, content in {"text": b"text", "empty": b"", "full": b"x" * MAX_BYTES}.items():
         (folder / name).write_bytes(content)
-    (folder / "large").write_bytes(b"x" * (MOST_BYTES + 1))
+    (folder / "large").write_bytes(b"x" * (MAX_BYTES + 1))
     with (folder / "sparse").open("wb") as file:
         file.truncate(3000)
     (folder / "folder").mkdir()
@@ -61,7 +61,7 @@ NAMES = ("text", "empty", "full", "large", "sparse", "folder", "link", "dangling
 
 @pytest.fixture
 def outcome(caller: StubCaller, mounts: MountTable) -> Outcome:
-    """What comes of a request, on the loop or in a thread: the result or the error."""
+    """The outcome of a request, on the loop or in a thread: its result or its error."""
 
     async def outcome(method: str, *, in_thread: bool, **params: Any) -> Any:
         mounts.can_hang = in_thread
@@ -113,11 +113,11 @@ async def test_what_is_small_is_done_on_the_loop_and_what_is_not_in_a_thread(
         assert at_once(caller, "fs/readFile", path=tmp_path / "tree" / name) is on_loop, name
     assert at_once(caller, "fs/readDirectory", path=tmp_path / "tree")
     assert not at_once(caller, "fs/readFile", path="file:///proc/self/status")
-    for size in (MOST_BYTES, MOST_BYTES + 3):
+    for size in (MAX_BYTES, MAX_BYTES + 3):
         content = base64.b64encode(b"y" * size).decode()
         on_loop = at_once(caller, "fs/writeFile", path=tmp_path / "new", dataBase64=content)
-        assert on_loop is (size == MOST_BYTES)
-    for number in range(MOST_ENTRIES + 1):
+        assert on_loop is (size == MAX_BYTES)
+    for number in range(MAX_ENTRIES + 1):
         (tmp_path / f"{number}").touch()
     assert not at_once(caller, "fs/readDirectory", path=tmp_path)
 
@@ -162,7 +162,7 @@ async def test_neither_a_fifo_nor_a_device_makes_the_loop_wait(caller: StubCalle
         assert not at_once(caller, "fs/writeFile", path=tmp_path / name, dataBase64="QUJD")
 
 
-# A holder of a lease, who lets go of it half a second after it was asked to.
+# A holder of a lease, which releases it half a second after the request.
 LEASE = """
 import fcntl, os, signal, sys, time
 
@@ -223,10 +223,10 @@ async def test_a_folder_of_links_that_take_long_to_follow_is_for_a_thread(
     for number in range(36):
         (tmp_path / f"hop{number}").symlink_to("a/../" * ((4000 - len(target)) // 5) + target)
         target = f"hop{number}"
-    for number in range(MOST_ENTRIES):
+    for number in range(MAX_ENTRIES):
         (tmp_path / "links" / f"{number}").symlink_to(tmp_path / target)
     began = time.perf_counter()
     assert not at_once(caller, "fs/readDirectory", path=(tmp_path / "links").as_uri())
     assert time.perf_counter() - began < 0.5, "all of them take seconds"
     result = await caller.call("fs/readDirectory", path=(tmp_path / "links").as_uri())
-    assert [entry["isDirectory"] for entry in result["entries"]] == [True] * MOST_ENTRIES
+    assert [entry["isDirectory"] for entry in result["entries"]] == [True] * MAX_ENTRIES

@@ -9,13 +9,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from execprotocol.errors import InvalidRequest
+from execprotocol.path_uri import path_to_uri
 from execserver.filesystem import listing
 from execserver.filesystem import walk as walk_module
-from execserver.filesystem.giving_up import Abandoned
-from execserver.filesystem.listing import walk
-from execserver.filesystem.walk import WalkLimits
-from execserver.protocol.errors import InvalidRequest
-from execserver.protocol.path_uri import path_to_uri
+from execserver.filesystem.cancel import RequestCancelled
+from execserver.filesystem.listing import walk_json
+from execserver.filesystem.walk import WalkLimits, check_limits, visit
 
 
 def _walk(root: Path, **options: Any) -> dict[str, Any]:
@@ -26,7 +26,8 @@ def _walk(root: Path, **options: Any) -> dict[str, Any]:
         options.get("followDirectorySymlinks", False),
         options.get("pruneHiddenDirectories", False),
     )
-    result = walk(str(root), limits, threading.Event())
+    check_limits(limits.max_depth, limits.max_directories, limits.max_entries)
+    result = walk_json(visit(str(root), limits, threading.Event()))
     return dict(json.loads(result))
 
 
@@ -170,7 +171,7 @@ def test_a_limit_above_its_maximum_is_refused(tmp_path: Path, name: str, value: 
 def test_only_the_first_names_of_a_huge_directory_are_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk_module, "_MOST_NAMES", 20)
+    monkeypatch.setattr(walk_module, "_MAX_NAMES", 20)
     for number in range(100):
         (tmp_path / f"{number:03}").touch()
 
@@ -181,16 +182,16 @@ def test_a_reply_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest
     for number in range(10):
         (tmp_path / str(number)).touch()
     size = len(path_to_uri(str(tmp_path / "0")))
-    monkeypatch.setattr(listing, "MOST_PATH_BYTES", 4 * size)
+    monkeypatch.setattr(listing, "MAX_PATH_BYTES", 4 * size)
 
     result = _walk(tmp_path)
 
     assert (len(result["entries"]), result["truncated"]) == (4, True)
 
 
-def test_a_walk_that_nobody_waits_for_is_given_up(tree: Path) -> None:
+def test_a_cancelled_walk_ends(tree: Path) -> None:
     stop = threading.Event()
     stop.set()
 
-    with pytest.raises(Abandoned):
-        walk(str(tree), WalkLimits(1, 9, 9, False, False), stop)
+    with pytest.raises(RequestCancelled):
+        walk_json(visit(str(tree), WalkLimits(1, 9, 9, False, False), stop))

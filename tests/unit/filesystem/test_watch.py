@@ -35,12 +35,12 @@ async def _silent(caller: StubCaller) -> None:
 
 @pytest.fixture
 def inotify_is_blind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As for a user who has used up his inotify instances."""
+    """As for a user without free inotify instances."""
     instances: list[int] = []
     limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     if limit > 10_000:
         pytest.skip(f"this machine allows {limit} inotify instances, too many to use up")
-    monkeypatch.setattr(watch, "LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "SURVEY_SECONDS", 0.05)
     try:
         while True:
             instances.append(inotify.open_inotify())
@@ -193,7 +193,7 @@ async def test_the_end_of_the_connection_ends_the_watch(caller: StubCaller, tmp_
 async def test_a_link_on_the_way_may_be_turned_elsewhere(
     caller: StubCaller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "SURVEY_SECONDS", 0.05)
     (tmp_path / "first").mkdir()
     (tmp_path / "link").symlink_to("first")
     assert await _watch(caller, 1, tmp_path / "link" / "path")
@@ -210,8 +210,8 @@ async def test_a_link_on_the_way_may_be_turned_elsewhere(
 async def test_it_looks_again_where_inotify_does_not_see_everything(
     caller: StubCaller, mounts: MountTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_AGAIN_SECONDS", 0.02)
-    # As when another client of a network mount makes the file: no event tells of it.
+    monkeypatch.setattr(watch, "SURVEY_SECONDS", 0.02)
+    # As when another client of a network mount makes the file: there is no event.
     read_events = inotify.read_events
     monkeypatch.setattr(inotify, "read_events", lambda number: read_events(number)[:0])
     mounts.can_hang = True

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from execprotocol.errors import InvalidRequest
 from execserver.filesystem import writing
 from execserver.filesystem.writing import write_file
-from execserver.protocol.errors import InvalidRequest
 from tests.support.mounts import Mount
 from tests.unit.filesystem.caller import StubCaller
 
@@ -128,7 +128,7 @@ def test_a_directory_and_a_missing_parent_are_errors(tmp_path: Path) -> None:
         write_file(str(tmp_path / "missing" / "file"), "QUJD")
 
 
-def test_a_fifo_takes_the_content_when_somebody_reads_and_nobody_waits_otherwise(tmp_path: Path) -> None:
+def test_a_fifo_takes_the_content_with_a_reader_and_no_call_waits_otherwise(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
 
     with pytest.raises(OSError, match="No such device or address"):

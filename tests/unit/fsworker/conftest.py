@@ -1,23 +1,25 @@
-"""Workers in the running loop, with the operations in them and in this process side by side."""
+"""Workers in the running loop; the same operations in a worker and in this process."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
+from execprotocol.filesystem import Metadata
+from execserver.filesystem import operations
 from execserver.filesystem.blocking import BlockingCalls
-from execserver.filesystem.confined import ConfinedFiles, ConfinedRequests
 from execserver.filesystem.descriptors import Descriptors
-from execserver.filesystem.files import DirectFiles
+from execserver.filesystem.files import DirectFiles, Files
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
-from execserver.filesystem.worker_pool import WorkerPool
+from execserver.fsworker.confined_files import ConfinedFiles, ConfinedRequests
+from execserver.fsworker.pool import WorkerPool
 from execserver.sandbox.policy import Policy
 from tests.support.fs_workers import BareLauncher
 from tests.support.mounts import Mount, mounting
@@ -28,8 +30,13 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callab
     return {"uvloop": uvloop.new_event_loop}
 
 
+def look(files: Files, path: str = "/") -> Awaitable[Metadata]:
+    """The cheapest request."""
+    return files.run(operations.metadata, path, False)
+
+
 class Connection:
-    """What a connection has for `fs/*`."""
+    """The objects that a connection has for `fs/*`."""
 
     def __init__(self) -> None:
         self.calls = BlockingCalls()
@@ -63,7 +70,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
 @pytest.fixture
 def memory_folder() -> Iterator[Path]:
-    """A folder in memory, for what is slow on a disk."""
+    """A folder in memory, for tests that are slow on a disk."""
     folder = tempfile.mkdtemp(dir="/dev/shm")
     yield Path(folder)
     shutil.rmtree(folder)

@@ -1,9 +1,10 @@
-"""What a worker does is what the daemon does itself: the same results, the same errors, the same disk."""
+"""A worker does the same as the daemon: the same results, the same errors, the same files."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import json
 import os
 import random
@@ -15,17 +16,19 @@ from typing import Any
 
 import pytest
 
+from execprotocol.errors import InternalError, InvalidRequest, RpcError
+from execserver.filesystem import operations
 from execserver.filesystem.files import Files
+from execserver.filesystem.listing import entries_json, walk_json
 from execserver.filesystem.reading import PIECE_BYTES, FileStream, LargeFile
-from execserver.filesystem.walk import WalkLimits
-from execserver.filesystem.worker_pool import PoolTimes, WorkerPool
-from execserver.protocol.errors import InternalError, InvalidRequest, RpcError
+from execserver.fsworker.pool import PoolTimes, WorkerPool
 from tests.support.fs_workers import BareLauncher, policy_for
 from tests.support.mounts import NO_FUSE, Mount, can_hang
-from tests.unit.fsworker.conftest import Connection
+from tests.unit.fsworker.conftest import Connection, look
 
 _NAMES = [b"a", b"b c", "ü\u2028".encode(), b"\xff\xfe", b'"\\\n', b".hidden", b"%41", b"x" * 200]
-_ALL = WalkLimits(64, 10_000, 50_000, False, False)
+_Limits = tuple[int, int, int, bool, bool]
+_ALL: _Limits = (64, 10_000, 50_000, False, False)
 
 
 def _grow(folder: bytes, chance: random.Random, depth: int) -> None:
@@ -64,32 +67,32 @@ def _picture(folder: Path) -> list[tuple[bytes, int, bytes]]:
     return sorted(found)
 
 
-def _looks(files: Files, path: str, limits: list[WalkLimits]) -> Iterator[Awaitable[Any]]:
+def _looks(files: Files, path: str, limits: list[_Limits]) -> Iterator[Awaitable[Any]]:
     """The operations that change nothing, each begun when it is its turn."""
-    yield files.metadata(path)
-    yield files.canonicalize(path)
-    yield files.read_directory(path)
+    yield look(files, path)
+    yield files.run(operations.canonicalize, path)
+    yield files.list_json(operations.read_directory, entries_json, path)
     yield files.begin_reading(path, 9000)
     yield files.digest(path)
     for how in limits:
-        yield files.walk(path, how)
+        yield files.list_json(operations.walk, walk_json, path, *how)
 
 
 def _change(files: Files, kind: int, one: str, two: str, flag: float) -> Awaitable[Any]:
     """One of the operations that change something."""
     match kind:
         case 0:
-            return files.copy(one, two, recursive=flag < 0.7)
+            return files.run(operations.copy, one, two, flag < 0.7, False, False)
         case 1:
-            return files.create_directory(two, recursive=flag < 0.5)
+            return files.run(operations.create_directory, two, flag < 0.5, None)
         case 2:
             return files.write(two, base64.b64encode(b"%f" % flag).decode())
         case 3:
             return files.write(two, "no base64")
         case 4:
-            return files.rename(one, two, overwrite=flag < 0.5)
+            return files.run(operations.rename, one, two, flag < 0.5)
         case _:
-            return files.remove(one, recursive=flag < 0.3, force=flag < 0.6)
+            return files.run(operations.remove, one, flag < 0.3, flag < 0.6)
 
 
 async def _outcome(work: Awaitable[Any]) -> Any:
@@ -108,6 +111,12 @@ def _paths(tree: Path) -> list[str]:
     return found
 
 
+def test_only_paths_are_checked_against_patterns() -> None:
+    for operation in operations.OPERATIONS.values():
+        parameters = list(inspect.signature(operation.function).parameters.values())[1:]
+        assert all(parameters[position].annotation == "str" for position, _ in operation.reads)
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_looking_gives_the_same(
     pool: WorkerPool, connection: Connection, tmp_path: Path, seed: int
@@ -118,12 +127,12 @@ async def test_looking_gives_the_same(
     tree.mkdir(parents=True)
     _grow(os.fsencode(tree), chance, 3)
     confined = connection.confined(pool, policy_for(tmp_path))
-    limits = [
+    limits: list[_Limits] = [
         _ALL,
-        WalkLimits(1, 3, 7, True, True),
-        WalkLimits(64, 10_000, 50_000, True, False),
-        WalkLimits(0, 0, 9, False, False),
-        WalkLimits(65, 1, 9, False, False),
+        (1, 3, 7, True, True),
+        (64, 10_000, 50_000, True, False),
+        (0, 0, 9, False, False),
+        (65, 1, 9, False, False),
     ]
 
     for path in chance.sample(_paths(tree), 3) + _paths(tree)[:12]:
@@ -164,7 +173,7 @@ async def test_a_path_of_any_length_has_the_kernels_answer(
 
     for length in (300, 5000, 70_000, 3_000_000):
         path = "/" + "x" * length
-        assert await _outcome(confined.metadata(path)) == await _outcome(connection.direct.metadata(path))
+        assert await _outcome(look(confined, path)) == await _outcome(look(connection.direct, path))
 
 
 async def test_a_large_file_comes_through_a_descriptor(
@@ -190,7 +199,7 @@ async def test_a_large_file_comes_through_a_descriptor(
     assert size == 200 << 20
     # Its worker is still the same, and free for others.
     assert pool.workers == 1
-    await confined.metadata(str(path))
+    await look(confined, str(path))
 
 
 async def test_a_handle_outlives_its_worker(
@@ -223,10 +232,10 @@ async def test_a_file_of_the_kernel_cannot_be_written_by_way_of_the_daemon(
     pool: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
     confined = connection.confined(pool, policy_for(tmp_path))
-    await confined.metadata("/")
+    await look(confined)
     before = Path(f"/proc/{launcher.started[0].pid}/oom_score_adj").read_text()
 
-    # Its own memory above all: whoever can write that commands the worker.
+    # Its own memory above all: writing to it would take over the worker.
     for work in (
         confined.open("/proc/self/mem", "replace"),
         confined.open("/proc/self/mem", "read"),
@@ -259,17 +268,19 @@ async def test_a_new_name_that_a_pattern_denies_can_be_written_and_not_read(
                 await work
     for path in (secret, str(tmp_path / "way" / ".env")):
         with pytest.raises(InvalidRequest, match="Permission denied"):
-            await confined.copy(path, str(tmp_path / "copied"), recursive=False)
+            await confined.run(operations.copy, path, str(tmp_path / "copied"), False, False, False)
     for work in (
-        confined.read_directory(str(tmp_path / "folder" / ".env")),
-        confined.walk(str(tmp_path / "folder" / ".env"), _ALL),
+        confined.list_json(operations.read_directory, entries_json, str(tmp_path / "folder" / ".env")),
+        confined.list_json(operations.walk, walk_json, str(tmp_path / "folder" / ".env"), *_ALL),
         confined.begin_reading(str(tmp_path / "folder" / ".env" / "file"), None),
     ):
         with pytest.raises(InvalidRequest, match="Permission denied"):
             await work
 
-    assert (await confined.metadata(secret))["size"] == 3
-    await confined.copy(str(tmp_path / "innocent"), str(tmp_path / "link"), recursive=False)
+    assert (await look(confined, secret))["size"] == 3
+    await confined.run(
+        operations.copy, str(tmp_path / "innocent"), str(tmp_path / "link"), False, False, False
+    )
     assert os.readlink(tmp_path / "link") == secret
     assert not (tmp_path / "copied").exists()
 
@@ -293,23 +304,23 @@ async def test_the_daemon_keeps_no_descriptor_of_what_it_opened(
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-    await confined.metadata(str(tmp_path))
+    await look(confined, str(tmp_path))
 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_a_copy_is_given_up_with_its_connection_and_the_worker_goes_on(
+async def test_a_copy_is_cancelled_with_its_connection_and_the_worker_goes_on(
     pool: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").touch()
     leaving, policy = Connection(), policy_for(tmp_path)
     confined = leaving.confined(pool, policy)
-    await confined.metadata("/")
+    await look(confined)
     os.kill(launcher.started[0].pid, signal.SIGSTOP)
 
     copying = asyncio.ensure_future(
-        confined.copy(str(tmp_path / "tree"), str(tmp_path / "copied"), recursive=True)
+        confined.run(operations.copy, str(tmp_path / "tree"), str(tmp_path / "copied"), True, False, False)
     )
     await asyncio.sleep(0.05)
     leaving.close()
@@ -317,7 +328,7 @@ async def test_a_copy_is_given_up_with_its_connection_and_the_worker_goes_on(
         await copying
     os.kill(launcher.started[0].pid, signal.SIGCONT)
 
-    assert (await connection.confined(pool, policy).metadata(str(tmp_path)))["isDirectory"]
+    assert (await look(connection.confined(pool, policy), str(tmp_path)))["isDirectory"]
     assert len(launcher.started) == 1
     # It had begun, saw that the request was withdrawn, and left nothing.
     assert os.listdir(tmp_path) == ["tree"]
@@ -338,7 +349,7 @@ async def test_the_old_content_stays_when_there_is_no_space_for_the_new(
     assert (folder / "file").read_bytes() == b"ABC"
 
 
-async def test_a_worker_on_a_mount_whose_server_is_dead_holds_up_nobody_else(
+async def test_a_worker_on_a_mount_whose_server_is_dead_holds_up_no_other(
     launcher: BareLauncher, connection: Connection, mount: Mount, tmp_path: Path
 ) -> None:
     if not can_hang():
@@ -346,24 +357,24 @@ async def test_a_worker_on_a_mount_whose_server_is_dead_holds_up_nobody_else(
     pool = WorkerPool(launcher, times=PoolTimes(silent=5.0))
     stuck = connection.confined(pool, policy_for(tmp_path / "stuck"))
     others = connection.confined(pool, policy_for(tmp_path))
-    asked = asyncio.ensure_future(stuck.metadata(str(mount("fuse") / "x")))
+    asked = asyncio.ensure_future(look(stuck, str(mount("fuse") / "x")))
 
-    assert (await others.metadata(str(tmp_path)))["isDirectory"]
+    assert (await look(others, str(tmp_path)))["isDirectory"]
     assert not asked.done()
     with pytest.raises(InternalError, match="did not answer for 5 s"):
         await asked
-    assert (await stuck.metadata(str(tmp_path)))["isDirectory"]
+    assert (await look(stuck, str(tmp_path)))["isDirectory"]
 
     await pool.close()
 
 
-async def test_a_long_list_holds_up_nobody_on_the_loop(
+async def test_a_long_list_does_not_block_the_loop(
     pool: WorkerPool, connection: Connection, memory_folder: Path
 ) -> None:
     for number in range(20_000):
         (memory_folder / f"{number:05}").touch()
     confined = connection.confined(pool, policy_for(memory_folder))
-    await confined.metadata("/")
+    await look(confined)
     turns = 0
 
     async def count_turns() -> None:
@@ -373,8 +384,8 @@ async def test_a_long_list_holds_up_nobody_on_the_loop(
             turns += 1
 
     counting = asyncio.ensure_future(count_turns())
-    listed = await confined.read_directory(str(memory_folder))
-    walked = await confined.walk(str(memory_folder), _ALL)
+    listed = await confined.list_json(operations.read_directory, entries_json, str(memory_folder))
+    walked = await confined.list_json(operations.walk, walk_json, str(memory_folder), *_ALL)
     counting.cancel()
 
     assert len(json.loads(listed)) == 20_000

@@ -1,4 +1,4 @@
-"""Who gets a worker, and when one ends: with real processes that are killed and stopped."""
+"""The pool of workers, with real processes that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from execserver.filesystem.confined import ConfinedFiles
-from execserver.filesystem.worker_pool import MAX_WORKERS, PoolTimes, WorkerPool
+from execprotocol.errors import InternalError, InvalidRequest
+from execserver.filesystem import operations
+from execserver.fsworker.confined_files import ConfinedFiles
+from execserver.fsworker.pool import MAX_WORKERS, PoolTimes, WorkerPool
 from execserver.fsworker.process import WorkerProcess, spawn
-from execserver.protocol.errors import InternalError, InvalidRequest
 from execserver.sandbox.policy import Policy
 from tests.support.fs_workers import BareLauncher, policy_for
-from tests.unit.fsworker.conftest import Connection
+from tests.unit.fsworker.conftest import Connection, look
 
 _SHORT = PoolTimes(silent=5.0, idle=0.3, turn=0.05, pattern=0.3)
 
@@ -65,7 +66,7 @@ async def test_nothing_is_started_before_it_is_needed_and_then_it_is_kept(
     assert pool.workers == 0
     for _ in range(20):
         # Each time as a new context of a new request would make it.
-        await connection.confined(pool, policy_for(tmp_path)).metadata(str(tmp_path))
+        await look(connection.confined(pool, policy_for(tmp_path)), str(tmp_path))
 
     assert (pool.workers, len(launcher.started)) == (1, 1)
 
@@ -74,9 +75,9 @@ async def test_a_worker_that_is_killed_costs_its_request_and_no_other(
     pool: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
     confined = connection.confined(pool, policy_for(tmp_path))
-    await confined.metadata("/")
+    await look(confined)
     _stop(launcher.started[0])
-    asked = [asyncio.ensure_future(confined.metadata(str(tmp_path))) for _ in range(5)]
+    asked = [asyncio.ensure_future(look(confined, str(tmp_path))) for _ in range(5)]
     await asyncio.sleep(0)
 
     os.kill(launcher.started[0].pid, signal.SIGKILL)
@@ -91,11 +92,11 @@ async def test_a_worker_that_dies_idle_costs_nothing(
     pool: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
     confined = connection.confined(pool, policy_for(tmp_path))
-    await confined.metadata("/")
+    await look(confined)
     os.kill(launcher.started[0].pid, signal.SIGKILL)
     await _until(lambda: pool.workers == 0)
 
-    await confined.metadata("/")
+    await look(confined)
 
     assert len(launcher.started) == 2
 
@@ -104,13 +105,13 @@ async def test_a_worker_that_does_not_answer_is_ended(
     hasty: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
     confined = connection.confined(hasty, policy_for(tmp_path))
-    await confined.metadata("/")
+    await look(confined)
     _stop(launcher.started[0])
 
     with pytest.raises(InternalError, match="did not answer for 5 s and was ended"):
-        await confined.metadata("/")
+        await look(confined)
 
-    await confined.metadata("/")
+    await look(confined)
     await _until(lambda: not _runs(launcher.started[0]))
     assert len(launcher.started) == 2
 
@@ -124,7 +125,7 @@ os.write(0, bytes(9))  # it can work
 take(int.from_bytes(os.read(0, 4), "little"))
 ANSWER
 """
-"""A worker that says what it likes."""
+"""A worker that sends arbitrary data."""
 
 _BYTE_BY_BYTE = """
 os.write(0, bytes([0]) + (1 << 20).to_bytes(8, "little"))
@@ -156,7 +157,7 @@ async def test_a_worker_that_answers_byte_by_byte_does_not_keep_its_place(connec
 
     async with asyncio.timeout(10):
         with pytest.raises(InternalError, match="did not answer for 1 s"):
-            await connection.confined(pool, policy_for()).metadata("/")
+            await look(connection.confined(pool, policy_for()))
 
     await pool.close()
 
@@ -165,7 +166,7 @@ async def test_of_an_error_of_a_worker_no_more_is_told_than_errors_have(connecti
     pool = WorkerPool(TakenOver(_LONG_ERROR))
 
     with pytest.raises(InternalError, match="xxx") as refused:
-        await connection.confined(pool, policy_for()).metadata("/")
+        await look(connection.confined(pool, policy_for()))
 
     assert len(refused.value.message) <= 64 << 10
     await pool.close()
@@ -174,11 +175,11 @@ async def test_of_an_error_of_a_worker_no_more_is_told_than_errors_have(connecti
 async def test_an_idle_worker_ends(
     hasty: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
-    await connection.confined(hasty, policy_for(tmp_path)).metadata("/")
+    await look(connection.confined(hasty, policy_for(tmp_path)))
 
     await _until(lambda: hasty.workers == 0 and not _runs(launcher.started[0]))
 
-    await connection.confined(hasty, policy_for(tmp_path)).metadata("/")
+    await look(connection.confined(hasty, policy_for(tmp_path)))
     assert len(launcher.started) == 2
 
 
@@ -187,10 +188,10 @@ async def test_a_fifth_policy_takes_the_place_of_the_one_that_was_idle_for_longe
 ) -> None:
     files = [connection.confined(pool, policy_for(folder)) for folder in folders]
     for number in (0, 1, 2, 3, 0):
-        await files[number].metadata("/")
+        await look(files[number])
     assert len(launcher.started) == MAX_WORKERS
 
-    await files[4].metadata("/")
+    await look(files[4])
 
     assert pool.workers == MAX_WORKERS
     await _until(lambda: not _runs(launcher.started[1]))
@@ -202,10 +203,10 @@ async def test_when_all_are_busy_a_policy_waits_for_a_place(
 ) -> None:
     files = [connection.confined(pool, policy_for(folder)) for folder in folders]
     for number in range(MAX_WORKERS):
-        await files[number].metadata("/")
+        await look(files[number])
     for process in launcher.started:
         _stop(process)
-    asked = [asyncio.ensure_future(one.metadata("/")) for one in files]
+    asked = [asyncio.ensure_future(look(one)) for one in files]
     await asyncio.sleep(0.1)
     assert len(launcher.started) == MAX_WORKERS
 
@@ -228,7 +229,7 @@ async def test_policies_that_never_stop_asking_leave_places_to_others(
 
     async def keep_asking(files: ConfinedFiles) -> None:
         while not done.is_set():
-            await asyncio.gather(*(files.metadata("/") for _ in range(10)))
+            await asyncio.gather(*(look(files) for _ in range(10)))
 
     busy = [
         asyncio.ensure_future(keep_asking(connection.confined(hasty, policy_for(folder))))
@@ -238,7 +239,7 @@ async def test_policies_that_never_stop_asking_leave_places_to_others(
 
     async with asyncio.timeout(30):
         for folder in folders[MAX_WORKERS:]:
-            assert (await connection.confined(hasty, policy_for(folder)).metadata("/"))["isDirectory"]
+            assert (await look(connection.confined(hasty, policy_for(folder))))["isDirectory"]
 
     done.set()
     await asyncio.gather(*busy)
@@ -249,11 +250,11 @@ async def test_a_connection_with_many_requests_does_not_hold_up_another(
 ) -> None:
     policy, other = policy_for(tmp_path), Connection()
     greedy = connection.confined(pool, policy)
-    await greedy.metadata("/")
+    await look(greedy)
     _stop(launcher.started[0])
-    many = [asyncio.ensure_future(greedy.metadata("/")) for _ in range(500)]
+    many = [asyncio.ensure_future(look(greedy)) for _ in range(500)]
     await asyncio.sleep(0)
-    modest = asyncio.ensure_future(other.confined(pool, policy).metadata("/"))
+    modest = asyncio.ensure_future(look(other.confined(pool, policy)))
     await asyncio.sleep(0)
     os.kill(launcher.started[0].pid, signal.SIGCONT)
 
@@ -269,10 +270,12 @@ async def test_requests_of_a_connection_that_is_gone_are_not_made(
 ) -> None:
     leaving = Connection()
     confined = leaving.confined(pool, policy_for(tmp_path))
-    await confined.metadata("/")
+    await look(confined)
     _stop(launcher.started[0])
     asked = [
-        asyncio.ensure_future(confined.create_directory(str(tmp_path / str(number)), recursive=False))
+        asyncio.ensure_future(
+            confined.run(operations.create_directory, str(tmp_path / str(number)), False, None)
+        )
         for number in range(5)
     ]
     await asyncio.sleep(0.05)
@@ -283,7 +286,7 @@ async def test_requests_of_a_connection_that_is_gone_are_not_made(
     for one in asked:
         with pytest.raises(asyncio.CancelledError):
             await one
-    await connection.confined(pool, policy_for(tmp_path)).metadata("/")
+    await look(connection.confined(pool, policy_for(tmp_path)))
     # The first had begun; it may be done or not.
     assert set(os.listdir(tmp_path)) <= {"0"}
     assert len(launcher.started) == 1
@@ -295,20 +298,20 @@ async def test_a_worker_whose_folder_was_made_anew_is_replaced(
     workspace, later = tmp_path / "workspace", tmp_path / "later"
     workspace.mkdir()
     confined = connection.confined(pool, policy_for(workspace, later))
-    await confined.metadata("/")
+    await look(confined)
 
     # Kept for a while, so that the new one cannot get its inode.
     workspace.rename(tmp_path / "old")
     workspace.mkdir()
-    await confined.metadata("/")
+    await look(confined)
     assert len(launcher.started) == 2
     later.mkdir()
-    await confined.metadata("/")
+    await look(confined)
     assert len(launcher.started) == 3
     shutil.rmtree(workspace)
-    await confined.metadata("/")
+    await look(confined)
     assert len(launcher.started) == 4
-    await confined.metadata("/")
+    await look(confined)
     assert len(launcher.started) == 4
 
 
@@ -319,17 +322,17 @@ async def test_folders_that_can_hang_are_looked_at_in_a_thread(
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     confined = connection.confined(pool, policy_for(workspace))
-    found = await asyncio.gather(*(confined.metadata("/") for _ in range(20)))
+    found = await asyncio.gather(*(look(confined) for _ in range(20)))
     assert len(found) == 20
 
     workspace.rename(tmp_path / "old")
     workspace.mkdir()
-    await confined.metadata("/")
+    await look(confined)
 
     assert len(launcher.started) == 2
     os.kill(launcher.started[1].pid, signal.SIGKILL)
     await _until(lambda: pool.workers == 0)
-    await confined.metadata("/")
+    await look(confined)
     await pool.close()
 
 
@@ -337,13 +340,13 @@ async def test_a_worker_with_patterns_does_not_grow_old(
     hasty: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
     confined = connection.confined(hasty, policy_for(tmp_path, deny=["/nothing/*.key"]))
-    await confined.metadata("/")
-    await confined.metadata("/")
+    await look(confined)
+    await look(confined)
     assert len(launcher.started) <= 2
     before = len(launcher.started)
     await asyncio.sleep(_SHORT.pattern)
 
-    await confined.metadata("/")
+    await look(confined)
 
     assert len(launcher.started) == before + 1
 
@@ -353,13 +356,13 @@ async def test_a_tree_is_read_with_patterns_that_were_looked_for_just_now(
 ) -> None:
     (tmp_path / "tree").mkdir()
     confined = connection.confined(pool, policy_for(tmp_path, deny=["/nothing/*.key"]))
-    await confined.metadata("/")
-    await confined.copy(str(tmp_path / "tree"), str(tmp_path / "copied"), recursive=True)
+    await look(confined)
+    await confined.run(operations.copy, str(tmp_path / "tree"), str(tmp_path / "copied"), True, False, False)
 
     assert len(launcher.started) == 2
     plain = connection.confined(pool, policy_for(tmp_path))
-    await plain.metadata("/")
-    await plain.copy(str(tmp_path / "tree"), str(tmp_path / "again"), recursive=True)
+    await look(plain)
+    await plain.run(operations.copy, str(tmp_path / "tree"), str(tmp_path / "again"), True, False, False)
     assert len(launcher.started) == 3
 
 
@@ -377,13 +380,13 @@ async def test_a_sandbox_that_cannot_be_made_is_told_and_tried_again(
 
     pool = WorkerPool(launch, start_failed=reasons.append)
     confined = connection.confined(pool, policy_for(tmp_path))
-    asked = [asyncio.ensure_future(confined.metadata("/")) for _ in range(3)]
+    asked = [asyncio.ensure_future(look(confined)) for _ in range(3)]
     for one in asked:
         with pytest.raises(InvalidRequest, match=r"^failed to prepare process sandbox: .*no namespaces here"):
             await one
     assert len(reasons) == 1
 
-    assert (await confined.metadata("/"))["isDirectory"]
+    assert (await look(confined))["isDirectory"]
     await pool.close()
 
 
@@ -396,7 +399,7 @@ async def test_a_refusal_of_the_launch_reaches_the_client_as_it_is(
     pool = WorkerPool(launch)
     for _ in range(3):
         with pytest.raises(InvalidRequest, match="buy a kernel"):
-            await connection.confined(pool, policy_for(tmp_path)).metadata("/")
+            await look(connection.confined(pool, policy_for(tmp_path)))
     assert pool.workers == 0
     await pool.close()
 
@@ -409,9 +412,9 @@ async def test_closing_ends_all_workers_even_stopped_ones(
     pool = WorkerPool(launcher)
     files = [connection.confined(pool, policy_for(folder)) for folder in folders[:3]]
     for one in files:
-        await one.metadata("/")
+        await look(one)
     _stop(launcher.started[0])
-    asked = asyncio.ensure_future(files[0].metadata("/"))
+    asked = asyncio.ensure_future(look(files[0]))
     await asyncio.sleep(0)
 
     await pool.close(seconds=30)
@@ -420,7 +423,7 @@ async def test_closing_ends_all_workers_even_stopped_ones(
         await asked
     assert not any(_runs(process) for process in launcher.started)
     with pytest.raises(InternalError, match="stopping"):
-        await files[1].metadata("/")
+        await look(files[1])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -428,13 +431,13 @@ async def test_many_deaths_leave_no_descriptor_and_no_zombie(
     pool: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:
     confined = connection.confined(pool, policy_for(tmp_path))
-    await confined.metadata("/")
+    await look(confined)
     before = len(os.listdir("/proc/self/fd"))
 
     for _ in range(8):
         os.kill(launcher.started[-1].pid, signal.SIGKILL)
         await _until(lambda: pool.workers == 0)
-        await confined.metadata("/")
+        await look(confined)
     await _until(lambda: not any(_runs(process) for process in launcher.started[:-1]))
 
     assert len(os.listdir("/proc/self/fd")) == before

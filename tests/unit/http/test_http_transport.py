@@ -9,7 +9,7 @@ from typing import Self
 import pytest
 
 from execserver.http.request import check_method, check_url, make_request
-from execserver.http.transport import Transport
+from execserver.http.transport import HttpTransport
 
 PATIENCE = 10.0
 TURNS = 60
@@ -22,11 +22,11 @@ def test_a_request_that_is_given_up_leaves_no_connection_at_whatever_moment() ->
 
 
 async def _give_up_at_each_turn() -> None:
-    transport = await asyncio.to_thread(Transport)
+    transport = await asyncio.to_thread(HttpTransport, {})
     async with _Server() as server:
         for turns in range(TURNS):
             request = make_request(check_method("GET"), check_url(server.url), iter(()), b"").with_host()
-            task = asyncio.ensure_future(transport.send(request, None))
+            task = asyncio.ensure_future(transport.send(request))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()

@@ -9,11 +9,9 @@ from contextlib import ExitStack
 import pybase64
 import pytest
 
-from execserver.http.bodies import EncodedPieces, HeldBytes, WholeBody
-from execserver.http.client import HttpClient
-from execserver.http.deadline import Deadline
-from execserver.http.errors import TransferError
-from execserver.protocol.limits import MAX_HTTP_EXCHANGES
+from execprotocol.limits import MAX_HTTP_EXCHANGES
+from execserver.http.client import EncodedPieces, HeldBytes, HttpClient, WholeBody
+from execserver.http.request import RequestDeadline, TransferError
 
 
 async def pieces(*sizes: int) -> AsyncGenerator[bytes, None]:
@@ -56,7 +54,7 @@ async def test_encoded_pieces_are_the_body_and_release_it(size: int) -> None:
     assert held.total == 0
 
 
-async def test_pieces_that_nobody_takes_to_the_end_release_the_body() -> None:
+async def test_pieces_that_are_not_read_to_the_end_release_the_body() -> None:
     held = HeldBytes(4 << 20)
     stream = EncodedPieces(await read(held, 3 << 20))
     await anext(stream)
@@ -76,7 +74,7 @@ def test_connections_to_servers_are_counted() -> None:
 
 
 async def test_a_deadline_bounds_several_steps_together() -> None:
-    deadline = Deadline(50)
+    deadline = RequestDeadline(50)
     async with deadline.limit():
         pass
     with pytest.raises(TransferError, match="timed out after 50 ms"):
@@ -89,7 +87,7 @@ async def test_a_deadline_bounds_several_steps_together() -> None:
 
 async def test_a_deadline_does_not_hide_a_cancellation() -> None:
     async def wait() -> None:
-        async with Deadline(60_000).limit():
+        async with RequestDeadline(60_000).limit():
             await asyncio.Event().wait()
 
     task = asyncio.ensure_future(wait())

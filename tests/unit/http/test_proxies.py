@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.http.proxies import Proxies, Proxy, ProxyError
-from execserver.http.request import parse_url
+from execserver.http.request import TransferError, parse_url
+from execserver.http.transport import Proxies, Proxy
 
 P = Proxy("http", "p", 3128, None)
 
@@ -41,7 +41,7 @@ def test_a_value_that_names_no_proxy_counts_for_none(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["socks5://x:1", "socks5h://x:1", "socks4://x:1"])
 def test_socks_is_refused(url: str) -> None:
-    with pytest.raises(ProxyError, match="SOCKS"):
+    with pytest.raises(TransferError, match="SOCKS"):
         proxy_of("http://a", HTTP_PROXY=url)
 
 

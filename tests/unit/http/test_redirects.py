@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.http.redirects import RedirectError, following
-from execserver.http.request import HttpRequest, make_request, parse_url
+from execserver.http.client import following
+from execserver.http.request import HttpRequest, TransferError, make_request, parse_url
 
 
 def request(url: str = "http://a/b/c?d", method: str = "GET", *headers: tuple[bytes, bytes]) -> HttpRequest:
@@ -44,7 +44,7 @@ def test_without_a_location_there_is_nothing_to_follow() -> None:
 
 @pytest.mark.parametrize("location", ["ftp://a/", "file:///etc/passwd", "javascript:alert(1)"])
 def test_other_schemes(location: str) -> None:
-    with pytest.raises(RedirectError, match=location.partition(":")[0]):
+    with pytest.raises(TransferError, match=location.partition(":")[0]):
         to(location)
 
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.http.protected import is_protected
-from execserver.http.request import UrlError, check_header_value, make_request, parse_url
-from execserver.protocol.errors import InvalidParams
+from execprotocol.errors import InvalidParams
+from execserver.http.request import UrlError, check_header_value, is_protected, make_request, parse_url
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 
+from execprotocol.process import Stream
 from execserver.processes.output_log import OutputLog
-from execserver.protocol.process import Stream
 from execserver.spool.arena import IndexArena
-from execserver.spool.small_files import SmallFiles
+from execserver.spool.small_files import SmallOutputs
 from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits
-from execserver.supervisor.registration import DATA, MEMORY
+from execserver.supervisor.fd_store_protocol import DATA, MEMORY
 
 RETAINED = 1000
 
@@ -23,7 +23,7 @@ class Rig:
         self.limits = limits or SpoolLimits(small=0)
         self.arena = IndexArena.create()
         self.states: list[tuple[bool, str]] = []
-        self.small = SmallFiles.create()
+        self.small = SmallOutputs.create()
         self.spool = Spool(folder, self.limits, self._told, self.small)
         self.budget = SpoolBudget(self.limits)
         self.kept: dict[int, int] = {}
@@ -43,7 +43,7 @@ class Rig:
         self._arenas.append(arena)
         index = max(arena.restore().items())[1]
         files = [os.dup(self.kept[slot]) if slot in self.kept else None for slot in (DATA, MEMORY)]
-        log = OutputLog.restore(index, self.spool, self.budget, retained, self._keep, *files)
+        log = OutputLog(index, self.spool, self.budget, retained, self._keep).restore(*files)
         self._logs.append(log)
         return log
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from execprotocol.model import decode
+from execprotocol.process import EnvPolicy
 from execserver.processes.child_environment import child_environment
-from execserver.protocol.model import decode
-from execserver.protocol.process import EnvPolicy
 
 OWN = {
     "HOME": "/h",

@@ -13,7 +13,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.processes.deadlines import CONFIRM_SECONDS, Deadline, DeadlineQueue, Deadlines, Passed
+from execserver.processes.deadlines import CONFIRM_SECONDS, Deadline, DeadlineKind, DeadlineQueue, Deadlines
 
 FIRST = 1000.0
 
@@ -26,7 +26,7 @@ def queue(**deadlines: Deadline) -> DeadlineQueue:
     return made
 
 
-def test_without_deadlines_nobody_wakes_up() -> None:
+def test_without_deadlines_no_timer_runs() -> None:
     made = queue(p1=Deadline(None, None, FIRST))
     assert made.wakes_at() is None
     assert len(made) == 0
@@ -130,7 +130,7 @@ def test_no_deadline_passes_early_and_none_is_forgotten(data: st.DataObject) -> 
     assert all(left.ends_at is None and left.idle_seconds is None for left in watched.values())
 
 
-def assert_over(deadline: Deadline, which: Passed, now: float) -> None:
+def assert_over(deadline: Deadline, which: DeadlineKind, now: float) -> None:
     if which == "timeout":
         assert deadline.ends_at is not None
         assert now >= deadline.ends_at
@@ -153,7 +153,7 @@ def on_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 def test_many_deadlines_pass_in_time_and_none_early() -> None:
     with on_loop() as loop:
-        passed: list[tuple[int, Passed, float]] = []
+        passed: list[tuple[int, DeadlineKind, float]] = []
         ends: dict[int, float] = {}
         deadlines = Deadlines(loop, lambda number, which: passed.append((number, which, time.monotonic())))
         for number in random.Random(1).sample(range(60), 60):
@@ -201,7 +201,7 @@ def test_a_callback_may_add_and_forget() -> None:
     with on_loop() as loop:
         passed: list[int] = []
 
-        def on_passed(number: int, _: Passed) -> None:
+        def on_passed(number: int, _: DeadlineKind) -> None:
             passed.append(number)
             deadlines.forget(number)
             if number < 3:

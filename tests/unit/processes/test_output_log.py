@@ -19,7 +19,7 @@ from execserver.spool import spool
 from execserver.spool.process_index import RECORDS_A_BLOCK
 from execserver.spool.spool import CHUNK_BYTES, SpoolLimits
 from execserver.spool.system_calls import enlarge_pipe
-from execserver.supervisor.registration import DATA
+from execserver.supervisor.fd_store_protocol import DATA
 from execserver.telemetry.measures import measures
 from tests.unit.processes.log_rig import RETAINED, Rig, take_bytes
 
@@ -63,10 +63,10 @@ def test_chunks_are_small_while_clients_speak(
     log = rig.log(1 << 20)
     enlarge_pipe(pipe[0], 8 * CHUNK_BYTES)
     os.write(pipe[1], bytes(6 * CHUNK_BYTES))
-    monkeypatch.setattr(spool, "HURRIED_SECONDS", 60.0)
+    monkeypatch.setattr(spool, "EXPEDITE_SECONDS", 60.0)
     measures.received(1)
     assert [log.take("stdout", pipe[0]) for _ in range(3)] == [CHUNK_BYTES] * 3
-    monkeypatch.setattr(spool, "HURRIED_SECONDS", 0.0)
+    monkeypatch.setattr(spool, "EXPEDITE_SECONDS", 0.0)
     measures.received(1)
     assert [log.take("stdout", pipe[0]) for _ in range(2)] == [CHUNK_BYTES, 2 * CHUNK_BYTES]
 
@@ -89,7 +89,7 @@ def test_a_chunk_that_cannot_be_recorded_stays_in_its_pipe(
         take_bytes(log, b"x")
     os.write(pipe[1], bytes(4 * CHUNK_BYTES))
     # From now on there is no memory for another block of records.
-    monkeypatch.setattr(rig.arena, "hand_out", no_memory)
+    monkeypatch.setattr(rig.arena, "allocate", no_memory)
     assert log.take("stdout", pipe[0]) == 2 * CHUNK_BYTES
     with pytest.raises(OSError, match="Cannot allocate"):
         log.take("stdout", pipe[0])
@@ -153,7 +153,7 @@ def test_a_terminal_can_be_taken_from_without_a_pipe_in_between(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_the_daemon_budget_is_taken_from_whoever_holds_most(tmp_path: Path, folder: bool) -> None:
+def test_the_daemon_budget_is_taken_from_the_largest_log(tmp_path: Path, folder: bool) -> None:
     rig = Rig(SpoolLimits(disk=1000, memory=1000, small=0), str(tmp_path) if folder else None)
     large, small = rig.log(2000), rig.log(2000)
     for _ in range(9):
@@ -336,7 +336,7 @@ class LogAgainstModel(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, RETAINED))
     def budget_pressure(self, size: int) -> None:
-        self.log.evict_to(size)
+        self.log._evict(size, size, size)
         self.model.evict(size)
 
     @rule(data=st.data(), max_bytes=st.integers(0, 2 * RETAINED))

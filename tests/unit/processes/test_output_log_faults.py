@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from execprotocol.process import Stream
 from execserver import fault_points
 from execserver.processes.output_log import Chunk, OutputLog
-from execserver.protocol.process import Stream
 from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import CHUNK_BYTES, RETRY_SECONDS, Spool, SpoolBudget, SpoolLimits
@@ -68,7 +68,8 @@ def server(
     def keep(slot: int, fd: int) -> None:
         socket.send_fds(channel, [bytes([slot])], [fd])
 
-    log = OutputLog.restore(indexes[1], spool, SpoolBudget(limits), retained, keep, kept.get(1), kept.get(2))
+    log = OutputLog(indexes[1], spool, SpoolBudget(limits), retained, keep)
+    log.restore(kept.get(1), kept.get(2))
     poller = select.poll()
     poller.register(pipe, select.POLLIN)
     channel.send(b"ready")
@@ -82,7 +83,7 @@ def server(
 @pytest.mark.parametrize(
     ("on_disk", "retained"), [(True, RETAINED), (False, RETAINED), (True, 64 << 10), (False, 64 << 10)]
 )
-def test_whenever_a_server_is_killed_its_successor_has_every_byte_once(
+def test_whenever_a_server_is_killed_the_new_one_has_every_byte_once(
     tmp_path: Path, on_disk: bool, retained: int, pipe_bytes: int
 ) -> None:
     folder = str(tmp_path) if on_disk else None
@@ -125,7 +126,8 @@ def test_whenever_a_server_is_killed_its_successor_has_every_byte_once(
     limits = SpoolLimits(process_memory=RETAINED, small=0)
     spool, budget = Spool(folder, limits), SpoolBudget(limits)
     index = IndexArena(os.dup(arena.fd)).restore()[1]
-    log = OutputLog.restore(index, spool, budget, retained, lambda _slot, _fd: None, kept.get(1), kept.get(2))
+    log = OutputLog(index, spool, budget, retained, lambda _slot, _fd: None)
+    log.restore(kept.get(1), kept.get(2))
     while log.take("stdout", read):
         log.trim()
     assert log.ended == {"stdout"}
@@ -303,7 +305,7 @@ def test_on_a_full_disk_output_goes_on_in_memory_and_returns_to_the_disk(small_d
     assert data == counter(lost, len(data))
     assert (1 << 20) - (64 << 10) <= log.memory_held == log.held <= 1 << 20
 
-    # A new server finds the same, and the room that somebody made on the disk.
+    # A new server finds the same, and the space that was freed on the disk.
     found = rig.restored(8 << 20)
     assert everything(found) == (lost, data)
     subprocess.run(["mount", "-o", "remount,size=16m", small_disk], check=True)
@@ -314,7 +316,7 @@ def test_on_a_full_disk_output_goes_on_in_memory_and_returns_to_the_disk(small_d
     assert found.disk_held == 2 << 20
 
     # Once its output is dropped, the memory is given back.
-    found.evict_to(1 << 20)
+    found._evict(1 << 20, 1 << 20, 1 << 20)
     assert found.memory_held == 0
     assert os.fstat(rig.kept[2]).st_blocks == 0
     for fd in pipe:

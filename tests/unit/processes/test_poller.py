@@ -1,4 +1,4 @@
-"""Descriptors are reported when they are ready, and not while they rest."""
+"""Descriptors are reported when they are ready, and not while they are delayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from execserver.processes.gathering import REST_SECONDS
+from execserver.processes.output_batching import DELAY_SECONDS
 from execserver.processes.poller import READABLE, DescriptorPoller, Watch
 
 SECONDS = 10.0
@@ -62,8 +62,8 @@ def pipe(poller: DescriptorPoller) -> Iterator[Pipe]:
 
 
 async def rested() -> None:
-    """Long after the end of any rest."""
-    await asyncio.sleep(20 * REST_SECONDS)
+    """Long after the end of any delay."""
+    await asyncio.sleep(20 * DELAY_SECONDS)
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -73,15 +73,15 @@ async def test_what_comes_during_a_rest_is_reported_when_it_is_over(
 ) -> None:
     for _ in range(100):
         began = time.monotonic()
-        poller.rest(pipe.watch)
+        poller.delay(pipe.watch)
         os.write(pipe.write, b"x")
-        assert await pipe.next() - began >= REST_SECONDS
+        assert await pipe.next() - began >= DELAY_SECONDS
 
 
 async def test_who_rests_already_is_reported_once_after_it(poller: DescriptorPoller, pipe: Pipe) -> None:
     os.write(pipe.write, b"x")
     for _ in range(3):
-        poller.rest(pipe.watch)
+        poller.delay(pipe.watch)
     await rested()
     assert len(pipe.reported) == 1
 
@@ -89,14 +89,14 @@ async def test_who_rests_already_is_reported_once_after_it(poller: DescriptorPol
 async def test_the_others_are_reported_meanwhile(poller: DescriptorPoller, pipe: Pipe) -> None:
     other = Pipe(poller)
     try:
-        # By hand: nobody ends this rest.
-        pipe.watch.rest()
+        # By hand: no timer ends this delay.
+        pipe.watch.delay()
         os.write(pipe.write, b"x")
         os.write(other.write, b"x")
         await other.next()
         await rested()
         assert not pipe.reported
-        pipe.watch.go_on()
+        pipe.watch.end_delay()
         await pipe.next()
     finally:
         other.close()
@@ -110,7 +110,7 @@ async def test_an_end_during_a_rest_is_reported_together_with_what_came_before_i
     for _ in range(200):
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         watch = poller.watch(read, READABLE, events.append)
-        poller.rest(watch)
+        poller.delay(watch)
         os.write(write, b"x")
         os.close(write)
         while not events:
@@ -124,7 +124,7 @@ async def test_an_end_during_a_rest_is_reported_together_with_what_came_before_i
 async def test_what_is_not_wanted_any_more_after_a_rest_is_not_reported(
     poller: DescriptorPoller, pipe: Pipe
 ) -> None:
-    poller.rest(pipe.watch)
+    poller.delay(pipe.watch)
     os.write(pipe.write, b"x")
     pipe.watch.want(READABLE, False)
     await rested()
@@ -134,7 +134,7 @@ async def test_what_is_not_wanted_any_more_after_a_rest_is_not_reported(
 
 
 async def test_what_is_wanted_again_during_a_rest_is_reported(poller: DescriptorPoller, pipe: Pipe) -> None:
-    poller.rest(pipe.watch)
+    poller.delay(pipe.watch)
     pipe.watch.want(READABLE, False)
     pipe.watch.want(READABLE, True)
     os.write(pipe.write, b"x")
@@ -143,7 +143,7 @@ async def test_what_is_wanted_again_during_a_rest_is_reported(poller: Descriptor
 
 async def test_a_descriptor_that_is_closed_during_its_rest_is_forgotten(poller: DescriptorPoller) -> None:
     pipe = Pipe(poller)
-    poller.rest(pipe.watch)
+    poller.delay(pipe.watch)
     number = pipe.read
     pipe.close()
     other = Pipe(poller)
@@ -159,7 +159,7 @@ async def test_a_descriptor_that_is_closed_during_its_rest_is_forgotten(poller: 
 
 async def test_what_is_not_watched_does_not_rest(poller: DescriptorPoller, pipe: Pipe) -> None:
     pipe.watch.set(0)
-    poller.rest(pipe.watch)
+    poller.delay(pipe.watch)
     os.write(pipe.write, b"x")
     await rested()
     assert not pipe.reported
@@ -173,10 +173,10 @@ async def test_without_a_descriptor_for_the_timer_there_is_no_rest(
     os.close(lowest_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
     try:
-        poller.rest(pipe.watch)
+        poller.delay(pipe.watch)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert not pipe.watch.resting
+    assert not pipe.watch.delayed
     os.write(pipe.write, b"x")
     await pipe.next()
 
@@ -185,7 +185,7 @@ async def test_a_poller_that_ends_leaves_no_descriptor(poller: DescriptorPoller)
     before = len(os.listdir("/proc/self/fd"))
     other = DescriptorPoller(asyncio.get_running_loop())
     pipe = Pipe(other)
-    other.rest(pipe.watch)
+    other.delay(pipe.watch)
     other.close()
     os.close(pipe.read)
     os.close(pipe.write)

@@ -1,4 +1,4 @@
-"""Input on its way to a child: accepted once, delivered once, whoever is killed in between."""
+"""Input on its way to a child: accepted once, delivered once, also when the server is killed in between."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_a_full_queue_makes_the_next_writer_wait_until_the_child_reads(ben
     while not is_full(writer):
         writer.write(data, "w")
     assert bench.budget.held > QUEUE_BYTES
-    waiting = asyncio.create_task(writer.wait_for_room())
+    waiting = asyncio.create_task(writer.wait_for_space())
     await asyncio.sleep(0)
     assert not waiting.done()
     while is_full(writer):
@@ -225,7 +225,7 @@ async def test_a_full_daemon_leaves_a_short_queue_a_child(bench: Bench) -> None:
     assert not is_full(writer)
     writer.write(bytes(MIB), "w2")
     assert is_full(writer)
-    waiting = asyncio.create_task(writer.wait_for_room())
+    waiting = asyncio.create_task(writer.wait_for_space())
     await asyncio.sleep(0)
     writer.close()
     await waiting
@@ -243,13 +243,13 @@ def test_a_child_that_closed_its_input_swallows_what_follows(bench: Bench) -> No
     assert [write_id for write_id, _ in bench.journal] == ["w1"]
     assert bench.wanted == [True, False]
     writer.close()
-    # A successor has nothing to deliver either, and learns the same by its first write.
-    successor = bench.writer()
-    successor.restore(os.dup(bench.kept[0]), bench.journal[-1][1])
-    assert not is_waiting(successor)
-    successor.write(b"x", "w3")
+    # A new server has nothing to deliver either, and finds that at its first write.
+    new_server = bench.writer()
+    new_server.restore(os.dup(bench.kept[0]), bench.journal[-1][1])
+    assert not is_waiting(new_server)
+    new_server.write(b"x", "w3")
     assert bench.budget.held == 0
-    successor.close()
+    new_server.close()
 
 
 def test_input_is_closed_after_its_last_byte(bench: Bench) -> None:
@@ -275,7 +275,7 @@ def test_input_without_anything_to_deliver_is_closed_at_once(bench: Bench) -> No
     writer.close_when_delivered(lambda: closed.append(2))
     os.close(bench.pipe[0])
     writer.flush()
-    assert closed == [1, 2], "what is never delivered is waited for by nobody"
+    assert closed == [1, 2], "what is never delivered does not keep the close waiting"
 
 
 def test_the_owner_of_a_child_that_is_gone_is_not_told_to_close_its_input(bench: Bench) -> None:
@@ -320,7 +320,7 @@ def test_input_that_cannot_be_kept_is_refused_and_leaves_no_descriptor_behind(be
 # -- take-over
 
 
-def test_a_successor_cuts_what_was_not_accepted_and_delivers_the_rest(bench: Bench) -> None:
+def test_a_new_server_cuts_what_was_not_accepted_and_delivers_the_rest(bench: Bench) -> None:
     writer = bench.writer()
     writer.write(pattern(0, MIB), "w1")
     kept, end = bench.kept[0], bench.journal[-1][1]
@@ -329,27 +329,27 @@ def test_a_successor_cuts_what_was_not_accepted_and_delivers_the_rest(bench: Ben
     read = bench.read_all()
     budget = InputBudget()
     bench.budget = budget
-    successor = bench.writer()
-    successor.restore(os.dup(kept), end)
+    new_server = bench.writer()
+    new_server.restore(os.dup(kept), end)
     assert os.fstat(kept).st_size == end
-    assert (budget.held, successor.waiting) == (MIB - len(read), True)
+    assert (budget.held, new_server.waiting) == (MIB - len(read), True)
     while len(read) < MIB:
-        successor.flush()
+        new_server.flush()
         read += bench.read_all()
-    successor.write(pattern(MIB, 100), "w2")
+    new_server.write(pattern(MIB, 100), "w2")
     assert bench.journal[-1] == ("w2", MIB + 100)
     assert read + bench.read_all() == pattern(0, MIB + 100)
-    successor.close()
+    new_server.close()
     writer.close()
 
 
-def test_a_successor_of_one_that_never_wrote_begins_at_the_start(bench: Bench) -> None:
-    successor = bench.writer()
-    successor.restore(None, 0)
-    assert not is_waiting(successor)
-    successor.write(b"x", "w")
+def test_a_new_server_after_one_that_never_wrote_begins_at_the_start(bench: Bench) -> None:
+    new_server = bench.writer()
+    new_server.restore(None, 0)
+    assert not is_waiting(new_server)
+    new_server.write(b"x", "w")
     assert bench.read_all() == b"x"
-    successor.close()
+    new_server.close()
 
 
 def serve_stdin(writes: socket.socket, supervisor: socket.socket, told: int, pipe: int) -> None:
@@ -515,36 +515,36 @@ def test_a_terminal_that_takes_no_more_gets_the_rest_later_in_order(terminal: tu
     assert bench.wanted == [True, False]
 
 
-def test_a_successor_empties_the_inner_pipe_first(terminal: tuple[Bench, int]) -> None:
+def test_a_new_server_empties_the_inner_pipe_first(terminal: tuple[Bench, int]) -> None:
     bench, slave = terminal
     writer = bench.writer()
     writer.write(pattern(0, MIB), "w1")
     assert bench.relay is not None
     unread = fcntl.ioctl(bench.relay[0], termios.FIONREAD, bytes(4))
     assert struct.unpack("i", unread)[0], "the test wants something to be in it"
-    successor = bench.writer()
-    successor.restore(os.dup(bench.kept[0]), MIB)
-    assert is_waiting(successor)
+    new_server = bench.writer()
+    new_server.restore(os.dup(bench.kept[0]), MIB)
+    assert is_waiting(new_server)
     read = b""
     while len(read) < MIB:
         read += read_terminal(slave)
-        successor.flush()
+        new_server.flush()
     assert read == pattern(0, MIB)
-    assert not is_waiting(successor)
-    successor.close()
+    assert not is_waiting(new_server)
+    new_server.close()
 
 
 def test_what_is_only_in_the_inner_pipe_is_waited_for(terminal: tuple[Bench, int]) -> None:
     bench, slave = terminal
     assert bench.relay is not None
     os.write(bench.relay[1], b"left by the dead")
-    successor = bench.writer()
-    successor.restore(None, 0)
+    new_server = bench.writer()
+    new_server.restore(None, 0)
     assert bench.wanted == [True]
-    successor.flush()
+    new_server.flush()
     assert read_terminal(slave) == b"left by the dead"
     assert bench.wanted == [True, False]
-    successor.close()
+    new_server.close()
 
 
 def test_what_a_terminal_did_not_take_is_gone_with_it(terminal: tuple[Bench, int]) -> None:
@@ -553,11 +553,11 @@ def test_what_a_terminal_did_not_take_is_gone_with_it(terminal: tuple[Bench, int
     writer.write(pattern(0, MIB), "w1")
     os.close(slave)
     writer.flush()
-    assert is_waiting(writer), "somebody may open it again"
+    assert is_waiting(writer), "a process may open it again"
     writer.close()
     assert (bench.budget.held, bench.wanted) == (0, [True, False])
     assert bench.blocks() <= 2 * 65536 + 4096
-    successor = bench.writer()
-    successor.restore(os.dup(bench.kept[0]), MIB)
-    assert not is_waiting(successor)
-    successor.close()
+    new_server = bench.writer()
+    new_server.restore(os.dup(bench.kept[0]), MIB)
+    assert not is_waiting(new_server)
+    new_server.close()

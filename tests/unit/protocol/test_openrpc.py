@@ -13,9 +13,9 @@ from jsonschema import Draft7Validator, Draft202012Validator
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
+from execprotocol.errors import RpcError
+from execprotocol.methods import EVENTS, METHODS
 from execserver import __version__
-from execserver.protocol.errors import RpcError
-from execserver.protocol.methods import EVENTS, METHODS
 from tests.support.schemas import params_schema, result_schema, schema_of
 from tools.wire_docs.method_errors import ERRORS
 from tools.wire_docs.openrpc import openrpc_document
@@ -148,7 +148,8 @@ def test_the_error_object_has_every_number_that_there_is() -> None:
 def test_every_error_name_is_one_that_the_server_has() -> None:
     in_source = {
         node.value
-        for path in (ROOT / "execserver").rglob("*.py")
+        for package in ("execserver", "clients/python/execprotocol")
+        for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
@@ -157,9 +158,9 @@ def test_every_error_name_is_one_that_the_server_has() -> None:
 
 
 def test_a_server_that_starts_does_not_load_what_makes_the_document() -> None:
-    code = "import sys, execserver.server; execserver.server.load_the_rest(); print(*sys.modules)"
+    code = "import sys, execserver.server; execserver.late_modules.load_late_modules(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.split()
-    assert "execserver.api.discover" in loaded
+    assert "execserver.api.handshake" in loaded
     assert not [name for name in loaded if name.partition(".")[0] == "tools"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from execserver.protocol.path_text import printable_path
-from execserver.protocol.path_uri import MAX_URI, ForeignPath, PathUriError, parse_path_uri, path_to_uri
+from execprotocol.path_text import printable_path
+from execprotocol.path_uri import MAX_URI, ForeignPath, PathUriError, parse_path_uri, path_to_uri
 
 _NAMES = st.binary(min_size=1, max_size=12).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.methods import EVENTS, METHODS
+from execprotocol.errors import InvalidParams
+from execprotocol.methods import EVENTS, METHODS
 from execserver.rpc.params import decode_params
 from tests.support.schemas import SCHEMAS as FOLDER
 from tests.support.schemas import params_schema, result_schema, schema_of

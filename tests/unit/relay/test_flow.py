@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.rendezvous import Limits
+from execprotocol.relay import frames
+from execserver.relay.service.queues import Limits
 from tests.support.rendezvous_peers import FakePeer, Relay
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -28,7 +28,7 @@ def fill(relay: Relay, executor: FakePeer, client: FakePeer, stream_id: str, siz
         relay.down(executor, a_frame(stream_id))
 
 
-def test_a_harness_that_floods_its_executor_is_paused_and_nobody_else(relay: Relay) -> None:
+def test_a_harness_that_floods_its_executor_is_paused_and_no_other_peer(relay: Relay) -> None:
     executor = relay.executor(stuck=True)
     flooder, other = relay.harness("h1"), relay.harness("h2")
     relay.up(other, frames.resume("quiet"))
@@ -216,7 +216,7 @@ def test_harnesses_that_come_all_the_time_do_not_prolong_a_wait(relay: Relay) ->
     assert not executor.is_paused()
 
 
-def test_an_executor_is_read_again_only_when_nobody_holds_it(relay: Relay) -> None:
+def test_an_executor_is_read_again_only_after_the_last_hold(relay: Relay) -> None:
     executor = relay.executor()
     clients = [relay.harness(f"h{number}", stuck=True) for number in range(2)]
     for number, client in enumerate(clients):
@@ -290,7 +290,7 @@ def test_many_queues_of_one_tenant_cost_no_other_one_its_socket() -> None:
     assert [harness.closed for harness in hostile].count((1008, "slow_consumer")) >= 1
 
 
-def test_what_left_in_the_meantime_is_not_counted_against_anybody() -> None:
+def test_bytes_that_left_in_the_meantime_are_not_counted() -> None:
     relay = Relay(Limits(total=4 * MIB))
     executor = relay.executor()
     clients = [relay.harness(f"h{number}", stuck=True) for number in range(2)]
@@ -367,5 +367,5 @@ def test_a_reset_too_many_for_a_full_executor_ends_it_once() -> None:
 
     assert executor.closed == (1008, "slow_consumer")
     assert relay.counters.closed["slow_consumer"] == 1
-    assert relay.counters.resets["relay_peer_closed"] < 8  # the others had nobody to go to
+    assert relay.counters.resets["relay_peer_closed"] < 8  # the others had no receiver
     assert (relay.counters.streams, relay.counters.harnesses, relay.counters.executors) == (0, 0, 0)

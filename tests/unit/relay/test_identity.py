@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from execserver.relay import identity as module
-from execserver.relay.identity import Identity, check_identity, identity_from
-from execserver.relay.key_files import load_key_pair
-from execserver.relay.keys import KeyPair
-from execserver.relay.remote_options import RemoteOptions, options_of_service
+from execprotocol.relay.key_files import load_key_pair
+from execprotocol.relay.keys import KeyPair
+from execserver.relay.executor import identity as module
+from execserver.relay.executor.identity import Identity, check_identity, identity_from
+from execserver.relay.executor.options import RemoteOptions, options_of_service
 from execserver.transports.authentication import ConfigurationError
 from tests.support.mounts import NO_FUSE, Mount, can_hang, mounting
 

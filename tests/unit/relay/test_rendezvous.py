@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.relay import frames
-from execserver.relay.bus import MemoryBus
-from execserver.relay.ends import ENDED_STREAMS
-from execserver.relay.rendezvous import Limits
+from execprotocol.relay import frames
+from execserver.relay.service.bus import MemoryBus
+from execserver.relay.service.endpoints import ENDED_STREAMS
+from execserver.relay.service.queues import Limits
 from tests.support.rendezvous_peers import FakePeer, Relay
 
 GONE = (1013, "executor_gone")
@@ -91,7 +91,7 @@ def test_duty_2_a_thief_cannot_reset_a_stream_nor_end_it_by_leaving(relay: Relay
 def test_duty_3_frames_are_copied_byte_for_byte_both_ways(relay: Relay) -> None:
     executor = relay.executor()
     client = relay.harness("h1")
-    # Members that nobody here knows, acks that are not 0: what a later version might send.
+    # Unknown members, acks that are not 0: what a later version might send.
     unknown = b"\xa2\x06\x05trace"
     acks = b"\x18\x07\x20\x03"
     up = [
@@ -375,7 +375,7 @@ def test_a_dismissed_harness_is_reset_at_the_executor(relay: Relay) -> None:
     assert resets(executor) == [("s1", "relay_peer_closed")]
 
 
-def test_draining_ends_everybody_with_the_same_word_and_lets_nobody_in(relay: Relay) -> None:
+def test_draining_ends_all_peers_with_the_same_code_and_admits_none(relay: Relay) -> None:
     executor = relay.executor(stuck=True)
     clients = [relay.harness(f"h{number}", stuck=True) for number in range(2)]
     relay.up(clients[0], *claim("s1"))
@@ -385,7 +385,7 @@ def test_draining_ends_everybody_with_the_same_word_and_lets_nobody_in(relay: Re
 
     late = [relay.executor("r9", "e9"), relay.harness("h9", "r9")]
     assert {peer.closed for peer in (executor, *clients, *late)} == {(1012, "draining")}
-    assert len(executor.sent) == sent  # no resets: there is nobody to tell any more
+    assert len(executor.sent) == sent  # no resets: there is no peer any more
     counters = relay.counters
     assert (counters.executors, counters.harnesses, counters.streams, counters.full_bytes) == (0, 0, 0, 0)
     for peer in (executor, *clients, *late):

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from aiohttp import web
 
-from execserver.relay.sockets import HIGH_BYTES, LOW_BYTES, SocketPeer
+from execserver.relay.service.sockets import HIGH_BYTES, LOW_BYTES, WebSocketPeer
 
 
 class Transport:
@@ -51,11 +51,11 @@ async def test_room_is_told_once_and_only_below_the_mark(written_meanwhile: int)
     request, told = Request(), asyncio.Event()
     queued_when_told = []
 
-    def has_room(peer: SocketPeer) -> None:
+    def has_room(peer: WebSocketPeer) -> None:
         queued_when_told.append(peer.queued)
         told.set()
 
-    peer = SocketPeer(
+    peer = WebSocketPeer(
         cast("web.WebSocketResponse[bool]", None), cast("web.Request", request), "peer", has_room
     )
     try:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from execserver.relay.sockets import HIGH_BYTES, LOW_BYTES, SocketPeer, new_socket
+from execserver.relay.service.sockets import HIGH_BYTES, LOW_BYTES, WebSocketPeer, new_socket
 
 NEVER = 3600.0
 
@@ -21,7 +21,7 @@ class Served:
     """The relay's end of the one socket of a test."""
 
     def __init__(self) -> None:
-        self.peer: SocketPeer
+        self.peer: WebSocketPeer
         self.received: asyncio.Queue[bytes] = asyncio.Queue()
         self.dropped = 0
         self.has_room = asyncio.Event()
@@ -45,7 +45,7 @@ async def connected(
     async def handle(request: web.Request) -> web.StreamResponse:
         websocket = new_socket(max_bytes)
         await websocket.prepare(request)
-        served.peer = SocketPeer(
+        served.peer = WebSocketPeer(
             websocket, request, "peer", lambda _peer: served.has_room.set(), ping_seconds
         )
         opened.set()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay.token_record import Role
-from execserver.relay.tokens import TokenError, TokenFileError, TokenRefused, TokenStore
+from execserver.relay.service.tokens import Role, TokenError, TokenFileError, TokenRefused, TokenStore
 
 
 class Clock:

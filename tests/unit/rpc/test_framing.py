@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.protocol.limits import MAX_LINE_BYTES
+from execprotocol.limits import MAX_LINE_BYTES
 from execserver.rpc.framing import LineFramer, Lines, LineTooLongError
 
 STREAMS = st.lists(

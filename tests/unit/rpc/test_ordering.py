@@ -7,15 +7,15 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execserver.rpc.ordering import Access, Mode, RequestOrder, Ticket
+from execserver.rpc.ordering import Mode, RequestOrder, ResourceAccess, Ticket
 
 PATHS = ["/", "/a", "/a/b", "/a/b/c", "/ab", "/b"]
 KEYS = ["p", "q"]
 
 access = st.one_of(
-    st.builds(Access, st.sampled_from([Mode.READ, Mode.WRITE]), st.sampled_from(PATHS)),
-    st.builds(Access, st.sampled_from([Mode.SHARED, Mode.EXCLUSIVE]), st.sampled_from(KEYS)),
-    st.just(Access(Mode.SNAPSHOT, None)),
+    st.builds(ResourceAccess, st.sampled_from([Mode.READ, Mode.WRITE]), st.sampled_from(PATHS)),
+    st.builds(ResourceAccess, st.sampled_from([Mode.SHARED, Mode.EXCLUSIVE]), st.sampled_from(KEYS)),
+    st.just(ResourceAccess(Mode.SNAPSHOT, None)),
 )
 requests = st.lists(st.lists(access, max_size=3).map(tuple), min_size=1, max_size=14)
 
@@ -27,7 +27,7 @@ def overlap(one: str, other: str) -> bool:
     return inside(one, other) or inside(other, one)
 
 
-def conflict(earlier: Access, later: Access) -> bool:
+def conflict(earlier: ResourceAccess, later: ResourceAccess) -> bool:
     """The rule, said once more in the plainest way."""
     if later.mode is Mode.SNAPSHOT:
         return earlier.mode is Mode.WRITE
@@ -43,7 +43,7 @@ def conflict(earlier: Access, later: Access) -> bool:
 @given(requests, st.data())
 @settings(max_examples=200, deadline=None)
 def test_a_request_runs_exactly_when_no_earlier_unfinished_one_conflicts(
-    batch: list[tuple[Access, ...]], data: st.DataObject
+    batch: list[tuple[ResourceAccess, ...]], data: st.DataObject
 ) -> None:
     order = RequestOrder()
     tickets: list[Ticket] = []
@@ -79,15 +79,15 @@ def test_a_request_runs_exactly_when_no_earlier_unfinished_one_conflicts(
 def test_nothing_is_remembered_of_finished_requests() -> None:
     order = RequestOrder()
     for path in PATHS:
-        order.finish(order.add((Access(Mode.WRITE, path), Access(Mode.EXCLUSIVE, path))))
+        order.finish(order.add((ResourceAccess(Mode.WRITE, path), ResourceAccess(Mode.EXCLUSIVE, path))))
     assert vars(order) | {"_admitted": 0} == vars(RequestOrder())
 
 
 def test_ten_thousand_reads_of_one_path_are_not_compared_with_each_other() -> None:
     order = RequestOrder()
-    tickets = [order.add((Access(Mode.READ, "/a/b"),)) for _ in range(10_000)]
+    tickets = [order.add((ResourceAccess(Mode.READ, "/a/b"),)) for _ in range(10_000)]
     assert all(ticket.ready for ticket in tickets)
-    write = order.add((Access(Mode.WRITE, "/a"),))
+    write = order.add((ResourceAccess(Mode.WRITE, "/a"),))
     assert write.blockers == 10_000
     for ticket in tickets[:-1]:
         assert not order.finish(ticket)
@@ -96,7 +96,7 @@ def test_ten_thousand_reads_of_one_path_are_not_compared_with_each_other() -> No
 
 def test_ten_thousand_writes_of_one_thing_are_a_chain() -> None:
     order = RequestOrder()
-    accesses = (Access(Mode.SHARED, "p"), Access(Mode.EXCLUSIVE, "stdin"))
+    accesses = (ResourceAccess(Mode.SHARED, "p"), ResourceAccess(Mode.EXCLUSIVE, "stdin"))
     tickets = [order.add(accesses) for _ in range(10_000)]
     assert [ticket.blockers for ticket in tickets] == [0] + [1] * 9_999
     for ticket, following in itertools.pairwise(tickets):

@@ -15,12 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from execserver.processes import start_digest
-from execserver.protocol import environment, filesystem, process
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.limits import TTY_COLUMNS, TTY_ROWS
-from execserver.protocol.methods import METHODS, extension_names
-from execserver.rpc import accesses
+from execprotocol import environment, filesystem, process
+from execprotocol.errors import InvalidParams
+from execprotocol.limits import TTY_COLUMNS, TTY_ROWS
+from execprotocol.methods import METHODS, extension_names
+from execserver.processes import start_options
+from execserver.rpc import ordering
 from execserver.rpc.params import NOTHING, decode_params
 from tests.support.schemas import params_schema
 from tools.wire_docs.examples import EXAMPLES
@@ -360,11 +360,11 @@ def test_equal_starts_have_equal_digests(request: tuple[str, dict[str, Any]]) ->
         one, other = (decode(*request) for _ in range(2))
     except InvalidParams:
         return
-    assert start_digest.start_digest(one) == start_digest.start_digest(other)
+    assert start_options.start_digests(one) == start_options.start_digests(other)
 
 
 def test_the_digest_of_a_start_is_of_all_its_parameters_but_two() -> None:
-    compared = [field.encode_name for field in start_digest._COMPARED]
+    compared = [field.encode_name for field in start_options._COMPARED]
     assert compared == [name for name in members("process/start") if name not in ("processId", "ifExists")]
 
 
@@ -382,7 +382,7 @@ def test_digests_are_those_that_earlier_versions_have_kept() -> None:
         "tty": True,
         "size": {"rows": 2, "cols": 3},
     }
-    assert start_digest.start_digest(decode("process/start", everything)) == {
+    assert start_options.start_digests(decode("process/start", everything)) == {
         "argv": "c6710e41ae0f4f41",
         "cwd": "e16c2e7c1a9e72d4",
         "env": "01e7b720ff566d53",
@@ -396,7 +396,7 @@ def test_digests_are_those_that_earlier_versions_have_kept() -> None:
 
 def test_the_size_that_every_terminal_has_is_no_other_start() -> None:
     def digest(**size: Any) -> dict[str, str]:
-        return start_digest.start_digest(decode("process/start", START | {"tty": True} | size))
+        return start_options.start_digests(decode("process/start", START | {"tty": True} | size))
 
     usual_size = {"rows": TTY_ROWS, "cols": TTY_COLUMNS}
     assert digest() == digest(size=None) == digest(size=usual_size)
@@ -405,12 +405,12 @@ def test_the_size_that_every_terminal_has_is_no_other_start() -> None:
 
 def test_methods_of_one_path_are_those_whose_parameters_are() -> None:
     paths = {name for name, method in METHODS.items() if issubclass(method.params, filesystem.PathParams)}
-    assert paths == accesses.READING | accesses.WRITING
-    assert not accesses.READING & accesses.WRITING
+    assert paths == ordering.READING | ordering.WRITING
+    assert not ordering.READING & ordering.WRITING
 
 
 def test_what_has_no_order_says_nothing_of_the_kind() -> None:
-    ordered = accesses.READING | accesses.WRITING | accesses._FURTHER.keys()
+    ordered = ordering.READING | ordering.WRITING | ordering._ACCESSES_OF.keys()
     assert METHODS.keys() - ordered == {
         *("initialize", "environment/info", "environment/status", "environmentConfig/read"),
         *("capabilityRoots/discoverV1", "capabilities/discoverV2"),
@@ -442,11 +442,11 @@ def test_a_daemon_decodes_and_refuses_without_pydantic() -> None:
     program = (
         "import sys\n"
         "import execserver.cli, execserver.server\n"
-        "from execserver.configuration.flags import add_flags\n"
-        "from execserver.configuration.loading import load\n"
+        "from execserver.configuration.options import add_flags\n"
+        "from execserver.configuration.effective import load\n"
         "load({'listen': ['stdio'], 'session_ttl': 80.0}, {'EXECSERVER_PROCESS_TTL': '5'}, '')\n"
-        "from execserver.protocol.errors import InvalidParams\n"
-        "from execserver.protocol.methods import METHODS\n"
+        "from execprotocol.errors import InvalidParams\n"
+        "from execprotocol.methods import METHODS\n"
         "from execserver.rpc.params import decode_params\n"
         f"for method, params in {list(USUAL.items())!r}:\n"
         "    decode_params(METHODS[method], params)\n"

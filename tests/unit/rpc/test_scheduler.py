@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from execserver.protocol.methods import METHODS
+from execprotocol.methods import METHODS
+from execserver.rpc.flow_control import FlowControl
 from execserver.rpc.handlers import StreamedResult
 from execserver.rpc.params import decode_params
-from execserver.rpc.room import Room
-from execserver.rpc.scheduler import Pending, Scheduler
+from execserver.rpc.scheduler import PendingRequest, Scheduler
 
 PARAMS: dict[str, dict[str, Any]] = {
     "process/read": {"processId": "p", "waitMs": 60_000},
@@ -29,16 +29,16 @@ class Answers:
         self.results: list[Any] = []
         self.errors: list[Exception] = []
 
-    def invoke(self, pending: Pending) -> Any:
+    def invoke(self, pending: PendingRequest) -> Any:
         raise AssertionError(f"{pending} was not to wait")
 
-    def succeeded(self, pending: Pending, result: Any) -> None:
+    def succeeded(self, pending: PendingRequest, result: Any) -> None:
         self.results.append(result)
 
-    async def streamed(self, pending: Pending, result: StreamedResult) -> None:
+    async def streamed(self, pending: PendingRequest, result: StreamedResult) -> None:
         raise AssertionError(f"{pending} has a small result")
 
-    def failed(self, pending: Pending, error: Exception) -> None:
+    def failed(self, pending: PendingRequest, error: Exception) -> None:
         self.errors.append(error)
 
     def progressed(self) -> None:
@@ -56,13 +56,13 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-def pending_of(name: str) -> Pending:
+def pending_of(name: str) -> PendingRequest:
     params = decode_params(METHODS[name], PARAMS[name])
-    return Pending(target=1, method=METHODS[name], params=params, size=100, began=0.0, trace=None)
+    return PendingRequest(target=1, method=METHODS[name], params=params, size=100, began=0.0, trace=None)
 
 
 def schedule_for(answers: Answers) -> Scheduler:
-    return Scheduler(None, answers, Room(cast("Any", Peer())))
+    return Scheduler(None, answers, FlowControl(cast("Any", Peer())))
 
 
 async def answer_after(event: asyncio.Event) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from execserver.rpc import connection as connections
+from execserver.rpc import admission
 from execserver.rpc.connection import Connection
 from execserver.rpc.handlers import Caller
 from tests.support.channels import OpenChannel, id_of
@@ -56,7 +56,7 @@ async def assert_fifty_come_a_few_at_a_time(channel: Channel) -> None:
 @pytest.fixture
 def turns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn is over with its first message."""
-    monkeypatch.setattr(connections, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "TURN_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("turns_of_nothing")

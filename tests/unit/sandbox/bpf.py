@@ -1,4 +1,4 @@
-"""The kernel's side of a seccomp filter, for what our assembler makes: an interpreter of classic BPF."""
+"""An interpreter of classic BPF, for the seccomp filters of our assembler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JUMPS: dict[int, Callable[[int, int], bool]] = {
 
 
 def run(program: bytes, number: int, architecture: int, arguments: Sequence[int] = ()) -> int:
-    """What the filter says of a call: a `SECCOMP_RET_…` value."""
+    """The filter's answer to a call: a `SECCOMP_RET_…` value."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     call = struct.pack("<IIQ6Q", number & 0xFFFF_FFFF, architecture, 0, *[each % 2**64 for each in padded])
     instructions = list(struct.iter_unpack("=HBBI", program))

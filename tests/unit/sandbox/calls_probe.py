@@ -1,9 +1,10 @@
-"""A program: make every system call that a filter may refuse, and print what came of it.
+"""A program that makes every system call that a filter may refuse, and prints the results.
 
-    calls_probe.py [FILTER_FILE]      take the filter on first; without, it is on already or not wanted
+    calls_probe.py [FILTER_FILE]      install the filter first; without it, a filter is already installed or
+    not wanted
 
-The arguments are such that a call does nothing and fails with something else than EPERM wherever the
-kernel looks at arguments before it looks at privileges. Prints JSON: name → [result, errno].
+With these arguments a call does nothing, and fails with another errno than EPERM if the kernel checks
+arguments before privileges. Prints JSON: name → [result, errno].
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import platform
 import sys
 from pathlib import Path
 
-from execserver.sandbox.limited_thread import deny_new_privileges, install_filter
 from execserver.sandbox.seccomp_numbers import ARCHITECTURES
+from execserver.sandbox.thread_limits import deny_new_privileges, install_filter
 
 HIGH = 1 << 40
 TIOCSTI, TIOCLINUX, FIONREAD = 0x5412, 0x541C, 0x541B
@@ -116,7 +117,7 @@ PAIRS: dict[str, tuple[int, ...]] = {
     "getsockopt": (-1,),
     "setsockopt": (-1,),
 }
-"""Of a descriptor that is none."""
+"""A number that is no descriptor."""
 HARMLESS: dict[str, tuple[int, ...]] = {
     "ioctl FIONREAD": (-1, FIONREAD),
     "pidfd_open 2": (0x7FFFFFFF, 1 << 30),
@@ -133,7 +134,7 @@ OF_PAIRS = {
         "getpeername": 205, "getsockopt": 209, "setsockopt": 208,
     },
 }  # fmt: skip
-"""Numbers that no filter names."""
+"""Numbers in no filter."""
 CALLS = (
     *(ALWAYS, OTHER_PROCESSES, WITHOUT_NETWORK, UNIX_DATAGRAMS, PACKETS, VSOCKETS),
     *(WITHOUT_NAMESPACES, OF_OTHERS, NOT_THERE, PAIRS, UNIX_SOCKETS, HARMLESS),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.support.mounts import Mount, mounting
 from tests.unit.sandbox.mount_point_daemons import Daemon
 from tests.unit.sandbox.rig import Rig
@@ -49,7 +49,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """Where everything is: a path without links."""
+    """The folder of all files, a path without links."""
     return tmp_path.resolve()
 
 

@@ -1,4 +1,4 @@
-"""Daemons that use mount points, and a look at what they leave."""
+"""Daemons that use mount points, and checks of what they leave behind."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from execserver.sandbox.mount_point_entry import key
+from execserver.sandbox.mount_points.entry import key
 
 NAMES = (".git", ".agents", ".codex", ".aws")
 
 # A daemon that does what it is told on its standard input.
 _DAEMON = """
 import json, sys
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 
 points = MountPoints(sys.argv[1])
 leases = []
@@ -61,7 +61,7 @@ def entries(state: Path) -> list[str]:
 
 @contextmanager
 def kept_inode(path: str) -> Iterator[None]:
-    """What is removed in here does not hand its inode on to what is made next."""
+    """Keep the inodes of removed files from being reused within this context."""
     descriptor = os.open(path, os.O_PATH)
     yield
     os.close(descriptor)
@@ -74,13 +74,13 @@ def descriptors() -> set[int]:
 
 
 def seen(path: Path) -> tuple[int, int, int]:
-    """What a file is, and when it was changed; not when it was read, for we may look into it."""
+    """The status of a file without its access time, which our own reads change."""
     status = path.lstat()
     return status.st_ino, status.st_mode, status.st_mtime_ns
 
 
 def takes_marks(folder: Path) -> bool:
-    """Has the file system attributes in which a folder can be marked?"""
+    """Whether the file system has extended attributes for marks."""
     try:
         os.setxattr(folder, "user.execserver.test", b"1")
         os.removexattr(folder, "user.execserver.test")

@@ -1,4 +1,4 @@
-"""Real sandboxes around short scripts: a policy is looked at, mounted by bubblewrap, and tried out."""
+"""Runs short scripts in real sandboxes for a policy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import bubblewrap, state_folder
-from execserver.sandbox.backends import Bubblewrapped, Tools
+from execserver.sandbox.backends import BubblewrapConfinement, HostPrograms
 from execserver.sandbox.bare_roots import BareRoots
-from execserver.sandbox.confinement import Command
 from execserver.sandbox.devices import Devices
-from execserver.sandbox.mount_points import MountPoints
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.mount_points.registry import MountPoints
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Access, Glob, Policy, Rule, depth
-from execserver.sandbox.view import Needs, View, look
+from execserver.sandbox.view import RequiredPaths, View, build_view
 
 READ, WRITE, DENY = Access.READ, Access.WRITE, Access.DENY
 
-TOOLS = Tools("/usr/bin/bwrap", "/usr/bin/setsid", "/bin/bash")
+TOOLS = HostPrograms("/usr/bin/bwrap", "/usr/bin/setsid", "/bin/bash")
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -39,7 +39,7 @@ def policy(
 
 
 def workspace(folder: str | Path, *more: tuple[str | Path, Access] | Rule, network: bool = False) -> Policy:
-    """Everything may be read, one folder written to."""
+    """A policy with everything readable and one folder writable."""
     return policy(("/", READ), (folder, WRITE), *more, network=network)
 
 
@@ -49,7 +49,7 @@ def deny(pattern: str) -> Glob:
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a script."""
+    """The result of a script."""
 
     status: int
     output: str
@@ -70,11 +70,11 @@ class Rig:
         self.bare_roots = BareRoots()
 
     @property
-    def own(self) -> OwnThings:
-        return OwnThings((self.state,))
+    def own(self) -> DaemonPaths:
+        return DaemonPaths((self.state,))
 
-    def look(self, limits: Policy, *, cwd: str | None = "/", own: OwnThings | None = None) -> View:
-        return look(limits, own or self.own, Needs(cwd, "/bin/sh"))
+    def build_view(self, limits: Policy, *, cwd: str | None = "/", own: DaemonPaths | None = None) -> View:
+        return build_view(limits, own or self.own, RequiredPaths(cwd, "/bin/sh"))
 
     def run(
         self,
@@ -82,19 +82,21 @@ class Rig:
         script: str,
         *,
         cwd: str | Path = "/",
-        own: OwnThings | None = None,
+        own: DaemonPaths | None = None,
         environment: Mapping[str, str] | None = None,
-        arguments: Sequence[str] | None = None,
+        arguments: tuple[str, ...] | None = None,
         program: str = "/bin/sh",
     ) -> Ran:
         """Run a shell script, or a command line, under a policy; nothing is left of it afterwards."""
-        view = self.look(limits, cwd=str(cwd), own=own)
+        view = self.build_view(limits, cwd=str(cwd), own=own)
         lease = self.mount_points.acquire(view.mount_points) if view.mount_points else None
         watched = self.bare_roots.watch(view.bare_roots)
-        confinement = Bubblewrapped(limits, view, str(cwd), lease, TOOLS, self.sources, watched=watched)
+        confinement = BubblewrapConfinement(
+            limits, view, str(cwd), lease, TOOLS, self.sources, watched=watched
+        )
         try:
             wrapped = confinement.wrap(
-                Command(
+                LaunchSpec(
                     program,
                     arguments or ("sh", "-c", script),
                     str(cwd),
@@ -128,7 +130,7 @@ class Rig:
 
 
 def same_things(folder: Path) -> dict[str, int]:
-    """The inodes of everything in a folder, by path: what must not have changed."""
+    """The inodes of all files in a folder by path, to check that none has changed."""
     return {
         os.path.join(where, name): os.lstat(os.path.join(where, name)).st_ino
         for where, folders, files in os.walk(folder)

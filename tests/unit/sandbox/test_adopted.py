@@ -1,4 +1,4 @@
-"""A server is killed under its sandboxes; the next one goes on from what was kept, and nothing is left."""
+"""A server with sandboxes is killed; the new one adopts them, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from execserver.sandbox.adopted import Adopted, Opaque
-from execserver.sandbox.confinement import Command, Confinement
+from execserver.launch_spec import LaunchSpec
+from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.denial import evidence
-from execserver.sandbox.mount_points import MountPoints
-from execserver.sandbox.options import OwnThings, SandboxOptions
+from execserver.sandbox.mount_points.adopted import AdoptedSandbox, UnknownSandbox
+from execserver.sandbox.mount_points.registry import MountPoints
+from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import Glob, Policy
 from execserver.sandbox.sandboxes import Sandboxes
 from tests.unit.sandbox.mount_point_daemons import NAMES, Daemon, descriptors, entries
@@ -28,25 +29,25 @@ from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
 # A server that makes the sandboxes it is told to on its standard input, and hands over what is to be kept.
 _SERVER = """
 import json, os, socket, subprocess, sys
-from execserver.sandbox.confinement import Command
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.options import SandboxOptions
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.options import OwnThings
+from execserver.sandbox.options import DaemonPaths
 from tests.unit.sandbox.rig import PATH, workspace
 
-keeper = socket.socket(fileno=int(sys.argv[1]))
-boxes = Sandboxes(SandboxOptions(None, False, sys.argv[2]), OwnThings(), {"PATH": PATH})
+supervisor = socket.socket(fileno=int(sys.argv[1]))
+boxes = Sandboxes(SandboxOptions(None, False, sys.argv[2]), DaemonPaths(), {"PATH": PATH})
 made = []
 for line in sys.stdin:
     verb, *rest = json.loads(line)
     if verb == "adopt":
         description, count = rest
-        _, fds, _, _ = socket.recv_fds(keeper, 1, count)
+        _, fds, _, _ = socket.recv_fds(supervisor, 1, count)
         made.append(boxes.adopt(description, fds))
     elif verb == "release":
         boxes.release(made.pop(0))
     else:
-        command = Command("/bin/sh", ("sh", "-c", rest[1]), "/", {"PATH": PATH}, False)
+        command = LaunchSpec("/bin/sh", ("sh", "-c", rest[1]), "/", {"PATH": PATH}, False)
         made.append(boxes.prepare(workspace(rest[0]), command))
         if rest[1]:
             wrapped = made[-1].wrap(command)
@@ -61,20 +62,20 @@ for line in sys.stdin:
                 start_new_session=True,
             )
     if verb != "release":
-        description, fds = made[-1].kept()
-        socket.send_fds(keeper, [json.dumps(description).encode()], fds)
+        description, fds = made[-1].recovery_state()
+        socket.send_fds(supervisor, [json.dumps(description).encode()], fds)
     else:
-        keeper.send(b"released")
+        supervisor.send(b"released")
 """
 
-Kept = tuple[Any, list[int]]
+RecoveryState = tuple[Any, list[int]]
 
 
 class Server:
-    """A server in a process of its own; the test is the supervisor, which keeps what it is given."""
+    """A server in a separate process; the test is the supervisor and keeps the descriptors."""
 
     def __init__(self, state: Path) -> None:
-        self._keeper, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._supervisor, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, str(theirs.fileno()), str(state)],
@@ -83,13 +84,13 @@ class Server:
                 pass_fds=[theirs.fileno()],
             )
 
-    def __call__(self, *words: object, pass_on: list[int] | None = None) -> Kept:
+    def __call__(self, *words: object, pass_on: list[int] | None = None) -> RecoveryState:
         assert self._process.stdin is not None
         if pass_on is not None:
-            socket.send_fds(self._keeper, [b"x"], pass_on)
+            socket.send_fds(self._supervisor, [b"x"], pass_on)
         print(json.dumps(words), file=self._process.stdin, flush=True)
         size = socket.CMSG_SPACE(253 * array.array("i").itemsize)
-        message, ancillary, _, _ = self._keeper.recvmsg(1 << 16, size, socket.MSG_CMSG_CLOEXEC)
+        message, ancillary, _, _ = self._supervisor.recvmsg(1 << 16, size, socket.MSG_CMSG_CLOEXEC)
         fds = array.array("i")
         for _level, _type, data in ancillary:
             fds.frombytes(data)
@@ -98,7 +99,7 @@ class Server:
     def kill(self) -> None:
         self._process.kill()
         self._process.communicate()
-        self._keeper.close()
+        self._supervisor.close()
 
 
 @pytest.fixture
@@ -124,19 +125,19 @@ def start(state: Path) -> Iterator[Callable[[], Server]]:
 
 @pytest.fixture
 def boxes(state: Path) -> Iterator[Sandboxes]:
-    """The next server."""
-    boxes = Sandboxes(SandboxOptions(None, False, str(state)), OwnThings(), {"PATH": PATH})
+    """The new server."""
+    boxes = Sandboxes(SandboxOptions(None, False, str(state)), DaemonPaths(), {"PATH": PATH})
     yield boxes
     boxes.close()
 
 
-def handed_back(kept: Kept) -> Kept:
+def handed_back(kept: RecoveryState) -> RecoveryState:
     """The supervisor sends duplicates and keeps its own."""
     description, fds = kept
     return description, [os.dup(fd) for fd in fds]
 
 
-def close(*kept: Kept) -> None:
+def close(*kept: RecoveryState) -> None:
     for _, fds in kept:
         for fd in fds:
             os.close(fd)
@@ -159,19 +160,19 @@ def test_a_sweep_leaves_alone_what_the_supervisor_keeps(
     close(kept)
 
 
-def test_an_adopted_sandbox_is_the_same_to_whoever_asks(
+def test_an_adopted_sandbox_has_the_same_attributes(
     start: Callable[[], Server], boxes: Sandboxes, ws: Path
 ) -> None:
     server = start()
     kept = server("prepare", str(ws), "")
     server.kill()
     adopted = boxes.adopt(*handed_back(kept))
-    assert isinstance(adopted, Adopted)
+    assert isinstance(adopted, AdoptedSandbox)
     assert adopted.policy == workspace(ws)
     assert (adopted.backend, adopted.namespaces, adopted.cwd) == ("bubblewrap", True, "/")
     assert not adopted.releases_at_once
     assert adopted.shows
-    assert adopted.kept()[0] == kept[0]
+    assert adopted.recovery_state()[0] == kept[0]
     boxes.release(adopted)
     boxes.release(adopted)
     close(kept)
@@ -278,12 +279,12 @@ def test_the_locks_on_what_a_guest_keeps_are_given_back_and_not_only_closed(
 ) -> None:
     server = start()
     kept = server("prepare", str(ws), "")
-    guest = Daemon(tmp_path / "other")
-    assert guest("acquire", f"{ws}/.git") == [[], [f"{ws}/.git"]]
+    other_daemon = Daemon(tmp_path / "other")
+    assert other_daemon("acquire", f"{ws}/.git") == [[], [f"{ws}/.git"]]
     server.kill()
     boxes.release(boxes.adopt(*handed_back(kept)))
     assert sorted(os.listdir(ws)) == [".git", "a.txt"]
-    guest.kill()
+    other_daemon.kill()
     boxes.sweep()
     assert os.listdir(ws) == ["a.txt"], "although the supervisor has its copies still"
     assert entries(state) == []
@@ -308,7 +309,7 @@ def test_a_server_that_is_killed_while_it_lets_go_leaves_the_rest_to_the_next(
 
 
 @pytest.mark.parametrize("change", ["version", "backend", "mount_points", "policy", "nothing", "list"])
-def test_what_cannot_be_understood_is_swept_at_its_end_and_proves_no_denial(
+def test_an_unknown_sandbox_is_swept_at_its_end_and_proves_no_denial(
     start: Callable[[], Server], boxes: Sandboxes, ws: Path, state: Path, change: str
 ) -> None:
     server = start()
@@ -331,10 +332,10 @@ def test_what_cannot_be_understood_is_swept_at_its_end_and_proves_no_denial(
             strange = None
     beside = boxes.adopt(*handed_back(understood))
     confinement = boxes.adopt(strange, fds)
-    assert isinstance(confinement, Opaque)
+    assert isinstance(confinement, UnknownSandbox)
     assert not confinement.releases_at_once
     assert not evidence(confinement.policy, 1, b"touch: x: Read-only file system", confinement.cwd).evidence
-    assert confinement.kept() == (strange, fds)
+    assert confinement.recovery_state() == (strange, fds)
     boxes.release(confinement)
     boxes.sweep()
     assert len(os.listdir(ws)) == len(NAMES) + 1, "another command has the same folders"
@@ -362,7 +363,7 @@ def test_the_last_that_cannot_be_understood_takes_its_folders_with_it(
 
 def test_without_a_state_folder_the_descriptors_are_closed(ws: Path, base: Path) -> None:
     (base / "file").touch()
-    boxes = Sandboxes(SandboxOptions(None, False, str(base / "file")), OwnThings(), {"PATH": PATH})
+    boxes = Sandboxes(SandboxOptions(None, False, str(base / "file")), DaemonPaths(), {"PATH": PATH})
     before = descriptors()
     confinement: Confinement = boxes.adopt({"version": 1}, [os.open(ws, os.O_RDONLY)])
     boxes.release(confinement)
@@ -381,7 +382,7 @@ def test_a_description_goes_through_json_whatever_the_paths_are(boxes: Sandboxes
         glob_depth=3,
     )
     confinement = boxes.prepare(limits, _command(odd))
-    description, fds = confinement.kept()
+    description, fds = confinement.recovery_state()
     text = json.dumps(description, ensure_ascii=False).encode()
     adopted = boxes.adopt(json.loads(text), [os.dup(fd) for fd in fds])
     assert (adopted.policy, adopted.cwd) == (limits, odd)
@@ -391,13 +392,13 @@ def test_a_description_goes_through_json_whatever_the_paths_are(boxes: Sandboxes
     assert os.listdir(odd) == []
 
 
-def test_what_needs_nothing_on_the_host_is_released_at_once(boxes: Sandboxes) -> None:
+def test_a_sandbox_that_needs_nothing_on_the_host_is_released_at_once(boxes: Sandboxes) -> None:
     limits = policy(("/", READ))
     confinement = boxes.prepare(limits, _command("/"))
-    description, fds = confinement.kept()
+    description, fds = confinement.recovery_state()
     assert fds == []
     adopted = boxes.adopt(description, fds)
-    assert isinstance(adopted, Adopted)
+    assert isinstance(adopted, AdoptedSandbox)
     assert adopted.releases_at_once
     assert not adopted.shows
     assert adopted.policy == limits
@@ -410,11 +411,11 @@ def test_what_needs_nothing_on_the_host_is_released_at_once(boxes: Sandboxes) ->
 def test_a_limit_on_the_network_alone_is_adopted_too(boxes: Sandboxes) -> None:
     limits = Policy(unrestricted=True, network=False)
     confinement = boxes.prepare(limits, _command("/"))
-    adopted = boxes.adopt(*confinement.kept())
+    adopted = boxes.adopt(*confinement.recovery_state())
     assert (adopted.policy, adopted.backend, adopted.namespaces) == (limits, confinement.backend, False)
     boxes.release(adopted)
     boxes.release(confinement)
 
 
-def _command(cwd: str) -> Command:
-    return Command("/bin/sh", ("sh",), cwd, {"PATH": PATH}, tty=False)
+def _command(cwd: str) -> LaunchSpec:
+    return LaunchSpec("/bin/sh", ("sh",), cwd, {"PATH": PATH}, tty=False)

@@ -1,4 +1,4 @@
-"""The arguments of bubblewrap: text, and nothing else."""
+"""The arguments of bubblewrap, without running it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from execserver.sandbox.bubblewrap import MAX_ARGUMENTS, Inside, Sources, arguments, options
-from execserver.sandbox.view import Bind, Hollow, Link, Mask, Mount, View
+from execserver.sandbox.bubblewrap import MAX_ARGUMENTS, SandboxedCommand, Sources, arguments, options
+from execserver.sandbox.view import Bind, Mask, Mount, Symlink, Tmpfs, View
 
 SOURCES = Sources("/state/file", "/state/folder")
 
@@ -71,15 +71,15 @@ def test_settings_of_the_machine_are_read_only_for_root() -> None:
         (Bind("/s", "/t", writable=False, device=True), "--ro-bind /s /t"),
         (Mask("/t", directory=True), "--ro-bind /state/folder /t"),
         (Mask("/t", directory=False), "--ro-bind /state/file /t"),
-        (Link("/t", "../x"), "--symlink ../x /t"),
+        (Symlink("/t", "../x"), "--symlink ../x /t"),
     ],
 )
 def test_each_mount_has_its_option(mount: Mount, text: str) -> None:
     assert made(mount).startswith(f"--ro-bind / / --dev /dev {text} --unshare-user")
 
 
-def test_hollow_folders_are_closed_when_all_is_mounted_and_the_deepest_first() -> None:
-    text = made(Hollow("/a", 0o111), Bind("/a/b", "/a/b", True), Hollow("/a/b/c", 0o755), base="empty")
+def test_tmpfs_folders_become_read_only_after_all_mounts_the_deepest_first() -> None:
+    text = made(Tmpfs("/a", 0o111), Bind("/a/b", "/a/b", True), Tmpfs("/a/b/c", 0o755), base="empty")
     assert "--perms 0111 --tmpfs /a --bind /a/b /a/b --perms 0755 --tmpfs /a/b/c --unshare-user" in text
     assert text.endswith("--cap-drop ALL --remount-ro /a/b/c --remount-ro /a --remount-ro /")
 
@@ -90,7 +90,7 @@ def test_mounts_keep_their_order() -> None:
 
 
 def test_the_command_gets_its_folder_and_exactly_its_variables() -> None:
-    inside = Inside((), "/w", {"A": "1", "B": "two words", "EMPTY": ""})
+    inside = SandboxedCommand((), "/w", {"A": "1", "B": "two words", "EMPTY": ""})
     assert split(arguments(["--x"], inside, 7, 8)) == [
         *("--new-session", "--x", "--seccomp", "7", "--json-status-fd", "8", "--chdir", "/w"),
         *("--setenv", "A", "1", "--setenv", "B", "two words", "--setenv", "EMPTY", ""),
@@ -98,13 +98,15 @@ def test_the_command_gets_its_folder_and_exactly_its_variables() -> None:
 
 
 def test_only_workers_of_ours_die_with_their_parent() -> None:
-    assert "--die-with-parent" not in split(arguments([], Inside((), "/", {}), 3, 4))
-    assert "--die-with-parent" in split(arguments([], Inside((), "/", {}, dies_with_parent=True), 3, 4))
+    assert "--die-with-parent" not in split(arguments([], SandboxedCommand((), "/", {}), 3, 4))
+    assert "--die-with-parent" in split(
+        arguments([], SandboxedCommand((), "/", {}, dies_with_parent=True), 3, 4)
+    )
 
 
 def test_names_that_are_no_text_keep_their_bytes() -> None:
     name = os.fsdecode(b"/\xff\n")
-    inside = Inside((), name, {os.fsdecode(b"\xfe"): name})
+    inside = SandboxedCommand((), name, {os.fsdecode(b"\xfe"): name})
     data = arguments(["--bind", name, name], inside, 3, 4)
     assert b"--bind\0/\xff\n\0/\xff\n\0" in data
     assert b"--setenv\0\xfe\0/\xff\n\0" in data
@@ -113,30 +115,32 @@ def test_names_that_are_no_text_keep_their_bytes() -> None:
 @pytest.mark.parametrize("name", ["", "a=b", "="])
 def test_a_variable_name_that_cannot_be_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match="illegal environment variable name"):
-        arguments([], Inside((), "/", {name: "x"}), 3, 4)
+        arguments([], SandboxedCommand((), "/", {name: "x"}), 3, 4)
 
 
 @pytest.mark.parametrize(
     ("inside", "options"),
     [
-        (Inside((), "/w\0", {}), []),
-        (Inside((), "/w", {"A\0B": ""}), []),
-        (Inside((), "/w", {"A": "x\0--bind\0/\0/"}), []),
-        (Inside(("/bin/sh", "a\0"), "/w", {}), []),
-        (Inside((), "/w", {}), ["--bind", "/a\0", "/b"]),
+        (SandboxedCommand((), "/w\0", {}), []),
+        (SandboxedCommand((), "/w", {"A\0B": ""}), []),
+        (SandboxedCommand((), "/w", {"A": "x\0--bind\0/\0/"}), []),
+        (SandboxedCommand(("/bin/sh", "a\0"), "/w", {}), []),
+        (SandboxedCommand((), "/w", {}), ["--bind", "/a\0", "/b"]),
     ],
     ids=["folder", "name", "value", "argument", "option"],
 )
-def test_a_nul_byte_never_becomes_an_argument_of_its_own(inside: Inside, options: list[str]) -> None:
+def test_a_nul_byte_never_becomes_an_argument_of_its_own(
+    inside: SandboxedCommand, options: list[str]
+) -> None:
     with pytest.raises(ValueError, match="embedded null byte"):
         arguments(options, inside, 3, 4)
 
 
 def test_more_arguments_than_bubblewrap_takes_are_an_error_that_says_what_to_do() -> None:
-    fixed = len(split(arguments([], Inside((), "/", {}), 3, 4)))
+    fixed = len(split(arguments([], SandboxedCommand((), "/", {}), 3, 4)))
     most = MAX_ARGUMENTS - fixed
-    assert len(split(arguments(["x"] * most, Inside((), "/", {}), 3, 4))) == MAX_ARGUMENTS
+    assert len(split(arguments(["x"] * most, SandboxedCommand((), "/", {}), 3, 4))) == MAX_ARGUMENTS
     with pytest.raises(
         ValueError, match=f"needs {MAX_ARGUMENTS + 1} arguments.*takes {MAX_ARGUMENTS}: fewer"
     ):
-        arguments(["x"] * (most + 1), Inside((), "/", {}), 3, 4)
+        arguments(["x"] * (most + 1), SandboxedCommand((), "/", {}), 3, 4)

@@ -1,4 +1,4 @@
-"""What a confinement makes of a command, and that the command is none the wiser."""
+"""Confinements wrap a command so that the command itself sees no difference."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import bubblewrap
-from execserver.sandbox.backends import Bubblewrapped, Limited, Tools, needs_own_name
-from execserver.sandbox.confinement import Command, Wrapped
+from execserver.sandbox.backends import BubblewrapConfinement, HostPrograms, ThreadConfinement, needs_own_name
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.view import View
 from tests.unit.sandbox.rig import PATH, READ, TOOLS, WRITE, Rig, policy, workspace
@@ -25,21 +25,23 @@ def command(
     program: str = "/bin/sh",
     environment: Mapping[str, str] | None = None,
     tty: bool = False,
-) -> Command:
-    return Command(program, arguments, "/", {"PATH": PATH} if environment is None else environment, tty)
+) -> LaunchSpec:
+    return LaunchSpec(program, arguments, "/", {"PATH": PATH} if environment is None else environment, tty)
 
 
-def bubblewrapped(rig: Rig, limits: Policy | None = None, tools: Tools = TOOLS) -> Bubblewrapped:
+def bubblewrapped(
+    rig: Rig, limits: Policy | None = None, tools: HostPrograms = TOOLS
+) -> BubblewrapConfinement:
     limits = limits or policy(("/", READ))
-    return Bubblewrapped(limits, rig.look(limits), "/", None, tools, rig.sources)
+    return BubblewrapConfinement(limits, rig.build_view(limits), "/", None, tools, rig.sources)
 
 
-def close(wrapped: Wrapped) -> None:
+def close(wrapped: LaunchSpec) -> None:
     for fd in (*wrapped.passed, *([] if wrapped.status is None else [wrapped.status])):
         os.close(fd)
 
 
-def line(rig: Rig, given: Command, tools: Tools = TOOLS) -> Sequence[str]:
+def line(rig: Rig, given: LaunchSpec, tools: HostPrograms = TOOLS) -> Sequence[str]:
     """The command line inside."""
     wrapped = bubblewrapped(rig, tools=tools).wrap(given)
     close(wrapped)
@@ -49,7 +51,7 @@ def line(rig: Rig, given: Command, tools: Tools = TOOLS) -> Sequence[str]:
 # -- the launcher
 
 
-def test_what_is_spawned_shows_nobody_what_the_command_is_given(rig: Rig) -> None:
+def test_the_command_line_of_the_launcher_shows_nothing_of_the_command(rig: Rig) -> None:
     wrapped = bubblewrapped(rig).wrap(command("sh", "-c", "x", environment={"PATH": PATH, "KEY": "word"}))
     close(wrapped)
     assert wrapped.program == "/usr/bin/bwrap"
@@ -120,14 +122,14 @@ def test_whether_there_are_processes_of_its_own_is_the_views_affair(rig: Rig) ->
     ],
     ids=["path", "bare", "login", "other", "no-PATH", "hyphen"],
 )
-def test_a_name_that_is_not_the_programs_own_needs_a_tool(given: Command, own: bool) -> None:
+def test_a_name_that_is_not_the_programs_own_needs_a_tool(given: LaunchSpec, own: bool) -> None:
     assert needs_own_name(given) is own
 
 
 def test_a_command_line_is_that_of_the_command(rig: Rig) -> None:
     assert line(rig, command("sh", "a", "")) == ("sh", "a", "")
     assert line(rig, command("/bin/sh", "a")) == ("/bin/sh", "a")
-    assert line(rig, command("-sh", "a"), Tools("/usr/bin/bwrap", None, "/bin/bash")) == (
+    assert line(rig, command("-sh", "a"), HostPrograms("/usr/bin/bwrap", None, "/bin/bash")) == (
         *("/bin/bash", "-p", "-c", 'exec -a "$0" -- "$@"', "-sh", "/bin/sh", "a"),
     )
 
@@ -138,7 +140,7 @@ def test_a_command_sees_the_name_that_it_was_given(rig: Rig, name: str) -> None:
     assert ran.output.startswith(f"{name}|-c|")
 
 
-def test_what_gives_a_command_its_name_runs_nothing_else(rig: Rig, base: Path) -> None:
+def test_setting_argv_0_runs_nothing_else(rig: Rig, base: Path) -> None:
     (base / "startup").write_text("echo from the startup file\n")
     ran = rig.run(
         policy(("/", READ)),
@@ -197,10 +199,10 @@ def test_mount_points_are_given_back_once_and_again(rig: Rig, base: Path) -> Non
     ws = base / "ws"
     ws.mkdir()
     limits = workspace(ws)
-    view = rig.look(limits)
+    view = rig.build_view(limits)
     lease = rig.mount_points.acquire(view.mount_points)
     assert len(os.listdir(ws)) == 4
-    confinement = Bubblewrapped(limits, view, "/", lease, TOOLS, rig.sources)
+    confinement = BubblewrapConfinement(limits, view, "/", lease, TOOLS, rig.sources)
     confinement.release()
     assert os.listdir(ws) == []
     confinement.release()
@@ -210,9 +212,9 @@ def test_a_mount_source_that_is_gone_lets_nothing_run(rig: Rig, base: Path) -> N
     ws = base / "ws"
     ws.mkdir()
     limits = policy(("/", READ), (ws, WRITE))
-    view = rig.look(limits)
+    view = rig.build_view(limits)
     ws.rmdir()
-    wrapped = Bubblewrapped(limits, view, "/", None, TOOLS, rig.sources).wrap(
+    wrapped = BubblewrapConfinement(limits, view, "/", None, TOOLS, rig.sources).wrap(
         command("sh", "-c", f"echo ran > {base}/ran")
     )
     done = subprocess.run(
@@ -236,7 +238,7 @@ def test_a_mount_source_that_is_gone_lets_nothing_run(rig: Rig, base: Path) -> N
 
 def test_limits_of_a_thread_leave_the_command_as_it_is(rig: Rig) -> None:
     for limits, backend in ((OFFLINE, "seccomp"), (policy(("/", READ)), "landlock")):
-        confinement = Limited(limits, View("read", ()), "/", rig.own)
+        confinement = ThreadConfinement(limits, View("read", ()), "/", rig.own)
         wrapped = confinement.wrap(command("name", "x", environment={"A": "1"}))
         assert confinement.backend == backend
         assert not confinement.namespaces

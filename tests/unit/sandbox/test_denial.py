@@ -1,4 +1,4 @@
-"""What counts as a denial: by the reference's words, and by our evidence."""
+"""Denials by the reference's words, and by our evidence."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_benign_failure_is_no_denial(output: str, exit_code: int) -> None:
     assert evidence(OPEN, exit_code, output.encode(), "/ws") == Denial()
 
 
-def test_what_is_closed_depends_on_the_policy() -> None:
+def test_evidence_depends_on_the_policy() -> None:
     output = b"cat: /home/me/x: Permission denied"
     assert evidence(WORKSPACE, 1, output, "/ws") == Denial()
     assert evidence(CONFINED, 1, output, "/ws").likely

@@ -36,7 +36,7 @@ def are_right(folder: str | None) -> bool:
 
 
 @needs_root
-def test_the_nodes_are_those_of_the_host_and_nobodys(private: Path) -> None:
+def test_the_nodes_are_those_of_the_host_with_another_owner(private: Path) -> None:
     made = Devices(str(private))
     folder = made.folder()
 
@@ -101,7 +101,7 @@ def test_without_any_place_for_them_the_reason_is_said(mount: Mount, monkeypatch
     assert f"no device nodes in {closed}/devices: " in made.reason
 
 
-def test_nobody_whose_nodes_the_hosts_are_not_needs_any(private: Path) -> None:
+def test_a_user_that_does_not_own_the_host_s_nodes_needs_none(private: Path) -> None:
     not_ours = private / "node"
     not_ours.touch()
     os.chmod(not_ours, 0o600)

@@ -1,4 +1,4 @@
-"""Following paths name by name, and telling what a command could write to."""
+"""Resolving paths name by name, and finding paths that a command could write to."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.disk import locate, replaceable_inside, writable_inside
+from execserver.sandbox.disk import replaceable_inside, resolve_path, writable_inside
 
 
 def test_a_path_without_links_is_where_it_says(base: Path) -> None:
     (base / "a").write_text("")
     for path, folder in ((base, True), (base / "a", False)):
-        place = locate(str(path))
+        place = resolve_path(str(path))
         assert place is not None
         assert (place.path, place.exists, place.is_folder) == (str(path), True, folder)
         assert place.missing is None
@@ -27,7 +27,7 @@ def test_a_path_without_links_is_where_it_says(base: Path) -> None:
 
 
 def test_the_root_is_where_it_is() -> None:
-    place = locate("/")
+    place = resolve_path("/")
     assert place is not None
     assert (place.path, place.is_folder, place.links) == ("/", True, ())
 
@@ -37,7 +37,7 @@ def test_links_are_followed_and_told(base: Path) -> None:
     (base / "relative").symlink_to("real")
     (base / "absolute").symlink_to(base / "relative" / "sub")
     (base / "real" / "up").symlink_to("./../absolute")
-    place = locate(f"{base}/relative/up")
+    place = resolve_path(f"{base}/relative/up")
     assert place is not None
     assert place.path == f"{base}/real/sub"
     assert place.is_folder
@@ -53,7 +53,7 @@ def test_a_link_may_lead_to_the_root_and_above_it(base: Path) -> None:
     (base / "root").symlink_to("/")
     (base / "above").symlink_to("../" * 40)
     for name in ("root", "above"):
-        place = locate(f"{base}/{name}")
+        place = resolve_path(f"{base}/{name}")
         assert place is not None
         assert (place.path, place.is_folder) == ("/", True)
 
@@ -69,14 +69,14 @@ def test_a_link_may_lead_to_the_root_and_above_it(base: Path) -> None:
         ("file/x", "file/x", "file/x"),
     ],
 )
-def test_what_is_missing_is_told_with_its_first_missing_part(
+def test_a_missing_path_is_returned_with_its_first_missing_name(
     base: Path, path: str, where: str, missing: str
 ) -> None:
     (base / "real").mkdir()
     (base / "file").write_text("")
     (base / "link").symlink_to("real")
     (base / "nowhere").symlink_to("gone")
-    place = locate(f"{base}/{path}")
+    place = resolve_path(f"{base}/{path}")
     assert place is not None
     assert not place.exists
     assert not place.is_folder
@@ -86,18 +86,18 @@ def test_what_is_missing_is_told_with_its_first_missing_part(
 def test_links_in_circles_lead_nowhere(base: Path) -> None:
     (base / "a").symlink_to("b")
     (base / "b").symlink_to("a")
-    assert locate(f"{base}/a/x") is None
+    assert resolve_path(f"{base}/a/x") is None
 
 
 def test_as_many_links_are_followed_as_the_kernel_follows(base: Path) -> None:
     (base / "0").write_text("")
     for number in range(1, 42):
         (base / str(number)).symlink_to(str(number - 1))
-    place = locate(f"{base}/40")
+    place = resolve_path(f"{base}/40")
     assert place is not None
     assert place.path == f"{base}/0"
     assert os.stat(base / "40").st_size == 0
-    assert locate(f"{base}/41") is None
+    assert resolve_path(f"{base}/41") is None
     with pytest.raises(OSError, match="symbolic links"):
         os.stat(base / "41")
 
@@ -111,15 +111,15 @@ def test_a_link_that_can_be_replaced_leads_nowhere(base: Path) -> None:
         asked.append(link)
         return True
 
-    assert locate(f"{base}/link/x", replaceable) is None
+    assert resolve_path(f"{base}/link/x", replaceable) is None
     assert asked == [f"{base}/link"]
-    assert locate(f"{base}/real", replaceable) is not None
+    assert resolve_path(f"{base}/real", replaceable) is not None
 
 
 def test_names_that_are_no_text_are_followed(base: Path) -> None:
     name = os.fsdecode(b"\xff\n*[")
     (base / name).mkdir()
-    place = locate(f"{base}/{name}")
+    place = resolve_path(f"{base}/{name}")
     assert place is not None
     assert place.is_folder
 
@@ -134,12 +134,12 @@ def test_the_owner_can_always_write_because_he_can_change_the_mode(base: Path) -
         assert writable_inside(str(base / "d"))
 
 
-def test_what_is_missing_cannot_be_written_to(base: Path) -> None:
+def test_a_missing_folder_cannot_be_written_to(base: Path) -> None:
     assert not writable_inside(str(base / "none"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
-def test_what_is_mounted_read_only_cannot_be_written_to(base: Path) -> None:
+def test_a_read_only_mount_cannot_be_written_to(base: Path) -> None:
     (base / "d").mkdir()
     script = (
         "import sys; from execserver.sandbox.disk import writable_inside; print(writable_inside(sys.argv[1]))"
@@ -198,7 +198,7 @@ def test_an_access_control_list_may_grant_more_than_the_mode_shows(base: Path) -
 # -- what a command can put something else in the place of
 
 
-def test_what_stands_in_a_folder_of_ours_can_be_replaced(base: Path) -> None:
+def test_a_file_in_our_folder_can_be_replaced(base: Path) -> None:
     (base / "d").mkdir()
     (base / "d" / "link").symlink_to("/")
     for mode in (0o755, 0o1777):

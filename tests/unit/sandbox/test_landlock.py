@@ -1,4 +1,4 @@
-"""What Landlock can enforce, and that it does."""
+"""The views that Landlock can enforce, and their enforcement."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 
 from execserver.sandbox import landlock, seccomp
 from execserver.sandbox.landlock import Ruleset, unstatable
-from execserver.sandbox.limited_thread import spawn_limited
-from execserver.sandbox.options import OwnThings
-from execserver.sandbox.view import Bind, Hollow, Link, Mask, Mount, View
+from execserver.sandbox.options import DaemonPaths
+from execserver.sandbox.thread_limits import spawn_limited
+from execserver.sandbox.view import Bind, Mask, Mount, Symlink, Tmpfs, View
 
 OFFLINE = seccomp.program(network=False, files_limited=True, namespaces_denied=True)
 ONLINE = seccomp.program(network=True, files_limited=True, namespaces_denied=True)
@@ -51,7 +51,7 @@ def writable(path: str) -> Bind:
         view(network=True),
         view(writable("/w")),
         view(readable("/etc"), writable("/etc/w")),
-        view(readable("/usr"), Link("/bin", "usr/bin"), base="empty"),
+        view(readable("/usr"), Symlink("/bin", "usr/bin"), base="empty"),
         view(readable("/a"), writable("/a/b"), writable("/c"), base="empty"),
         view(base="host"),
     ],
@@ -66,7 +66,7 @@ def test_grants_alone_can_be_stated(stated: View) -> None:
         (view(base="write"), "cannot enforce a writable root"),
         (view(writable("/w"), mount_points=("/w/.git",)), "cannot keep /w/.git from being made"),
         (view(Mask("/secret", directory=False)), "cannot deny /secret"),
-        (view(Hollow("/run", 0o755)), "empty folder in the place of /run"),
+        (view(Tmpfs("/run", 0o755)), "empty folder in the place of /run"),
         (view(writable("/w"), readable("/w/.git")), "cannot make /w/.git read-only: it lies in /w"),
         (view(writable("/w"), readable("/w")), "cannot make /w read-only"),
         (view(readable("/w/.git"), writable("/w")), "cannot make /w/.git read-only"),
@@ -88,7 +88,7 @@ def test_a_neighbour_of_a_writable_folder_is_not_in_it() -> None:
 
 
 def test_the_daemons_own_things_can_be_hidden_while_the_network_is_off() -> None:
-    own = OwnThings(folders=("/own",), files=("/etc/own.toml",))
+    own = DaemonPaths(folders=("/own",), files=("/etc/own.toml",))
     masks = (Mask("/own", directory=True), Mask("/etc/own.toml", directory=False))
     assert unstatable(view(*masks), own) is None
     assert "cannot deny /own" in str(unstatable(view(*masks)))
@@ -238,7 +238,7 @@ def test_single_files_can_be_granted(tmp_path: Path) -> None:
 
 
 @enforced
-def test_what_does_not_exist_grants_nothing_later(tmp_path: Path) -> None:
+def test_a_missing_path_grants_nothing_later(tmp_path: Path) -> None:
     late = tmp_path / "late"
     with Ruleset(["/"], [str(late)], network=False) as rules:
         late.mkdir()
@@ -255,7 +255,7 @@ def test_the_daemons_own_things_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("token")
     (tmp_path / "file").write_text("file")
     (tmp_path / "link").symlink_to(own)
-    things = OwnThings(folders=(str(own),), files=(str(tmp_path / "own.toml"),))
+    things = DaemonPaths(folders=(str(own),), files=(str(tmp_path / "own.toml"),))
     stated = view(Mask(str(own), directory=True), Mask(str(tmp_path / "own.toml"), directory=False))
     script = f"cd {tmp_path}; cat own/a; cat link/a; cat own.toml; cat beside/a file; ls"
     code, said = shell(Ruleset.of_view(stated, own=things), script)

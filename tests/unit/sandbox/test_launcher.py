@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from execserver.sandbox import bubblewrap, seccomp
-from execserver.sandbox.memory_file import SealedProgram, memory_file
-from execserver.sandbox.probe import probe
+from execserver.sandbox.bubblewrap import SealedProgram, memory_file
+from execserver.sandbox.diagnostics.probe import probe
 from execserver.sandbox.state_folder import empty_file, empty_folder
 from execserver.sandbox.view import View
 
@@ -49,10 +49,10 @@ ours = {1, os.getpid()}
 (child,) = (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in ours)
 os.chmod(f"/proc/{child}/exe", 0o777)
 """
-"""Has the first process fork, and changes the mode of the program that the child is seen to run. x86-64."""
+"""Makes the first process fork, and changes the mode of the child's program. x86-64."""
 
 NO_LIMITS = (0x06).to_bytes(2, sys.byteorder) + bytes(2) + seccomp.ALLOW.to_bytes(4, sys.byteorder)
-"""A filter that allows everything: what it was like for `ptrace` with the network."""
+"""A filter that allows everything, like earlier filters for `ptrace` with the network."""
 
 ONLINE = seccomp.program(network=True, files_limited=True)
 
@@ -79,7 +79,7 @@ def attack(tmp_path: Path) -> Attack:
     def run(program: str, filtering: bytes, script: str) -> subprocess.CompletedProcess[str]:
         descriptors = [memory_file(filtering), os.open("/dev/null", os.O_WRONLY)]
         try:
-            inside = bubblewrap.Inside((), "/", {"LC_ALL": "C"})
+            inside = bubblewrap.SandboxedCommand((), "/", {"LC_ALL": "C"})
             arguments = bubblewrap.arguments(made, inside, *descriptors)
             descriptors.append(memory_file(arguments))
             line = ["bwrap", "--args", str(descriptors[2]), "--", sys.executable, "-I", "-S", "-c", script]

@@ -1,4 +1,4 @@
-"""Each mechanism's check, with faults that are caused where a test can, and files of other machines."""
+"""The check of each mechanism, with simulated faults and with files of other machines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from execserver.sandbox import mechanisms
-from execserver.sandbox.doctor import Report
-from execserver.sandbox.mechanisms import Check
-from execserver.sandbox.memory_file import SealedProgram
-from execserver.sandbox.probe import ProbeResult
+from execserver.sandbox.bubblewrap import SealedProgram
+from execserver.sandbox.diagnostics import mechanisms
+from execserver.sandbox.diagnostics.doctor import Report
+from execserver.sandbox.diagnostics.mechanisms import Check
+from execserver.sandbox.diagnostics.probe import ProbeResult
 
 ROOT = Path(__file__).parents[3]
 WORKING = ProbeResult(True, "", "", "0.11.0", frozenset({"argv0", "bind"}), "/usr/bin/bwrap")
@@ -32,10 +32,10 @@ def write(folder: Path, **files: str) -> str:
 
 
 def in_namespace(script: str, expression: str) -> str:
-    """What an expression says in a user namespace that a shell prepared."""
+    """The value of an expression in a user namespace that a shell has prepared."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from execserver.sandbox import mechanisms\n"
+        "from execserver.sandbox.diagnostics import mechanisms\n"
         f"print(*({expression}), sep='\\n')"
     )
     command = [
@@ -66,7 +66,7 @@ def test_a_kernel_without_user_namespaces_is_told_with_the_setting() -> None:
     assert "name='seccomp', status='ok'" in seccomp
 
 
-def test_what_only_bubblewrap_may_do_is_no_fault_when_it_works() -> None:
+def test_a_mechanism_that_only_bubblewrap_may_use_is_ok_when_it_works() -> None:
     said = in_namespace("echo 0 >/proc/sys/user/max_user_namespaces", "mechanisms.kernel(True, 'bwrap')")
     assert said.count("status='ok'") == 5
     assert said.count("but for bubblewrap") == 4
@@ -133,11 +133,11 @@ def test_a_machine_without_cgroup_v2_is_a_warning(missing: str, tmp_path: Path) 
 
 
 def test_a_low_hard_limit_leaves_no_room_for_tags() -> None:
-    assert mechanisms.membership_check().status == "ok" or resource.getrlimit(resource.RLIMIT_RTTIME)[1] > 0
+    assert mechanisms.tag_check().status == "ok" or resource.getrlimit(resource.RLIMIT_RTTIME)[1] > 0
     program = (
         "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
         "resource.setrlimit(resource.RLIMIT_RTTIME, (1000, 1000))\n"
-        "from execserver.sandbox import mechanisms; print(mechanisms.membership_check())"
+        "from execserver.sandbox.diagnostics import mechanisms; print(mechanisms.tag_check())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True, check=True
@@ -182,8 +182,8 @@ def test_a_sandbox_that_does_not_work_or_was_not_tried_is_missing(result: ProbeR
 
 
 def test_bubblewrap_is_told_with_path_version_and_what_it_can_do_beside() -> None:
-    unsealed = "/usr/bin/bwrap 0.11.0, with --argv0; run itself and from no sealed copy"
-    assert mechanisms.bubblewrap_check(WORKING).detail == f"{unsealed}, so that commands may trace nothing"
+    unsealed = "/usr/bin/bwrap 0.11.0, with --argv0; no sealed copy can be executed"
+    assert mechanisms.bubblewrap_check(WORKING).detail == f"{unsealed}, so commands may not trace processes"
     sealed = replace(WORKING, sealed=SealedProgram("/bin/sh"))
     assert mechanisms.bubblewrap_check(sealed).detail == "/usr/bin/bwrap 0.11.0, with --argv0"
     assert mechanisms.bubblewrap_check(BROKEN).status == "ok"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.support.mounts import Mount
 from tests.unit.sandbox.mount_point_daemons import (
     NAMES,
@@ -96,7 +96,7 @@ def test_one_folder_by_two_spellings_is_one_folder(points: MountPoints, workspac
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "empty folder", "link", "dangling link"])
-def test_what_the_user_has_there_is_foreign_and_stays(
+def test_files_of_the_user_are_foreign_and_stay(
     kind: str, points: MountPoints, workspace: Path, state: Path
 ) -> None:
     path = workspace / ".git"
@@ -123,9 +123,7 @@ def test_what_the_user_has_there_is_foreign_and_stays(
     assert seen(path) == before
 
 
-def test_a_folder_into_which_somebody_put_something_is_theirs(
-    points: MountPoints, workspace: Path, state: Path
-) -> None:
+def test_a_folder_that_is_not_empty_stays(points: MountPoints, workspace: Path, state: Path) -> None:
     path = workspace / ".git"
     first = points.acquire([str(path)])
     made = path.stat().st_mtime_ns
@@ -144,7 +142,7 @@ def test_a_folder_into_which_somebody_put_something_is_theirs(
     assert path.is_dir()
 
 
-def test_a_folder_that_somebody_emptied_again_is_removed(points: MountPoints, workspace: Path) -> None:
+def test_a_folder_that_was_emptied_again_is_removed(points: MountPoints, workspace: Path) -> None:
     lease = points.acquire([f"{workspace}/.git"])
     (workspace / ".git" / "x").write_text("x")
     (workspace / ".git" / "x").unlink()
@@ -167,7 +165,7 @@ def test_a_folder_removed_in_use_is_made_again_for_the_next_user(
     assert entries(state) == []
 
 
-def test_what_took_the_place_of_a_folder_stays(points: MountPoints, workspace: Path, state: Path) -> None:
+def test_a_folder_that_replaced_ours_stays(points: MountPoints, workspace: Path, state: Path) -> None:
     path = workspace / ".git"
     lease = points.acquire([str(path)])
     path.rename(workspace / "moved")
@@ -190,7 +188,7 @@ def test_a_link_in_the_place_of_the_parent_is_not_followed(points: MountPoints, 
 
 
 @pytest.mark.parametrize("what", ["workspace", "registry", "both"])
-def test_a_release_after_somebody_deleted_everything_is_silent(
+def test_a_release_after_everything_was_deleted_is_silent(
     what: str, points: MountPoints, workspace: Path, state: Path
 ) -> None:
     lease = points.acquire([f"{workspace}/.git", f"{workspace}/.aws"])
@@ -250,7 +248,7 @@ def test_two_descriptors_a_folder_are_open_and_none_is_inherited_or_left(
     paths = [*(f"{workspace}/{name}" for name in NAMES), f"{workspace}/mine"]
     leases = [points.acquire(paths) for _ in range(10)]
     opened = descriptors() - before
-    # Entry and folder; only the folder of the guest; the registry and its lock.
+    # Entry and folder; only the folder of the foreign one; the registry and its lock.
     assert len(opened) == 2 * len(NAMES) + 1 + 2
     assert not any(os.get_inheritable(descriptor) for descriptor in opened)
     for lease in leases:
@@ -279,7 +277,7 @@ def test_threads_share_what_they_use(points: MountPoints, workspace: Path) -> No
     assert os.listdir(workspace) == ["a.txt"]
 
 
-# What cannot be done.
+# Failures.
 
 
 @pytest.mark.parametrize(

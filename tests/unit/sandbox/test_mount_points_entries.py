@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_point_entry import Entry
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.entry import MountPointEntry
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.unit.sandbox.mount_point_daemons import (
     Daemon,
     entries,
@@ -87,7 +87,7 @@ def test_an_intent_without_an_inode_takes_nothing_of_the_users(
     ],
     ids=lambda content: repr(content[:40]),
 )
-def test_garbage_is_swept_away_and_is_in_nobodys_way(
+def test_garbage_is_swept_and_does_no_harm(
     content: bytes, points: MountPoints, workspace: Path, state: Path
 ) -> None:
     path = workspace / ".git"
@@ -119,7 +119,7 @@ def test_an_entry_under_the_name_of_another_one_is_garbage(
     assert entries(state) == []
 
 
-def test_what_is_no_file_in_the_registry_is_left_alone(points: MountPoints, state: Path) -> None:
+def test_folders_links_and_pipes_in_the_registry_are_left_alone(points: MountPoints, state: Path) -> None:
     points.sweep()
     (state / "mount-points" / "folder").mkdir()
     (state / "mount-points" / "link").symlink_to("/etc/passwd")
@@ -150,8 +150,8 @@ def test_an_entry_knows_its_folder_by_inode_and_owner_and_by_device_or_age(tmp_p
     device, inode, owner = status.st_dev, status.st_ino, status.st_uid
     older, younger = status.st_ctime_ns - 1, status.st_ctime_ns + 1
     path = str(tmp_path)
-    assert Entry(path, younger, (device, inode, owner)).describes(status)
-    assert Entry(path, older, (device + 1, inode, owner)).describes(status)  # it was mounted again
-    assert not Entry(path, younger, (device + 1, inode, owner)).describes(status)
-    assert not Entry(path, older, (device, inode + 1, owner)).describes(status)
-    assert not Entry(path, older, (device, inode, owner + 1)).describes(status)
+    assert MountPointEntry(path, younger, (device, inode, owner)).describes(status)
+    assert MountPointEntry(path, older, (device + 1, inode, owner)).describes(status)  # it was mounted again
+    assert not MountPointEntry(path, younger, (device + 1, inode, owner)).describes(status)
+    assert not MountPointEntry(path, older, (device, inode + 1, owner)).describes(status)
+    assert not MountPointEntry(path, older, (device, inode, owner + 1)).describes(status)

@@ -1,4 +1,4 @@
-"""Nothing is left behind by those who are killed."""
+"""Killed daemons leave no mount points behind."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.unit.sandbox.mount_point_daemons import (
     NAMES,
     entries,
 )
 
-# Kills itself before its Nth system call of those that matter, for all N; then somebody else sweeps.
+# Kills itself before its Nth system call of those that matter, for all N; then another daemon sweeps.
 _KILLED_EVERYWHERE = """
 import fcntl, os, signal, sys
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 
 state, workspace, *names = sys.argv[1:]
 paths = [f"{workspace}/{name}" for name in names]
@@ -74,7 +74,7 @@ def test_a_kill_at_any_system_call_leaves_nothing_for_long(state: Path, workspac
 
 _KILLED_AT_RANDOM = """
 import os, random, signal, sys, time
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 
 state, workspace, *names = sys.argv[1:]
 before = os.listdir(workspace)
@@ -127,7 +127,7 @@ def test_a_daemon_stopped_with_the_registry_in_its_hand_holds_up_others_for_seco
     # Stops itself where the intent is written and the folder is not made.
     program = (
         "import os, signal, sys\n"
-        "from execserver.sandbox.mount_points import MountPoints\n"
+        "from execserver.sandbox.mount_points.registry import MountPoints\n"
         "os.mkdir = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)\n"
         "points = MountPoints(sys.argv[1])\n"
         "points.acquire([sys.argv[2]])\n"

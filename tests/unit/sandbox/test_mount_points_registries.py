@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.support.mounts import Mount
 from tests.unit.sandbox.mount_point_daemons import (
     Daemon,
@@ -31,7 +31,7 @@ def marking(workspace: Path) -> None:
 
 
 @pytest.fixture
-def strangers(state: Path, tmp_path: Path) -> Iterator[list[Daemon]]:
+def daemons(state: Path, tmp_path: Path) -> Iterator[list[Daemon]]:
     """Two daemons of one user, with a registry each: `state` and `other state`."""
     both = [Daemon(state), Daemon(tmp_path / "other state")]
     yield both
@@ -47,33 +47,33 @@ def other(tmp_path: Path) -> Iterator[MountPoints]:
 
 
 @pytest.mark.usefixtures("marking")
-@pytest.mark.parametrize("first", ["maker", "guest"])
-def test_whoever_lets_go_last_removes_the_folder(
-    first: str, strangers: list[Daemon], workspace: Path, state: Path, tmp_path: Path
+@pytest.mark.parametrize("first", ["maker", "sharer"])
+def test_the_last_daemon_to_release_the_folder_removes_it(
+    first: str, daemons: list[Daemon], workspace: Path, state: Path, tmp_path: Path
 ) -> None:
     path = f"{workspace}/.git"
-    maker, guest = strangers
+    maker, sharer = daemons
     assert maker("acquire", path) == [[path], []]
-    assert guest("acquire", path) == [[], [path]]
-    early, late = (maker, guest) if first == "maker" else (guest, maker)
+    assert sharer("acquire", path) == [[], [path]]
+    early, late = (maker, sharer) if first == "maker" else (sharer, maker)
     early("release")
     assert early("sweep") == []
     assert os.path.isdir(path)
     late("release")
     assert os.listdir(workspace) == ["a.txt"]
-    assert maker("sweep") == guest("sweep") == []
+    assert maker("sweep") == sharer("sweep") == []
     assert entries(state) == entries(tmp_path / "other state") == []
 
 
 @pytest.mark.usefixtures("marking")
 def test_the_maker_forgets_a_folder_that_its_guest_removed_with_whatever_it_does_next(
-    strangers: list[Daemon], workspace: Path, state: Path
+    daemons: list[Daemon], workspace: Path, state: Path
 ) -> None:
-    maker, guest = strangers
+    maker, sharer = daemons
     maker("acquire", f"{workspace}/.git")
-    guest("acquire", f"{workspace}/.git")
+    sharer("acquire", f"{workspace}/.git")
     maker("release")
-    guest("release")
+    sharer("release")
     (workspace / ".git").mkdir()  # the user's, perhaps with the same inode
     maker("acquire", f"{workspace}/.aws")
     maker("release")
@@ -83,15 +83,15 @@ def test_the_maker_forgets_a_folder_that_its_guest_removed_with_whatever_it_does
 
 @pytest.mark.usefixtures("marking")
 def test_a_guest_removes_what_a_killed_maker_left(
-    strangers: list[Daemon], workspace: Path, state: Path
+    daemons: list[Daemon], workspace: Path, state: Path
 ) -> None:
     path = f"{workspace}/.git"
-    maker, guest = strangers
+    maker, sharer = daemons
     maker("acquire", path)
-    guest("acquire", path)
+    sharer("acquire", path)
     maker.kill()
     assert os.path.isdir(path)
-    guest("release")
+    sharer("release")
     assert os.listdir(workspace) == ["a.txt"]
     assert MountPoints(str(state)).sweep() == []
     assert entries(state) == []
@@ -99,11 +99,11 @@ def test_a_guest_removes_what_a_killed_maker_left(
 
 @pytest.mark.usefixtures("marking")
 def test_the_next_one_in_the_workspace_removes_what_maker_and_guest_left_when_both_were_killed(
-    strangers: list[Daemon], workspace: Path, tmp_path: Path
+    daemons: list[Daemon], workspace: Path, tmp_path: Path
 ) -> None:
-    for daemon in strangers:
+    for daemon in daemons:
         daemon("acquire", f"{workspace}/.git")
-    for daemon in strangers:
+    for daemon in daemons:
         daemon.kill()
     third = MountPoints(str(tmp_path / "third state"))
     before = descriptors()
@@ -118,38 +118,38 @@ def test_the_next_one_in_the_workspace_removes_what_maker_and_guest_left_when_bo
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_empty_folder_of_the_users_stays_in_any_order(
-    first: int, strangers: list[Daemon], workspace: Path
+    first: int, daemons: list[Daemon], workspace: Path
 ) -> None:
     path = workspace / ".git"
     path.mkdir()
     before = seen(path)
-    for daemon in strangers:
+    for daemon in daemons:
         assert daemon("acquire", str(path)) == [[], [str(path)]]
-    strangers[first]("release")
-    strangers[1 - first]("release")
-    assert [daemon("sweep") for daemon in strangers] == [[], []]
+    daemons[first]("release")
+    daemons[1 - first]("release")
+    assert [daemon("sweep") for daemon in daemons] == [[], []]
     assert seen(path) == before
     assert not takes_marks(path) or MARK not in os.listxattr(path)
 
 
 @pytest.mark.usefixtures("marking")
-@pytest.mark.parametrize("last", ["maker", "guest"])
+@pytest.mark.parametrize("last", ["maker", "sharer"])
 def test_a_folder_that_the_user_filled_is_his_for_good(
-    last: str, strangers: list[Daemon], workspace: Path, other: MountPoints
+    last: str, daemons: list[Daemon], workspace: Path, other: MountPoints
 ) -> None:
     path = workspace / ".git"
-    maker, guest = strangers
+    maker, sharer = daemons
     maker("acquire", str(path))
-    guest("acquire", str(path))
+    sharer("acquire", str(path))
     (path / "HEAD").write_text("x")
-    early, late = (guest, maker) if last == "maker" else (maker, guest)
+    early, late = (sharer, maker) if last == "maker" else (maker, sharer)
     early("release")
     late("release")
     assert (path / "HEAD").read_text() == "x"
     assert MARK not in os.listxattr(path)
     (path / "HEAD").unlink()
     other.acquire([str(path)]).release()
-    assert maker("sweep") == guest("sweep") == []
+    assert maker("sweep") == sharer("sweep") == []
     assert path.is_dir()
 
 
@@ -200,17 +200,17 @@ def test_an_entry_of_a_marked_folder_is_not_for_one_without_a_mark_that_got_its_
 
 
 def test_without_attributes_only_the_maker_removes_its_folder(
-    strangers: list[Daemon], state: Path, mount: Mount
+    daemons: list[Daemon], state: Path, mount: Mount
 ) -> None:
     disk = mount("ramfs")
     if takes_marks(disk):
         pytest.skip("ramfs has attributes of users here")
     path = f"{disk}/.git"
-    maker, guest = strangers
+    maker, sharer = daemons
     assert maker("acquire", path) == [[path], []]
-    assert guest("acquire", path) == [[], [path]]
+    assert sharer("acquire", path) == [[], [path]]
     maker("release")
-    guest("release")
+    sharer("release")
     assert os.listdir(disk) == [".git"]
     assert len(entries(state)) == 1
     assert maker("sweep") == [path]
@@ -218,8 +218,8 @@ def test_without_attributes_only_the_maker_removes_its_folder(
     assert entries(state) == []
 
     maker("acquire", path)
-    guest("acquire", path)
-    guest("release")
+    sharer("acquire", path)
+    sharer("release")
     assert os.listdir(disk) == [".git"]
     maker("release")
     assert os.listdir(disk) == []
@@ -228,7 +228,7 @@ def test_without_attributes_only_the_maker_removes_its_folder(
 # Three daemons with a registry each hold the same folders, and let them go as nearly at once as can be.
 _AT_ONCE = """
 import os, sys, threading
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 
 rounds, workspace, *states = sys.argv[1:]
 paths = [f"{workspace}/{name}" for name in (".git", ".aws")]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox import held_mount_point, mount_point_taking
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points import acquire, held
+from execserver.sandbox.mount_points.registry import MountPoints
 from tests.unit.sandbox.mount_point_daemons import (
     NAMES,
     Daemon,
@@ -100,7 +100,7 @@ def test_the_next_start_removes_what_the_killed_left_and_nothing_else(
     assert entries(state) == []
 
 
-def test_what_the_killed_left_is_taken_over_by_who_needs_it(
+def test_a_folder_of_a_killed_daemon_is_taken_over_by_the_next_user(
     daemons: list[Daemon], points: MountPoints, workspace: Path, state: Path
 ) -> None:
     path = f"{workspace}/.git"
@@ -120,14 +120,14 @@ def test_a_guest_that_is_removed_while_it_is_locked_is_made_anew(
 ) -> None:
     path = workspace / ".git"
     path.mkdir()
-    take_lock = held_mount_point.share_lock
+    take_lock = held.share_lock
 
     def remove_before(descriptor: int) -> None:
         monkeypatch.undo()
         path.rmdir()
         take_lock(descriptor)
 
-    monkeypatch.setattr(mount_point_taking, "share_lock", remove_before)
+    monkeypatch.setattr(acquire, "share_lock", remove_before)
     lease = points.acquire([str(path)])
     assert lease.made == (str(path),)
     assert len(entries(state)) == 1
@@ -139,7 +139,7 @@ def test_a_guest_that_is_removed_while_it_is_locked_is_made_anew(
 # Each must find what it holds, and in the end nothing may be left.
 _RIVALS = """
 import os, sys
-from execserver.sandbox.mount_points import MountPoints
+from execserver.sandbox.mount_points.registry import MountPoints
 
 rounds, *arguments = sys.argv[1:]
 states, paths = arguments[:2], arguments[2:]
@@ -176,6 +176,6 @@ def test_rivals_never_take_each_others_folders_away(other: str, workspace: Path,
     )
     *statuses, swept = map(int, result.stdout.split())
     assert statuses == [0, 0], result.stderr
-    assert swept == 0 or not takes_marks(workspace)  # then the last guest may leave it to a sweep
+    assert swept == 0 or not takes_marks(workspace)  # then the last daemon may leave it to a sweep
     assert os.listdir(workspace) == ["a.txt"]
     assert entries(tmp_path / "state") == entries(tmp_path / other) == []

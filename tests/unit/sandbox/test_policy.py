@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.protocol.errors import InvalidParams
-from execserver.protocol.model import decode
-from execserver.protocol.sandbox import SandboxContext
+from execprotocol.errors import InvalidParams
+from execprotocol.model import decode
+from execprotocol.sandbox import SandboxContext
 from execserver.sandbox.policy import (
     PLATFORM_FOLDERS,
     Access,
     Glob,
     Policy,
+    RequestFolders,
     Rule,
-    Surroundings,
     depth,
     is_below,
     normal,
@@ -28,8 +28,8 @@ from tests.unit.sandbox.rig import DENY, READ, WRITE, policy
 
 Json = dict[str, Any]
 
-NOWHERE = Surroundings(None, None)
-SOMEWHERE = Surroundings("/work/dir", "/var/tmp/mine")
+NOWHERE = RequestFolders(None, None)
+SOMEWHERE = RequestFolders("/work/dir", "/var/tmp/mine")
 
 
 def special(kind: str, access: str = "read", **more: Json | str | None) -> Json:
@@ -57,7 +57,7 @@ def of(permissions: Json, **outer: Any) -> SandboxContext:
     return decode(SandboxContext, {"permissions": permissions, "windowsSandboxLevel": "disabled", **outer})
 
 
-def rules(*entries: Json, around: Surroundings = SOMEWHERE, **outer: Any) -> list[tuple[str, Access]]:
+def rules(*entries: Json, around: RequestFolders = SOMEWHERE, **outer: Any) -> list[tuple[str, Access]]:
     return [(rule.path, rule.access) for rule in resolve(context(*entries, **outer), around).rules]
 
 
@@ -123,15 +123,15 @@ def test_the_root_and_the_temporary_folders_are_known_by_name() -> None:
 
 @pytest.mark.parametrize("tmpdir", [None, "", "relative/one"])
 def test_a_tmpdir_that_is_not_absolute_grants_nothing(tmpdir: str | None) -> None:
-    assert rules(special("tmpdir", "write"), around=Surroundings("/work", tmpdir)) == []
+    assert rules(special("tmpdir", "write"), around=RequestFolders("/work", tmpdir)) == []
 
 
 def test_the_temporary_folders_of_a_file_request_are_those_of_the_context() -> None:
     folders = {"temporaryDirectories": ["file:///t1", "file:///t2"]}
     entry = special("tmpdir", "write")
-    assert rules(entry, around=Surroundings(None, "/own"), **folders) == [("/t1", WRITE), ("/t2", WRITE)]
+    assert rules(entry, around=RequestFolders(None, "/own"), **folders) == [("/t1", WRITE), ("/t2", WRITE)]
     # A command has a TMPDIR of its own.
-    assert rules(entry, around=Surroundings("/work", "/own"), **folders) == [("/own", WRITE)]
+    assert rules(entry, around=RequestFolders("/work", "/own"), **folders) == [("/own", WRITE)]
 
 
 def test_project_roots_are_the_workspace_roots_and_not_the_working_directory() -> None:
@@ -179,7 +179,7 @@ def test_a_grant_without_its_folder_grants_nothing_and_a_denial_is_taken_for_the
         assert rules(special(kind, "deny"), around=NOWHERE) == []
 
 
-def test_what_is_unknown_grants_and_denies_nothing() -> None:
+def test_an_unknown_entry_grants_and_denies_nothing() -> None:
     for access in ("read", "write", "deny"):
         made = resolve(context(special("unknown", access, path=":new", subpath="x")), SOMEWHERE)
         assert made.rules == ()
@@ -225,7 +225,7 @@ def test_rules_come_shallow_first() -> None:
 
 def test_paths_lose_their_dots_and_repeated_slashes() -> None:
     assert rules(literal("///x//y/../z/"), literal("//w")) == [("/w", READ), ("/x/z", READ)]
-    assert rules(special("tmpdir"), around=Surroundings("/w", "//t//u/")) == [("/t/u", READ)]
+    assert rules(special("tmpdir"), around=RequestFolders("/w", "//t//u/")) == [("/t/u", READ)]
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_without_a_working_directory_a_denied_pattern_is_below_all_that_it_may_m
 def test_special_characters_of_the_folder_are_none_in_the_pattern() -> None:
     made = resolve(context(pattern("*.key"), cwd="file:///a*b%5Bc%7Bd%3F"), SOMEWHERE)
     assert made.deny_globs == ("/a[*]b[[]c[{]d[?]/*.key",)
-    back = Surroundings("/a\\b", None)
+    back = RequestFolders("/a\\b", None)
     assert resolve(context(pattern("*.key")), back).deny_globs == ("/a[\\]b/*.key",)
 
 

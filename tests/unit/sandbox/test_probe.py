@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.sandbox.launch_failures import explain
-from execserver.sandbox.probe import NEEDED, ProbeResult, find, probe
+from execserver.sandbox.diagnostics.launch_failures import explain
+from execserver.sandbox.diagnostics.probe import NEEDED, ProbeResult, find, probe
 
 BWRAP = shutil.which("bwrap")
 needs_bubblewrap = pytest.mark.skipif(BWRAP is None, reason="there is no bubblewrap on this machine")
@@ -41,7 +41,7 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Fake:
-    """A bubblewrap that answers questions and then does as told."""
+    """A bubblewrap that answers `--version` and `--help`, and then runs a script."""
 
     def make(script: str, version: str = "bubblewrap 0.8.0", options: str = HELP) -> str:
         path = tmp_path / "fake-bwrap"
@@ -239,10 +239,10 @@ def is_alive(pid: int) -> bool:
 
 
 # A probe that is killed while its bubblewrap hangs.
-_PROBING = "import sys; from execserver.sandbox.probe import probe; probe(*sys.argv[1:])"
+_PROBING = "import sys; from execserver.sandbox.diagnostics.probe import probe; probe(*sys.argv[1:])"
 
 
-def test_what_a_killed_probe_left_is_removed_by_one_that_begins_a_minute_later(
+def test_files_of_a_killed_probe_are_removed_by_a_probe_a_minute_later(
     fake: Fake, state: Path, tmp_path: Path
 ) -> None:
     pid = tmp_path / "pid"
@@ -263,7 +263,7 @@ def test_what_a_killed_probe_left_is_removed_by_one_that_begins_a_minute_later(
     assert list(state.iterdir()) == [left]  # it may be that of another daemon's probe
     hour_ago = time.time() - 3600
     os.utime(left, (hour_ago, hour_ago))
-    # Root without its powers is kept out by mode 000 as anybody is.
+    # Mode 000 keeps out root without capabilities, too.
     powerless = ["setpriv", "--bounding-set", "-all"] if os.geteuid() == 0 else []
     subprocess.run([*powerless, sys.executable, "-c", _PROBING, failing, str(state)], check=True)
     assert os.listdir(state) == []
@@ -314,7 +314,7 @@ USERNS = (
 
 
 def settings(folder: Path, **values: str) -> str:
-    """A procfs of our own: the settings of a kernel that this machine has not."""
+    """A procfs with the settings of another kernel."""
     for name, value in values.items():
         path = folder / "sys" / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -358,7 +358,7 @@ def settings(folder: Path, **values: str) -> str:
         (
             "bwrap: Unable to set up system call filtering: prctl(PR_SET_SECCOMP) reported EINVAL.",
             {},
-            "no seccomp filter",
+            "refused the seccomp filter",
             "CONFIG_SECCOMP_FILTER",
         ),
         (
@@ -389,13 +389,13 @@ def test_the_probe_tells_what_the_launch_said(fake: Fake, state: Path) -> None:
 
 PROBING = (
     "import sys; sys.path.insert(0, sys.argv[2])\n"
-    "from execserver.sandbox.probe import probe\n"
+    "from execserver.sandbox.diagnostics.probe import probe\n"
     "result = probe(None, sys.argv[1]); print(result.works, result.reason, '|', result.fix)"
 )
 
 
 def probe_below(script: str, state: Path) -> str:
-    """What the probe says in a user namespace that a shell script has prepared."""
+    """The result of the probe in a user namespace that a shell script has prepared."""
     root = str(Path(__file__).parents[3])
     command = f'{script}; exec "$0" "$@"'
     arguments = [sys.executable, "-c", PROBING, str(state), root]

@@ -1,4 +1,4 @@
-"""Names that programs outside trust stay as they are, whatever a command finds in their place."""
+"""Names that programs outside trust cannot be changed by commands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
-from execserver.sandbox.options import OwnThings
+from execprotocol.errors import InvalidRequest
+from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import PROTECTED_NAMES, Rule
 from execserver.sandbox.view import Bind
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, policy, workspace
@@ -131,9 +131,9 @@ def test_one_that_is_a_link_is_refused_because_a_command_could_replace_it(
     (ws / "real").mkdir()
     (ws / ".git").symlink_to(target)
     with pytest.raises(InvalidRequest) as caught:
-        rig.look(workspace(ws))
+        rig.build_view(workspace(ws))
     assert f"{ws}/.git is a symbolic link" in str(caught.value)
-    assert "put what it leads to in its place" in str(caught.value)
+    assert "replace it by its target" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", PROTECTED_NAMES)
@@ -143,27 +143,25 @@ def test_an_entry_for_one_that_is_a_link_lifts_its_protection_as_the_refusal_say
     (base / "dotfiles").mkdir()
     (ws / name).symlink_to(base / "dotfiles")
     with pytest.raises(InvalidRequest, match=f"or add an entry with access `write` for {ws}/{name}"):
-        rig.look(workspace(ws))
-    # What a link leads to that can be replaced is not granted with it.
+        rig.build_view(workspace(ws))
+    # The target of a replaceable link is not granted with the link.
     rig.run(workspace(ws, (ws / name, WRITE)), f"echo 1 > {ws}/n; echo 1 > {ws}/{name}/n")
     assert (ws / "n").exists()
     assert not (base / "dotfiles" / "n").exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
-def test_what_a_link_leads_to_is_read_only_where_nobody_can_replace_the_link(rig: Rig, ws: Path) -> None:
+def test_the_target_of_a_link_that_cannot_be_replaced_is_read_only(rig: Rig, ws: Path) -> None:
     (ws / "real").mkdir(mode=0o777)
     (ws / "real").chmod(0o777)
     (ws / ".git").symlink_to("real")
     os.chown(ws, 65534, 65534)
-    assert Bind(f"{ws}/real", f"{ws}/real", writable=False) in rig.look(workspace(ws)).mounts
+    assert Bind(f"{ws}/real", f"{ws}/real", writable=False) in rig.build_view(workspace(ws)).mounts
     assert "closed" in rig.run(workspace(ws), f"echo 1 > {ws}/real/n || echo closed").output
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
-def test_a_link_of_another_user_in_a_folder_like_tmp_is_in_nobodys_way(
-    rig: Rig, ws: Path, base: Path
-) -> None:
+def test_a_link_of_another_user_in_a_folder_like_tmp_is_ignored(rig: Rig, ws: Path, base: Path) -> None:
     (ws / ".git").symlink_to(base)
     os.chown(ws / ".git", 65534, 65534, follow_symlinks=False)
     os.chown(ws, 65534, 65534)
@@ -175,10 +173,10 @@ def test_a_link_of_another_user_in_a_folder_like_tmp_is_in_nobodys_way(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
-def test_a_name_that_nobody_could_make_is_not_guarded(rig: Rig, ws: Path) -> None:
+def test_a_name_that_commands_cannot_create_is_not_guarded(rig: Rig, ws: Path) -> None:
     os.chown(ws, 65534, 65534)
     ws.chmod(0o755)
-    assert rig.look(workspace(ws)).mount_points == ()
+    assert rig.build_view(workspace(ws)).mount_points == ()
 
 
 # -- `.git` as a file
@@ -210,7 +208,7 @@ def test_a_repository_that_is_missing_cannot_be_made_in_the_place_that_a_file_na
 def test_a_repository_outside_is_as_it_would_be_without_the_file(rig: Rig, base: Path, ws: Path) -> None:
     (base / "repo").mkdir()
     (ws / ".git").write_text(f"gitdir: {base}/repo\n")
-    targets = [mount.target for mount in rig.look(workspace(ws)).mounts]
+    targets = [mount.target for mount in rig.build_view(workspace(ws)).mounts]
     assert str(base / "repo") not in targets
     assert f"{ws}/.git" in targets
 
@@ -226,21 +224,21 @@ def test_a_file_that_names_no_repository_is_read_only_itself(rig: Rig, ws: Path,
     assert (ws / ".git").read_bytes() == content
 
 
-def test_a_fifo_where_a_repository_has_a_file_does_not_hold_anybody_up(rig: Rig, ws: Path) -> None:
+def test_a_fifo_in_the_place_of_a_file_of_git_does_not_block(rig: Rig, ws: Path) -> None:
     (ws / "repo").mkdir()
     os.mkfifo(ws / "repo" / "commondir")
     (ws / ".git").write_text("gitdir: repo\n")
-    view = rig.look(workspace(ws))
+    view = rig.build_view(workspace(ws))
     assert Bind(f"{ws}/repo", f"{ws}/repo", writable=False) in view.mounts
 
 
 def test_names_are_guarded_in_a_workspace_that_is_also_the_home_folder(rig: Rig, ws: Path) -> None:
-    view = rig.look(workspace(ws, network=True), own=OwnThings((rig.state,), home=str(ws)))
+    view = rig.build_view(workspace(ws, network=True), own=DaemonPaths((rig.state,), home=str(ws)))
     assert set(view.mount_points) == {f"{ws}/{name}" for name in PROTECTED_NAMES}
 
 
 def test_the_root_has_protected_names_too_when_it_is_writable(rig: Rig, ws: Path) -> None:
-    view = rig.look(policy(("/", WRITE), (ws, READ)))
+    view = rig.build_view(policy(("/", WRITE), (ws, READ)))
     if os.geteuid() == 0:
         assert {f"/{name}" for name in PROTECTED_NAMES if not os.path.lexists(f"/{name}")} <= set(
             view.mount_points

@@ -1,4 +1,4 @@
-"""Each refusal names its way out: it is read out of the message, followed, and then the workspace works."""
+"""Each refusal names a fix: the test reads it from the message, applies it, and the workspace works."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
 from execserver.sandbox.policy import Access, Policy, Rule
 from tests.unit.sandbox.rig import DENY, READ, WRITE, Rig, policy, workspace
-from tests.unit.sandbox.test_git import git, repository, with_submodule
+from tests.unit.sandbox.test_git_files import git, repository, with_submodule
 
 PATH = r"(/[^\s,:]+)"
 GRANTS = re.compile(
-    rf"an entry with access `write` for {PATH}(?: if that is meant, and one for {PATH} to commit)?"
+    rf"an entry with access `write` for {PATH}(?: if commands may change it, and one for {PATH} to commit)?"
 )
 MOVED = re.compile(
-    rf"(?:through the symbolic link {PATH}, |{PATH} is a symbolic link, ).*leads to in its place"
+    rf"(?:through the symbolic link {PATH}, |{PATH} is a symbolic link, )"
+    ".*replace (?:it|the link) by its target"
 )
 NAMED = re.compile(rf"sandbox: {PATH} leads through .*name what it leads to, {PATH}")
 TO_COMMIT = "git add -A && git -c user.name=x -c user.email=x@x commit -q -m second && echo done"
@@ -35,7 +36,7 @@ def ws(base: Path) -> Path:
 
 def refusal_of(rig: Rig, limits: Policy) -> str | None:
     try:
-        rig.look(limits)
+        rig.build_view(limits)
     except InvalidRequest as refusal:
         return str(refusal)
     return None
@@ -61,7 +62,7 @@ def with_grants(rig: Rig, limits: Policy) -> Policy:
 
 
 def put_in_place(text: str) -> None:
-    """What a link leads to, in the place of the link that a message names."""
+    """Replace the link that a message names by its target."""
     named = MOVED.search(text)
     assert named is not None, text
     link = Path(named[1] or named[2])

@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from execserver.protocol.errors import InvalidRequest
+from execprotocol.errors import InvalidRequest
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder, view
-from execserver.sandbox.backends import Bubblewrapped, Limited
-from execserver.sandbox.confinement import Command, Confinement
-from execserver.sandbox.mount_points import MountPoints
-from execserver.sandbox.options import OwnThings, SandboxOptions
+from execserver.sandbox.backends import BubblewrapConfinement, ThreadConfinement
+from execserver.sandbox.confinement import Confinement
+from execserver.sandbox.diagnostics.probe import ProbeResult, probe
+from execserver.sandbox.mount_points.registry import MountPoints
+from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import PROTECTED_NAMES, Policy
-from execserver.sandbox.probe import ProbeResult, probe
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.view import Needs, View, look
+from execserver.sandbox.view import RequiredPaths, View, build_view
 from tests.unit.sandbox.rig import DENY, PATH, READ, WRITE, policy, workspace
 
 OFFLINE = Policy(unrestricted=True, network=False)
@@ -45,7 +46,7 @@ def make(base: Path) -> Iterator[Make]:
         bubblewrap: str | None = None, *, landlock: bool = False, spool: str | None = None
     ) -> Sandboxes:
         options = SandboxOptions(bubblewrap, landlock, spool or str(base / "state"))
-        made.append(Sandboxes(options, OwnThings(), {"PATH": PATH}))
+        made.append(Sandboxes(options, DaemonPaths(), {"PATH": PATH}))
         return made[-1]
 
     yield do_make
@@ -53,8 +54,8 @@ def make(base: Path) -> Iterator[Make]:
         one.close()
 
 
-def command(*arguments: str, tty: bool = False, cwd: str = "/") -> Command:
-    return Command("/bin/sh", arguments or ("sh",), cwd, {"PATH": PATH}, tty)
+def command(*arguments: str, tty: bool = False, cwd: str = "/") -> LaunchSpec:
+    return LaunchSpec("/bin/sh", arguments or ("sh",), cwd, {"PATH": PATH}, tty)
 
 
 def run(confinement: Confinement, script: str) -> subprocess.CompletedProcess[str]:
@@ -81,7 +82,7 @@ def run(confinement: Confinement, script: str) -> subprocess.CompletedProcess[st
 def test_a_command_is_confined_and_nothing_is_left_of_that(make: Make, base: Path, ws: Path) -> None:
     boxes = make()
     confinement = boxes.prepare(workspace(ws), command())
-    assert isinstance(confinement, Bubblewrapped)
+    assert isinstance(confinement, BubblewrapConfinement)
     assert sorted(os.listdir(ws)) == [".agents", ".aws", ".codex", ".git"]
     ran = run(confinement, f"echo 1 > {ws}/n; echo 1 > {base}/n; ls -A {base}/state")
     boxes.release(confinement)
@@ -118,7 +119,7 @@ def test_many_threads_may_ask_at_once(make: Make, ws: Path) -> None:
     assert os.listdir(ws) == []
 
 
-def test_what_is_needed_beside_is_readable_inside(make: Make, base: Path, ws: Path) -> None:
+def test_extra_paths_are_readable_inside(make: Make, base: Path, ws: Path) -> None:
     (base / "beside").write_text("found\n")
     limits = policy((ws, READ), (base, DENY), minimal=True)
     boxes = make()
@@ -138,19 +139,19 @@ def test_a_link_that_takes_a_protected_place_at_the_last_moment_is_refused(
     make: Make, ws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def look_then_plant(limits: Policy, own: OwnThings, needs: Needs) -> View:
-        seen = look(limits, own, needs)
+    def build_then_plant(limits: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
+        seen = build_view(limits, own, needs)
         (ws / ".git").symlink_to("/etc")
         return seen
 
-    monkeypatch.setattr(view, "look", look_then_plant)
+    monkeypatch.setattr(view, "build_view", build_then_plant)
     with pytest.raises(InvalidRequest, match="became a symbolic link just now"):
         make().prepare(workspace(ws), command())
     assert os.listdir(ws) == [".git"]
 
 
 def bind_fd(base: Path) -> bool:
-    """Whether this machine's bubblewrap takes what is to be bound as descriptors."""
+    """Whether this machine's bubblewrap accepts descriptors for mounts."""
     return "bind-fd" in probe(None, str(base), PATH).features
 
 
@@ -187,13 +188,13 @@ def test_a_writable_folder_that_is_swapped_during_the_look_is_refused(
         pytest.skip("bubblewrap has no --bind-fd")
     (base / "out").mkdir()
 
-    def look_then_swap(limits: Policy, own: OwnThings, needs: Needs) -> View:
-        seen = look(limits, own, needs)
+    def build_then_swap(limits: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
+        seen = build_view(limits, own, needs)
         ws.rename(base / "moved")
         ws.symlink_to("out")
         return seen
 
-    monkeypatch.setattr(view, "look", look_then_swap)
+    monkeypatch.setattr(view, "build_view", build_then_swap)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(InvalidRequest, match="was replaced just now"):
         # `.git` is there, so that nothing has to be made in the folder itself.
@@ -255,7 +256,7 @@ def test_a_tool_that_is_missing_is_named_with_its_package(
     make: Make,
     base: Path,
     monkeypatch: pytest.MonkeyPatch,
-    given: Command,
+    given: LaunchSpec,
     tool: str,
     package: str,
     field: str,
@@ -264,14 +265,14 @@ def test_a_tool_that_is_missing_is_named_with_its_package(
     with pytest.raises(InvalidRequest, match=f"the program {tool} is missing: install {package}") as caught:
         make().prepare(policy(("/", READ)), given)
     assert caught.value.field == field
-    # Who does not need it is not bothered.
+    # A policy that does not need it is not affected.
     assert make().prepare(policy(("/", READ)), command()).backend == "bubblewrap"
 
 
 # -- what was found out
 
 
-def test_what_works_is_found_out_once_and_again_for_another_program_or_after_a_failed_launch(
+def test_a_probe_is_repeated_only_for_another_program_or_after_a_failed_launch(
     make: Make, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -315,7 +316,7 @@ def test_a_sweep_removes_what_a_killed_daemon_left(make: Make, base: Path, ws: P
     assert os.listdir(ws) == []
 
 
-def test_what_is_done_at_the_start_never_fails(make: Make, base: Path) -> None:
+def test_sweep_and_warm_up_never_fail(make: Make, base: Path) -> None:
     (base / "file").write_text("")
     for sandbox in (make(spool=str(base / "file")), make("/no/such/bwrap")):
         sandbox.sweep()
@@ -348,7 +349,7 @@ def test_without_bubblewrap_a_limit_on_files_is_refused_with_the_missing_piece_a
 
 def test_without_bubblewrap_a_limit_on_the_network_alone_is_kept_all_the_same(make: Make) -> None:
     confinement = make("/no/such/bwrap").prepare(OFFLINE, command())
-    assert isinstance(confinement, Limited)
+    assert isinstance(confinement, ThreadConfinement)
     assert confinement.backend == "seccomp"
 
 

@@ -23,7 +23,7 @@ def made(policy: Policy) -> Profile:
 
 
 def section(text: str, head: str) -> str:
-    """The rule that begins so, with all of its parentheses."""
+    """The rule with this beginning, up to its closing parenthesis."""
     start = text.index(head)
     level = 0
     for position in range(start, len(text)):
@@ -131,7 +131,7 @@ def test_writable_roots_that_are_missing_grant_nothing() -> None:
     assert result.writable == ()
 
 
-def test_what_the_caller_hides_or_guards_is_left_out() -> None:
+def test_paths_that_the_caller_denies_or_protects_are_excluded() -> None:
     one = policy(Rule("/", Access.READ), Rule("/ws", Access.WRITE))
     result = grants(
         one, denied=("/ws/.env", "/run/own"), read_only=("/ws/real-git",), exists=lambda _: True, real=same
@@ -190,7 +190,7 @@ def test_paths_are_those_that_seatbelt_sees(path: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "tmp", "./tmp", "/a\0b"])
-def test_what_is_no_absolute_path_is_refused(path: str) -> None:
+def test_a_path_that_is_relative_or_invalid_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="no absolute path"):
         profile(Grants((Root(path),), (), network=False))
 

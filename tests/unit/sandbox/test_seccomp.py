@@ -1,4 +1,4 @@
-"""What the filters say of calls, judged by an interpreter, for both machines."""
+"""The filters' answers to calls, by an interpreter, for both machines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SINCE_5_1 = _table("""
 IO_URING = ("io_uring_setup", "io_uring_enter", "io_uring_register")
 KEYS_AND_BPF = ("bpf", "keyctl", "add_key", "request_key")
 TRACING = {"ptrace": 1, "process_vm_readv": 0, "process_vm_writev": 0}
-"""And which argument is the pid."""
+"""With the index of the pid argument."""
 PRIORITIES = {
     "sched_setaffinity": (0,),
     "sched_setattr": (0,),
@@ -61,7 +61,7 @@ PRIORITIES = {
     "setpriority": (0, 0),
     "ioprio_set": (1, 0),
 }
-"""And the arguments by which a thread names itself."""
+"""With the arguments by which a thread names itself."""
 SOCKETS = ("connect", "accept", "accept4", "bind", "listen")
 PAIRS = (
     "getsockname", "getpeername", "shutdown", "sendmsg", "sendmmsg", "recvmsg", "recvmmsg", "recvfrom",
@@ -143,7 +143,7 @@ def test_typing_into_the_terminal_is_always_refused(machine: str, which: Filter,
 
 @pytest.mark.parametrize("which", FILTERS)
 @pytest.mark.parametrize("name", ["read", "write", "sendmsg", "recvmsg", "recvfrom", "execve", "kill"])
-def test_what_programs_live_on_is_always_allowed(machine: str, which: Filter, name: str) -> None:
+def test_calls_that_every_program_needs_are_always_allowed(machine: str, which: Filter, name: str) -> None:
     assert verdict(machine, which, name) == ALLOWED
 
 
@@ -292,7 +292,7 @@ def test_threads_forks_and_own_copies_are_made_as_ever(machine: str) -> None:
 
 @pytest.mark.parametrize("which", FILTERS)
 @pytest.mark.parametrize("name", PAIRS)
-def test_what_the_ends_of_a_pair_need_is_always_allowed(machine: str, which: Filter, name: str) -> None:
+def test_calls_for_the_ends_of_a_pair_are_always_allowed(machine: str, which: Filter, name: str) -> None:
     assert verdict(machine, which, name, 3, 0x1000, 1, 0, 0x1000, 16) == ALLOWED
 
 

@@ -1,4 +1,4 @@
-"""The filters in the kernel: what is refused inside works outside, bare and in bubblewrap."""
+"""The filters in the kernel: calls that are refused inside work outside, bare and in bubblewrap."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ONLINE_ALONE = seccomp.program(network=True, files_limited=True, namespaces_deni
 UNTRACED = seccomp.program(network=True, files_limited=True, tracing=False)
 
 MARK = 118
-"""An errno that none of these calls has by itself: in the place of EPERM it shows that the filter answered,
-also to users to whom the kernel would answer EPERM anyway."""
+"""An errno that none of these calls has by itself. Instead of EPERM it shows that the filter answered, also
+for users for whom the kernel itself returns EPERM."""
 
 REFUSED = (
     *(calls_probe.ALWAYS, calls_probe.OTHER_PROCESSES, calls_probe.WITHOUT_NETWORK),
@@ -63,7 +63,7 @@ def run_bare(program: bytes | None, arguments: list[str]) -> subprocess.Complete
         )
     with Descriptor(program) as fd:
         first = (
-            "import os,runpy,sys; from execserver.sandbox.limited_thread import *; "
+            "import os,runpy,sys; from execserver.sandbox.thread_limits import *; "
             f"deny_new_privileges(); install_filter(os.read({fd}, 65536)); os.close({fd}); "
             "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
         )
@@ -97,7 +97,7 @@ def run_in_bubblewrap(program: bytes | None, arguments: list[str]) -> subprocess
 
 
 class Descriptor:
-    """Bytes to be read from a descriptor."""
+    """A readable descriptor with these bytes."""
 
     def __init__(self, content: bytes) -> None:
         self.fd = os.memfd_create("filter")
@@ -171,12 +171,12 @@ def test_bash_does_not_take_the_filter_for_a_remote_shell(run: Runner, tmp_path:
     assert run(OFFLINE, ["-c", act]).stdout == "script\n"
 
 
-def test_what_the_kernel_would_do_fails_with_eperm_inside(run: Runner) -> None:
+def test_calls_that_the_kernel_allows_fail_with_eperm_inside(run: Runner) -> None:
     outside = probe(run, None)
     inside = probe(run, OFFLINE_ALONE)
     refused = names(*REFUSED, *ALONE)
     assert {name for name in refused if inside[name] != (-1, errno.EPERM)} == set()
-    # Of these the kernel refuses some to ordinary users by itself, and containers some more; sockets nobody.
+    # The kernel refuses some of these to ordinary users, and containers refuse more; sockets are not refused.
     get_further = {name for name in refused if outside[name][1] != errno.EPERM}
     assert get_further >= names(calls_probe.WITHOUT_NETWORK)
     for name in calls_probe.HARMLESS:
@@ -331,7 +331,7 @@ def test_the_x32_table_ends_the_process() -> None:
 def test_a_descendant_cannot_lift_the_filter() -> None:
     act = """
 import os, socket, subprocess, sys
-from execserver.sandbox.limited_thread import install_filter
+from execserver.sandbox.thread_limits import install_filter
 install_filter((0x06).to_bytes(2, sys.byteorder) + bytes(2) + (0x7fff0000).to_bytes(4, sys.byteorder))
 subprocess.run([sys.executable, "-c", "import socket; socket.socket(socket.AF_INET)"], check=True)
 """

@@ -1,4 +1,4 @@
-"""The private folder, and the empty things in it."""
+"""The private folder, and the empty file and folder in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.folders import FolderError, state_folder
+from execserver.private_folder import FolderError, state_folder
 from execserver.sandbox.state_folder import StateFolderError, empty_file, empty_folder, open_state_folder
 from tests.sandbox_user import NOT_ROOT, needed_paths
 
@@ -83,7 +83,7 @@ def test_a_home_folder_that_is_missing_is_not_made_and_the_way_out_is_said(tmp_p
 
 
 def in_namespace(program: str, *before: str) -> str:
-    """What a program prints as root of a user and mount namespace of its own, with an empty /tmp."""
+    """The output of a program that runs as root of a new user and mount namespace, with an empty /tmp."""
     # Empty but for the way to the repository and its interpreter, which may lie there.
     shell = f"""
         mount -t tmpfs tmpfs /mnt
@@ -120,7 +120,7 @@ def test_a_home_folder_on_a_read_only_file_system_is_named() -> None:
     assert "--spool-dir" in said
 
 
-def test_who_makes_the_old_name_in_tmp_first_changes_nothing() -> None:
+def test_a_folder_with_the_old_name_in_tmp_changes_nothing() -> None:
     program = (
         "import os\n"
         "from execserver.sandbox.state_folder import open_state_folder\n"
@@ -181,7 +181,7 @@ def test_an_existing_folder_keeps_what_is_in_it(tmp_path: Path) -> None:
     assert os.listdir(path) == ["x"]
 
 
-# What is refused.
+# Refused folders.
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_an_empty_folder_with_something_in_it_is_said_and_not_emptied(tmp_path: 
     path.chmod(0o700)
     (path / "x").touch()
     if UID == 0:
-        path.chmod(0)  # root sees it all the same; nobody else could
+        path.chmod(0)  # only root can still read it
     with pytest.raises(StateFolderError, match=f"cannot make {path}: Directory not empty; remove it"):
         empty_folder(str(tmp_path))
     path.chmod(0o700)

@@ -1,4 +1,4 @@
-"""For any tree and any rules: what a sandbox lets through is what the policy says, no more and no less."""
+"""For any tree and any rules, a sandbox allows exactly the access of the policy."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 class Oracle:
-    """What the documentation says of a path: the most specific rule, and protected names."""
+    """The documented access to a path: the most specific rule, and protected names."""
 
     def __init__(self, limits: Policy) -> None:
         self._rules = {rule.path: rule.access for rule in limits.rules}
@@ -105,7 +105,7 @@ class Oracle:
         return self._rules[max(above, key=depth)] if above else DENY
 
     def may_be_seen_into(self, path: str) -> bool:
-        """Whether a folder is more than a way to what is open further down."""
+        """Whether a folder is visible for more than for deeper paths."""
         return self.access(path) is not DENY
 
 
@@ -131,7 +131,7 @@ def _made(case: Case, top: Path) -> Policy:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
-def test_what_can_be_read_and_written_is_what_the_policy_says(rig: Rig, case: Case) -> None:
+def test_access_in_the_sandbox_equals_the_policy(rig: Rig, case: Case) -> None:
     top = Path(rig.state).parent / "top"
     limits = _made(case, top)
     oracle = Oracle(limits)

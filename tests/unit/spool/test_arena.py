@@ -18,10 +18,10 @@ from execserver.spool.process_index import (
     MAX_LENGTH,
     MAX_POSITION,
     RECORDS_A_BLOCK,
+    IndexRecord,
     Kind,
     Pending,
     ProcessIndex,
-    Record,
 )
 
 STEP = 1 << 20
@@ -61,11 +61,11 @@ def test_what_was_recorded_is_found_again_with_its_last_bit(arena: IndexArena) -
     index.append("closed")
     for found in (index, reopened(arena)[2**64 - 1]):
         assert list(found.records_after(0)) == [
-            Record(1, "stdout", 0, MAX_LENGTH, MAX_POSITION, True),
-            Record(2, "stderr", MAX_LENGTH, 1, 0, False),
-            Record(3, "pty", MAX_LENGTH + 1, 7, 5, False),
-            Record(4, "exited", MAX_LENGTH + 8, 0, 0, False),
-            Record(5, "closed", MAX_LENGTH + 8, 0, 0, False),
+            IndexRecord(1, "stdout", 0, MAX_LENGTH, MAX_POSITION, True),
+            IndexRecord(2, "stderr", MAX_LENGTH, 1, 0, False),
+            IndexRecord(3, "pty", MAX_LENGTH + 1, 7, 5, False),
+            IndexRecord(4, "exited", MAX_LENGTH + 8, 0, 0, False),
+            IndexRecord(5, "closed", MAX_LENGTH + 8, 0, 0, False),
         ]
         assert (found.next_seq, found.total, found.exited_seq, found.closed_seq) == (6, MAX_LENGTH + 8, 4, 5)
         assert (found.capacity(False), found.capacity(True)) == (2**40, 4096)
@@ -143,7 +143,7 @@ def test_a_file_of_another_layout_is_refused(content: bytes) -> None:
 class Model:
     """One process, kept the naive way."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[IndexRecord] = field(default_factory=list)
     evicted: int = 0
     exited: int | None = None
     closed: int | None = None
@@ -206,7 +206,7 @@ SMALL_STEP = 64 << 10
 
 
 class Driven:
-    """A small arena and a model of each of its processes, at which operations are carried out."""
+    """A small arena and a model of each of its processes, at which operations are leftover out."""
 
     def __init__(self) -> None:
         self.patch = pytest.MonkeyPatch()
@@ -257,7 +257,7 @@ class Driven:
         seq, total = len(model.records) + 1, sum(record.length for record in model.records)
 
         def change() -> None:
-            model.records.append(Record(seq, kind, total, length, seq, False))
+            model.records.append(IndexRecord(seq, kind, total, length, seq, False))
             model.exited = seq if kind == "exited" else model.exited
             model.closed = seq if kind == "closed" else model.closed
 
@@ -299,7 +299,9 @@ class Driven:
         model = self.models[number]
         for _ in range(count):
             seq = self.indexes[number].append("stdout", length)
-            model.records.append(Record(seq, "stdout", self.indexes[number].total - length, length, 0, False))
+            model.records.append(
+                IndexRecord(seq, "stdout", self.indexes[number].total - length, length, 0, False)
+            )
 
     def free(self, number: int) -> None:
         self.arena.free(self.indexes.pop(number))

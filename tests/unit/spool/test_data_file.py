@@ -57,7 +57,7 @@ def test_bytes_go_around_the_ring_and_no_move_crosses_its_end(ring: DataFile, pi
     assert os.fstat(ring.fd).st_size == CAPACITY
 
 
-def test_whoever_shares_the_open_file_sees_how_far_the_kernel_got(
+def test_a_process_that_shares_the_open_file_sees_how_far_the_kernel_got(
     ring: DataFile, pipe: tuple[int, int]
 ) -> None:
     os.write(pipe[1], b"x" * 5000)
@@ -133,13 +133,13 @@ def test_freed_space_is_all_but_the_newest_bytes(folder: int) -> None:
         ring.store(bytes([place]) * PAGE_BYTES)
     os.fsync(ring.fd)
     full = os.fstat(ring.fd).st_blocks
-    ring.give_back(40 * PAGE_BYTES, 25 * PAGE_BYTES)
+    ring.free_space(40 * PAGE_BYTES, 25 * PAGE_BYTES)
     assert os.fstat(ring.fd).st_blocks == full, "that is not worth it"
-    ring.give_back(40 * PAGE_BYTES, 20 * PAGE_BYTES)
+    ring.free_space(40 * PAGE_BYTES, 20 * PAGE_BYTES)
     assert os.fstat(ring.fd).st_blocks == full - 24 * PAGE_BYTES // 512
     for place in range(60, 100):
         assert ring.read(place * PAGE_BYTES, PAGE_BYTES) == bytes([place]) * PAGE_BYTES
-    ring.give_back(0, 1)
+    ring.free_space(0, 1)
     assert os.fstat(ring.fd).st_blocks <= full - 63 * PAGE_BYTES // 512
     ring.close()
 

@@ -190,7 +190,7 @@ def test_the_last_record_of_a_process_says_where_its_input_ends_and_the_first_wh
     process = folded(history).processes[1]
     assert (process.write_ids, process.accepted_end) == (OrderedDict(a=10, b=25), 25)
     assert (process.ending, process.exited) == ("timeout", Exited(1, 137, "timeout"))
-    assert process.tree_ending, "whoever says so"
+    assert process.tree_ending, "whatever the reason"
     assert not folded(history[:4]).processes[1].tree_ending
     assert (process.closed_at, process.stdin_closed) == (9.5, True)
     assert not folded([*history, Forgotten(1), Written(1, "c", 30)]).processes
@@ -204,7 +204,7 @@ def test_a_session_is_there_until_it_has_ended_with_all_numbers_it_ever_gave() -
 
 def test_a_process_outlives_the_record_of_its_sessions_end() -> None:
     state = folded([SessionOpened("s"), started(1), SessionEnded("s")])
-    assert list(state.processes) == [1], "somebody has to kill it"
+    assert list(state.processes) == [1], "it still has to be killed"
 
 
 def test_numbers_ascend_past_a_process_that_is_forgotten_and_compacted_away(ledger: Ledger) -> None:
@@ -291,11 +291,11 @@ def test_every_record_whose_append_returned_outlives_a_kill() -> None:
         os.close(told_write)
         told = killed_after(random_source.randrange(1, 200), told_read, pid)
         os.close(told_read)
-        successor = Ledger(os.dup(ledger.fd))
-        state = successor.replay()
+        new_server = Ledger(os.dup(ledger.fd))
+        state = new_server.replay()
         assert state.skipped == 0
         assert state.processes[1].accepted_end in (told, told + 1)
-        successor.close()
+        new_server.close()
         ledger.close()
 
 
@@ -332,12 +332,12 @@ def test_a_kill_during_a_compaction_leaves_one_that_says_everything() -> None:
             os.close(kept)
             kept = fds[0]
             switched += 1
-        successor = Ledger(kept)
-        state = successor.replay()
+        new_server = Ledger(kept)
+        state = new_server.replay()
         assert state.skipped == 0
         assert state.processes[1].accepted_end in (told, told + 1)
         assert len(state.processes[1].write_ids) in (told, told + 1)
-        successor.close()
+        new_server.close()
         ledger.close()
         os.close(told_read)
         ours.close()
@@ -372,9 +372,9 @@ def test_a_compaction_is_due_when_most_is_history(ledger: Ledger) -> None:
         assert not is_due(ledger)
         ledger.append(Written(1, long_id, index))
     assert is_due(ledger)
-    successor = Ledger(os.dup(ledger.fd))
-    assert is_due(successor), "a successor does not know what is history"
-    successor.close()
+    new_server = Ledger(os.dup(ledger.fd))
+    assert is_due(new_server), "a new server does not know what is outdated"
+    new_server.close()
     compacted = Ledger.compacted(ledger.replay().records())
     assert not is_due(compacted)
     assert len(content(compacted)) < 70_000

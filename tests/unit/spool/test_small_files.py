@@ -15,7 +15,7 @@ from execserver.processes.output_log import OutputLog
 from execserver.spool import log_files
 from execserver.spool.arena import IndexArena
 from execserver.spool.log_files import small_slot
-from execserver.spool.small_files import FIRST_PLACE, SLOT_BYTES, SmallFile, SmallFiles, slot_of
+from execserver.spool.small_files import FIRST_PLACE, SLOT_BYTES, SmallFile, SmallOutputs, slot_of
 from execserver.spool.spool import CHUNK_BYTES, Spool, SpoolBudget, SpoolLimits
 
 PROCESSES = 24
@@ -29,11 +29,11 @@ class Server:
         self.arena = IndexArena(os.dup(arena))
         indices = self.arena.restore()
         taken = {slot for index in indices.values() if (slot := small_slot(index)) is not None}
-        self.small = SmallFiles(os.dup(small), taken)
+        self.small = SmallOutputs(os.dup(small), taken)
         self.budget = SpoolBudget(LIMITS)
         self.spool = Spool(None, LIMITS, small_files=self.small)
         self.logs = {
-            number: OutputLog.restore(index, self.spool, self.budget, 1 << 20, self._keep, None, None)
+            number: OutputLog(index, self.spool, self.budget, 1 << 20, self._keep).restore(None, None)
             for number, index in indices.items()
         }
 
@@ -53,7 +53,7 @@ class Server:
 
 @pytest.fixture
 def files() -> Iterator[tuple[int, int]]:
-    arena, small = IndexArena.create(), SmallFiles.create()
+    arena, small = IndexArena.create(), SmallOutputs.create()
     yield arena.fd, small.fd
     arena.close()
     small.close()
@@ -134,12 +134,12 @@ def test_what_an_earlier_user_left_in_a_slot_is_nobodys_output(
         server.log(2).take("stdout", read)  # into the slot that the first one had
     monkeypatch.undo()
 
-    successor = Server(*files)
-    assert (whole(successor.logs[2]), successor.logs[2].next_seq) == (b"", 1)
-    successor.logs[2].take("stdout", read)
-    assert whole(successor.logs[2]) == b"second"
+    new_server = Server(*files)
+    assert (whole(new_server.logs[2]), new_server.logs[2].next_seq) == (b"", 1)
+    new_server.logs[2].take("stdout", read)
+    assert whole(new_server.logs[2]) == b"second"
     os.close(read)
-    successor.close()
+    new_server.close()
     server.close()
 
 
@@ -156,28 +156,28 @@ def test_the_beginning_of_the_next_slot_is_not_the_end_of_the_one_before(
     with pytest.raises(DeathError):
         server.log(2).take("stdout", second := pipe_with(b"second"))
     monkeypatch.undo()
-    successor = Server(*files)
-    assert (whole(successor.logs[1]), successor.logs[1].total) == (b"first", 5)
-    assert (whole(successor.logs[2]), successor.logs[2].total) == (b"", 0)
+    new_server = Server(*files)
+    assert (whole(new_server.logs[1]), new_server.logs[1].total) == (b"first", 5)
+    assert (whole(new_server.logs[2]), new_server.logs[2].total) == (b"", 0)
     os.close(first)
     os.close(second)
-    successor.close()
+    new_server.close()
     server.close()
 
 
-def test_a_successor_gives_no_slot_away_that_is_in_use(files: tuple[int, int]) -> None:
+def test_a_new_server_gives_no_slot_away_that_is_in_use(files: tuple[int, int]) -> None:
     server = Server(*files)
     for number in (1, 2, 3):
         server.log(number).take("stdout", read := pipe_with(pattern(number, 100)))
         os.close(read)
     server.logs[2].close()
-    successor = Server(*files)
-    assert sorted(successor.logs) == [1, 3]
-    slots = [slot_of(successor.small.new().position) for _ in range(3)]
+    new_server = Server(*files)
+    assert sorted(new_server.logs) == [1, 3]
+    slots = [slot_of(new_server.small.new().position) for _ in range(3)]
     assert sorted(slot for slot in slots if slot is not None) == [1, 3, 4]
-    assert whole(successor.logs[1]) == pattern(1, 100)
-    assert whole(successor.logs[3]) == pattern(3, 100)
-    successor.close()
+    assert whole(new_server.logs[1]) == pattern(1, 100)
+    assert whole(new_server.logs[3]) == pattern(3, 100)
+    new_server.close()
     server.close()
 
 

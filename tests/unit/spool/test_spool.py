@@ -99,7 +99,7 @@ def test_no_ring_is_larger_than_the_index_can_express(spool: Spool) -> None:
     file.close()
 
 
-def test_a_folder_that_somebody_removed_is_made_again(spool: Spool, tmp_path: Path, told: Told) -> None:
+def test_a_folder_that_was_removed_is_made_again(spool: Spool, tmp_path: Path, told: Told) -> None:
     shutil.rmtree(tmp_path / "state")
     file = spool.new_disk_file(1)
     if file is None:  # on a tmpfs a file without a name can still be made

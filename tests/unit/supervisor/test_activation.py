@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from execserver.supervisor.activation import listener_on, take_descriptors
-from execserver.supervisor.listeners import ListenError, requested
+from execserver.supervisor.listener import ListenError
+from execserver.supervisor.listeners import requested
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 import execserver
+from execprotocol import trust
 from execserver import __main__ as console
 from execserver.supervisor import start
 
@@ -54,7 +55,8 @@ def test_each_command_goes_to_its_own_program(
 
 def test_the_supervisor_imports_the_standard_library_only() -> None:
     package = Path(execserver.__file__).parent
-    alone = [package / name for name in ("membership.py", "folders.py", "trust.py", "__init__.py")]
+    alone = [package / name for name in ("descendants.py", "private_folder.py", "__init__.py")]
+    alone.append(Path(trust.__file__))
     for path in [*alone, *(package / "supervisor").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
@@ -67,9 +69,9 @@ def test_the_supervisor_imports_the_standard_library_only() -> None:
                 own = name.startswith(
                     (
                         "execserver.supervisor.",
-                        "execserver.membership",
-                        "execserver.folders",
-                        "execserver.trust",
+                        "execserver.descendants",
+                        "execserver.private_folder",
+                        "execprotocol.trust",
                     )
                 )
                 assert top in sys.stdlib_module_names or own, f"{path.name} imports {name}"

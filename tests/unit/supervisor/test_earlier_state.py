@@ -1,4 +1,4 @@
-"""State in `/tmp/execserver-UID` is taken along once, and none of it is lost or there twice."""
+"""State in `/tmp/execserver-UID` is migrated once, and no record is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from execserver.supervisor import earlier_state
-from execserver.supervisor.earlier_state import take_along
+from execserver.supervisor.earlier_state import migrate
 
 RECORDS = {"instances/7": "", "mount-points/ab": "entry\n", "edits/cd": "staging\nforward\n"}
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """What an earlier version leaves that was killed."""
+    """The files of an earlier version that was killed."""
     old = tmp_path / "old"
     for folder in ("instances", "mount-points", "edits", "spool", "empty-folder"):
         (old / folder).mkdir(parents=True, mode=0o700)
@@ -40,46 +40,44 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def records(folder: Path) -> dict[str, str]:
-    """All files below, but for locks and what is no record."""
+    """All records below a folder."""
     found = [path for path in folder.glob("*/*") if path.name != "lock"]
     return {str(path.relative_to(folder)): path.read_text() for path in found}
 
 
 def test_records_are_taken_along_once(old: Path, new: Path, environment: dict[str, str]) -> None:
-    said = take_along(environment, str(old))
-    assert said == f"state of an earlier version was taken along from {old} to {new}: records: 3"
+    said = migrate(environment, str(old))
+    assert said == f"state of an earlier version was migrated from {old} to {new}: records: 3"
     assert records(new) == RECORDS
     assert not old.exists()
 
     old.mkdir(mode=0o700)
     (old / "edits").mkdir()
     (old / "edits/planted").write_text("by a command in a sandbox")
-    assert take_along(environment, str(old)) is None
+    assert migrate(environment, str(old)) is None
     assert records(new) == RECORDS
 
 
 def test_without_an_old_place_nothing_that_comes_later_is_taken(
     old: Path, new: Path, environment: dict[str, str]
 ) -> None:
-    assert take_along(environment, f"{old}-none") is None
-    assert take_along(environment, str(old)) is None
+    assert migrate(environment, f"{old}-none") is None
+    assert migrate(environment, str(old)) is None
     assert records(new) == {}
     assert records(old) == RECORDS
 
 
 @pytest.mark.parametrize("used", RECORDS)
-def test_what_a_living_daemon_uses_stays_and_is_taken_when_it_is_dead(
+def test_records_of_a_running_daemon_are_migrated_after_its_death(
     used: str, old: Path, new: Path, environment: dict[str, str]
 ) -> None:
     with open(old / used) as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as mount points have it; edits and instances have LOCK_EX
-        said = take_along(environment, str(old))
-        assert (
-            said == f"{old} is in use by a daemon of an earlier version: it is taken along at a later start"
-        )
+        said = migrate(environment, str(old))
+        assert said == f"{old} is in use by a daemon of an earlier version: it is migrated at a later start"
         assert records(old) == RECORDS
         assert records(new) == {}
-    assert "records: 3" in str(take_along(environment, str(old)))
+    assert "records: 3" in str(migrate(environment, str(old)))
     assert records(new) == RECORDS
 
 
@@ -88,20 +86,24 @@ def test_a_folder_that_took_the_place_of_the_used_one_is_left_alone(
 ) -> None:
     with open(old / "instances/7") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        take_along(environment, str(old))
+        migrate(environment, str(old))
     old.rename(f"{old}-away")
     old.mkdir(mode=0o700)
     (old / "edits").mkdir()
     (old / "edits/planted").touch()
-    assert "is not the folder that an earlier version used" in str(take_along(environment, str(old)))
+    assert "is not the folder that an earlier version used" in str(migrate(environment, str(old)))
     assert records(new) == {}
 
 
 @pytest.mark.parametrize("case", ["open", "link", "file", "foreign"])
-def test_what_is_not_ours_alone_is_left_alone_and_said_once(
+def test_a_folder_that_is_not_private_is_ignored_and_reported_once(
     case: str, old: Path, new: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reason = {"open": "has mode 0755, open to others", "link": "is a symbolic link", "file": "is no folder"}
+    reason = {
+        "open": "has mode 0755, open to others",
+        "link": "is a symbolic link",
+        "file": "is not a folder",
+    }
     place = Path(f"{old}-{case}")
     match case:
         case "open":
@@ -116,25 +118,25 @@ def test_what_is_not_ours_alone_is_left_alone_and_said_once(
                 pytest.skip("only root gives folders away")
             os.chown(old, 65534, 65534)
             place = old
-    said = str(take_along(environment, str(place)))
+    said = str(migrate(environment, str(place)))
     assert f"{place}, where earlier versions kept state, " in said
     assert reason.get(case, "belongs to nobody (uid 65534)") in said
     assert records(new) == {}
     assert records(old) == RECORDS
-    assert take_along(environment, str(place)) is None
+    assert migrate(environment, str(place)) is None
 
 
 @pytest.mark.parametrize("variable", ["XDG_STATE_HOME", "RUNTIME_DIRECTORY"])
-def test_who_kept_state_elsewhere_before_takes_nothing(
+def test_a_daemon_with_another_state_folder_migrates_nothing(
     variable: str, old: Path, new: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    assert take_along(environment | {variable: str(tmp_path)}, str(old)) is None
+    assert migrate(environment | {variable: str(tmp_path)}, str(old)) is None
     assert records(old) == RECORDS
     assert not new.exists()
 
 
 class KilledError(BaseException):
-    """As a kill: nothing catches it."""
+    """Like a kill, it is not caught."""
 
 
 @pytest.mark.parametrize("step", range(40))
@@ -142,7 +144,7 @@ def test_a_kill_at_any_step_loses_nothing_and_doubles_nothing(
     step: int, old: Path, new: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class DyingOs:
-        """The module, which is never there again after so many changes of the disk."""
+        """The module, with a simulated kill after a number of changes of the disk."""
 
         left = step
 
@@ -156,14 +158,14 @@ def test_a_kill_at_any_step_loses_nothing_and_doubles_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(earlier_state, "os", DyingOs())
         try:
-            take_along(environment, str(old))
+            migrate(environment, str(old))
         except KilledError:
             done = False
         else:
             done = True
     if step == 39:
         assert done, "more steps than are tried"
-    take_along(environment, str(old))
+    migrate(environment, str(old))
     assert records(new) == RECORDS
     assert records(old) == {}
     assert [name for name in os.listdir(new) if name.startswith("arriv")] in ([], ["arriving"])
@@ -175,7 +177,7 @@ def test_folders_and_links_among_the_records_are_not_followed(
     (tmp_path / "secret").write_text("x")
     (old / "edits/link").symlink_to(tmp_path / "secret")
     (old / "instances/folder").mkdir()
-    assert "; the rest of it can be removed" in str(take_along(environment, str(old)))
+    assert "; the rest of it can be removed" in str(migrate(environment, str(old)))
     assert records(new) == RECORDS
 
 
@@ -192,6 +194,6 @@ def test_an_old_place_on_another_file_system_is_taken_along(
         other = Path(there) / "old"
         shutil.copytree(old, other)
         other.chmod(0o700)
-        assert "records: 3" in str(take_along(environment, str(other)))
+        assert "records: 3" in str(migrate(environment, str(other)))
         assert not other.exists()
     assert records(new) == RECORDS

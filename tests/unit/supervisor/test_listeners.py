@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from execserver.supervisor import listeners
-from execserver.supervisor.listeners import ListenError, UnixListener, bind_all, parse, requested
+from execserver.supervisor.listener import ListenError, UnixListener
+from execserver.supervisor.listeners import bind_all, parse, requested
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def test_another_type_of_socket_is_kept(folder: Path) -> None:
             UnixListener(f"{folder}/s").bind()
 
 
-def test_what_is_no_socket_is_never_removed(folder: Path) -> None:
+def test_a_file_that_is_no_socket_is_never_removed(folder: Path) -> None:
     (folder / "file").write_text("precious")
     (folder / "link").symlink_to("nowhere")
     for name in ("file", "link"):
@@ -193,7 +194,7 @@ def test_what_is_no_socket_is_never_removed(folder: Path) -> None:
     assert (folder / "link").is_symlink()
 
 
-def test_a_successor_s_socket_is_not_removed(folder: Path) -> None:
+def test_the_socket_of_a_later_daemon_is_not_removed(folder: Path) -> None:
     first, second = UnixListener(f"{folder}/s"), UnixListener(f"{folder}/s")
     first.bind()
     os.unlink(folder / "s")
@@ -204,7 +205,7 @@ def test_a_successor_s_socket_is_not_removed(folder: Path) -> None:
     assert not (folder / "s").exists()
 
 
-def default_in(folder: Path) -> listeners.UnixListener:
+def default_in(folder: Path) -> UnixListener:
     return listeners.default_listener({"XDG_RUNTIME_DIR": str(folder)})
 
 

@@ -1,4 +1,4 @@
-"""The registry among the listeners: which URLs are accepted, from where, and what is kept for the servers."""
+"""The registry as a listener: accepted URLs, their sources, and the file in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.supervisor.listeners import ListenError, requested
+from execserver.supervisor.listener import ListenError
+from execserver.supervisor.listeners import requested
 from execserver.supervisor.remote import (
     MAX_TOKEN_BYTES,
     RemoteListener,
@@ -34,7 +35,7 @@ def reads_stdin(arguments: list[str], environment: dict[str, str] | None = None)
 
 @pytest.fixture
 def stdin() -> Iterator[int]:
-    """The writing end of what is our standard input meanwhile."""
+    """The write end of a pipe that replaces stdin."""
     kept = os.dup(0)
     reading, writing = os.pipe()
     os.dup2(reading, 0)
@@ -53,6 +54,11 @@ def test_a_registry_stands_in_for_the_default_socket() -> None:
     assert urls([*FLAGS, "--listen", "ws://127.0.0.1:1"]) == ["ws://127.0.0.1:1", URL]
 
 
+def test_a_value_may_begin_with_a_hyphen() -> None:
+    (listener,) = requested(["--remote", "https://registry", "--environment-id", "-5"], NO_FILE)
+    assert listener.url.endswith("environment=-5")
+
+
 def test_each_part_comes_from_flag_variable_or_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('remote = "https://file"\nenvironment_id = "file"\n')
@@ -69,7 +75,7 @@ def test_each_part_comes_from_flag_variable_or_file(tmp_path: Path) -> None:
     [["--remote", "ftp://x"], ["--environment-id", "a/b"], ["--remote", "http://elsewhere"], ["--remote"]],
     ids=str,
 )
-def test_what_is_wrong_is_left_to_the_server_to_say(wrong: list[str]) -> None:
+def test_invalid_settings_are_left_to_the_server_to_report(wrong: list[str]) -> None:
     assert urls([*FLAGS, *wrong]) == []
 
 
@@ -167,7 +173,7 @@ def test_a_line_without_its_end_is_a_line(stdin: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\ntoken\n", b"x" * (MAX_TOKEN_BYTES + 1)], ids=len)
-def test_what_is_no_token_is_refused(stdin: int, content: bytes) -> None:
+def test_an_invalid_token_is_refused(stdin: int, content: bytes) -> None:
     os.write(stdin, content)
     os.close(stdin)
     with pytest.raises(ListenError, match=r"^--remote-token-stdin: "):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from execserver.protocol.methods import METHODS
+from execprotocol.methods import METHODS
 from execserver.telemetry.measures import LATENCY_BUCKETS, UNKNOWN_METHOD, Measures
 
 

@@ -12,8 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from execserver.telemetry import definitions, metrics
-from execserver.telemetry.gauges import Gauges
+from execserver.telemetry.definitions import DEFINITIONS, Gauges, take
+from execserver.telemetry.exposition import render
 from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
 from tools.wire_docs.metrics_reference import reference
 
@@ -33,7 +33,7 @@ def gauges(sessions: int = 2, stopping: bool = False) -> Gauges:
 
 
 def text(measures: Measures, accept: str = "", held: Gauges | None = None) -> tuple[str, str]:
-    content_type, body = metrics.render(metrics.take(measures, held or gauges()), accept)
+    content_type, body = render(take(measures, held or gauges()), accept)
     return content_type, body.decode()
 
 
@@ -99,20 +99,20 @@ def test_the_format_is_what_accept_asks_for() -> None:
 def test_what_is_read_is_not_changed_by_what_is_counted_later() -> None:
     measures = Measures()
     measures.request_done("fs/walk", 0.1, 0)
-    readings = metrics.take(measures, gauges())
+    readings = take(measures, gauges())
 
     measures.request_done("fs/walk", 0.1, -32004)
     measures.connection_opened("unix")
 
-    assert b'code="-32004"' not in metrics.render(readings, "").body
-    assert b'execserver_connections{transport="unix"} 0.0' in metrics.render(readings, "").body
+    assert b'code="-32004"' not in render(readings, "").body
+    assert b'execserver_connections{transport="unix"} 0.0' in render(readings, "").body
 
 
 def test_names_follow_the_conventions() -> None:
-    names = [each.name for each in definitions.DEFINITIONS]
+    names = [each.name for each in DEFINITIONS]
 
     assert len(set(names)) == len(names)
-    for each in definitions.DEFINITIONS:
+    for each in DEFINITIONS:
         assert re.fullmatch(r"execserver_[a-z]+(_[a-z]+)*", each.name)
         assert each.name.endswith("_total") == (each.kind == "counter"), each.name
         assert each.help.endswith(".")
@@ -137,11 +137,12 @@ def test_neither_prometheus_nor_opentelemetry_is_loaded_by_the_server() -> None:
 def test_making_the_page_starts_no_thread_and_opens_nothing() -> None:
     script = """
 import os, threading
-from execserver.telemetry import definitions, metrics
+from execserver.telemetry.definitions import take
+from execserver.telemetry.exposition import render
 from execserver.telemetry.measures import measures
 from tests.unit.telemetry.test_metrics import gauges
 before = len(os.listdir("/proc/self/fd"))
-metrics.render(metrics.take(measures, gauges()), "")
+render(take(measures, gauges()), "")
 print(threading.active_count(), len(os.listdir("/proc/self/fd")) - before)
 """
     root = Path(__file__).parents[3]

@@ -14,7 +14,8 @@ from structlog.testing import LogCapture
 
 from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
-from execserver.telemetry.tracing import RequestTrace, TraceParent, parse_traceparent, spans_wanted
+from execserver.telemetry.trace_context import TraceParent, parse_traceparent
+from execserver.telemetry.tracing import RequestTrace, spans_wanted
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADER = f"00-{TRACE}-{SPAN}-01"

@@ -53,7 +53,7 @@ def signed() -> SignedBearerToken:
     return SignedBearerToken(SECRET, "us", "them", 30, now=lambda: NOW + 0.9)
 
 
-def test_nobody_is_asked_without_authentication() -> None:
+def test_without_authentication_no_credentials_are_needed() -> None:
     assert NoAuthentication().refusal(None) is None
 
 

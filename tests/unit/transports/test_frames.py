@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execserver.protocol.limits import WEBSOCKET_FRAGMENT_BYTES
+from execprotocol.limits import WEBSOCKET_FRAGMENT_BYTES
 from execserver.transports.websocket import fragments, header
 
 PARTS = st.lists(st.sampled_from([0, 1, 300, 400_000, WEBSOCKET_FRAGMENT_BYTES, 2_500_000]), max_size=6)

@@ -1,8 +1,14 @@
-"""The command line of the client: `execserver run`, `attach`, `ps`, `logs`, `kill`, `cp` and `completion`.
+"""The commands of the client: `execserver run`, `attach`, `ps`, `logs`, `kill`, `cp`, `patch`, `policy` and
+`completion`.
 
-Imported by the console script only when one of these is called for; typer and rich come with it.
+The console script imports this package only for one of these commands: it loads typer and rich.
 """
 
-from execclient.commands.app import main
+try:
+    from execclient.commands.app import main
+except ModuleNotFoundError as error:
+    if error.name != "typer":
+        raise
+    raise ImportError('the commands need typer and rich: pip install "execclient[cli]"') from error
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""`execserver attach`: sit down at a process that runs, and get up again."""
+"""`execserver attach`: connect your terminal to a running process, and detach from it again."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import asyncio
 import os
 from contextlib import AsyncExitStack
 
-from execclient.commands.daemon import Daemon, Listed, find
-from execclient.commands.detach_keys import Detached, DetachKeys
-from execclient.commands.failures import complain
-from execclient.commands.foreground import Foreground, Work
+from execclient.commands.daemon import DaemonOptions, Listed, find
+from execclient.commands.failures import print_message
+from execclient.commands.foreground import Background, Detached, DetachKeys, Foreground
 from execclient.commands.signals import Signals
 from execclient.commands.streams import is_empty_input
 from execclient.commands.terminal import LEAVE_SCREEN, RawTerminal, screen_size
 
 REDRAW_SECONDS = 0.1
-"""Between two changes of size: full-screen programs look at the size when they get round to it, and
-one that is as it was draws nothing."""
+"""Between two changes of the size. A full-screen program reads the size some time after the signal, and
+draws nothing if it has not changed by then."""
 
 
 async def attach(
-    daemon: Daemon,
+    daemon: DaemonOptions,
     process_id: str,
     session_id: str | None,
     *,
@@ -28,13 +27,17 @@ async def attach(
     read_only: bool,
     since_seq: int | None,
 ) -> int:
-    """Show a process and hand it what is typed; its exit code, or 0 when the keys were typed."""
+    """Print the output of a process and forward input to it.
+
+    Returns:
+        The exit code of the process, or 0 after the detach keys.
+    """
     async with AsyncExitStack() as stack:
         executor = await stack.enter_async_context(daemon.connect())
         listed = await find(executor, process_id, session_id)
         if listed["state"] != "running" and since_seq is None:
             code = listed["exitCode"]
-            complain(f"{process_id} has ended already, with {code}; its output: execserver logs {process_id}")
+            print_message(f"{process_id} has already exited with {code}; see: execserver logs {process_id}")
             return int(code or 0)
         process = await executor.attach(
             process_id,
@@ -42,31 +45,32 @@ async def attach(
             after_seq=listed["lastSeq"] if since_seq is None else since_seq,
             interactive=not read_only,
         )
-        foreground = Foreground(executor, process, ours=False)
-        beside: list[Work] = []
+        foreground = Foreground(executor, process, owned=False)
+        background: list[Background] = []
         signals = stack.enter_context(Signals())
         is_raw = bool(listed["tty"]) and os.isatty(0) and not read_only
         if is_raw:
             terminal = stack.enter_context(RawTerminal())
-            beside.append(terminal.follow_size(foreground.resize))
+            background.append(terminal.follow_size(foreground.resize))
         if not read_only and not is_empty_input():
-            # Ctrl-D is meant; that a file or a pipe of ours ends is no reason to close what is not ours.
+            # A typed Ctrl-D is meant for the process. The end of a file or a pipe is not: other clients
+            # may go on writing.
             is_typed = os.isatty(0) and not listed["tty"]
             at_end = foreground.close_input if is_typed else foreground.leave_input_open
             typing = foreground.forward_input(at_end, DetachKeys(keys) if os.isatty(0) else None)
-            beside.append(_redraw_before(typing, foreground, listed) if is_raw else typing)
+            background.append(_redraw_before(typing, foreground, listed) if is_raw else typing)
         try:
-            return await foreground.until_over(signals, *beside)
+            return await foreground.run_until_exit(signals, *background)
         except Detached:
             pass
     if is_raw and os.isatty(1):
         os.write(1, LEAVE_SCREEN)
-    complain(f"detached from {process_id}; back to it: execserver attach {process_id}")
+    print_message(f"detached from {process_id}; to return: execserver attach {process_id}")
     return 0
 
 
-async def _redraw_before(typing: Work, foreground: Foreground, listed: Listed) -> None:
-    """First the size is right: what is typed may ask for it."""
+async def _redraw_before(typing: Background, foreground: Foreground, listed: Listed) -> None:
+    """Set the size before input is forwarded: the input may depend on it."""
     try:
         await _redraw(foreground, listed)
         await typing
@@ -75,7 +79,7 @@ async def _redraw_before(typing: Work, foreground: Foreground, listed: Listed) -
 
 
 async def _redraw(foreground: Foreground, listed: Listed) -> None:
-    """Give it our size, and have it draw what nobody has kept: its screen."""
+    """Set the size of this terminal, and make the program draw its screen, which the daemon does not keep."""
     size = screen_size()
     if size is None:
         return

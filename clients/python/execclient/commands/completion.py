@@ -1,7 +1,7 @@
-"""What a shell offers when the tab key is pressed.
+"""Tab completion in shells.
 
-The shells call us with `VARIABLE` set. What comes from the daemon is offered only if it is harmless:
-the shells evaluate what they get.
+A shell runs the console script with `VARIABLE` set, and evaluates the answer: names that the daemon returns
+are offered only if no shell gives them a meaning.
 """
 
 from __future__ import annotations
@@ -15,43 +15,44 @@ import typer
 from typer.completion import get_completion_inspect_parameters
 
 from execclient import ExecServerError
-from execclient.commands.daemon import Daemon, listing
-from execclient.commands.failures import Failure
+from execclient.commands.daemon import DaemonOptions, listing
+from execclient.commands.failures import CommandExit
 
 VARIABLE = "_EXECSERVER_COMPLETE"
-"""The console script looks for it, too."""
+"""The console script reads it, too."""
 
 DAEMON_COMMANDS = {
     "serve": "run the daemon",
-    "config": "look at the configuration",
-    "doctor": "can commands be confined here?",
-    "relay": "let executors and clients meet that are behind firewalls",
+    "config": "show and check the configuration",
+    "doctor": "check whether commands can be sandboxed here",
+    "relay": "connect executors and clients that are behind firewalls",
 }
-"""Those of the same program that are not ours; `execserver.cli` and `execserver.relay.command` have them."""
+"""Commands of the same program in the server's package: `execserver.cli`, `execserver.relay.service.command`.
+"""
 
 PATIENCE_SECONDS = 1.0
-"""Somebody waits at the keyboard."""
+"""For the daemon's answer: a user waits at the keyboard."""
 
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def prepare() -> None:
-    """Let typer know the shells, which it otherwise learns with options that would edit start files."""
+    """Register the shells with typer, without its options that would edit start files."""
     get_completion_inspect_parameters()
 
 
 def process_ids(context: typer.Context, incomplete: str) -> Sequence[str]:
-    """The ids of the processes at the daemon that the line names so far; none when it does not answer."""
-    daemon = Daemon(context.params.get("url"), context.params.get("token_file"))
+    """The process ids of the daemon that the line names so far; none if the daemon does not answer."""
+    daemon = DaemonOptions(context.params.get("url"), context.params.get("token_file"))
     try:
         ids = asyncio.run(_process_ids(daemon))
-    except (ExecServerError, Failure, OSError, TimeoutError):
-        return []  # the shell's line is no place for an error
+    except (ExecServerError, CommandExit, OSError, TimeoutError):
+        return []  # an error must not appear in the shell's line
     return [each for each in ids if each.startswith(incomplete) and _HARMLESS.fullmatch(each)]
 
 
 def signals(incomplete: str) -> Sequence[str]:
-    """The names of signals, with or without SIG as they are begun."""
+    """The names of signals, with SIG if the word begins with it."""
     names = [each.name for each in signal.Signals]
     short = [name.removeprefix("SIG") for name in names]
     return [
@@ -59,6 +60,6 @@ def signals(incomplete: str) -> Sequence[str]:
     ]
 
 
-async def _process_ids(daemon: Daemon) -> list[str]:
+async def _process_ids(daemon: DaemonOptions) -> list[str]:
     async with asyncio.timeout(PATIENCE_SECONDS), daemon.connect() as executor:
         return [str(each["processId"]) for each in await listing(executor)]

@@ -1,7 +1,7 @@
-"""`execserver cp`: files and directories to the daemon's machine and back.
+"""`execserver cp`: copy files and directories to the daemon's machine and back.
 
-A path that begins with `:` is at the daemon; `-` is our standard input or output. A destination that
-is a directory gets the source's name in it, as with cp(1).
+A path that begins with `:` is on the daemon's machine; `-` is stdin or stdout. If the destination is a
+directory, the copy gets the source's name in it, as with cp(1).
 """
 
 from __future__ import annotations
@@ -15,45 +15,47 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from execclient import CallFailed, Copied, Executor, FileSystem, NotFound, Progress, Stat, SystemFailure
-from execclient.commands.daemon import Daemon
-from execclient.commands.failures import INCOMPLETE, Failure, complain
-from execclient.commands.printable import printable
+from execclient.commands.daemon import DaemonOptions
+from execclient.commands.failures import INCOMPLETE, CommandExit, print_message
 from execclient.commands.signals import Signals
+from execclient.commands.terminal import printable
 from execclient.local_files import Attributes, set_attributes, standard_stream
 
 REMOTE = ":"
 STREAM = "-"
 
 _NO_NAMES = ("", ".", "..")
-"""Last parts of paths that name nothing in another directory."""
+"""Last parts of paths that cannot name the copy in another directory."""
 
 _MOST_PATH_BYTES = 4096
-"""What the kernel takes, with the NUL: a server could list directories without end."""
+"""The kernel's limit, with the NUL. It also bounds the depth of the tree that a server lists."""
 
 Advance = Callable[[int], None]
-"""Told how many more bytes were copied."""
+"""Called with the number of bytes that were copied since the last call."""
 
 
-class Copier(Protocol):
-    """A way to copy, by which of both ends are where."""
+class CopyFunction(Protocol):
+    """A copy in one direction."""
 
-    async def __call__(self, executor: Executor, source: str, destination: str, wish: Wish) -> Plan:
-        """Copy; what was copied."""
+    async def __call__(
+        self, executor: Executor, source: str, destination: str, options: CopyOptions
+    ) -> CopyPlan:
+        """CopyFunction; returns what was copied."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the options ask for."""
+class CopyOptions:
+    """The options of the command."""
 
     recursive: bool
     preserve: bool
-    """Times and modes, also those of files that are there, as cp -p."""
+    """Keep times, and set modes of existing files, too, as `cp -p` does."""
     quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """One file to copy; both paths are ready to be used."""
+class FileCopy:
+    """One file to copy, with resolved paths."""
 
     source: str
     destination: str
@@ -61,51 +63,53 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """One directory to make."""
+class DirectoryCopy:
+    """One directory to create."""
 
     destination: str
     attributes: Attributes
-    """Of its source."""
+    """The attributes of the source."""
 
 
 @dataclass(slots=True)
-class Plan:
-    """What is to be copied: directories first, each behind its parent."""
+class CopyPlan:
+    """The files and directories to copy; each directory comes after its parent."""
 
-    directories: list[Folder] = field(default_factory=list)
-    files: list[File] = field(default_factory=list)
+    directories: list[DirectoryCopy] = field(default_factory=list)
+    files: list[FileCopy] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """What is neither file nor directory, and why it stays behind."""
+    """What is not copied, with the reason."""
     in_place: list[str] = field(default_factory=list)
     """Files that could not be replaced, such as mount points, and were written in place."""
     modes_kept: bool = True
-    """False when the server is of an earlier version, which does not tell or set them."""
+    """False with an earlier version of the server, which neither reports nor sets modes."""
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """The total in bytes."""
         return sum(file.size for file in self.files)
 
     def note(self, path: str, copied: Copied) -> None:
-        """Note what came of a file."""
+        """Record the result of one file."""
         self.modes_kept &= copied.mode_kept
         if copied.in_place:
             self.in_place.append(path)
 
 
-async def cp(daemon: Daemon, source: str, destination: str, wish: Wish, *, as_json: bool) -> int:
-    """Copy; 1 if something was left out, which was said."""
+async def cp(
+    daemon: DaemonOptions, source: str, destination: str, options: CopyOptions, *, as_json: bool
+) -> int:
+    """CopyFunction and report; returns 1 if something was not copied."""
     copier = _copier(source, destination)
     async with daemon.connect() as executor:
         with Signals() as signals:
-            plan = await signals.unless_signalled(copier(executor, source, destination, wish))
+            plan = await signals.unless_signalled(copier(executor, source, destination, options))
     for each in plan.left_out:
-        complain(each)
+        print_message(each)
     for each in plan.in_place:
-        complain(f"{each}: written in place, it cannot be replaced")
+        print_message(f"{each}: written in place, it cannot be replaced")
     if not plan.modes_kept:
-        complain("the server keeps no modes, it is of an earlier version: new files have the usual ones")
+        print_message("this version of the server keeps no modes: new files have the default ones")
     if as_json:
         members = {"source": source, "destination": destination, "files": len(plan.files), "bytes": plan.size}
         print(
@@ -115,69 +119,78 @@ async def cp(daemon: Daemon, source: str, destination: str, wish: Wish, *, as_js
     return INCOMPLETE if plan.left_out else 0
 
 
-def _copier(source: str, destination: str) -> Copier:
+def _copier(source: str, destination: str) -> CopyFunction:
     match source.startswith(REMOTE), destination.startswith(REMOTE):
         case True, True:
-            return _copy_there
+            return _copy_remote
         case True, False:
-            return _write_out if destination == STREAM else _download
+            return _download_to_stdout if destination == STREAM else _download
         case False, True:
-            return _read_in if source == STREAM else _upload
-    raise Failure("one of both paths must be at the daemon, and begin with ':'", 2)
+            return _upload_stdin if source == STREAM else _upload
+    raise CommandExit("one of the two paths must be on the daemon's machine and begin with ':'", 2)
 
 
-# -- from here to there
+# -- to the daemon's machine
 
 
-async def _upload(executor: Executor, source: str, destination: str, wish: Wish) -> Plan:
+async def _upload(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
     fs = executor.fs
     local = Path(source)
     name = local.resolve().name if local.name in _NO_NAMES else local.name
-    target = await _inside(fs, _remote(destination), name)
+    target = await _target(fs, _remote_path(destination), name)
     if local.is_dir():
-        _must_be(wish.recursive, source)
+        _require_recursive(options.recursive, source)
         plan = _plan_upload(local, target)
     else:
-        plan = Plan(files=[File(source, target, local.stat().st_size)])
+        plan = CopyPlan(files=[FileCopy(source, target, local.stat().st_size)])
     keeps = "fs/createDirectory.permissions" in executor.capabilities
-    made = await _make_there(fs, plan, keeps=keeps)
-    with _progress(plan, quiet=wish.quiet) as advance:
+    made = await _create_remote(fs, plan, keeps=keeps)
+    with _progress(plan, quiet=options.quiet) as advance:
         for file in plan.files:
-            with _named(REMOTE + file.destination):
+            with _in_errors(REMOTE + file.destination):
                 copied = await fs.upload(
-                    file.source, file.destination, progress=_Size(advance), preserve_times=wish.preserve
+                    file.source,
+                    file.destination,
+                    progress=_FileProgress(advance),
+                    preserve_times=options.preserve,
                 )
             plan.note(REMOTE + file.destination, copied)
     if keeps:
-        # When all is in it: a directory may forbid writing, and its time is that of its last new name.
+        # After its files: a directory may forbid writing, and each new name in it changes its time.
         for folder in reversed(plan.directories):
-            await _set_there(fs, folder, new=folder.destination in made, preserve=wish.preserve)
+            await _set_remote_attributes(
+                fs, folder, new=folder.destination in made, preserve=options.preserve
+            )
     return plan
 
 
-def _plan_upload(source: Path, destination: str) -> Plan:
-    plan = Plan()
+def _plan_upload(source: Path, destination: str) -> CopyPlan:
+    plan = CopyPlan()
     for path, names, files in os.walk(source, onerror=_raise):
         there = str(PurePosixPath(destination, Path(path).relative_to(source)))
-        plan.directories.append(Folder(there, Attributes.of(os.stat(path))))
+        plan.directories.append(DirectoryCopy(there, Attributes.of(os.stat(path))))
         for name in sorted(names):
             if os.path.islink(os.path.join(path, name)):
                 plan.left_out.append(f"{os.path.join(path, name)}: a link to a directory is not copied")
         for name in sorted(files):
             file = Path(path, name)
             if file.is_file():
-                plan.files.append(File(str(file), f"{there}/{name}", file.stat().st_size))
+                plan.files.append(FileCopy(str(file), f"{there}/{name}", file.stat().st_size))
             else:
                 plan.left_out.append(f"{file}: neither a file nor a directory")
     return plan
 
 
-async def _make_there(fs: FileSystem, plan: Plan, *, keeps: bool) -> set[str]:
-    """Make the directories, readable by their owner only until all is in them; those that were not there."""
+async def _create_remote(fs: FileSystem, plan: CopyPlan, *, keeps: bool) -> set[str]:
+    """Create the directories, readable by their owner only until their files are copied.
+
+    Returns:
+        Those that did not exist before.
+    """
     made = set()
     for number, folder in enumerate(plan.directories):
         path = folder.destination
-        with _named(REMOTE + path):
+        with _in_errors(REMOTE + path):
             if not keeps:
                 await fs.mkdir(path, parents=True)
                 continue
@@ -194,75 +207,78 @@ async def _make_there(fs: FileSystem, plan: Plan, *, keeps: bool) -> set[str]:
     return made
 
 
-async def _set_there(fs: FileSystem, folder: Folder, *, new: bool, preserve: bool) -> None:
+async def _set_remote_attributes(fs: FileSystem, folder: DirectoryCopy, *, new: bool, preserve: bool) -> None:
     mode, modified, accessed = folder.attributes
-    with _named(REMOTE + folder.destination):
+    with _in_errors(REMOTE + folder.destination):
         if mode is not None and (new or preserve):
             await fs.chmod(folder.destination, mode)
         if preserve and modified is not None and accessed is not None:
             await fs.utime(folder.destination, ns=(accessed, modified))
 
 
-async def _read_in(executor: Executor, source: str, destination: str, wish: Wish) -> Plan:
-    path = _remote(destination)
-    plan = Plan()
-    with standard_stream(0) as stream, _progress(plan, quiet=wish.quiet) as advance:
-        size = _Size(advance)
+async def _upload_stdin(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
+    path = _remote_path(destination)
+    plan = CopyPlan()
+    with standard_stream(0) as stream, _progress(plan, quiet=options.quiet) as advance:
+        size = _FileProgress(advance)
         plan.note(REMOTE + path, await executor.fs.upload(stream, path, progress=size))
-    plan.files.append(File(source, path, size.done))
+    plan.files.append(FileCopy(source, path, size.done))
     return plan
 
 
-# -- from there to here
+# -- from the daemon's machine
 
 
-async def _download(executor: Executor, source: str, destination: str, wish: Wish) -> Plan:
+async def _download(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
     fs = executor.fs
-    remote = _remote(source)
+    remote = _remote_path(source)
     stat = await _stat(fs, remote)
     target = Path(destination)
     if target.is_dir():
-        target /= await _name_there(fs, remote)
+        target /= await _remote_name(fs, remote)
     elif destination.endswith("/"):
-        raise Failure(f"{destination}: no such directory")
+        raise CommandExit(f"{destination}: no such directory")
     if stat.is_dir:
-        _must_be(wish.recursive, source)
+        _require_recursive(options.recursive, source)
         plan = await _plan_download(fs, remote, str(target), stat)
     else:
-        plan = Plan(files=[File(remote, str(target), stat.size)])
-    made = _make_here(plan)
-    with _progress(plan, quiet=wish.quiet) as advance:
+        plan = CopyPlan(files=[FileCopy(remote, str(target), stat.size)])
+    made = _create_local(plan)
+    with _progress(plan, quiet=options.quiet) as advance:
         for file in plan.files:
-            with _named(REMOTE + file.source):
+            with _in_errors(REMOTE + file.source):
                 copied = await fs.download(
-                    file.source, file.destination, progress=_Size(advance), preserve_times=wish.preserve
+                    file.source,
+                    file.destination,
+                    progress=_FileProgress(advance),
+                    preserve_times=options.preserve,
                 )
             plan.note(file.destination, copied)
     for folder in reversed(plan.directories):
-        if wish.preserve:
+        if options.preserve:
             set_attributes(folder.destination, folder.attributes)
         elif folder.destination in made:
             set_attributes(folder.destination, Attributes(folder.attributes.mode))
     return plan
 
 
-async def _plan_download(fs: FileSystem, source: str, destination: str, status: Stat) -> Plan:
-    plan = Plan([_folder(destination, status)])
+async def _plan_download(fs: FileSystem, source: str, destination: str, status: Stat) -> CopyPlan:
+    plan = CopyPlan([_folder(destination, status)])
     waiting = [(source, destination)]
     while waiting:
         folder, folder_here = waiting.pop()
-        with _named(REMOTE + folder):
+        with _in_errors(REMOTE + folder):
             names = sorted(entry.name for entry in await fs.iterdir(folder))
         for name in names:
             path, here = str(PurePosixPath(folder, name)), str(Path(folder_here, name))
             if len(os.fsencode(os.path.abspath(here))) >= _MOST_PATH_BYTES:
-                raise Failure(f"{REMOTE}{path}: the path is too long for a copy here")
+                raise CommandExit(f"{REMOTE}{path}: the path is too long for a copy here")
             try:
-                with _named(REMOTE + path):
+                with _in_errors(REMOTE + path):
                     stat = await fs.stat(path)
             except NotFound:
-                # The wire's lists of names are text (F25), and do not show the bytes of what is none.
-                plan.left_out.append(f"{REMOTE}{path}: it has gone, or its name is no UTF-8")
+                # Names on the wire are text (F25): the bytes of a name that is not UTF-8 are lost.
+                plan.left_out.append(f"{REMOTE}{path}: it is gone, or its name is not UTF-8")
                 continue
             if stat.is_dir and stat.is_symlink:
                 plan.left_out.append(f"{REMOTE}{path}: a link to a directory is not copied")
@@ -270,19 +286,19 @@ async def _plan_download(fs: FileSystem, source: str, destination: str, status: 
                 plan.directories.append(_folder(here, stat))
                 waiting.append((path, here))
             elif stat.is_file:
-                plan.files.append(File(path, here, stat.size))
+                plan.files.append(FileCopy(path, here, stat.size))
             else:
                 plan.left_out.append(f"{REMOTE}{path}: neither a file nor a directory")
     return plan
 
 
-def _folder(destination: str, stat: Stat) -> Folder:
+def _folder(destination: str, stat: Stat) -> DirectoryCopy:
     mode = None if stat.mode is None else stat.mode & 0o777
-    return Folder(destination, Attributes(mode, stat.modified_ns, stat.accessed_ns))
+    return DirectoryCopy(destination, Attributes(mode, stat.modified_ns, stat.accessed_ns))
 
 
-def _make_here(plan: Plan) -> set[str]:
-    """As `_make_there`."""
+def _create_local(plan: CopyPlan) -> set[str]:
+    """`_create_remote` for this machine."""
     made = set()
     for number, folder in enumerate(plan.directories):
         path = Path(folder.destination)
@@ -298,32 +314,34 @@ def _make_here(plan: Plan) -> set[str]:
     return made
 
 
-async def _write_out(executor: Executor, source: str, destination: str, wish: Wish) -> Plan:
-    path = _remote(source)
-    plan = Plan(files=[File(path, destination, (await _stat(executor.fs, path)).size)])
-    with standard_stream(1) as stream, _progress(plan, quiet=wish.quiet) as advance:
-        await executor.fs.download(path, stream, progress=_Size(advance))
+async def _download_to_stdout(
+    executor: Executor, source: str, destination: str, options: CopyOptions
+) -> CopyPlan:
+    path = _remote_path(source)
+    plan = CopyPlan(files=[FileCopy(path, destination, (await _stat(executor.fs, path)).size)])
+    with standard_stream(1) as stream, _progress(plan, quiet=options.quiet) as advance:
+        await executor.fs.download(path, stream, progress=_FileProgress(advance))
     return plan
 
 
 # -- within the daemon's machine
 
 
-async def _copy_there(executor: Executor, source: str, destination: str, wish: Wish) -> Plan:
+async def _copy_remote(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
     fs = executor.fs
-    remote = _remote(source)
+    remote = _remote_path(source)
     stat = await _stat(fs, remote)
     if stat.is_dir:
-        _must_be(wish.recursive, source)
-    target = await _inside(fs, _remote(destination), await _name_there(fs, remote))
-    plan = Plan(files=[File(remote, target, stat.size)])
-    with _named(REMOTE + target):
+        _require_recursive(options.recursive, source)
+    target = await _target(fs, _remote_path(destination), await _remote_name(fs, remote))
+    plan = CopyPlan(files=[FileCopy(remote, target, stat.size)])
+    with _in_errors(REMOTE + target):
         copied = await fs.copy(
             remote,
             target,
             recursive=stat.is_dir,
-            keep_mode=not wish.preserve and "fs/copy.keepMode" in executor.capabilities,
-            preserve_times=wish.preserve,
+            keep_mode=not options.preserve and "fs/copy.keepMode" in executor.capabilities,
+            preserve_times=options.preserve,
         )
     plan.note(REMOTE + target, copied)
     return plan
@@ -332,53 +350,53 @@ async def _copy_there(executor: Executor, source: str, destination: str, wish: W
 # -- paths
 
 
-async def _name_there(fs: FileSystem, path: str) -> str:
-    """The name that a copy of a path has in a directory; empty for the root, which is copied into it."""
+async def _remote_name(fs: FileSystem, path: str) -> str:
+    """The name of a copy in another directory; empty for the root, whose content is copied."""
     name = PurePosixPath(path).name
     if name in _NO_NAMES:
         name = PurePosixPath(await fs.resolve(path)).name
         if name in _NO_NAMES[1:] or "\0" in name:
-            raise Failure(f"{REMOTE}{path}: the server gives it no name")
+            raise CommandExit(f"{REMOTE}{path}: the server returned no name for it")
     return name
 
 
-def _remote(path: str) -> str:
+def _remote_path(path: str) -> str:
     return path.removeprefix(REMOTE) or "."
 
 
 async def _stat(fs: FileSystem, path: str) -> Stat:
     try:
-        with _named(REMOTE + path):
+        with _in_errors(REMOTE + path):
             return await fs.stat(path)
     except NotFound as error:
-        raise Failure(f"{REMOTE}{path}: {error.message}") from error
+        raise CommandExit(f"{REMOTE}{path}: {error.message}") from error
 
 
 @contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Put the path before what the daemon says of it; what is not there is for the caller."""
+def _in_errors(path: str) -> Iterator[None]:
+    """Put the path in front of the daemon's error text. `NotFound` passes through."""
     try:
         yield
     except NotFound:
         raise
     except CallFailed as error:
-        raise Failure(f"{path}: {error.message}") from error
+        raise CommandExit(f"{path}: {error.message}") from error
 
 
-async def _inside(fs: FileSystem, path: str, name: str) -> str:
-    """The path, or the name in it where it is a directory."""
+async def _target(fs: FileSystem, path: str, name: str) -> str:
+    """The path, or the name in it if it is a directory."""
     try:
         is_dir = (await fs.stat(path)).is_dir
     except NotFound:
         is_dir = False
         if path.endswith("/"):
-            raise Failure(f"{REMOTE}{path}: no such directory") from None
+            raise CommandExit(f"{REMOTE}{path}: no such directory") from None
     return str(PurePosixPath(path, name)) if is_dir else path
 
 
-def _must_be(recursive: bool, path: str) -> None:
+def _require_recursive(recursive: bool, path: str) -> None:
     if not recursive:
-        raise Failure(f"{path}: is a directory; copy it with -r")
+        raise CommandExit(f"{path}: is a directory; use -r")
 
 
 def _raise(error: OSError) -> None:
@@ -388,8 +406,8 @@ def _raise(error: OSError) -> None:
 # -- progress
 
 
-class _Size:
-    """How much of one file was copied."""
+class _FileProgress:
+    """Turns the progress of one file into steps of the bar."""
 
     def __init__(self, advance: Advance) -> None:
         self.done = 0
@@ -400,12 +418,12 @@ class _Size:
         self.done = progress.done
 
 
-def _progress(plan: Plan, *, quiet: bool) -> AbstractContextManager[Advance]:
+def _progress(plan: CopyPlan, *, quiet: bool) -> AbstractContextManager[Advance]:
     return nullcontext(lambda _: None) if quiet or not os.isatty(2) else _bar(plan)
 
 
 @contextmanager
-def _bar(plan: Plan) -> Iterator[Advance]:
+def _bar(plan: CopyPlan) -> Iterator[Advance]:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn

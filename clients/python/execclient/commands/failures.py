@@ -1,4 +1,4 @@
-"""What a command exits with when it is not the remote process that decides, and what is said then.
+"""Exit statuses and messages of commands that fail, as distinct from those of the remote process.
 
 The table of exit statuses is in `docs/reference/command-line.md`.
 """
@@ -20,43 +20,42 @@ from execclient import (
     SystemFailure,
     UntrustedServer,
 )
-from execclient.commands.printable import printable
+from execclient.commands.terminal import printable
 
 INCOMPLETE = 1
-"""Some of what was named could not be done; each was said."""
+"""Part of the work could not be done; a message was printed for each part."""
 
 NO_DAEMON = 69
-"""`EX_UNAVAILABLE` of sysexits.h: nobody answers, so a script can start a daemon and try again."""
+"""`EX_UNAVAILABLE` of sysexits.h: no daemon answers. A script can start one and try again."""
 
 TIMED_OUT = 124
 """As `timeout(1)`."""
 
 FAILED = 125
-"""As `env(1)`, `timeout(1)` and docker: the failure is ours, not the command's."""
+"""As `env(1)`, `timeout(1)` and docker: execserver failed, not your command."""
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
-"""As every shell."""
+"""As in every shell."""
 
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
-"""What a shell reports of a program that wrote into a pipe that nobody reads."""
+"""As in a shell, for a program that wrote into a pipe without a reader."""
 
 _STATUS_OF_START = {
     "(os error 2)": NOT_FOUND,  # ENOENT
     "(os error 8)": CANNOT_EXECUTE,  # ENOEXEC
     "(os error 13)": CANNOT_EXECUTE,  # EACCES
 }
-"""How the wire writes what the operating system said: `docs/protocol.md`, I1."""
+"""The status for the end of a message that the operating system caused (`docs/protocol.md`, I1)."""
+
+FOLDER_REMOVED = "the current directory was removed: change to another one"
 
 
-FOLDER_REMOVED = "the folder that we are in was removed: change to another one"
-
-
-class Failure(Exception):
-    """The command ends here.
+class CommandExit(Exception):
+    """Ends the command.
 
     Args:
-        message: for people, on stderr; empty when there is nothing to say.
-        status: what to exit with.
+        message: printed on stderr; empty for none.
+        status: the exit status.
     """
 
     def __init__(self, message: str, status: int = FAILED) -> None:
@@ -64,52 +63,52 @@ class Failure(Exception):
         self.status = status
 
 
-def complain(*lines: str) -> None:
-    """A message on stderr, under our name: one line, unless it is made of several.
+def print_message(*lines: str) -> None:
+    """Print a message on stderr, after the name of the program.
 
-    Names and errors of the other side are in it, so no control character reaches the terminal.
+    Control characters are escaped: a message may quote names and errors of the daemon.
     """
     text = "\n".join(printable(line, keep="\t") for line in lines)
     try:
         os.write(2, f"execserver: {text}\n".encode())
     except OSError:
-        return  # nobody takes it, and there is no other place to say it
+        return  # stderr is closed
 
 
 def perform(work: Callable[[], Coroutine[None, None, int]]) -> int:
-    """Run a command on a loop of its own: what to exit with, and it was said why."""
+    """Run a command on an event loop of its own and print its error; returns the exit status."""
     try:
         return asyncio.run(work())
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Failure as failure:
+    except CommandExit as failure:
         if str(failure):
-            complain(str(failure))
+            print_message(str(failure))
         return failure.status
     except ExecServerError as error:
-        complain(str(error))
-        return NO_DAEMON if _nobody_answers(error) else FAILED
+        print_message(str(error))
+        return NO_DAEMON if _is_unreachable(error) else FAILED
     except BrokenPipeError:
         _give_up_stdout()
         return OUTPUT_CLOSED
     except OSError as error:
-        complain(FOLDER_REMOVED if error.filename is None and _is_folder_removed() else str(error))
+        print_message(FOLDER_REMOVED if error.filename is None and _is_folder_removed() else str(error))
         return FAILED
 
 
 def current_folder(option: str) -> Path:
-    """The folder that we are in.
+    """The current directory.
 
     Args:
-        option: what may name another one, absolute.
+        option: the option that could name another one.
 
     Raises:
-        Failure: it was removed.
+        CommandExit: it was removed.
     """
     try:
         return Path.cwd()
     except FileNotFoundError as error:
-        raise Failure(f"{FOLDER_REMOVED}, or give an absolute {option}") from error
+        raise CommandExit(f"{FOLDER_REMOVED}, or give an absolute {option}") from error
 
 
 def _is_folder_removed() -> bool:
@@ -120,18 +119,18 @@ def _is_folder_removed() -> bool:
     return False
 
 
-def start_failure(program: str, error: SystemFailure) -> Failure:
-    """Why a program could not be started, with the status that a shell would give."""
+def start_failure(program: str, error: SystemFailure) -> CommandExit:
+    """The error for a program that could not be started, with the status that a shell would return."""
     status = next((status for end, status in _STATUS_OF_START.items() if error.message.endswith(end)), FAILED)
-    return Failure(f"{program}: {error.message}" + (f": {error.reason}" if error.reason else ""), status)
+    return CommandExit(f"{program}: {error.message}" + (f": {error.reason}" if error.reason else ""), status)
 
 
-def _nobody_answers(error: Exception) -> bool:
+def _is_unreachable(error: Exception) -> bool:
     return isinstance(error, ConnectionFailed) and not isinstance(
         error, UntrustedServer | AccessDenied | InsecureToken
     )
 
 
 def _give_up_stdout() -> None:
-    """The interpreter flushes at its end, which must not fail once more."""
+    """Redirect stdout to /dev/null: the interpreter flushes it at exit, which must not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""A remote process in the foreground: our standard streams are its own, and we end when it does."""
+"""A remote process in the foreground: its streams are this program's, which ends with the process."""
 
 from __future__ import annotations
 
@@ -19,65 +19,119 @@ from execclient import (
     StdinUnavailable,
     Unsupported,
 )
-from execclient.cancellation import cancel
-from execclient.commands.detach_keys import Detached, DetachKeys
-from execclient.commands.failures import FAILED, OUTPUT_CLOSED, TIMED_OUT, Failure, complain
+from execclient.commands.failures import FAILED, OUTPUT_CLOSED, TIMED_OUT, CommandExit, print_message
 from execclient.commands.signals import Signalled, Signals
-from execclient.commands.streams import Output, StandardInput
+from execclient.commands.streams import OutputWriter, StandardInput
+from execclient.session.session import cancel
 
 LINGER_SECONDS = 0.5
-"""How long the output may be silent after the exit: a child in the background may hold it open for
-hours. As `Executor.run`."""
+"""How long the output may be silent after the exit, as in `Executor.run`: a child in the background may hold
+it open for hours."""
 
 END_OF_FILE = b"\x04"
-"""What a terminal makes an end of file of, at the beginning of a line."""
+"""Ctrl-D. A terminal turns it into an end of file at the beginning of a line."""
 
-_WORTH_SAYING = {
+_CAUSE_TEXTS = {
     "idleTimeout": "it was silent for longer than its limit",
     "sessionExpired": "its session ended",
     "serviceStop": "the daemon was stopped",
     "outOfMemory": "the machine ran out of memory",
     "limit": "it ran into a resource limit",
 }
-"""Causes of death that an exit code does not tell (`docs/protocol.md`, X8)."""
+"""Texts for the causes of an exit that the exit code does not tell (`docs/protocol.md`, X8)."""
 
-Work = Coroutine[None, None, None]
+Background = Coroutine[None, None, None]
 AtEnd = Callable[[bool], Awaitable[None]]
 
 
-class Foreground:
-    """A process whose output is ours.
+DEFAULT_DETACH_KEYS = "ctrl-p,ctrl-q"
+"""As in docker."""
 
-    Args:
-        executor: where it runs.
-        process: the process.
-        ours: whether we started it: then it gets our signals, and does not outlive our output.
-        as_json: output as a line of JSON for each chunk.
+_CONTROL = "@abcdefghijklmnopqrstuvwxyz[\\]^_"
+"""The characters whose control codes are 0 to 31, in that order."""
+
+
+def parse_detach_keys(text: str) -> bytes:
+    """The bytes of keys like `ctrl-p,ctrl-q`: characters, or `ctrl-` and a character. Empty for none.
+
+    Raises:
+        ValueError: there is no such key.
+    """
+    return b"".join(_key(name) for name in text.split(",")) if text else b""
+
+
+def _key(name: str) -> bytes:
+    modifier, dash, key = name.rpartition("ctrl-")
+    if not modifier and dash and len(key) == 1 and key.lower() in _CONTROL:
+        return bytes([_CONTROL.index(key.lower())])
+    if len(name) == 1 and name.isascii():
+        return name.encode()
+    raise ValueError(f"no key: {name!r}; a key is a character, or ctrl- and a letter or one of @[\\]^_")
+
+
+class Detached(Exception):
+    """The user typed the detach keys."""
+
+
+class DetachKeys:
+    """Finds the detach keys in typed input.
+
+    Input that may be the beginning of the keys is held back until the next key.
     """
 
-    def __init__(self, executor: Executor, process: Process, *, ours: bool, as_json: bool = False) -> None:
+    def __init__(self, keys: bytes) -> None:
+        self._keys = keys
+        self._held = b""
+
+    def feed(self, typed: bytes) -> tuple[bytes, bool]:
+        """Returns the input to forward, and whether the keys came. Nothing after the keys is forwarded."""
+        if not self._keys:
+            return typed, False
+        passed = bytearray()
+        for key in typed:
+            self._held += bytes([key])
+            while not self._keys.startswith(self._held):
+                passed += self._held[:1]
+                self._held = self._held[1:]
+            if self._held == self._keys:
+                return bytes(passed), True
+        return bytes(passed), False
+
+
+class Foreground:
+    """A process whose output this program prints.
+
+    Args:
+        executor: the session with the daemon.
+        process: the process.
+        owned: whether this program started it. Then signals are forwarded to it, and it is killed when its
+            output cannot be printed any more.
+        as_json: print a line of JSON for each chunk of output.
+    """
+
+    def __init__(self, executor: Executor, process: Process, *, owned: bool, as_json: bool = False) -> None:
         self._executor = executor
         self._process = process
-        self._ours = ours
+        self._owned = owned
         self._as_json = as_json
-        self._output = Output()
+        self._output = OutputWriter()
         self._chunks = 0
         self._has_gap = False
 
-    async def until_over(self, signals: Signals, *beside: Work) -> int:
-        """Show its output until it has ended; what to exit with.
+    async def run_until_exit(self, signals: Signals, *background: Background) -> int:
+        """Print the output until the process ends; returns the exit status.
 
         Args:
-            signals: what becomes of signals.
-            beside: what else is to be done meanwhile. The first exception out of it ends everything.
+            signals: the signals to forward.
+            background: work to do meanwhile. Its first exception ends everything.
 
         Raises:
-            Failure: a signal ended us, or our output cannot be written.
+            CommandExit: a signal ended this program, or the output cannot be written.
             ExecServerError: the process is out of reach.
         """
         over = asyncio.create_task(self._copy_output())
         failed = asyncio.create_task(self._output.failed.wait())
-        others = {asyncio.create_task(signals.forward(self._signal)), *map(asyncio.create_task, beside)}
+        others = {asyncio.create_task(signals.forward(self._signal)), *map(asyncio.create_task, background)}
         try:
             await _first(over, failed, others)
             if not self._output.failed.is_set():
@@ -88,30 +142,30 @@ class Foreground:
             return await self._give_up(self._output.failure)
         return self._status()
 
-    async def say(self, **members: object) -> None:
-        """A line of JSON among the output."""
+    async def print_json(self, **members: object) -> None:
+        """Print a line of JSON between the lines of output."""
         self._output.put(1, json.dumps(members).encode() + b"\n")
         await self._output.settled()
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Give its terminal the size of ours."""
-        # Refused to all but the latest who attached: that the window is theirs now is no failure of ours.
+        """Set the size of the process's terminal."""
+        # Only the client that attached last may set the size; for any other client that is no error.
         with suppress(Refused, NoSuchProcess):
             await self._process.resize(rows, columns)
 
     async def forward_input(self, at_end: AtEnd, keys: DetachKeys | None = None) -> None:
-        """Hand on our standard input, no faster than it is accepted, until the process takes no more.
+        """Forward stdin until EOF or until the process takes no more, no faster than it is accepted.
 
         Args:
-            at_end: what to do at its end; told whether that is at the beginning of a line.
-            keys: those that end everything.
+            at_end: called at EOF, with whether that is at the beginning of a line.
+            keys: the detach keys.
 
         Raises:
-            Detached: they were typed.
+            Detached: the keys were typed.
         """
         source = StandardInput()
         last = b"\n"
-        with suppress(StdinUnavailable, NoSuchProcess):  # as a pipe whose reader is gone
+        with suppress(StdinUnavailable, NoSuchProcess):  # like a pipe whose reader is gone
             while data := await source.read():
                 last = data[-1:]
                 passed, is_detached = keys.feed(data) if keys else (data, False)
@@ -121,18 +175,18 @@ class Foreground:
             await at_end(last == b"\n")
 
     async def close_input(self, _: bool) -> None:
-        """Let it see the end of its standard input."""
+        """Close the process's stdin."""
         try:
             await self._process.close_stdin()
         except Unsupported as error:
-            complain(f"standard input has ended, but the process cannot be told: {error}")
+            print_message(f"stdin has ended, but the process's stdin cannot be closed: {error}")
 
     async def type_end_of_file(self, at_line_start: bool) -> None:
-        """Let the reader of a terminal see the end: amid a line the first only hands over what is there."""
+        """Send Ctrl-D to the process's terminal; twice within a line, where the first only ends the read."""
         await self._process.write(END_OF_FILE if at_line_start else 2 * END_OF_FILE)
 
     async def leave_input_open(self, _: bool) -> None:
-        """Others may go on writing to it."""
+        """Do nothing at EOF: other clients may go on writing."""
 
     # -- inside
 
@@ -156,7 +210,7 @@ class Foreground:
                     self._show(stream, data)
             except OutputGap as gap:
                 self._has_gap = True
-                complain(str(gap))
+                print_message(str(gap))
             else:
                 return
 
@@ -164,7 +218,7 @@ class Foreground:
         before = self._chunks
         await asyncio.wait({copying}, timeout=LINGER_SECONDS)
         if self._chunks == before and not copying.done():
-            # The connection may be slow, or lost for now: what was sent before an answer is here with it.
+            # The connection may be slow or interrupted: an answer arrives after all output sent before it.
             await self._executor.call("environment/status", {})
             await asyncio.sleep(0)
         return self._chunks != before
@@ -178,28 +232,28 @@ class Foreground:
             self._output.put(2 if stream == "stderr" else 1, data)
 
     async def _signal(self, number: SignalNumber) -> None:
-        if not self._ours or self._process.exit_code is not None:
+        if not self._owned or self._process.exit_code is not None:
             raise Signalled(number)
         try:
             if not await self._process.signal(number):
                 raise Signalled(number)
         except Unsupported as error:
-            complain(f"{number.name} cannot be forwarded, so the process is killed: {error}")
+            print_message(f"{number.name} cannot be forwarded, so the process is killed: {error}")
             await self._process.terminate()
 
     async def _give_up(self, failure: OSError) -> int:
-        if self._ours:
+        if self._owned:
             with suppress(ExecServerError):
                 await self._process.terminate(scope="tree")
         if self._output.is_closed:
             return OUTPUT_CLOSED
-        raise Failure(f"output cannot be written: {failure.strerror}")
+        raise CommandExit(f"output cannot be written: {failure.strerror}")
 
     def _status(self) -> int:
         assert self._process.exit_code is not None
         cause = self._process.cause
-        if cause in _WORTH_SAYING:
-            complain(f"{self._process.id} was killed: {_WORTH_SAYING[cause]}")
+        if cause in _CAUSE_TEXTS:
+            print_message(f"{self._process.id} was killed: {_CAUSE_TEXTS[cause]}")
         if self._has_gap:
             return FAILED
         return TIMED_OUT if cause == "timeout" else self._process.exit_code
@@ -208,7 +262,7 @@ class Foreground:
 async def _first(
     over: asyncio.Task[None], failed: asyncio.Task[bool], others: set[asyncio.Task[None]]
 ) -> None:
-    """Until it is over or has failed; the first exception out of anything is raised."""
+    """Wait until the process is over or printing failed; raises the first exception of any task."""
     running: set[asyncio.Task[None]] = set(others)
     while not over.done() and not failed.done():
         done, _ = await asyncio.wait({over, failed, *running}, return_when=asyncio.FIRST_COMPLETED)

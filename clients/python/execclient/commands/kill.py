@@ -1,4 +1,4 @@
-"""`execserver kill`: signals to processes of any session."""
+"""`execserver kill`: send signals to processes of any session."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import signal
 from collections.abc import Sequence
 
 from execclient import ExecServerError, Executor
-from execclient.commands.daemon import Daemon, Listed, ambiguous, listing, matching
-from execclient.commands.failures import INCOMPLETE, complain
+from execclient.commands.daemon import DaemonOptions, Listed, ambiguous, listing, matching
+from execclient.commands.failures import INCOMPLETE, print_message
 from execclient.process import signal_name as numbered_signal
 
-_SAID = {"alreadyExited": "has exited already", "unknownProcess": "there is no such process"}
+_STATUS_TEXTS = {"alreadyExited": "has already exited", "unknownProcess": "no such process"}
 
 
 def signal_name(text: str) -> str:
-    """The name of a signal that was given as 9, KILL, kill or SIGKILL.
+    """The name of a signal that is given as 9, KILL, kill or SIGKILL.
 
     Raises:
         ValueError: there is no such signal.
@@ -26,14 +26,14 @@ def signal_name(text: str) -> str:
     name = name if name.startswith("SIG") else f"SIG{name}"
     base, plus, offset = name.partition("+")
     if base == "SIGRTMIN" and plus and offset.isdecimal():
-        return name  # numbered by the daemon's C library, not ours
+        return name  # the daemon's C library numbers it
     if name not in signal.Signals.__members__:
         raise ValueError(f"no signal: {text}")
     return name
 
 
 async def kill(
-    daemon: Daemon,
+    daemon: DaemonOptions,
     process_ids: Sequence[str],
     session_id: str | None,
     *,
@@ -41,7 +41,7 @@ async def kill(
     scope: str,
     as_json: bool,
 ) -> int:
-    """Send a signal to each; 1 if one of them did not get it."""
+    """Send a signal to each process; returns 1 if one of them did not get it."""
     results = []
     async with daemon.connect() as executor:
         processes = await listing(executor)
@@ -53,7 +53,7 @@ async def kill(
         print(json.dumps(results, indent=2), flush=True)
     else:
         for each in missed:
-            complain(f"{each['processId']}: {each['message']}")
+            print_message(f"{each['processId']}: {each['message']}")
     return INCOMPLETE if missed else 0
 
 
@@ -80,5 +80,5 @@ def _result(
         "processId": process_id,
         "sessionId": session_id,
         "status": status,
-        "message": message or _SAID.get(status),
+        "message": message or _STATUS_TEXTS.get(status),
     }

@@ -1,4 +1,4 @@
-"""`execserver logs`: the output that the daemon keeps."""
+"""`execserver logs`: print the retained output of a process."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import base64
 import json
 
 from execclient import Executor, Refused
-from execclient.commands.daemon import Daemon, Listed, find
-from execclient.commands.failures import OUTPUT_CLOSED, Failure, complain
+from execclient.commands.daemon import DaemonOptions, Listed, find
+from execclient.commands.failures import OUTPUT_CLOSED, CommandExit, print_message
 from execclient.commands.signals import Signals
-from execclient.commands.streams import Output
-from execclient.connection import Json
+from execclient.commands.streams import OutputWriter
+from execclient.connection.connection import Json
 
 PAGE_BYTES = 1 << 20
-"""Asked for at a time: enough for full speed, little enough to begin at once."""
+"""The size of one request: large enough for full speed, small enough to begin printing at once."""
 
 WAIT_SECONDS = 20.0
-"""For news, then it is asked again: whether somebody is still there should be noticed some time."""
+"""How long one request waits for new output. A new request also finds out whether the daemon is reachable."""
 
 
 async def logs(
-    daemon: Daemon,
+    daemon: DaemonOptions,
     process_id: str,
     session_id: str | None,
     *,
@@ -28,31 +28,31 @@ async def logs(
     since_seq: int,
     as_json: bool,
 ) -> int:
-    """Print what is kept of a process's output, and with `follow` what comes, until it ends."""
+    """Print the retained output of a process, and with `follow` new output until the process ends."""
     async with daemon.connect() as executor:
         process = await find(executor, process_id, session_id)
-        output = Output()
+        output = OutputWriter()
         with Signals() as signals:
             printing = _print(executor, process, output, follow=follow, since_seq=since_seq, as_json=as_json)
             await signals.unless_signalled(printing)
         if output.is_closed:
             return OUTPUT_CLOSED
         if output.failure is not None:
-            raise Failure(f"output cannot be written: {output.failure.strerror}")
+            raise CommandExit(f"output cannot be written: {output.failure.strerror}")
         return 0
 
 
 async def _print(
-    executor: Executor, process: Listed, output: Output, *, follow: bool, since_seq: int, as_json: bool
+    executor: Executor, process: Listed, output: OutputWriter, *, follow: bool, since_seq: int, as_json: bool
 ) -> None:
     after = since_seq
     while not output.failed.is_set():
         page = await _page(executor, process, after, wait=follow)
         if page.get("lostBytes"):
-            complain(f"{page['lostBytes']} bytes of output before this are not kept any more")
+            print_message(f"{page['lostBytes']} bytes of output before this were discarded")
         for chunk in page["chunks"]:
             _show(output, chunk, as_json=as_json)
-        # Pages are asked for as they are taken: the daemon keeps better than we do.
+        # Ask for the next page when this one is written: the daemon stores output better than this program.
         await output.settled()
         is_last = page["closed"] if follow else not page["chunks"]
         if is_last and page["nextSeq"] - 1 == after:
@@ -71,10 +71,10 @@ async def _page(executor: Executor, process: Listed, after: int, *, wait: bool) 
     try:
         return await executor.call("process/read", params, limit=WAIT_SECONDS + 60)
     except Refused as error:
-        raise Failure(error.message) from error
+        raise CommandExit(error.message) from error
 
 
-def _show(output: Output, chunk: Json, *, as_json: bool) -> None:
+def _show(output: OutputWriter, chunk: Json, *, as_json: bool) -> None:
     if as_json:
         line = json.dumps({"seq": chunk["seq"], "stream": chunk["stream"], "chunk": chunk["chunk"]})
         output.put(1, line.encode() + b"\n")

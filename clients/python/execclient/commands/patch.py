@@ -1,22 +1,24 @@
-"""`execserver patch`: a patch as models write it, applied to files at the daemon.
+"""`execserver patch`: apply a patch, as models write it, to files on the daemon's machine.
 
-The whole patch is fitted to the files before any of them is written. Its text is read before there is a
-connection: a mistake in it needs no daemon to be found.
+The whole patch is matched with the files before any of them is written. Its text is parsed before the
+connection is made: a syntax error is found without a daemon.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+import os
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from execclient import CallFailed, Executor
-from execclient.commands.daemon import Daemon
-from execclient.commands.diff_colors import When, is_for_people, shown, visible
-from execclient.commands.failures import Failure, complain
+from execclient.commands.daemon import DaemonOptions
+from execclient.commands.failures import CommandExit, print_message
 from execclient.commands.signals import Signals
-from execclient.connection import Json
+from execclient.commands.terminal import printable
+from execclient.connection.connection import Json
 from execclient.patch import (
     Applied,
     Edit,
@@ -36,109 +38,109 @@ from execclient.patch.plan import absolute
 STREAM = "-"
 
 NOT_APPLIED = 1
-"""The patch does not fit the files that there are, or they cannot be written."""
+"""The patch does not fit the files, or they cannot be written."""
 
 UNUSABLE = 2
-"""No patch, or no folder for it: it would fail whatever the files are, as a wrong command line does."""
+"""The text is no patch, or `--cwd` is no directory: as for a wrong command line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be done with a patch, and how it is told."""
+class PatchOptions:
+    """The options of the command."""
 
     cwd: str | None
-    """Where relative paths begin, at the daemon; None for the daemon's own folder."""
+    """The base of relative paths, on the daemon's machine; None for the daemon's working directory."""
     dry_run: bool
     diff: bool
-    """Print it also when the patch is applied."""
+    """Whether to print the diff of a patch that is applied, too."""
     color: When
     as_json: bool
 
 
-def patch(daemon: Daemon, file: Path | None, wish: Wish) -> Coroutine[None, None, int]:
-    """Apply the patch in a file, or on standard input; the result of the coroutine is the exit status.
+def patch(daemon: DaemonOptions, file: Path | None, options: PatchOptions) -> Coroutine[None, None, int]:
+    """Apply the patch in a file or on stdin; the coroutine returns the exit status.
 
-    The text is read here and now: what waits on the loop cannot be interrupted while it reads.
+    The text is read before the coroutine runs: a read on the event loop could not be interrupted.
 
     Raises:
-        Failure: the file cannot be read, or is no text.
+        CommandExit: the file cannot be read, or is no text.
     """
-    return _patch(daemon, _read(file), wish)
+    return _patch(daemon, _read(file), options)
 
 
 def _read(file: Path | None) -> str:
     from_stream = file is None or str(file) == STREAM
-    name = "standard input" if from_stream else str(file)
+    name = "stdin" if from_stream else str(file)
     try:
-        # By its number: whoever closed it before we began has none in `sys`.
+        # By its number: `sys.stdin` is None if it was closed at the start.
         with open(0 if from_stream else name, "rb", closefd=not from_stream) as source:
             return source.read().decode()
     except OSError as error:
-        raise Failure(f"{name}: {error.strerror}", UNUSABLE) from error
+        raise CommandExit(f"{name}: {error.strerror}", UNUSABLE) from error
     except UnicodeDecodeError as error:
-        raise Failure(f"{name}: no patch: not UTF-8 from offset {error.start} on", UNUSABLE) from error
+        raise CommandExit(f"{name}: no patch: not UTF-8 at offset {error.start}", UNUSABLE) from error
 
 
-async def _patch(daemon: Daemon, text: str, wish: Wish) -> int:
+async def _patch(daemon: DaemonOptions, text: str, options: PatchOptions) -> int:
     try:
         parsed = parse_patch(text)
     except PatchSyntaxError as error:
-        return _refused(error, wish)
+        return _report_error(error, options)
     async with daemon.connect() as executor:
         with Signals() as signals:
-            return await signals.unless_signalled(_carry_out(executor, parsed, wish))
+            return await signals.unless_signalled(_apply(executor, parsed, options))
 
 
-async def _carry_out(executor: Executor, parsed: Patch, wish: Wish) -> int:
-    cwd = executor.cwd if wish.cwd is None else await _folder(executor, wish.cwd)
+async def _apply(executor: Executor, parsed: Patch, options: PatchOptions) -> int:
+    cwd = executor.cwd if options.cwd is None else await _folder(executor, options.cwd)
     try:
         plan = await plan_at(executor, parsed, cwd=cwd, entry="command")
     except PatchError as error:
-        return _refused(error, wish)
-    if wish.dry_run:
-        _tell_plan(plan, wish)
+        return _report_error(error, options)
+    if options.dry_run:
+        _print_plan(plan, options)
         return 0
     try:
         applied = await apply(plan, executor)
     except PatchError as error:
-        return _refused(error, wish, done=error.edits)
-    _tell_applied(applied, wish)
+        return _report_error(error, options, done=error.edits)
+    _print_applied(applied, options)
     return 0
 
 
 async def _folder(executor: Executor, given: str) -> str:
-    """The folder that `--cwd` names; a patch would make one that is only misspelled."""
+    """The directory that `--cwd` names. It must exist: a patch would create a misspelled one."""
     cwd = absolute(given, executor.cwd)
     try:
-        is_folder = (await executor.fs.stat(cwd)).is_dir
+        is_directory = (await executor.fs.stat(cwd)).is_dir
     except CallFailed as error:
-        raise Failure(f"--cwd: {cwd}: {error.message}", UNUSABLE) from error
-    if not is_folder:
-        raise Failure(f"--cwd: {cwd} is no folder at the daemon", UNUSABLE)
+        raise CommandExit(f"--cwd: {cwd}: {error.message}", UNUSABLE) from error
+    if not is_directory:
+        raise CommandExit(f"--cwd: {cwd} is not a directory on the daemon's machine", UNUSABLE)
     return cwd
 
 
-# -- what came of it
+# -- the result
 
 
-def _tell_plan(plan: Plan, wish: Wish) -> None:
+def _print_plan(plan: Plan, options: PatchOptions) -> None:
     diff = plan.diff()
-    if wish.as_json:
+    if options.as_json:
         _print_json(_outcome(plan, diff, was_atomic=None))
     elif plan.already_applied:
-        complain(*plan.text.rstrip().split("\n"))
+        print_message(*plan.text.rstrip().split("\n"))
     elif diff:
-        _print(shown(diff, wish.color))
+        _print(format_diff(diff, options.color))
     else:
-        complain("the patch fits, and would leave every file as it is")
+        print_message("the patch fits and changes no file")
 
 
-def _tell_applied(applied: Applied, wish: Wish) -> None:
-    if wish.as_json:
+def _print_applied(applied: Applied, options: PatchOptions) -> None:
+    if options.as_json:
         _print_json(_outcome(applied, applied.diff(), was_atomic=applied.was_atomic))
         return
-    summary = visible(applied.text) if is_for_people(wish.color) else applied.text
-    _print((shown(applied.diff(), wish.color) if wish.diff else "") + summary)
+    summary = visible(applied.text) if is_for_people(options.color) else applied.text
+    _print((format_diff(applied.diff(), options.color) if options.diff else "") + summary)
 
 
 def _outcome(done: Plan | Applied, diff: str, *, was_atomic: bool | None) -> Mapping[str, Json]:
@@ -165,26 +167,26 @@ def _files(edits: Iterable[Edit]) -> list[Json]:
     ]
 
 
-# -- why nothing did
+# -- the error
 
 
-def _refused(error: PatchError, wish: Wish, done: Sequence[Edit] | None = None) -> int:
-    """Say why; `done` is what was carried out before, None when nothing was begun."""
-    if wish.as_json:
+def _report_error(error: PatchError, options: PatchOptions, done: Sequence[Edit] | None = None) -> int:
+    """Print why the patch failed; `done` are the edits that were made before, None if none was tried."""
+    if options.as_json:
         _print_json({"error": _error(error), "files": _files(done or ())})
-    complain(*"\n".join(_explained(error, done)).split("\n"))
+    print_message(*"\n".join(_error_lines(error, done)).split("\n"))
     return UNUSABLE if isinstance(error, PatchSyntaxError | EmptyPatch) else NOT_APPLIED
 
 
-def _explained(error: PatchError, done: Sequence[Edit] | None) -> Iterable[str]:
+def _error_lines(error: PatchError, done: Sequence[Edit] | None) -> Iterable[str]:
     reason = error.reason if isinstance(error, PatchFileError) else ""
     yield f"{error.applet_text}: {reason}" if reason else error.applet_text
     if isinstance(error, PatchMismatch):
         yield error.repair.describe()
     if done is None:
-        yield "Nothing is changed."
+        yield "Nothing was changed."
     elif done:
-        yield "Changed before that:"
+        yield "Changed before the error:"
         yield from (f"  {edit.target} ({edit.kind})" for edit in done)
 
 
@@ -200,7 +202,7 @@ def _error(error: PatchError) -> Mapping[str, Json]:
 
 
 def _camel_case(value: Json) -> Json:
-    """The same with the names of members as all JSON of this program has them."""
+    """The value with its member names in camel case, like all JSON of this program."""
     match value:
         case dict():
             return {_camel_cased(name): _camel_case(member) for name, member in value.items()}
@@ -214,11 +216,73 @@ def _camel_cased(name: str) -> str:
     return first + "".join(other.capitalize() for other in others)
 
 
+# -- diffs for people
+
+When = Literal["auto", "always", "never"]
+
+_IN_HUNK = {"+": "green", "-": "red", "@": "cyan", "\\": "dim", " ": ""}
+"""Colors by the first character of a line, as in git's diffs."""
+
+_FILE_HEADER = "bold"
+_OBJECT_NAMES = "dim"
+"""The `index` lines, which only programs read."""
+
+
+def is_colored(when: When) -> bool:
+    """Whether to color stdout: by default on a terminal with colors, unless `NO_COLOR` is set."""
+    if when == "auto":
+        return os.isatty(1) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return when == "always"
+
+
+def is_for_people(when: When) -> bool:
+    """Whether a person reads stdout, and not another program."""
+    return os.isatty(1) or is_colored(when)
+
+
+def visible(text: str) -> str:
+    """The text with invisible characters escaped, except for line ends and tabs."""
+    return printable(text, keep="\n\t")
+
+
+def format_diff(diff: str, when: When) -> str:
+    """The diff for stdout: unchanged for programs, with colors and escaped characters for people."""
+    if not is_for_people(when):
+        return diff
+    diff = visible(diff)
+    return _colored(diff) if is_colored(when) else diff
+
+
+def _colored(diff: str) -> str:
+    # Slow to load, and only needed for people.
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    # Only the styles: a console would wrap lines and replace tabs.
+    return "".join(
+        Style.parse(style).render(line, color_system=ColorSystem.STANDARD) + "\n"
+        for line, style in _styles(diff)
+    )
+
+
+def _styles(diff: str) -> Iterator[tuple[str, str]]:
+    # By the place of a line, not by its first characters alone: below a `@@` line, `--- x` is the removed
+    # line `-- x`.
+    in_hunk = False
+    for line in diff.removesuffix("\n").split("\n") if diff else []:
+        mark = line[:1]
+        in_hunk = mark in _IN_HUNK if in_hunk else line.startswith("@@ ")
+        if in_hunk:
+            yield line, _IN_HUNK[mark]
+        else:
+            yield line, _OBJECT_NAMES if line.startswith("index ") else _FILE_HEADER
+
+
 # -- stdout
 
 
 def _print(text: str) -> None:
-    # Bytes: other programs take a diff as the files have it, whatever our locale.
+    # Bytes: a diff has the encoding of the files, whatever the locale is.
     with open(1, "wb", closefd=False) as stdout:
         stdout.write(text.encode(errors="surrogateescape"))
 

@@ -1,4 +1,4 @@
-"""`execserver policy check`: what the rules say of a command, which is not run."""
+"""`execserver policy check`: judge a command by the rules, without running it."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from execclient.approval_policy import ApprovalPolicy, approval_policy
-from execclient.commands.failures import Failure, complain, current_folder
-from execclient.commands.printable import printable
-from execclient.connection import Json
+from execclient.commands.failures import CommandExit, current_folder, print_message
+from execclient.commands.terminal import printable
+from execclient.connection.connection import Json
 from execclient.errors import PolicyError
-from execclient.policy.decision import Requirement, decide
-from execclient.policy.policy import Policy, default_home
-from execclient.policy.rule_files import find_rule_files, load_rules
-from execclient.policy.rules import Argv, RuleMatch, RuleSet, report
-from execclient.policy.scripts import literal_commands, unreadable
-from execclient.sandbox import WorkspaceWrite
+from execclient.govern.approval_policy import ApprovalPolicy, approval_policy
+from execclient.govern.policy.decision import Requirement, decide
+from execclient.govern.policy.policy import Policy, default_home
+from execclient.govern.policy.rule_files import find_rule_files, load_rules
+from execclient.govern.policy.rules import Argv, RuleMatch, RuleSet, report
+from execclient.govern.policy.scripts import literal_commands, unreadable
+from execclient.govern.sandbox import WorkspaceWrite
 from execclient.tools.environment import exec_environment, explicit_repositories
 
 UNUSABLE = 1
-"""A rule file cannot be used, so nobody knows what may run."""
+"""A rule file cannot be used, so there is no decision."""
 
 STATUS = {"skip": 0, "ask": 10, "forbidden": 20}
-"""The stricter, the higher, and none that a shell or the other commands use."""
+"""Exit statuses, higher for stricter decisions, and distinct from those of shells and other commands."""
 
 _WORDS = {"skip": "run", "ask": "ask", "forbidden": "refuse"}
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is to be found out."""
+class CheckOptions:
+    """The options of the command."""
 
     argv: list[str]
     files: Sequence[Path] | Path
-    """Rule files, or the home that has them."""
+    """Rule files, or the home with the rule files."""
     cwd: Path
-    """A relative one begins in the folder that we are in."""
+    """The working directory of the command; may be relative to the current one."""
     approval: ApprovalPolicy
     resolve: bool
     parity: bool
@@ -51,20 +51,20 @@ class _Answer:
     rules: RuleSet
     requirement: Requirement
     hidden: Sequence[Argv]
-    """Commands of the script that only rules that ask or forbid see."""
+    """Commands of the script that only rules that ask or forbid look at."""
     unreadable: bool
 
 
 def rule_files(files: Sequence[Path] | None, home: Path | None) -> Sequence[Path] | Path:
-    """What `--rules` and `--home` come to.
+    """The rule files, or the home, of `--rules` and `--home`.
 
     Raises:
-        ValueError: both are given, or the home is not there.
+        ValueError: both are given, or the home does not exist.
     """
     if files and home is not None:
         raise ValueError("--rules and --home exclude each other: --rules replaces the files of a home")
     if home is not None and not home.is_dir():
-        raise ValueError(f"--home: {home} is no folder")
+        raise ValueError(f"--home: {home} is not a directory")
     return files or home or default_home()
 
 
@@ -80,53 +80,53 @@ def approval_named(text: str) -> ApprovalPolicy:
         raise ValueError(f"--approval: {error}") from error
 
 
-async def check(question: Question, *, as_json: bool) -> int:
-    """Print the answer; returns the status that stands for it.
+async def check(options: CheckOptions, *, as_json: bool) -> int:
+    """Print the decision; returns its exit status.
 
     Raises:
-        Failure: a rule file cannot be used, or a relative folder begins in one that was removed.
+        CommandExit: a rule file cannot be used, or `cwd` is relative and the current directory was removed.
     """
-    if not question.cwd.is_absolute():
-        question = replace(question, cwd=current_folder("--cwd") / question.cwd)
-    answer = _answer(question)
+    if not options.cwd.is_absolute():
+        options = replace(options, cwd=current_folder("--cwd") / options.cwd)
+    answer = _answer(options)
     if as_json:
-        print(json.dumps(_as_json(question, answer), indent=2), flush=True)
+        print(json.dumps(_as_json(options, answer), indent=2), flush=True)
     else:
-        print("\n".join(printable(line) for line in _lines(question, answer)), flush=True)
+        print("\n".join(printable(line) for line in _lines(options, answer)), flush=True)
     return STATUS[answer.requirement.kind]
 
 
-def _answer(question: Question) -> _Answer:
+def _answer(options: CheckOptions) -> _Answer:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            files = find_rule_files(question.files) if isinstance(question.files, Path) else question.files
-            policy = Policy(load_rules(files), parity=question.parity)
+            files = find_rule_files(options.files) if isinstance(options.files, Path) else options.files
+            policy = Policy(load_rules(files), parity=options.parity)
         except PolicyError as error:
-            raise Failure(str(error), UNUSABLE) from error
+            raise CommandExit(str(error), UNUSABLE) from error
     for each in warned:
-        complain(f"warning: {each.message}")
+        print_message(f"warning: {each.message}")
     requirement = decide(
-        question.argv,
+        options.argv,
         policy=policy,
-        approval=question.approval,
+        approval=options.approval,
         sandbox=WorkspaceWrite(),
-        cwd=str(question.cwd),
+        cwd=str(options.cwd),
         explicit_repositories=explicit_repositories(exec_environment()),
     )
-    shown = {tuple(question.argv), *requirement.lowered.commands}
-    hidden = [each for each in dict.fromkeys(literal_commands(question.argv)) if each not in shown]
-    return _Answer(files, policy.rules, requirement, hidden, unreadable(question.argv))
+    shown = {tuple(options.argv), *requirement.lowered.commands}
+    hidden = [each for each in dict.fromkeys(literal_commands(options.argv)) if each not in shown]
+    return _Answer(files, policy.rules, requirement, hidden, unreadable(options.argv))
 
 
 # -- for scripts
 
 
-def _as_json(question: Question, answer: _Answer) -> Mapping[str, Json]:
+def _as_json(options: CheckOptions, answer: _Answer) -> Mapping[str, Json]:
     requirement = answer.requirement
     return {
-        # First what the reference's `execpolicy check` prints, of the command as it was given.
-        **report(answer.rules.matches(question.argv, cwd=str(question.cwd), resolve=question.resolve)),
+        # First the members of the reference's `execpolicy check`, for the command as given.
+        **report(answer.rules.matches(options.argv, cwd=str(options.cwd), resolve=options.resolve)),
         "revision": requirement.revision,
         "files": [str(file) for file in answer.files],
         "lowering": {
@@ -152,7 +152,7 @@ def _as_json(question: Question, answer: _Answer) -> Mapping[str, Json]:
 # -- for people
 
 
-def _lines(question: Question, answer: _Answer) -> Iterator[str]:
+def _lines(options: CheckOptions, answer: _Answer) -> Iterator[str]:
     requirement = answer.requirement
     yield f"decision: {_WORDS[requirement.kind]}"
     yield f"source:   {requirement.source}"
@@ -162,15 +162,15 @@ def _lines(question: Question, answer: _Answer) -> Iterator[str]:
         yield f"proposal: allow {shlex.join(requirement.amendment)}"
     yield f"revision: {requirement.revision}"
     yield "rules:"
-    yield from _indented(_rules(requirement.matches) or ["none of them matches"])
-    yield "commands:" if requirement.lowered.plain else "commands, with a script that is judged as a whole:"
+    yield from _indented(_rules(requirement.matches) or ["no rule matches"])
+    yield "commands:" if requirement.lowered.plain else "commands (the script is judged as a whole):"
     yield from _indented(shlex.join(command) for command in requirement.lowered.commands)
     if answer.hidden:
-        seen = "which only rules that ask or forbid look at"
-        yield f"further commands, {'not looked at' if question.parity else seen}:"
+        seen = "checked against rules that ask or forbid"
+        yield f"further commands, {'not checked' if options.parity else seen}:"
         yield from _indented(shlex.join(command) for command in answer.hidden)
     if answer.unreadable:
-        yield "and some that only show when it runs"
+        yield "and commands that are known only when the script runs"
     yield "files:"
     yield from _indented([str(file) for file in answer.files] or ["none"])
 

@@ -1,4 +1,4 @@
-"""`execserver ps`: what runs at the daemon."""
+"""`execserver ps`: list the daemon's processes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 
-from execclient.commands.daemon import Daemon, Listed, listing
-from execclient.commands.printable import printable
+from execclient.commands.daemon import DaemonOptions, Listed, listing
+from execclient.commands.terminal import printable
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
-async def ps(daemon: Daemon, *, ended: bool, argv: bool, as_json: bool) -> int:
-    """Print the processes of all sessions, the oldest first; with `ended` also those that ended."""
+async def ps(daemon: DaemonOptions, *, ended: bool, argv: bool, as_json: bool) -> int:
+    """Print the processes of all sessions, the oldest first; with `ended`, those that ended, too."""
     async with daemon.connect() as executor:
         processes = await listing(executor, argv=argv)
     shown = [each for each in processes if ended or each["state"] == "running"]
@@ -26,7 +26,7 @@ async def ps(daemon: Daemon, *, ended: bool, argv: bool, as_json: bool) -> int:
 
 
 Column = tuple[str, str, Callable[[Listed], str]]
-"""Heading, alignment, and what is in it."""
+"""Heading, alignment, and text of a cell."""
 
 
 def columns(*, argv: bool) -> Sequence[Column]:
@@ -48,7 +48,7 @@ def columns(*, argv: bool) -> Sequence[Column]:
 
 
 def state(process: Listed) -> str:
-    """`running`, or how it ended."""
+    """`running`, or the exit code and the cause of the exit."""
     if process["state"] == "running":
         return "running"
     cause = process["cause"]
@@ -58,7 +58,7 @@ def state(process: Listed) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For people: 0.3 s, 42 s, 3 min, 5 h, 12 d."""
+    """A duration for people: 0.3 s, 42 s, 3 min, 5 h, 12 d."""
     for unit, length in _UNITS:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -66,7 +66,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(count: float) -> str:
-    """For people: 512 B, 3.2 KiB, 45 MiB."""
+    """A number of bytes for people: 512 B, 3.2 KiB, 45 MiB."""
     units = iter(("B", "KiB", "MiB", "GiB", "TiB"))
     unit = next(units)
     while count >= 1024 and unit != "TiB":
@@ -91,7 +91,7 @@ def _print_rich(shown: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, alignment, _ in shown:
-        # What is needed to go on is never cut; the command is, when the window is narrow.
+        # A narrow window cuts the command, but no column that other commands need.
         table.add_column(
             heading,
             justify="right" if alignment == "right" else "left",

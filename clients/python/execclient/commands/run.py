@@ -1,4 +1,4 @@
-"""`execserver run`: a remote command that behaves in a pipeline as a local one does."""
+"""`execserver run`: run a remote command that behaves like a local one in a pipeline."""
 
 from __future__ import annotations
 
@@ -10,56 +10,58 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from execclient import Executor, NotFound, Process, SystemFailure
-from execclient.commands.daemon import Daemon
-from execclient.commands.failures import Failure, complain, start_failure
-from execclient.commands.foreground import Foreground, Work
+from execclient.commands.daemon import DaemonOptions
+from execclient.commands.failures import CommandExit, print_message, start_failure
+from execclient.commands.foreground import Background, Foreground
 from execclient.commands.signals import Signals
 from execclient.commands.streams import is_empty_input
 from execclient.commands.terminal import RawTerminal, screen_size
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What is to be run, and how."""
+class RunOptions:
+    """The options of the command."""
 
     argv: Sequence[str]
     cwd: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     tty: bool = False
     stdin: bool = True
-    """Whether our standard input is forwarded."""
+    """Whether stdin is forwarded."""
     timeout: float | None = None
     as_json: bool = False
 
 
-async def run(daemon: Daemon, command: Command) -> int:
-    """Run it; what to exit with."""
+async def run(daemon: DaemonOptions, command: RunOptions) -> int:
+    """Run the command; returns the exit status."""
     async with AsyncExitStack() as stack:
-        # Until the session is ended: a terminal that is closed may tell us more than once.
+        # Until the session is closed: a terminal that closes may send more than one signal.
         signals = stack.enter_context(Signals())
         executor = await signals.unless_signalled(stack.enter_async_context(daemon.connect()))
         forwards = command.stdin and not is_empty_input()
         begin = time.monotonic()
         process = await signals.unless_signalled(_start(executor, command, stdin=forwards))
-        foreground = Foreground(executor, process, ours=True, as_json=command.as_json)
+        foreground = Foreground(executor, process, owned=True, as_json=command.as_json)
         if command.as_json:
-            await foreground.say(processId=process.id, sessionId=executor.session_id, pid=process.pid)
-        beside: list[Work] = []
+            await foreground.print_json(processId=process.id, sessionId=executor.session_id, pid=process.pid)
+        background: list[Background] = []
         if forwards:
             at_end = foreground.type_end_of_file if command.tty else foreground.close_input
-            beside.append(foreground.forward_input(at_end))
+            background.append(foreground.forward_input(at_end))
             if command.tty and os.isatty(0):
                 terminal = stack.enter_context(RawTerminal())
-                beside.append(terminal.follow_size(foreground.resize))
-        status = await foreground.until_over(signals, *beside)
+                background.append(terminal.follow_size(foreground.resize))
+        status = await foreground.run_until_exit(signals, *background)
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
-            await foreground.say(exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds)
+            await foreground.print_json(
+                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds
+            )
         return status
 
 
-async def detach(daemon: Daemon, command: Command) -> int:
-    """Start it, say its id, and leave it running."""
+async def detach(daemon: DaemonOptions, command: RunOptions) -> int:
+    """Start the command, print its id, and leave it running."""
     async with AsyncExitStack() as stack:
         executor = await stack.enter_async_context(daemon.connect(keep=True))
         signals = stack.enter_context(Signals())
@@ -70,17 +72,17 @@ async def detach(daemon: Daemon, command: Command) -> int:
         else:
             line = process.id
             ttl = executor.session_ttl
-            time_left = "a time that the daemon does not tell" if ttl is None else f"{ttl:g} s"
-            complain(f"{process.id} goes on without us for {time_left} (--session-ttl), and is then killed")
+            time_left = "a time that the daemon does not report" if ttl is None else f"{ttl:g} s"
+            print_message(f"{process.id} keeps running for {time_left} (--session-ttl) and is then killed")
         print(line, flush=True)
     return 0
 
 
-async def _start(executor: Executor, command: Command, *, stdin: bool) -> Process:
-    """Start it.
+async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Process:
+    """Start the command.
 
     Raises:
-        Failure: it cannot be started, with the status that a shell would give.
+        CommandExit: it cannot be started; has the status that a shell would return.
     """
     try:
         return await executor.start(
@@ -91,13 +93,13 @@ async def _start(executor: Executor, command: Command, *, stdin: bool) -> Proces
             size=screen_size() if command.tty else None,
             stdin=stdin and not command.tty,
             timeout=command.timeout,
-            buffer_bytes=None,  # the limit is what `Output` can put away
+            buffer_bytes=None,  # `OutputWriter` has its own limit
         )
-    except ValueError as error:  # an argument that is no UTF-8, a time limit beyond all measure
-        raise Failure(str(error)) from error
+    except ValueError as error:  # an argument that is not UTF-8, or a time limit out of range
+        raise CommandExit(str(error)) from error
     except SystemFailure as error:
         if command.cwd is not None and not await _is_folder(executor, command.cwd):
-            raise Failure(f"{command.cwd}: not a folder at the daemon") from error
+            raise CommandExit(f"{command.cwd}: not a directory on the daemon's machine") from error
         raise start_failure(command.argv[0], error) from error
 
 

@@ -1,4 +1,4 @@
-"""The signals that we get are meant for the process that we stand for."""
+"""Signals to this program, which are forwarded to the remote process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from execclient.commands.failures import Failure
+from execclient.commands.failures import CommandExit
 
 FORWARDED = (
     signal.SIGINT,
@@ -19,14 +19,14 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class Signals:
-    """Takes these signals, in the order in which they come, as long as the block lasts.
+    """Receives the signals of `FORWARDED`, in order of arrival, within a `with` block.
 
-    One that we were started to ignore, as `nohup` and a shell's `&` have it, stays ignored. Once one
-    came, all of them are ignored after the block: the end has begun, and its status stands.
+    A signal that is ignored at the start, as with `nohup` and a shell's `&`, stays ignored. If a signal came
+    in the block, all are ignored after it: the exit status is then decided.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Signals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         loop = asyncio.get_running_loop()
-        # Blocked meanwhile: the default in between would end us with another status.
+        # Blocked meanwhile: the default action would end the program with another status.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)
         for number in self._taken:
             loop.remove_signal_handler(number)
@@ -59,19 +59,19 @@ class Signals:
         self._came.put_nowait(number)
 
     async def next(self) -> signal.Signals:
-        """The next one."""
+        """The next signal."""
         return await self._came.get()
 
     async def forward(self, send: Callable[[signal.Signals], Awaitable[None]]) -> None:
-        """Hand them on, for ever."""
+        """Send every signal on, without end."""
         while True:
             await send(await self.next())
 
-    async def unless_signalled(self, awaitable: Awaitable[Result]) -> Result:
-        """Its result; a signal cancels it, when there is nobody yet, or no more, to hand it on to.
+    async def unless_signalled(self, awaitable: Awaitable[T]) -> T:
+        """The result of an awaitable, while there is no process to forward signals to.
 
         Raises:
-            Failure: a signal came; we exit as if it had killed us.
+            CommandExit: a signal came and cancelled it; the exit status is that of a death by the signal.
         """
         work = asyncio.ensure_future(awaitable)
         came = asyncio.ensure_future(self.next())
@@ -79,7 +79,7 @@ class Signals:
             await asyncio.wait({work, came}, return_when=asyncio.FIRST_COMPLETED)
             if came.done() and not work.done():
                 raise Signalled(came.result())
-            if came.done():  # both at once: there is a process now to forward it to
+            if came.done():  # both at once: now there is a process to forward the signal to
                 self._came.put_nowait(came.result())
             return await work
         finally:
@@ -88,8 +88,8 @@ class Signals:
             await asyncio.gather(work, came, return_exceptions=True)
 
 
-class Signalled(Failure):
-    """A signal ended us."""
+class Signalled(CommandExit):
+    """A signal ends this program."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__("", 128 + number)

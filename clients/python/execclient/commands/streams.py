@@ -1,12 +1,11 @@
-"""Our own standard streams: bytes in, bytes out, and nobody who dawdles holds up the loop.
+"""The standard streams of this program, read and written without blocking the event loop.
 
 Rules kept in this file:
 
-1. No descriptor is made non-blocking. That flag belongs to whoever shares the terminal or the pipe
-   with us, the shell above all. Threads do the waiting instead.
-2. Input is read when it is asked for and not before: what we do not take stays for the next program.
-3. Output is never dropped here. What the reader of our output has not taken waits in memory, and
-   beyond `MEMORY_BYTES` in a file without a name.
+1. No descriptor is made non-blocking: other processes, the shell above all, share that flag. Threads wait
+   instead.
+2. Input is read only on demand: what is not read stays for the next program.
+3. Output is never dropped. Pending output waits in memory, and beyond `MEMORY_BYTES` in an unnamed file.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from collections.abc import Callable
 from typing import IO
 
 BLOCK_BYTES = 1 << 18
-"""Four times what a pipe holds; files are read in pieces of this size."""
+"""The size of reads: four times the capacity of a pipe."""
 
 MEMORY_BYTES = 16 << 20
-"""Output that may wait in memory. Enough to never see the disk with a reader that keeps pace."""
+"""Pending output in memory. A reader that keeps pace never causes a write to the disk."""
 
 _RECORD = struct.Struct("=II")
-"""Before each piece in the file: descriptor and length."""
+"""In front of each piece in the file: descriptor and length."""
 
 _GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
-"""Nobody reads any more: a closed pipe, a terminal that hung up."""
+"""The other end is gone: a closed pipe, a terminal that hung up."""
 
 
 def open_missing() -> None:
-    """Have three standard streams, whatever we were started with.
+    """Open /dev/null as each standard stream that is closed.
 
-    Otherwise the next descriptor that is opened becomes one of them.
+    Otherwise the next descriptor that is opened would become a standard stream.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def is_empty_input() -> bool:
-    """Whether standard input is /dev/null, so that there is nothing to forward."""
+    """Whether stdin is /dev/null, so that there is nothing to forward."""
     given, null = os.fstat(0), os.stat(os.devnull)
     return given.st_rdev == null.st_rdev and given.st_mode == null.st_mode
 
@@ -63,7 +62,7 @@ class StandardInput:
         threading.Thread(target=self._serve, name="standard input", daemon=True).start()
 
     async def read(self) -> bytes:
-        """The next bytes, as soon as there are any; empty at the end.
+        """The next bytes, as soon as there are any; empty at EOF.
 
         Raises:
             OSError: it cannot be read, a directory for example.
@@ -83,19 +82,19 @@ class StandardInput:
             try:
                 self._loop.call_soon_threadsafe(self._deliver, data, error)
             except RuntimeError:
-                return  # the loop has ended, and with it everybody who might have asked
+                return  # the event loop is closed
 
     def _deliver(self, data: bytes, error: OSError | None) -> None:
         if self._answer.done():
-            return  # whoever asked was cancelled, since the process takes no more
+            return  # the reader was cancelled, since the process takes no more
         if error is None:
             self._answer.set_result(data)
         else:
             self._answer.set_exception(error)
 
 
-class Output:
-    """Standard output and standard error, written in the order of `put`."""
+class OutputWriter:
+    """Writes standard output and standard error, in the order of `put`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -107,15 +106,15 @@ class Output:
         self._settled = asyncio.Event()
         self._settled.set()
         self.failure: OSError | None = None
-        """Why nothing can be written any more."""
+        """The error after which nothing more is written."""
         self.failed = asyncio.Event()
         threading.Thread(target=self._serve, name="standard output", daemon=True).start()
 
     def put(self, descriptor: int, data: bytes) -> None:
-        """Have bytes written; returns at once.
+        """Queue bytes; returns at once.
 
         Raises:
-            OSError: they neither fit into memory nor into a file.
+            OSError: they fit neither into memory nor into the file.
         """
         self._settled.clear()
         with self._changed:
@@ -130,12 +129,12 @@ class Output:
             self._changed.notify()
 
     async def settled(self) -> None:
-        """Wait until everything is written, or nothing more can be."""
+        """Wait until everything is written, or nothing more can be written."""
         await self._settled.wait()
 
     @property
     def is_closed(self) -> bool:
-        """Whether it failed because nobody reads it."""
+        """Whether writing failed because the reader is gone."""
         return self.failure is not None and self.failure.errno in _GONE
 
     def _serve(self) -> None:
@@ -151,7 +150,7 @@ class Output:
         with self._changed:
             self._busy = False
             while not self._waiting and not self._overflow:
-                self._tell(self._is_settled)
+                self._call(self._is_settled)
                 self._changed.wait()
             self._busy = True
             if not self._waiting:
@@ -164,23 +163,23 @@ class Output:
         with self._changed:
             self.failure = failure
             self._waiting.clear()
-        self._tell(self.failed.set)
-        self._tell(self._settled.set)
+        self._call(self.failed.set)
+        self._call(self._settled.set)
 
     def _is_settled(self) -> None:
         with self._changed:
             if not self._waiting and not self._overflow and not self._busy:
                 self._settled.set()
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _call(self, callback: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            return  # the loop has ended: nobody waits
+            return  # the event loop is closed
 
 
 class _Overflow:
-    """Pieces of output in a file without a name, first in, first out."""
+    """Pieces of output in an unnamed file, first in, first out."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -192,7 +191,7 @@ class _Overflow:
 
     def put(self, descriptor: int, data: bytes) -> None:
         if self._file is None:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as we do
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - stays open until exit
         record = memoryview(_RECORD.pack(descriptor, len(data)) + data)
         while record:
             written = os.pwrite(self._file.fileno(), record, self._written)
@@ -235,7 +234,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _wait(descriptor: int, event: int) -> None:
-    """Somebody else made the stream non-blocking."""
+    """Wait for a stream that another process made non-blocking."""
     poll = select.poll()
     poll.register(descriptor, event)
     poll.poll()

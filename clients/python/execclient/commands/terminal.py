@@ -1,4 +1,4 @@
-"""The terminal that somebody sits at: raw while a remote one is shown on it, and then as it was."""
+"""The user's terminal: raw mode while a remote terminal is shown on it, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LEAVE_SCREEN = (
     b"\x1b[?2004l"  # no bracketed paste
     b"\x1b[?1l\x1b>"  # cursor keys and keypad as usual
     b"\x1b[?1049l"  # the main screen
-    b"\x1b[?25h"  # the cursor is seen
-    b"\x1b[0m\x1b[r\x1b[999;1H\r\n"  # no colours, the whole screen scrolls; below what is on it
+    b"\x1b[?25h"  # visible cursor
+    b"\x1b[0m\x1b[r\x1b[999;1H\r\n"  # no colors, the whole screen scrolls, cursor below its content
 )
-"""Undoes what a full-screen program may have set when it is left running."""
+"""Undoes the settings of a full-screen program that is left running."""
 
 
 def screen_size() -> tuple[int, int] | None:
-    """Rows and columns of the terminal at one of our streams; None without one, or when it has no size."""
+    """Rows and columns of the terminal of a standard stream; None without a terminal or a size."""
     for descriptor in (0, 1, 2):
         try:
             columns, rows = os.get_terminal_size(descriptor)
@@ -35,9 +35,9 @@ def screen_size() -> tuple[int, int] | None:
 
 
 class RawTerminal:
-    """The terminal at standard input passes on every key, as long as the block lasts.
+    """Puts the terminal of stdin into raw mode within a `with` block.
 
-    When it is stopped from outside it is as it was for the time being.
+    While the program is stopped by SIGTSTP, the terminal has its former mode.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class RawTerminal:
         self._restore()
 
     async def follow_size(self, resize: Callable[[int, int], Awaitable[None]]) -> None:
-        """Hand on every new size, for ever."""
+        """Report every new size, without end."""
         while True:
             await self._resized.wait()
             self._resized.clear()
@@ -70,7 +70,7 @@ class RawTerminal:
 
     def _set_raw(self) -> None:
         self._before = termios.tcgetattr(0)
-        # Not flushed: what was typed ahead is meant for the remote program.
+        # Not flushed: input typed ahead is meant for the remote program.
         tty.setraw(0, termios.TCSADRAIN)
 
     def _restore(self) -> None:
@@ -82,6 +82,20 @@ class RawTerminal:
     def _stop(self) -> None:
         self._restore()
         os.kill(os.getpid(), signal.SIGSTOP)
-        # Goes on here after SIGCONT; the window may have changed meanwhile.
+        # Continues here after SIGCONT; the size may have changed meanwhile.
         self._set_raw()
         self._resized.set()
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with every invisible character escaped, such as `\\x1b`.
+
+    Invisible are control characters, marks for the direction of writing, separators other than the blank, and
+    lone surrogates. All text that commands print passes through this function, except for the output of a
+    process in `run`, `attach` and `logs`.
+
+    Args:
+        text: any text of the daemon.
+        keep: characters that are not escaped, such as line ends.
+    """
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)

@@ -1,8 +1,9 @@
-"""Patches of models (`apply_patch`): read, fitted to the files that there are, and applied by the daemon."""
+"""Patches as models write them (`apply_patch`): parsed, matched with the files, and applied by the daemon."""
 
 from __future__ import annotations
 
 from execclient.patch.apply import Applied, AppliedFile, Beyond, apply, plan_at
+from execclient.patch.diff import TurnDiff
 from execclient.patch.errors import (
     CannotRead,
     EmptyPatch,
@@ -14,10 +15,9 @@ from execclient.patch.errors import (
     PatchTooComplex,
 )
 from execclient.patch.intercept import Intercepted, PatchWithoutCall, UnknownDirectory, intercept
+from execclient.patch.model import Candidate, Difference, Edit, Repair
 from execclient.patch.parse import AddFile, Chunk, DeleteFile, Patch, UpdateFile, parse_patch
-from execclient.patch.plan import Edit, Plan, plan, touched_paths
-from execclient.patch.repair import Candidate, Difference, Repair
-from execclient.patch.turn_diff import TurnDiff
+from execclient.patch.plan import Plan, plan, touched_paths
 
 __all__ = [
     "AddFile",

@@ -1,12 +1,12 @@
-"""Plans carried out at an executor: it is its files that are read and written, never this machine's.
+"""Plans and applies patches to the files of an executor, never to those of this machine.
 
-A server that serves `fs/applyEdits` gets all edits in one request, and does all or none of them; those that
-go beyond the sandbox in a second one. A file that cannot be replaced, such as a mount point, is written in
-place before the others, and gets its old content back when these fail. Any other server gets the edits one
-after the other, in the order of the patch, and a failure leaves the earlier ones done; the error has them.
+A server with `fs/applyEdits` gets all edits in one request and makes all or none of them; edits beyond the
+sandbox go in a second request. A file that cannot be replaced, such as a mount point, is written in place
+before the others, and restored if these fail. Any other server gets the edits one after the other, in the
+order of the patch; after a failure the earlier edits stay, and the error lists them.
 
-No edit is done twice, and none over a file that changed since it was planned: each compares the file
-before it writes. When a connection is lost and an answer with it, the files tell whether it was done.
+No edit is made twice, and none to a file that changed after planning: each request compares the file before
+it writes. If the answer is lost with the connection, the files tell whether the edit was made.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from dataclasses import dataclass
 
 from pybase64 import b64encode
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import CallFailed, OutcomeUnknown, RequestTooLarge
 from execclient.patch.diff import unified_diff
 from execclient.patch.errors import CannotRead, PatchConflict, PatchError, PatchFileError
-from execclient.patch.files import RemoteFiles, Server
+from execclient.patch.files import PatchExecutor, RemoteFiles
+from execclient.patch.model import Edit, EditKind, digest_of
 from execclient.patch.parse import Patch, UpdateFile
-from execclient.patch.plan import Edit, EditKind, Entry, Plan, absolute, digest_of, touched_paths
+from execclient.patch.plan import EntryPoint, Plan, absolute, touched_paths
 from execclient.patch.plan import plan as plan_patch
-from execserver.protocol.limits import MAX_EDITS
-from execserver.protocol.path_uri import path_to_uri
+from execprotocol.limits import MAX_EDITS
+from execprotocol.path_uri import path_to_uri
 
 MAX_ATTEMPTS = 3
-"""Of a request whose answer is lost again and again."""
+"""Attempts of a request whose answers are lost."""
 
 _READS_AT_A_TIME = 8
-"""Enough to hide the way there and back; a reply may hold a whole file."""
+"""Enough to hide the latency; a reply may hold a whole file."""
 
 _TRANSACTION = "fs/applyEdits"
 
@@ -44,28 +45,28 @@ _OF_ONE_EDIT = re.compile(
     r"edits\[(?P<index>[0-9]+)\] .*(?:\(os error (?:1|13|16|18|30)\)|cannot be kept when it is replaced)",
     re.DOTALL,
 )
-"""How the server says that a file cannot be replaced (`docs/protocol.md`, A6 and A11): EPERM, EACCES, EBUSY,
-EXDEV, EROFS, or another owner."""
+"""The server's message for a file that cannot be replaced (`docs/protocol.md`, A6 and A11): EPERM, EACCES,
+EBUSY, EXDEV, EROFS, or another owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """Paths that the sandbox of a patch does not let be written, and what was approved for them."""
+    """Paths that the sandbox of a patch does not allow to write, with the sandbox approved for them."""
 
     paths: frozenset[str]
     sandbox: Mapping[str, Json] | None
-    """As the wire has it."""
+    """The member `sandbox` of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedFile:
-    """What became of one file."""
+    """The result for one file."""
 
     kind: EditKind
     path: str
-    """Absolute, at the executor; of a move, the new one."""
+    """Absolute, at the executor; the new path of a move."""
     sha256: str | None
-    """Of its content now; None when it was removed."""
+    """The digest of the new content; None if the file was removed."""
     moved_from: str | None = None
 
 
@@ -75,41 +76,41 @@ class Applied:
 
     edits: tuple[Edit, ...]
     text: str
-    """What the model is told."""
+    """The text for the model."""
     files: tuple[AppliedFile, ...]
     cwd: str
     was_atomic: bool
-    """All was done in one step, or in one for each sandbox; else file by file."""
+    """Whether the edits were made in one step (one for each sandbox), and not file by file."""
     already_applied: bool = False
-    """Nothing was done: an earlier call had applied the patch."""
+    """Whether an earlier call had applied the patch; then nothing was done."""
     in_place: tuple[str, ...] = ()
     """Files that could not be replaced, such as mount points, and were written in place."""
 
     def diff(self, root: str | None = None) -> str:
-        """What changed, as a unified diff; paths are shown relative to `root`, by default `cwd`."""
+        """The changes as a unified diff, with paths relative to `root`, by default `cwd`."""
         changes = [change for edit in self.edits for change in edit.changes()]
         return unified_diff(changes, root=root or self.cwd)
 
 
 async def plan_at(
-    executor: Server,
+    executor: PatchExecutor,
     patch: Patch,
     *,
     cwd: str,
     sandbox: Mapping[str, Json] | None = None,
-    entry: Entry = "tool",
+    entry: EntryPoint = "tool",
 ) -> Plan:
-    """Find out what a patch does to the files of an executor.
+    """Plan a patch of the files of an executor. Changes nothing.
 
     Args:
-        executor: whose files.
-        patch: what to do.
-        cwd: the absolute directory of relative paths, there.
-        sandbox: what may be read, as the wire has it.
-        entry: as for `plan`.
+        executor: the executor with the files.
+        patch: the patch.
+        cwd: the base of relative paths, absolute, at the executor.
+        sandbox: the sandbox for reading, the member `sandbox` of a request.
+        entry: see `plan`.
 
     Raises:
-        PatchError: as `plan` does.
+        PatchError: see `plan`.
         OutcomeUnknown, SessionLost, ExecutorClosed, CallTimeout: the executor is out of reach.
     """
     files = RemoteFiles(executor, sandbox)
@@ -119,14 +120,14 @@ async def plan_at(
 
     async def take(path: str) -> None:
         async with limit:
-            found[path] = await files.look(path)
+            found[path] = await files.read(path)
 
     try:
         async with asyncio.TaskGroup() as group:
             for path in paths:
                 group.create_task(take(path))
     except BaseExceptionGroup as failures:
-        # All have the same cause: the executor is out of reach.
+        # All failures have the same cause: the executor is out of reach.
         raise failures.exceptions[0] from None
     links = {path: path for path in paths}
     for hunk in patch.hunks:
@@ -140,29 +141,29 @@ async def plan_at(
             raise content
         return content
 
-    # In a thread: fitting a large patch takes its time, and other calls go on meanwhile.
+    # In a thread: matching a large patch takes time, and must not block other calls.
     return await asyncio.to_thread(plan_patch, patch, read, cwd=cwd, entry=entry, resolve=links.__getitem__)
 
 
 async def apply(
     plan: Plan,
-    executor: Server,
+    executor: PatchExecutor,
     *,
     sandbox: Mapping[str, Json] | None = None,
     beyond: Beyond | None = None,
 ) -> Applied:
-    """Do what was planned.
+    """Carry out a plan.
 
     Args:
-        plan: of this executor's files.
-        executor: where.
-        sandbox: what may be written, as the wire has it.
-        beyond: paths to which another sandbox applies. They are a step of their own, behind all others.
+        plan: a plan for this executor's files.
+        executor: the executor with the files.
+        sandbox: the sandbox for writing, the member `sandbox` of a request.
+        beyond: paths with another sandbox. They are written in a step of their own, after all others.
 
     Raises:
-        PatchConflict: a file is neither as it was when the patch was planned nor as the patch leaves it.
-        PatchFileError: something could not be written or removed; the error has what was done before it.
-        OutcomeUnknown: the connection was lost, and also after another one nothing could be found out.
+        PatchConflict: a file has neither its planned old content nor its planned new content.
+        PatchFileError: a file could not be written or removed; the error has the edits made before it.
+        OutcomeUnknown: the connection was lost, and the outcome could not be found out after a reconnect.
         SessionLost, ExecutorClosed, CallTimeout: the executor is out of reach.
     """
     was_atomic = False
@@ -177,27 +178,25 @@ async def apply(
         for edit in plan.edits
     )
     in_place = tuple(change.path for change in run.in_place)
-    text = plan.text + "".join(
-        f"Written in place, since it cannot be replaced: {path}\n" for path in in_place
-    )
+    text = plan.text + "".join(f"{_IN_PLACE}: {path}\n" for path in in_place)
     was_atomic = was_atomic and not in_place
     return Applied(plan.edits, text, files, plan.cwd, was_atomic, plan.already_applied, in_place)
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What is to become of one path."""
+    """The change of one path."""
 
     path: str
     before: bytes | None
     after: bytes | None
     is_known: bool
     is_new: bool
-    """Its directory may have to be made."""
+    """Whether its directory may have to be created."""
 
 
 def _changes(edit: Edit) -> list[_Change]:
-    """Those of an edit, in the order of the reference."""
+    """The changes of an edit, in the order of the reference."""
     if edit.move_to is None:
         return [_Change(edit.path, edit.before, edit.after, edit.is_known, edit.kind == "add")]
     return [
@@ -207,7 +206,7 @@ def _changes(edit: Edit) -> list[_Change]:
 
 
 def _net_changes(edits: Iterable[Edit]) -> list[_Change]:
-    """Those of all edits, each path once."""
+    """The changes of all edits, merged to one for each path."""
     net: dict[str, _Change] = {}
     for edit in edits:
         for change in _changes(edit):
@@ -220,21 +219,23 @@ def _net_changes(edits: Iterable[Edit]) -> list[_Change]:
 
 
 class _Run:
-    """One plan being carried out."""
+    """Carries out one plan."""
 
-    def __init__(self, executor: Server, sandbox: Mapping[str, Json] | None, beyond: Beyond | None) -> None:
+    def __init__(
+        self, executor: PatchExecutor, sandbox: Mapping[str, Json] | None, beyond: Beyond | None
+    ) -> None:
         self._files = RemoteFiles(executor, sandbox)
         self._beyond = RemoteFiles(executor, None if beyond is None else beyond.sandbox)
         self._beyond_paths = frozenset[str]() if beyond is None else beyond.paths
         self.in_place: list[_Change] = []
-        """What was written in place beside a transaction."""
+        """The changes that were written in place, outside of a transaction."""
 
     async def all_at_once(self, plan: Plan) -> bool:
-        """All edits of a sandbox in one request; False when one cannot hold them."""
+        """Make all edits of a sandbox in one request; False if the request would be too large."""
         try:
             return await self._all_at_once(plan)
         except PatchError:
-            await self._put_back()
+            await self._restore_in_place()
             raise
 
     async def _all_at_once(self, plan: Plan) -> bool:
@@ -246,7 +247,7 @@ class _Run:
         if not await self._transaction(inside):
             return False
         try:
-            # One by one those that were done are found to be.
+            # If this one is too large, `one_by_one` finds that the first transaction is done.
             return await self._transaction(outside)
         except PatchError as error:
             done = {change.path for change in inside}
@@ -256,7 +257,7 @@ class _Run:
             raise
 
     async def _transaction(self, changes: Sequence[_Change]) -> bool:
-        """Do all of these, which have the same sandbox; False when one request cannot hold them."""
+        """Make changes that have the same sandbox; False if one request cannot hold them."""
         changes = list(changes)
         while True:
             try:
@@ -272,8 +273,8 @@ class _Run:
                     raise error from None
                 self.in_place.append(change)
 
-    async def _put_back(self) -> None:
-        """Give files that were written in place their old content."""
+    async def _restore_in_place(self) -> None:
+        """Restore the files that were written in place."""
         while self.in_place:
             change = self.in_place.pop()
             with suppress(CallFailed):
@@ -337,10 +338,10 @@ class _Run:
                 return
 
     async def _is_done(self, change: _Change) -> bool:
-        """Whether the path is as it is to become.
+        """Whether the path has its new content.
 
         Raises:
-            PatchConflict: it is neither that nor as it was.
+            PatchConflict: it has neither the new nor the old content.
         """
         if not change.is_known:
             return False
@@ -352,7 +353,7 @@ class _Run:
         return False
 
     async def _are_done(self, changes: Sequence[_Change]) -> bool:
-        """Whether a transaction took place: what is known of the files tells it for the others too."""
+        """Whether a transaction was carried out. Files with known old content tell it for the others, too."""
         known = [change for change in changes if change.is_known]
         states = [await self._is_done(change) for change in known]
         if any(states) and not all(states):
@@ -370,7 +371,7 @@ class _Run:
 
 
 def _irreplaceable(changes: Sequence[_Change], error: PatchFileError) -> int | None:
-    """Which of the changes a transaction could not make, though the file can perhaps be written in place."""
+    """The index of the change whose file cannot be replaced, if it may be writable in place."""
     cause = error.__cause__
     found = _OF_ONE_EDIT.match(cause.message) if isinstance(cause, CallFailed) else None
     if found is None:

@@ -1,46 +1,35 @@
-"""Unified diffs as `git diff` writes them, and `git apply` reads them."""
+"""Unified diffs in the format of `git diff` and `git apply`."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from execclient.patch.line_diff import Block, changed_blocks
+from execclient.patch.model import Edit, FileChange, digest_of
 
 CONTEXT_LINES = 3
-"""What every tool shows, and expects."""
+"""As in every other tool."""
 
 _NO_OBJECT = "0" * 40
 _MODE = "100644"
 _NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 
-class FileChange(NamedTuple):
-    """The content of one path before and after; None where there is no file."""
-
-    path: str
-    """Absolute."""
-    before: bytes | None
-    after: bytes | None
-    moved_from: str | None = None
-    """The absolute path that the content comes from."""
-
-
 def unified_diff(changes: Iterable[FileChange], *, root: str) -> str:
-    """The diff of some files; empty when nothing changed.
+    """The diff of some files; empty if nothing changed.
 
-    A file with a `moved_from` is shown as renamed when that path is removed by another of the changes.
+    A file with a `moved_from` is shown as renamed if another change removes that path.
 
     Args:
-        changes: what became of which path; a path may occur several times, in the order of time.
-        root: the absolute directory that paths are shown relative to; others are shown in full.
+        changes: the changes, in order; a path may occur several times.
+        root: an absolute directory. Paths below it are shown relative to it, others in full.
     """
     merged = merged_changes(changes)
     removed = {change.path: change.before for change in merged if change.after is None}
     renames: dict[str, str] = {}
-    """From the old path to the new one; each once, as a file is renamed only once."""
+    """From old to new paths; a file is renamed only once."""
     for change in merged:
         if change.before is None and change.moved_from in removed:
             renames.setdefault(change.moved_from, change.path)
@@ -55,7 +44,7 @@ def unified_diff(changes: Iterable[FileChange], *, root: str) -> str:
 
 
 def merged_changes(changes: Iterable[FileChange]) -> list[FileChange]:
-    """One change for each path: from what was there first to what is there last."""
+    """One change for each path, from its first to its last content."""
     merged: dict[str, FileChange] = {}
     for change in changes:
         known = merged.get(change.path)
@@ -170,3 +159,35 @@ def _range(start: int, end: int) -> str:
 
 def _marked(mark: str, line: str) -> str:
     return mark + line if line.endswith("\n") else mark + line + _NO_NEWLINE
+
+
+class TurnDiff:
+    """The diff of all patches of a model's turn together.
+
+    For each path only the first and the last content are kept: a change that was taken back is none, and a
+    file that was moved twice was moved once.
+
+    Args:
+        root: the absolute directory that paths in the diff are relative to.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._changes: list[FileChange] = []
+
+    def add(self, edits: Iterable[Edit]) -> None:
+        """Add edits that were made, in order: those of `Applied` or of a `PatchError`."""
+        changes = [change for edit in edits for change in edit.changes()]
+        self._changes = merged_changes([*self._changes, *changes])
+
+    @property
+    def text(self) -> str:
+        """The unified diff from the beginning of the turn until now; empty if nothing differs."""
+        return unified_diff(self._changes, root=self._root)
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """The SHA-256 of every changed file by absolute path; None for a removed file."""
+        return {
+            change.path: digest_of(change.after) for change in self._changes if change.before != change.after
+        }

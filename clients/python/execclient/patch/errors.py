@@ -1,38 +1,34 @@
-"""Why a patch was not applied, each with a stable `code` and the exact texts of the two entry points.
+"""Errors of patches, each with a stable `code` and the exact texts of the two entry points.
 
-    PatchError                   patch_error            whatever is wrong with a patch
+    PatchError                   patch_error            any error of a patch
     ├── PatchSyntaxError         patch_syntax           the text is no patch
-    ├── EmptyPatch               patch_empty            a patch that touches no file
+    ├── EmptyPatch               patch_empty            the patch touches no file
     ├── PatchMismatch            patch_mismatch         its lines are not in the file
     ├── PatchFileError           patch_file             a file cannot be read, written or removed
     │   └── PatchConflict        patch_conflict         a file changed between planning and applying
     └── PatchTooComplex          patch_too_complex      matching it would take too long
 
-The texts are part of the contract with models (`applet_text` for the stand-alone command, on its standard
-error with exit code 1; `tool_text` for a tool call), so they are exact and never get additions: what we
-know beyond them is in attributes.
+The texts are part of the contract with models (`applet_text` for the stand-alone command, on stderr with exit
+code 1; `tool_text` for a tool call). They are exact and never extended: attributes hold everything else.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from execclient.errors import ExecServerError, os_error_number
-
-if TYPE_CHECKING:
-    from execclient.patch.plan import Edit
-    from execclient.patch.repair import Repair
+from execclient.patch.model import Edit, Repair
 
 VERIFICATION_FAILED = "apply_patch verification failed: "
-"""What a tool call's answer begins with when nothing was asked for and nothing was changed."""
+"""The beginning of the answer to a tool call that asked for no approval and changed nothing."""
 
 
 class PatchError(ExecServerError):
-    """A patch was not applied; the message says why.
+    """A patch was not applied; the message gives the reason.
 
     Attributes:
-        edits: what the patch does before the place that failed. Of a patch that is being planned,
-            nothing of it was done; of one that is being applied, all of it was.
+        edits: the edits before the one that failed. If the error comes from planning, none of them was made;
+            if it comes from applying, all of them were.
     """
 
     code: ClassVar[str] = "patch_error"
@@ -40,12 +36,12 @@ class PatchError(ExecServerError):
 
     @property
     def applet_text(self) -> str:
-        """What the stand-alone command says, without the line end."""
+        """The text of the stand-alone command, without the line end."""
         return str(self)
 
     @property
     def tool_text(self) -> str:
-        """What a tool call answers."""
+        """The answer to a tool call."""
         return VERIFICATION_FAILED + str(self)
 
 
@@ -53,8 +49,8 @@ class PatchSyntaxError(PatchError):
     """The text is no patch.
 
     Attributes:
-        reason: what is wrong.
-        line: where, counted from 1 at `*** Begin Patch`; None when it is about the patch as a whole.
+        reason: the error, without the line.
+        line: the line, counted from 1 at `*** Begin Patch`; None for an error of the patch as a whole.
     """
 
     code = "patch_syntax"
@@ -68,14 +64,14 @@ class PatchSyntaxError(PatchError):
 
     @property
     def applet_text(self) -> str:
-        """What the stand-alone command says: other words than those of the tool."""
+        """The text of the stand-alone command, which differs from the tool's."""
         if self.line is None:
             return f"Invalid patch: {self.reason}"
         return f"Invalid patch hunk on line {self.line}: {self.reason}"
 
 
 class EmptyPatch(PatchError):
-    """The patch is well formed, and touches no file."""
+    """The patch is well formed and touches no file."""
 
     code = "patch_empty"
 
@@ -84,15 +80,15 @@ class EmptyPatch(PatchError):
 
     @property
     def tool_text(self) -> str:
-        """What a tool call answers."""
+        """The answer to a tool call."""
         return "patch rejected: empty patch"
 
 
 class PatchMismatch(PatchError):
-    """The lines that a chunk wants to change, or the line it wants to begin after, are not in the file.
+    """The old lines of a chunk, or its context line, are not in the file.
 
     Attributes:
-        repair: which chunk, where it was looked for, and which places come near.
+        repair: the chunk, where the search began, and the nearest places.
     """
 
     code = "patch_mismatch"
@@ -106,8 +102,8 @@ class PatchFileError(PatchError):
     """A file that the patch touches cannot be read, written or removed.
 
     Attributes:
-        path: which, absolute.
-        reason: what the daemon says, where the message leaves it out.
+        path: the file, absolute.
+        reason: the daemon's message, if this error's message does not include it.
     """
 
     code = "patch_file"
@@ -120,22 +116,22 @@ class PatchFileError(PatchError):
 
 
 class PatchConflict(PatchFileError):
-    """A file is no longer as it was when the patch was planned; plan it again."""
+    """A file changed after the patch was planned; plan it again."""
 
     code = "patch_conflict"
 
 
 class PatchTooComplex(PatchError):
-    """Finding the places of the patch would take too long: split it, or give its chunks more context."""
+    """Matching the patch would take too long: split it, or give its chunks more context."""
 
     code = "patch_too_complex"
 
 
 class CannotRead(Exception):
-    """What a `read` raises for what is there and cannot be read as a file. It never leaves the planner.
+    """Raised by a `read` function for a path that exists and cannot be read as a file. `plan` handles it.
 
     Attributes:
-        reason: as the operating system or the daemon says it.
+        reason: the message of the operating system or the daemon.
     """
 
     def __init__(self, reason: str) -> None:

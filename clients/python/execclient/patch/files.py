@@ -1,4 +1,4 @@
-"""Single files of an executor, as a patch needs them: within a sandbox, and with what failed as an answer."""
+"""File operations of a patch: single files of an executor, within a sandbox."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Protocol
 
 from pybase64 import b64decode, b64encode
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import CallFailed, NotFound
 from execclient.patch.errors import CannotRead, PatchFileError
-from execserver.protocol.path_uri import parse_path_uri, path_to_uri
+from execprotocol.path_uri import parse_path_uri, path_to_uri
 
 
-class Server(Protocol):
-    """What is needed of an executor."""
+class PatchExecutor(Protocol):
+    """The part of an executor that patches use."""
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The extensions that it serves."""
+        """The extensions that the daemon serves."""
 
     async def call(self, method: str, params: Mapping[str, Json], *, limit: float | None = None) -> Json:
-        """Any request of the wire."""
+        """Send a request of the wire."""
 
 
 class RemoteFiles:
     """Single files of an executor."""
 
-    def __init__(self, executor: Server, sandbox: Mapping[str, Json] | None) -> None:
+    def __init__(self, executor: PatchExecutor, sandbox: Mapping[str, Json] | None) -> None:
         self._executor = executor
         self._sandbox = {} if sandbox is None else {"sandbox": sandbox}
 
     async def call(self, method: str, params: Mapping[str, Json]) -> Json:
-        """Any request, within the sandbox."""
+        """Send a request within the sandbox."""
         return await self._executor.call(method, {**params, **self._sandbox})
 
     async def _on(self, method: str, path: str, **params: Json) -> Json:
         return await self.call(method, {"path": path_to_uri(path), **params})
 
-    async def look(self, path: str) -> bytes | CannotRead | None:
-        """The content, None when nothing is there, or why there is none to be had."""
+    async def read(self, path: str) -> bytes | CannotRead | None:
+        """The content; None if nothing is there; an error if it cannot be read."""
         if "\0" in path:
             return CannotRead("file name contained an unexpected NUL byte")
         try:
@@ -53,7 +53,7 @@ class RemoteFiles:
         return b64decode(result["dataBase64"], validate=True)
 
     async def resolve(self, path: str) -> str:
-        """The path without links; itself when it leads nowhere."""
+        """The path with links resolved; unchanged if it does not exist."""
         try:
             result = await self._on("fs/canonicalize", path)
         except CallFailed:
@@ -61,9 +61,9 @@ class RemoteFiles:
         return parse_path_uri(result["path"])
 
     async def target(self, path: str) -> str:
-        """The path that a write to it would reach; of a link that leads nowhere, that of its folder.
+        """The path that a write would reach.
 
-        Of a file that is not there yet, where its deepest folder that is there leads.
+        For a path that does not exist, or a broken link, only the deepest existing folder is resolved.
         """
         behind = ""
         while True:
@@ -78,7 +78,7 @@ class RemoteFiles:
                 return posixpath.join(parse_path_uri(result["path"]), behind).rstrip("/") or "/"
 
     async def digest(self, path: str) -> str | None:
-        """The SHA-256 of what is there; None when nothing is."""
+        """The SHA-256 of the file; None if nothing is there."""
         try:
             if "fs/digest" in self._executor.capabilities:
                 return str((await self._on("fs/digest", path))["sha256"])
@@ -88,7 +88,7 @@ class RemoteFiles:
         return hashlib.sha256(b64decode(result["dataBase64"], validate=True)).hexdigest()
 
     async def write(self, path: str, content: bytes, *, with_parents: bool) -> None:
-        """Make a file, or replace its content in place; with its directories, if they may be missing."""
+        """Create a file, or replace its content in place; `with_parents` creates missing directories."""
         data = b64encode(content).decode()
         try:
             await self._on("fs/writeFile", path, dataBase64=data)

@@ -1,8 +1,8 @@
-"""Patches in shell calls: recognized, so that no shell is started for them.
+"""Recognizes patches in shell calls, so that no shell is started for them.
 
-Only a script that is nothing but the call is taken: `apply_patch` with a here-document, perhaps after
-`cd DIRECTORY &&`. In whatever else the command is one of several things that a shell has to do, and is left
-to it. The body of the here-document is never expanded, also where a shell would.
+A script counts only if it is nothing but the call: `apply_patch` with a here-document, perhaps after
+`cd DIRECTORY &&`. Any other script is left to the shell. The body of the here-document is never expanded,
+even where a shell would expand it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from execclient.govern.policy.shell_syntax import text_of, tree
 from execclient.patch.errors import VERIFICATION_FAILED, PatchSyntaxError
 from execclient.patch.parse import BEGIN, MARK, WHITESPACE, Patch, parse_patch
-from execclient.policy.shell_syntax import text_of, tree
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -25,7 +25,7 @@ SHELLS = ("bash", "zsh", "sh")
 _SCRIPT_FLAGS = ("-c", "-lc")
 
 _SEARCH_PATH_OF_CD = "CDPATH"
-"""With it, the directory of `cd` is not the one that its argument names."""
+"""If it is set, `cd` may change to another directory than its argument names."""
 
 _HERE_DOCUMENT = re.compile(
     r"""
@@ -38,12 +38,12 @@ _HERE_DOCUMENT = re.compile(
 )
 
 _TAG = "_"
-"""Of the here-document as it is parsed."""
+"""The delimiter of the here-document in the script that is parsed."""
 
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r'\\([\\"$`])')
 _UNSAFE_IN_WORD = re.compile(r"(?<!\\)[*?\[\]{}]")
-"""What a shell would expand to names of files."""
+"""Characters that a shell would expand to file names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +51,26 @@ class Intercepted:
     """A call of `apply_patch`."""
 
     text: str
-    """The patch, which may turn out to be none."""
+    """The text of the patch, not parsed yet."""
     cwd: str
-    """The absolute directory that its relative paths begin in."""
+    """The base of its relative paths, absolute."""
 
     def parse(self) -> Patch:
-        """The patch.
+        """Parse the patch.
 
         Raises:
-            PatchSyntaxError: the text is none. It is to be told to the model, never run by a shell.
+            PatchSyntaxError: the text is no patch. Report it to the model; never run the text in a shell.
         """
         return parse_patch(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class PatchWithoutCall:
-    """A patch where a command should be. A shell would run its first words."""
+    """A patch in the place of a command. A shell would run its first words."""
 
     @property
     def tool_text(self) -> str:
-        """What a tool call answers."""
+        """The answer to a tool call."""
         return (
             f"{VERIFICATION_FAILED}patch detected without explicit call to apply_patch. "
             'Rerun as ["apply_patch", "<patch>"]'
@@ -79,13 +79,13 @@ class PatchWithoutCall:
 
 @dataclass(frozen=True, slots=True)
 class UnknownDirectory:
-    """A call of `apply_patch` in a home directory, which only the shell knows."""
+    """A call of `apply_patch` after `cd ~`, whose directory only the shell knows."""
 
     directory: str
 
     @property
     def tool_text(self) -> str:
-        """What a tool call answers."""
+        """The answer to a tool call."""
         return (
             f"{VERIFICATION_FAILED}the directory {self.directory} of cd is not expanded. "
             "Rerun with its absolute path"
@@ -93,14 +93,14 @@ class UnknownDirectory:
 
 
 def intercept(argv: Sequence[str], cwd: str) -> Intercepted | PatchWithoutCall | UnknownDirectory | None:
-    """Look for a patch in a call.
+    """Look for a patch in a command.
 
     Args:
-        argv: of the call.
-        cwd: the absolute directory in which it would run.
+        argv: the program and its arguments.
+        cwd: the working directory of the command, absolute.
 
     Returns:
-        None when it is to be run as it is.
+        None for a command that is to be run.
     """
     if len(argv) == 2 and argv[0] in COMMANDS:
         return Intercepted(argv[1], cwd)
@@ -124,7 +124,7 @@ def _script(argv: Sequence[str]) -> str | None:
 
 
 def _is_patch(text: str) -> bool:
-    # Also one that is broken: no script begins like this, and a shell would expand the asterisks.
+    # Even a malformed one: no script begins like this, and a shell would expand the asterisks.
     text = text.lstrip(WHITESPACE + MARK)
     if text.partition("\n")[0].rstrip(WHITESPACE) == BEGIN:
         return True
@@ -138,11 +138,11 @@ def _is_patch(text: str) -> bool:
 
 
 class _HereDocument(NamedTuple):
-    """A script in two parts: the text of its first here-document, and all else."""
+    """A script in two parts: the text of its first here-document, and the rest."""
 
     text: str
     script: str
-    """With a word in place of the text: whatever a patch holds, it is no syntax of a shell."""
+    """With a placeholder for the text: the content of a patch is not shell syntax."""
 
 
 def _without_here_document(script: str) -> _HereDocument | None:
@@ -208,7 +208,7 @@ def _calls_apply_patch(command: Node) -> bool:
 
 
 def _parts(command: Node) -> tuple[list[Node], list[Node]]:
-    """The assignments before the name, and all from it on."""
+    """The assignments before the name, and the rest from the name on."""
     parts = command.named_children
     count = 0
     while count < len(parts) and parts[count].type == "variable_assignment":
@@ -225,7 +225,7 @@ def _is_named(node: Node, names: Sequence[str]) -> bool:
 
 
 def _literal(argument: Node) -> str | None:
-    """What an argument says, if a shell would not expand anything in it."""
+    """The value of an argument; None if a shell would expand it."""
     text = text_of(argument)
     if argument.type in ("word", "number"):
         return None if _UNSAFE_IN_WORD.search(text) else _ESCAPED.sub(r"\1", text)

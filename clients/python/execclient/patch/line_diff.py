@@ -1,8 +1,8 @@
-"""Which lines differ between two texts.
+"""The lines that differ between two texts.
 
-Lines that both texts have only once are aligned first (patience diff), then what lies between them by the
-shortest edit (Myers), for as long as that is cheap; otherwise the lines count as replaced. So the time
-is bounded, and the answer is always right, if not always the shortest.
+Lines that are unique in both texts are aligned first (patience diff). The gaps are filled by the shortest
+edit (Myers) as long as that is cheap; else their lines count as replaced. The time is bounded, and the result
+is always correct, if not always the shortest.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_STEPS = 2_000_000
-"""Of the search for the shortest edit in one gap: a second or less."""
+"""The limit for one gap: about a second."""
 
 _MAX_EDITS = 400
-"""That a shortest edit may have: the memory of the search grows with the square, to about 16 MiB."""
+"""The limit for one shortest edit: the memory grows with the square, up to about 16 MiB."""
 
 
 class Block(NamedTuple):
@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
 
 def changed_blocks(old: Sequence[str], new: Sequence[str]) -> list[Block]:
-    """What differs between two texts, in order; neighbors are joined."""
+    """The differences between two texts, in order; adjacent blocks are joined."""
     result: list[Block] = []
     at = new_at = 0
     for anchor, new_anchor in [*_anchors(old, new), (len(old), len(new))]:
@@ -43,7 +43,7 @@ def changed_blocks(old: Sequence[str], new: Sequence[str]) -> list[Block]:
 
 
 def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of equal lines that are unique in both, as many as are in the same order in both."""
+    """The longest sequence of pairs of equal lines that are unique in both texts and in the same order."""
     old_counts, new_counts = Counter(old), Counter(new)
     places = {line: number for number, line in enumerate(new) if new_counts[line] == 1}
     pairs = [
@@ -86,7 +86,7 @@ def _gap(old: Sequence[str], new: Sequence[str], gap: Block) -> list[Block]:
 
 
 def _shortest_edit(old: Sequence[str], new: Sequence[str]) -> list[Block] | None:
-    """Myers' greedy search; None when it would take too many edits or steps."""
+    """Myers' greedy search; None if it takes too many edits or steps."""
     furthest = {1: 0}
     trace: list[dict[int, int]] = []
     steps = 0

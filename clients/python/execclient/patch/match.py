@@ -1,9 +1,9 @@
-"""Where lines are in a file: four passes, each more lenient, each over all of the rest before the next.
+"""Finds lines in a file, in four passes. Each pass is more lenient and searches the whole rest of the file.
 
-To be fast without being fooled, every line of the file becomes one character: those of the patch have
-one each, all others share one. Looking for some lines is then `str.find`, which runs in C and takes
-linear time (two-way search) also for text that repeats itself. What remains is a patch with very many
-chunks that are each searched for in vain in a large file; that is counted, and given up on.
+For speed, every line of the file becomes one character: each line of the patch has its own, all other lines
+share one. A search is then `str.find`, which takes linear time (two-way search) for repetitive text, too. A
+patch with very many chunks that are not found in a large file is still expensive; such searches are counted
+and limited.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _FOLDED = {
 }
 
 MAX_SCANNED_LINES = 400_000_000
-"""Of all searches in one file together: about a second. Four hundred useless searches of a million lines."""
+"""The limit for all searches in one file: about a second, or 400 unsuccessful searches of a million lines."""
 
 _OTHER = "\0"
-"""Every line of the file that the patch does not have."""
+"""Stands for every line of the file that is not in the patch."""
 
 
 def exact(line: str) -> str:
@@ -34,17 +34,17 @@ def exact(line: str) -> str:
 
 
 def right_trimmed(line: str) -> str:
-    """Without the blanks at its end."""
+    """The line without trailing blanks."""
     return line.rstrip(WHITESPACE)
 
 
 def trimmed(line: str) -> str:
-    """Without the blanks around it."""
+    """The line without blanks around it."""
     return line.strip(WHITESPACE)
 
 
 def folded(line: str) -> str:
-    """Without the blanks around it, and typographic dashes, quotes and spaces as those of ASCII."""
+    """The line without blanks around it, with ASCII for typographic dashes, quotes and spaces."""
     bare = line.strip(WHITESPACE)
     return bare if bare.isascii() else bare.translate(_FOLDED)
 
@@ -53,11 +53,11 @@ PASSES: tuple[Callable[[str], str], ...] = (exact, right_trimmed, trimmed, folde
 
 
 class LineSearch:
-    """The lines of one file, to be searched.
+    """Searches the lines of one file.
 
     Args:
-        lines: those of the file, without their ends.
-        wanted: every line that will be looked for, in any pattern.
+        lines: the lines, without their ends.
+        wanted: all lines of all patterns.
     """
 
     def __init__(self, lines: Sequence[str], wanted: Iterable[str]) -> None:
@@ -67,12 +67,12 @@ class LineSearch:
         self._scanned = 0
 
     def find(self, pattern: Sequence[str], start: int, *, at_end: bool = False) -> int | None:
-        """The first place from `start` on where the lines of the pattern are, all of one pass.
+        """The first place from `start` on where all lines of a pattern match in the same pass.
 
         Args:
-            pattern: of the wanted lines; an empty one is found at `start`.
-            start: from 0.
-            at_end: only where the last line of the pattern is the last of the file.
+            pattern: wanted lines; an empty pattern is found at `start`.
+            start: the first line to search, from 0.
+            at_end: whether to match only at the end of the file.
 
         Raises:
             PatchTooComplex: all searches together would take too long.
@@ -102,7 +102,7 @@ class LineSearch:
 
 
 class _Pass:
-    """The file as one character a line, by one way of comparing."""
+    """The file with one character for each line, by one way of comparing lines."""
 
     def __init__(self, key: Callable[[str], str], lines: Sequence[str], wanted: frozenset[str]) -> None:
         keys = {key(line) for line in wanted}
@@ -114,10 +114,10 @@ class _Pass:
         self._text = "".join([letter(key(line), _OTHER) for line in lines])
         self._present = frozenset(self._text)
         self._failed: dict[str, int] = {}
-        """What was not found, and from where on: further down it is not there either."""
+        """Patterns that were not found, with the start of the search; a later start fails, too."""
 
     def find(self, pattern: Sequence[str], start: int) -> tuple[int | None, int]:
-        """Where the pattern is, and over how many lines that was looked for."""
+        """The place of the pattern, and the number of lines that were scanned."""
         needle = "".join([self._letters[self._key(line)] for line in pattern])
         if not self._present.issuperset(needle) or self._failed.get(needle, start + 1) <= start:
             return None, 0

@@ -1,9 +1,9 @@
-"""The text of a patch as data. Reads no file and knows no path but as text.
+"""Parses the text of a patch. No file is read, and paths are only text.
 
-Line by line, each looked at once: the time is linear in the text, whatever is in it. Two rules decide
-what is a marker. Between the files of a patch, and in a file that is added or deleted, a line is
-compared without the blanks around it; within an update an indented line is content, so that a patch can
-change text that looks like a patch. The last line is `*** End Patch`, indented or not.
+Each line is read once: the time is linear in the text. Two rules decide what is a marker. Between the files
+of a patch, and in a file that is added or deleted, a line is compared without the blanks around it; within an
+update, an indented line is content, so that a patch can change text that looks like a patch. The last line is
+`*** End Patch`, indented or not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from execclient.patch.errors import PatchSyntaxError
 WHITESPACE = (
     "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 )
-"""Unicode's White_Space. Python's `strip()` alone also takes the separators U+001C to U+001F."""
+"""Unicode's White_Space. Python's `strip()` also strips the separators U+001C to U+001F."""
 
 MARK = "\ufeff"
 """The byte order mark, which some editors and shells put in front of a text."""
@@ -34,45 +34,45 @@ CHUNK_WITH_CONTEXT = "@@ "
 
 _HEADERS = (ADD, DELETE, UPDATE)
 _CONTENT = frozenset(("", " ", "+", "-"))
-"""How a line of a chunk begins; an empty one is an empty line that stays."""
+"""The first character of a line of a chunk; none for an unchanged empty line."""
 
 _HERE_DOCUMENT_STARTS = ("<<EOF", "<<'EOF'", '<<"EOF"')
 _HERE_DOCUMENT_END = "EOF"
 _SHORTEST_HERE_DOCUMENT = 4
-"""Lines: its own two, and the first and the last of a patch."""
+"""In lines: its own two, and the first and the last line of a patch."""
 
 
 class Chunk(NamedTuple):
-    """One place of an update: what is there, and what is to be there."""
+    """One place of an update: old lines and new lines."""
 
     context: str | None
-    """A line that comes before it, not necessarily directly."""
+    """A line of the file somewhere before the chunk."""
     body: str
-    """Its lines as the patch has them, marks included: one or more."""
+    """The lines of the chunk with their marks: one or more."""
     at_end: bool
-    """It is at the end of the file, and nowhere else."""
+    """Whether the chunk must be at the end of the file."""
     line: int
-    """Where it begins in the patch, from 1."""
+    """The first line of the chunk in the patch, from 1."""
 
     @property
     def marks(self) -> str:
-        """A character for each line: a blank where it stays, `-` where it goes, `+` where it comes."""
+        """A character for each line: a blank for an unchanged, `-` for a removed, `+` for an added line."""
         return "".join([line[:1] or " " for line in self.body.split("\n")])
 
     @property
     def old_lines(self) -> tuple[str, ...]:
-        """What is there before."""
+        """The lines before the change."""
         return tuple([line[1:] for line in self.body.split("\n") if line[:1] != "+"])
 
     @property
     def new_lines(self) -> tuple[str, ...]:
-        """What is there afterwards."""
+        """The lines after the change."""
         return tuple([line[1:] for line in self.body.split("\n") if line[:1] != "-"])
 
 
 @dataclass(frozen=True, slots=True)
 class AddFile:
-    """A file to make, or to replace. Every line of `content` ends with a line feed."""
+    """A file to create or to replace. Every line of `content` ends with a line feed."""
 
     path: str
     content: str
@@ -89,7 +89,7 @@ class DeleteFile:
 
 @dataclass(frozen=True, slots=True)
 class UpdateFile:
-    """A file to change, and perhaps to move."""
+    """A file to change and perhaps to move."""
 
     path: str
     move_to: str | None
@@ -102,17 +102,17 @@ Hunk = AddFile | DeleteFile | UpdateFile
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A patch: what it does to each file, in its order."""
+    """A patch: one hunk for each file, in order."""
 
     hunks: tuple[Hunk, ...]
     environment_id: str | None = None
 
 
 def parse_patch(text: str) -> Patch:
-    """Read a patch, as it is or in the here-document that some models put around it.
+    """Parse a patch, plain or in the here-document that some models put around it.
 
     Raises:
-        PatchSyntaxError: it is none; the error has the line.
+        PatchSyntaxError: the text is no patch; the error has the line.
     """
     if not text.isascii():
         _require_unicode(text)
@@ -157,7 +157,7 @@ def _check_envelope(lines: list[str]) -> None:
 
 
 class _Parser:
-    """Walks over the lines between the first and the last."""
+    """Parses the lines between the first and the last."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
@@ -227,7 +227,7 @@ class _Parser:
             if at > start:
                 update.content(lines[start:at], start + 1)
             line = lines[at]
-            # What nearly every marker is, told at once: a patch may have one for every other line.
+            # Nearly every marker is a bare `@@`; a patch may have one for every other line.
             bare = CHUNK if line == CHUNK else line.rstrip(WHITESPACE)
             if at == last or bare == END or bare.startswith(_HEADERS):
                 update.require_content(path, first, END if at == last else bare, at + 1)
@@ -238,15 +238,15 @@ class _Parser:
 
 
 class _Update:
-    """One update while it is read: runs of content, and the markers between them."""
+    """The state of an update while it is parsed: content, and the markers between."""
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.move_to: str | None = None
         self._head: tuple[str | None, int] | None = None
-        """Context and line number of a chunk that has no content yet."""
+        """Context and line number of a chunk without content so far."""
         self._closed = False
-        """The last chunk is at the end of the file: nothing but another may follow."""
+        """Whether the last chunk is at the end of the file: only another chunk may follow."""
 
     def content(self, lines: list[str], number: int) -> None:
         if self._closed:

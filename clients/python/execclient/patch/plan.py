@@ -1,20 +1,19 @@
-"""What a patch does to the files that there are: every content before and after, and nothing is done.
+"""Plans a patch: computes the old and the new content of every file, and changes nothing.
 
-All files are looked at before any is written, so that a patch that does not fit changes nothing. Paths
-are text here: relative ones begin in `cwd`, and `.` and `..` are resolved textually, as the daemon does
-it. Where a path may lead is decided by the sandbox and by who approves, not here.
+All files are read before any is written, so that a patch that does not fit changes nothing. Paths are text:
+relative paths are joined with `cwd`, and `.` and `..` are resolved textually, as the daemon does. The sandbox
+and the approval decide which paths may be written, not this module.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from execclient.patch.diff import FileChange, unified_diff
+from execclient.patch.diff import unified_diff
 from execclient.patch.errors import (
     CannotRead,
     EmptyPatch,
@@ -23,88 +22,34 @@ from execclient.patch.errors import (
     PatchMismatch,
     PatchSyntaxError,
 )
+from execclient.patch.model import NO_FILE, Edit, EditKind
 from execclient.patch.parse import AddFile, DeleteFile, Hunk, Patch, UpdateFile
 from execclient.patch.rewrite import UpdateName, is_rewritten, rewrite
 
 Read = Callable[[str], bytes | None]
-"""The content of an absolute path, None where nothing is; raises `CannotRead` for what is no file."""
+"""Returns the content of an absolute path, None if nothing is there; raises `CannotRead` if it is no file."""
 
 Resolve = Callable[[str], str]
-"""The path that an absolute path leads to, without links."""
+"""Returns an absolute path with links resolved."""
 
-EditKind = Literal["add", "update", "delete", "move"]
-
-Entry = Literal["tool", "command", "applet"]
-"""The rules of a patch. With `tool`, as models call it, a path may occur once, and a file that is deleted
-must be text. `command` takes the files one after the other, and `applet` as well: it also reads and ends
-lines as the stand-alone command of the reference, which adds a missing final line end."""
-
-NO_FILE = "No such file or directory (os error 2)"
-
-
-def digest_of(content: bytes | None) -> str | None:
-    """The SHA-256 of a content as 64 hexadecimal digits; None of what is not there."""
-    return None if content is None else hashlib.sha256(content).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """What a patch does to one file."""
-
-    kind: EditKind
-    path: str
-    """Absolute."""
-    shown: str
-    """The path as the patch has it; of a move, the new one."""
-    before: bytes | None
-    """None when nothing is there."""
-    after: bytes | None
-    """None when nothing will be there; of a move, the content at the new path."""
-    move_to: str | None = None
-    """Absolute; of a move only."""
-    replaced: bytes | None = None
-    """What a move replaces at the new path."""
-    is_known: bool = True
-    """Whether what is written over (`before`, or `replaced`) could be read; where not, it is not compared
-    before it is written."""
-
-    @property
-    def target(self) -> str:
-        """Where the content goes."""
-        return self.path if self.move_to is None else self.move_to
-
-    @property
-    def before_digest(self) -> str | None:
-        """The SHA-256 of what is at `path`; None when nothing is there."""
-        return digest_of(self.before)
-
-    @property
-    def after_digest(self) -> str | None:
-        """The SHA-256 of what will be at `target`; None when nothing will."""
-        return digest_of(self.after)
-
-    def changes(self) -> tuple[FileChange, ...]:
-        """The same as changes of single paths, for a diff."""
-        if self.move_to is None:
-            return (FileChange(self.path, self.before, self.after),)
-        return (
-            FileChange(self.move_to, self.replaced, self.after, moved_from=self.path),
-            FileChange(self.path, self.before, None),
-        )
+EntryPoint = Literal["tool", "command", "applet"]
+"""The rules of a patch. With `tool`, for calls of models, a path may occur once, and a deleted file must be
+text. `command` and `applet` process the files one after the other; `applet` also treats line ends as the
+stand-alone command of the reference does, which adds a missing final line end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a patch does, in its order."""
+    """The edits of a patch, in order."""
 
     edits: tuple[Edit, ...]
     cwd: str
     already_applied: bool = False
-    """The patch does not fit because it was applied before; there are no edits."""
+    """Whether the patch was applied before; then there are no edits."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every absolute path that is written or removed, each once: what an approval is about."""
+        """Every absolute path that is written or removed, each once: the subject of an approval."""
         return tuple(
             dict.fromkeys(
                 path for edit in self.edits for path in (edit.path, edit.move_to) if path is not None
@@ -113,16 +58,16 @@ class Plan:
 
     @property
     def text(self) -> str:
-        """What the model is told when all of it was done: a line for each file, added, modified, deleted."""
+        """The text for the model after success: a line for each added, modified and deleted file."""
         if self.already_applied:
             return "No files were modified: the patch has been applied already.\n"
         return success_text(self.edits)
 
     def diff(self, root: str | None = None) -> str:
-        """What would change, as a unified diff.
+        """The changes as a unified diff.
 
         Args:
-            root: the directory that paths are shown relative to; by default `cwd`.
+            root: the directory that paths in the diff are relative to; by default `cwd`.
         """
         return unified_diff(
             [change for edit in self.edits for change in edit.changes()], root=root or self.cwd
@@ -130,7 +75,7 @@ class Plan:
 
 
 def success_text(edits: Iterable[Edit]) -> str:
-    """The contract's words for edits that were done."""
+    """The text of the contract for edits that were made."""
     letters: dict[EditKind, str] = {"add": "A", "update": "M", "move": "M", "delete": "D"}
     lines = [(letters[edit.kind], edit.shown) for edit in edits]
     lines.sort(key=lambda line: "AMD".index(line[0]))
@@ -138,12 +83,12 @@ def success_text(edits: Iterable[Edit]) -> str:
 
 
 def absolute(path: str, cwd: str) -> str:
-    """The path of a patch, as the files are read and the errors name them."""
+    """A path of a patch as an absolute path, as reads and error texts use it."""
     return "/" + posixpath.normpath(posixpath.join(cwd, path)).lstrip("/")
 
 
 def touched_paths(patch: Patch, cwd: str) -> tuple[str, ...]:
-    """Every absolute path that planning will read, each once."""
+    """Every absolute path that planning reads, each once."""
     paths: dict[str, None] = {}
     for hunk in patch.hunks:
         paths[absolute(hunk.path, cwd)] = None
@@ -153,23 +98,23 @@ def touched_paths(patch: Patch, cwd: str) -> tuple[str, ...]:
 
 
 def plan(
-    patch: Patch, read: Read, *, cwd: str, entry: Entry = "tool", resolve: Resolve | None = None
+    patch: Patch, read: Read, *, cwd: str, entry: EntryPoint = "tool", resolve: Resolve | None = None
 ) -> Plan:
-    """Find out what a patch does.
+    """Compute the edits of a patch.
 
     Args:
-        patch: what to do.
-        read: gives the files that there are.
-        cwd: the absolute directory of relative paths.
-        entry: whose rules hold.
-        resolve: tells whether a file would be moved onto itself by another name.
+        patch: the patch.
+        read: reads a file.
+        cwd: the base of relative paths, absolute.
+        entry: the rules to apply.
+        resolve: resolves links, to detect a move of a file onto itself by another name.
 
     Raises:
-        EmptyPatch: it touches nothing.
-        PatchSyntaxError: it touches a path twice; with `tool` only.
-        PatchMismatch: it does not fit; has the places that come near.
-        PatchFileError: a file is not there, or cannot be read, or is no text.
-        PatchTooComplex: it would take too long to find out.
+        EmptyPatch: the patch touches no file.
+        PatchSyntaxError: the patch touches a path twice; with `tool` only.
+        PatchMismatch: the patch does not fit; has the nearest places.
+        PatchFileError: a file does not exist, cannot be read, or is not text.
+        PatchTooComplex: matching would take too long.
     """
     if not os.path.isabs(cwd):
         raise ValueError(f"cwd: {cwd!r} is no absolute path")
@@ -199,9 +144,9 @@ def _refuse_repetition(patch: Patch, cwd: str) -> None:
 
 
 class _Planner:
-    """Takes the hunks one after the other; each sees what those before it will have done."""
+    """Computes one edit for each hunk, in order; each hunk sees the effects of those before it."""
 
-    def __init__(self, read: Read, cwd: str, entry: Entry, resolve: Resolve | None) -> None:
+    def __init__(self, read: Read, cwd: str, entry: EntryPoint, resolve: Resolve | None) -> None:
         self.edits: list[Edit] = []
         self._read_file = read
         self._cwd = cwd
@@ -243,7 +188,7 @@ class _Planner:
             return Edit("update", name.path, hunk.path, before, after)
         move_to = absolute(hunk.move_to, self._cwd)
         if self._is_same(name.path, move_to):
-            # The reference writes the file, and removes it then.
+            # The reference writes the file and then removes it.
             return Edit("update", name.path, hunk.move_to, before, after)
         replaced, is_known = self._replaced(move_to)
         return Edit("move", name.path, hunk.move_to, before, after, move_to, replaced, is_known)
@@ -257,7 +202,7 @@ class _Planner:
         try:
             return self._content(path), True
         except CannotRead:
-            # What cannot be read may still be written; where not, writing says so.
+            # A file that cannot be read may still be writable; if not, the write reports it.
             return None, False
 
     def _read_text(self, path: str, context: str) -> tuple[bytes, str]:
@@ -265,7 +210,7 @@ class _Planner:
         try:
             return content, content.decode()
         except UnicodeDecodeError as error:
-            raise PatchFileError(f"{context}: {_told(error)}", path) from None
+            raise PatchFileError(f"{context}: {_decoding_error(error)}", path) from None
 
     def _read(self, path: str, context: str) -> bytes:
         try:
@@ -282,14 +227,14 @@ class _Planner:
         return self._read_file(path)
 
 
-def _told(error: UnicodeDecodeError) -> str:
+def _decoding_error(error: UnicodeDecodeError) -> str:
     if error.reason == "unexpected end of data":
         return f"incomplete utf-8 byte sequence from index {error.start}"
     return f"invalid utf-8 sequence of {error.end - error.start} bytes from index {error.start}"
 
 
 def _is_applied(patch: Patch, read: Read, cwd: str) -> bool:
-    """Whether every file is as the patch leaves it, and at least one of them shows that it was the patch."""
+    """Whether every file has its new content, and at least one of them shows that the patch was applied."""
     try:
         found = [_has_result(hunk, read, cwd) for hunk in patch.hunks]
     except (CannotRead, UnicodeDecodeError):

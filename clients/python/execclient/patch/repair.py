@@ -1,7 +1,7 @@
-"""What helps to repair a chunk that fits nowhere: the places of the file that come near, and what differs.
+"""Finds the places of a file that are most similar to a chunk that does not fit.
 
-A place is near when lines of the chunk are there, blanks and typography aside, at the same distances; if no
-line of it is anywhere in the file, when a line reads alike. It is looked for within fixed limits, so that
+A place is similar if lines of the chunk are there at the same distances, except for blanks and typography; if
+the file has no line of the chunk, a place with a similar line counts. Fixed limits bound the search, so that
 an error takes no longer than a success.
 """
 
@@ -10,106 +10,36 @@ from __future__ import annotations
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from execclient.patch.match import exact, folded
+from execclient.patch.model import Candidate, Difference, Reason
 
 MAX_CANDIDATES = 3
-"""Who has to repair by hand looks at no more."""
+"""More would not help to repair the patch."""
 
 _MAX_LINES = 200
-"""Of the chunk; a longer one is recognized by these."""
+"""Lines of the chunk that are searched for."""
 
 _MAX_PLACES = 50
-"""Of one line. A line that is everywhere, as an empty one, tells nothing."""
+"""Occurrences of one line. A line that occurs more often, such as an empty one, is not significant."""
 
 _MAX_COMPARED = 2000
-"""Lines that are compared letter by letter, at about 20 µs each."""
+"""Lines that are compared by characters, at about 20 µs each."""
 
 _MAX_COMPARED_LENGTH = 300
-"""Of such a line: the time grows with the square."""
+"""Characters of such a line: the time grows with the square."""
 
 _ALIKE = 0.6
-"""Of two lines; what `difflib` recommends."""
-
-Wanted = Literal["context", "lines"]
-Reason = Literal["blanks", "text", "missing"]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One line of a candidate that is not as the chunk has it."""
-
-    line: int
-    """In the file, from 1."""
-    expected: str
-    found: str | None
-    """None beyond the end of the file."""
-    reason: Reason
-    """`blanks` includes dashes, quotes and spaces that look alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A place that comes near."""
-
-    line: int
-    """Of its first line in the file, from 1."""
-    matching: int
-    """How many lines are as expected, blanks and typography aside."""
-    lines: tuple[str, ...]
-    """What is there, as many lines as expected."""
-    differences: tuple[Difference, ...]
-    too_early: bool
-    """It lies before the place where the search began: chunks are to be in the order of the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """Which chunk of which file fits nowhere, and where it nearly does."""
-
-    path: str
-    hunk: int
-    """In the patch, from 1."""
-    chunk: int
-    """In the hunk, from 1."""
-    patch_line: int
-    """Where the chunk begins in the patch, from 1."""
-    wanted: Wanted
-    """What was not found: the line after `@@`, or the lines to be changed."""
-    expected: tuple[str, ...]
-    searched_from: int
-    """The first line of the file that was looked at, from 1: the ones before belong to earlier chunks."""
-    candidates: tuple[Candidate, ...]
-    """The nearest first, three at most."""
-    already_applied: bool
-    """What the chunk is to bring about is in the file."""
-
-    def describe(self) -> str:
-        """Some lines for whoever is to repair the patch."""
-        chunk = f"Chunk {self.chunk} of {self.path} (line {self.patch_line} of the patch)"
-        text = [f"{chunk} fits nowhere from line {self.searched_from} on."]
-        if self.already_applied:
-            text.append("What it is to bring about is in the file already.")
-        for candidate in self.candidates:
-            where = ", before the place of an earlier chunk" if candidate.too_early else ""
-            text.append(
-                f"Line {candidate.line}{where}: {candidate.matching} of {len(self.expected)} lines match"
-            )
-            text += [_told(difference) for difference in candidate.differences]
-        if not self.candidates:
-            text.append("No line of it is in the file.")
-        return "\n".join(text)
+"""The similarity of two lines that `difflib` recommends."""
 
 
 def nearest(lines: Sequence[str], expected: Sequence[str], searched_from: int) -> tuple[Candidate, ...]:
-    """The places of a file that come nearest to some lines.
+    """The places of a file that are most similar to some lines.
 
     Args:
-        lines: those of the file.
-        expected: those of the chunk.
-        searched_from: where the search began, from 0.
+        lines: the lines of the file.
+        expected: the lines of the chunk.
+        searched_from: the first line of the search, from 0.
     """
     head = expected[:_MAX_LINES]
     starts = _by_equal_lines(lines, head) or _by_alike_lines(lines, head)
@@ -166,9 +96,3 @@ def _reason(wanted: str, found: str | None) -> Reason | None:
     if exact(wanted) == found:
         return None
     return "blanks" if folded(wanted) == folded(found) else "text"
-
-
-def _told(difference: Difference) -> str:
-    if difference.found is None:
-        return f"  {difference.line}: expected {difference.expected!r}, but the file ends before"
-    return f"  {difference.line}: expected {difference.expected!r}, found {difference.found!r}"

@@ -1,15 +1,15 @@
-"""The new text of one file, from its old text and the chunks of an update.
+"""Computes the new text of one file from its old text and the chunks of an update.
 
 Rules kept in this file:
 
-1. A line that stays is byte for byte what it was: its line end, the missing one of the last line, and its
-   text where the patch has it with other blanks. A line that the patch replaces by itself stays.
-2. A line that is replaced hands its line end to the one in its place. A line that is added ends as the line
-   before it does, else as the one after it. A file without a final line end has none afterwards, unless its
-   last line is then empty: without a line end it would be none.
-3. A byte order mark belongs to the file and not to the first line, unless the patch names it.
-4. Line ends are LF and CRLF. A lone CR is one in a file that has no LF; elsewhere it is text, unless the
-   patch fits only where it is a line end. Nothing else ends a line.
+1. An unchanged line keeps every byte: its line end, or the lack of one, and its text even if the patch writes
+   it with other blanks. A line that the patch replaces by itself is unchanged.
+2. A replacement gets the line end of the line that it replaces. An added line gets the line end of the line
+   before it, else of the line after it. A file without a final line end stays without one, unless its last
+   line is empty afterwards: without a line end, an empty line would vanish.
+3. A byte order mark belongs to the file and not to the first line, unless the patch contains it.
+4. Line ends are LF and CRLF. A lone CR is a line end in a file without LF. In other files it is text, unless
+   the patch fits only if it is a line end.
 
 The reference adds a final line end, and gives new lines the first line end of the file (`as_reference`).
 """
@@ -24,16 +24,17 @@ from typing import NamedTuple
 from execclient.patch.errors import PatchMismatch, PatchTooComplex
 from execclient.patch.line_diff import changed_blocks
 from execclient.patch.match import LineSearch
+from execclient.patch.model import Repair, Wanted
 from execclient.patch.parse import MARK, Chunk
-from execclient.patch.repair import Repair, Wanted, nearest
+from execclient.patch.repair import nearest
 
 _LONE_CR = re.compile(r"\r(?!\n)")
 _LINE = re.compile(r"([^\n]*?)(\r?\n|\Z)")
 _LINE_OR_CR = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
 
-class Replacement(NamedTuple):
-    """Lines of the file that give way to others; none of either is possible."""
+class LineReplacement(NamedTuple):
+    """Lines of the file and the new lines in their place; either may be empty."""
 
     start: int
     length: int
@@ -41,29 +42,29 @@ class Replacement(NamedTuple):
 
 
 class SourceText:
-    """The text of a file, in lines.
+    """The text of a file, split into lines.
 
     Args:
-        text: without the mark.
-        mark: the byte order mark in front of it, or nothing.
+        text: the text without the byte order mark.
+        mark: the byte order mark, or an empty string.
         splits_at_cr: whether a lone CR ends a line.
     """
 
     def __init__(self, text: str, mark: str = "", *, splits_at_cr: bool = True) -> None:
         found: list[tuple[str, str]] = (_LINE_OR_CR if splits_at_cr else _LINE).findall(text)
-        found.pop()  # the empty one behind all others
+        found.pop()  # the empty match at the end
         self.lines = [line for line, _ in found]
         self._ends = [end for _, end in found]
         self._mark = mark
-        # A lone CR is no line end for new lines where the file has others.
+        # New lines get a lone CR only if the file has no other line ends.
         self._new_ends = ("\n", "\r\n") if "\n" in text else ("\r",)
 
-    def with_replacements(self, replacements: Sequence[Replacement]) -> str:
+    def with_replacements(self, replacements: Sequence[LineReplacement]) -> str:
         """The text with lines replaced; `replacements` are in order and do not overlap."""
         is_unended = bool(self._ends) and not self._ends[-1]
         end = next((each for each in self._ends if each in self._new_ends), "\n")
         pieces: list[str] = []
-        """Text and line end in turn."""
+        """Texts and line ends, alternating."""
         done = 0
         for start, length, lines in replacements:
             pieces += self._kept(done, start)
@@ -78,8 +79,8 @@ class SourceText:
                 pieces[-1] = ""
         return self._mark + "".join(pieces + self._kept(done, len(self.lines)))
 
-    def as_reference(self, replacements: Sequence[Replacement]) -> str:
-        """The same with the line ends of the reference."""
+    def as_reference(self, replacements: Sequence[LineReplacement]) -> str:
+        """Like `with_replacements`, with the line ends of the reference."""
         first = next(iter(self._ends), "") or "\n"
         pieces: list[str] = []
         done = 0
@@ -90,13 +91,13 @@ class SourceText:
         return "".join(pieces + self._kept(done, len(self.lines), missing=first))
 
     def _kept(self, start: int, stop: int, missing: str = "") -> list[str]:
-        """Lines that stay, text and line end in turn."""
+        """Unchanged lines as texts and line ends, alternating."""
         pieces = zip(self.lines[start:stop], self._ends[start:stop], strict=True)
         return [piece for line, end in pieces for piece in (line, end or missing)]
 
 
 def readings(text: str) -> list[SourceText]:
-    """The ways in which the text of a file can be read as lines, the most likely one first."""
+    """The ways to split the text of a file into lines, the most likely first."""
     marked = [(text.removeprefix(MARK), MARK), (text, "")] if text.startswith(MARK) else [(text, "")]
     splits = [False, True] if "\n" in text else [True, False]
     if not _LONE_CR.search(text):
@@ -105,7 +106,7 @@ def readings(text: str) -> list[SourceText]:
 
 
 class UpdateName(NamedTuple):
-    """What an error says about an update."""
+    """The name of an update in errors."""
 
     path: str
     """Absolute."""
@@ -117,14 +118,14 @@ def rewrite(text: str, chunks: Sequence[Chunk], name: UpdateName, *, as_referenc
     """The text with all chunks applied.
 
     Args:
-        text: of the file.
-        chunks: of the update.
-        name: for errors.
-        as_reference: read and end lines as the reference does.
+        text: the text of the file.
+        chunks: the chunks of the update.
+        name: the name of the update, for errors.
+        as_reference: whether to split and end lines as the reference does.
 
     Raises:
-        PatchMismatch: one fits nowhere.
-        PatchTooComplex: it would take too long to find that out.
+        PatchMismatch: a chunk does not fit.
+        PatchTooComplex: matching would take too long.
     """
     if as_reference:
         source = SourceText(text)
@@ -140,12 +141,12 @@ def rewrite(text: str, chunks: Sequence[Chunk], name: UpdateName, *, as_referenc
     raise first
 
 
-def _all_replacements(source: SourceText, chunks: Sequence[Chunk], name: UpdateName) -> list[Replacement]:
-    """Those of all chunks, in the order of the file. Raises as `rewrite`."""
+def _all_replacements(source: SourceText, chunks: Sequence[Chunk], name: UpdateName) -> list[LineReplacement]:
+    """The replacements of all chunks, in the order of the file. Raises as `rewrite` does."""
     wanted = {line for chunk in chunks for line in chunk.old_lines}
     wanted.update(chunk.context for chunk in chunks if chunk.context is not None)
     search = LineSearch(source.lines, wanted)
-    replacements: list[Replacement] = []
+    replacements: list[LineReplacement] = []
     start = 0
     for number, chunk in enumerate(chunks, 1):
         if chunk.context is not None:
@@ -155,12 +156,12 @@ def _all_replacements(source: SourceText, chunks: Sequence[Chunk], name: UpdateN
             start = found + 1
         old, new = chunk.old_lines, chunk.new_lines
         if not old:
-            # Also after a context: what the reference does, and so what models have learned.
-            replacements.append(Replacement(len(source.lines), 0, new))
+            # At the end of the file, even after a context line: models have learned it from the reference.
+            replacements.append(LineReplacement(len(source.lines), 0, new))
             continue
         found = search.find(old, start, at_end=chunk.at_end)
         if found is None and not old[-1]:
-            # The last line is meant as the end of the line before it, which a file has no line for.
+            # The empty last line stands for the final line end, which is no line of the file.
             old = old[:-1]
             new = new[:-1] if new and not new[-1] else new
             found = search.find(old, start, at_end=chunk.at_end)
@@ -173,11 +174,11 @@ def _all_replacements(source: SourceText, chunks: Sequence[Chunk], name: UpdateN
 
 
 def is_rewritten(text: str, chunks: Sequence[Chunk]) -> bool:
-    """Whether an update that fits nowhere was made before: its result is there, and tells so.
+    """Whether an update that does not fit was made before.
 
-    Every chunk must have its new lines in the file, in order and at one place only, those that it
-    adds letter by letter. One that only removes lines must say what is before and after them. A line
-    that is a bracket or blank proves nothing.
+    The new lines of every chunk must be in the file, in order and at one place only; added lines must match
+    exactly. A chunk that only removes lines must have lines before and after them. A line that is a bracket
+    or blank proves nothing.
     """
     try:
         return any(_is_rewritten(source.lines, chunks) for source in readings(text))
@@ -216,9 +217,11 @@ def _result_place(search: LineSearch, lines: Sequence[str], chunk: Chunk, start:
     return found if search.find(new, found + 1) is None else None
 
 
-def _replacements(chunk: Chunk, start: int, old: tuple[str, ...], new: tuple[str, ...]) -> list[Replacement]:
-    """Those of a chunk that was found at `start`: what lies between the lines that stay."""
-    result: list[Replacement] = []
+def _replacements(
+    chunk: Chunk, start: int, old: tuple[str, ...], new: tuple[str, ...]
+) -> list[LineReplacement]:
+    """The replacements of a chunk that was found at `start`, between its unchanged lines."""
+    result: list[LineReplacement] = []
     old_done = new_done = old_at = new_at = 0
     for mark in chunk.marks:
         if mark == " ":
@@ -231,10 +234,10 @@ def _replacements(chunk: Chunk, start: int, old: tuple[str, ...], new: tuple[str
     return result + _changed(start + old_done, old[old_done:], new[new_done:])
 
 
-def _changed(start: int, old: tuple[str, ...], new: tuple[str, ...]) -> list[Replacement]:
-    """What differs between lines that go and those that come in their place."""
+def _changed(start: int, old: tuple[str, ...], new: tuple[str, ...]) -> list[LineReplacement]:
+    """The differences between old lines and the new lines in their place."""
     return [
-        Replacement(start + block.start, block.end - block.start, new[block.new_start : block.new_end])
+        LineReplacement(start + block.start, block.end - block.start, new[block.new_start : block.new_end])
         for block in changed_blocks(old, new)
     ]
 

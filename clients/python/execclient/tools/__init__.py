@@ -1,6 +1,6 @@
-"""A model's tool calls, governed: their arguments, what decides on them, and what the model gets back.
+"""Tool calls of a model: their arguments, the decisions on them, and their results.
 
-`Toolset` is all that an agent host needs; `docs/how-to/agent-tools.md` shows it at work.
+`Toolset` is the entry point for an agent host; see `docs/how-to/agent-tools.md`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Not before somebody asks: the errors in here are used by what the toolset is made of.
+    # Late: the modules of the toolset import `execclient.tools.errors`, and with it this package.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "pydantic":
+            raise
+        raise ImportError(f'{__name__}.{name} needs pydantic: pip install "execclient[tools]"') from error
+    return getattr(module, name)

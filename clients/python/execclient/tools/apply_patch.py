@@ -1,18 +1,18 @@
-"""`apply_patch`: edits of the executor's files, as a tool of its own and in a shell's clothes.
+"""`apply_patch`: edits files of the executor, as a tool of its own and inside a shell command.
 
     text ──> parse ──> plan: read the files, compute the result ──> approve ──> write, within the sandbox
 
 Rules kept in this file:
 
-1. A patch is never run by a shell: what calls `apply_patch` and is no patch is an error for the model.
-2. Nobody is asked about a patch that does not fit.
-3. Where all files may be written anyway, a patch is applied like any command of the turn. Elsewhere somebody
-   has to agree, and only then those files that the sandbox does not let be written are written without it.
-   The others stay within it: a command may put a link in the place of their folders at any moment.
-4. Who is asked is shown each file by its path in the patch and, where a link leads elsewhere, by the path
-   that would be written. If a path leads elsewhere by the time of the answer, nothing is written.
-5. Rules are about commands. Those on `apply_patch` hold for a patch in a shell's clothes, as they would for
-   the command; the tool of that name is no command.
+1. No shell runs a patch: a command that calls `apply_patch` without a valid patch is an error for the model.
+2. A patch that does not fit needs no approval: it is an error.
+3. If the sandbox allows to write all files, a patch is applied like any command of the turn. Otherwise it
+   needs an approval; then only the files that the sandbox does not allow to write are written without it. The
+   others are written within it: a command may replace their folders by links at any time.
+4. The request shows each file by its path in the patch and, if a link leads elsewhere, by the path that would
+   be written. If a path leads elsewhere by the time of the answer, nothing is written.
+5. Rules are about commands. Rules on `apply_patch` apply to a patch inside a shell command and to the tool of
+   that name, if they ask or forbid.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from execclient.approvals import ApprovalCache, ApprovalRequest
-from execclient.connection import Json
-from execclient.orchestrator import SandboxAttempt, SandboxPreference, Trace
+from execclient.connection.connection import Json
+from execclient.govern.approvals import ApprovalCache, ApprovalRequest
+from execclient.govern.orchestrator import SandboxAttempt, SandboxPreference, Trace
+from execclient.govern.policy.decision import Requirement
+from execclient.govern.policy.rules import STRICTNESS
+from execclient.govern.policy.scripts import Lowered
+from execclient.govern.sandbox_entries import may_write
 from execclient.patch import (
     Applied,
     Beyond,
@@ -40,26 +44,22 @@ from execclient.patch import (
     plan_at,
 )
 from execclient.patch.files import RemoteFiles
-from execclient.policy.decision import Requirement
-from execclient.policy.rules import STRICTNESS
-from execclient.policy.scripts import Lowered
 from execclient.tools import exec_text
 from execclient.tools.arguments import ApplyPatchArguments, parse
 from execclient.tools.command_call import approval_scope
-from execclient.tools.command_record import decided
+from execclient.tools.command_record import decision_of
 from execclient.tools.context import CallContext, InterceptedCall
 from execclient.tools.errors import Rejected, RespondToModel
 from execclient.tools.function_handler import context_of
 from execclient.tools.payloads import CustomPayload, FunctionPayload, ToolPayload
 from execclient.tools.registry import ToolInvocation, ToolKind
 from execclient.tools.result import CallRecord, failed
-from execclient.writable import may_write
 
 NAME = "apply_patch"
 
 
 class PatchRuntime:
-    """Carries out one patch, as `orchestrator.ToolRuntime` has it."""
+    """Carries out one patch. A `orchestrator.ToolRuntime`."""
 
     sandbox_preference: SandboxPreference = "auto"
     escalate_on_failure = False
@@ -68,18 +68,18 @@ class PatchRuntime:
         self._context = context
         self._plan = plan
         self._call_id = call_id
-        self._leads: dict[str, str] = {}
-        """What each path leads to, as the approver was asked about it."""
+        self._targets: dict[str, str] = {}
+        """The target of each path, as shown to the approver."""
         self._beyond = frozenset(path for path in plan.paths if not self._may_write(path))
         self.escalated = bool(self._beyond)
         """Whether some file cannot be written within the sandbox."""
 
     async def find_targets(self) -> None:
-        """Find out which files would be written, where that is another than the patch says."""
-        self._leads = await self._look()
+        """Find the targets of the paths, which links may lead elsewhere."""
+        self._targets = await self._current_targets()
 
     def requirement(self) -> Requirement:
-        """Whether somebody has to agree."""
+        """The decision on the patch: run, ask or refuse."""
         approval = self._context.approval
         ruled = self._by_rules()
         if ruled is not None:
@@ -91,13 +91,13 @@ class PatchRuntime:
         return self._required("ask" if approval.patches == "ask" else "skip")
 
     def approval_keys(self) -> Sequence[str]:
-        """One for each file."""
+        """One key for each file."""
         return tuple(ApprovalCache.key_of_file(path, scope=self._scope()) for path in self._paths)
 
     def approval_request(
         self, requirement: Requirement, permits: Sequence[str], *, retry: bool
     ) -> ApprovalRequest:
-        """The question, with all that would change."""
+        """The question, with all changes."""
         return ApprovalRequest(
             call_id=self._call_id,
             tool=NAME,
@@ -114,26 +114,26 @@ class PatchRuntime:
         )
 
     async def run(self, attempt: SandboxAttempt) -> Applied:
-        """Write it. Raises `PatchError`."""
+        """Write the files. Raises `PatchError`."""
         context = self._context
         await self._require_same_targets()
-        # What leads into a folder that commands may write to is theirs to lead elsewhere.
-        paths = frozenset(path for path in self._beyond if not self._may_write(self._leads.get(path, path)))
+        # A target in a folder that commands may write stays within the sandbox: commands may move the link.
+        paths = frozenset(path for path in self._beyond if not self._may_write(self._targets.get(path, path)))
         lifted = attempt.policy.context(context.cwd, context.workspace_roots)
         return await apply(
             self._plan, context.executor, sandbox=self._sandbox(), beyond=Beyond(paths, lifted)
         )
 
     def denied(self, output: Applied) -> bool:
-        """Never: what could not be written has raised."""
+        """Never: a failed write raises."""
         return False
 
     async def _require_same_targets(self) -> None:
-        """Raises PatchConflict: a path leads elsewhere than who agreed was shown."""
-        if not self._leads:
+        """Raise PatchConflict if a path has another target than the approved one."""
+        if not self._targets:
             return
-        now = await self._look()
-        for path, target in self._leads.items():
+        now = await self._current_targets()
+        for path, target in self._targets.items():
             if now[path] != target:
                 raise PatchConflict(
                     f"{path} led to {target} when the patch was approved, and now leads to {now[path]}: "
@@ -141,7 +141,7 @@ class PatchRuntime:
                     path,
                 )
 
-    async def _look(self) -> dict[str, str]:
+    async def _current_targets(self) -> dict[str, str]:
         files = RemoteFiles(self._context.executor, self._sandbox())
         return {path: await files.target(path) for path in self._plan.paths}
 
@@ -157,7 +157,7 @@ class PatchRuntime:
 
     @property
     def _paths(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self._plan.paths, *self._leads.values())))
+        return tuple(dict.fromkeys((*self._plan.paths, *self._targets.values())))
 
     def _scope(self) -> dict[str, Json] | None:
         context = self._context
@@ -167,7 +167,7 @@ class PatchRuntime:
         return {**scope, "escalated": self.escalated}
 
     def _by_rules(self) -> Requirement | None:
-        """What rules say that ask about `apply_patch`, or forbid it."""
+        """The decision of rules that ask about `apply_patch` or forbid it."""
         policy, approval = self._context.services.policy, self._context.approval
         found = () if policy.parity else policy.rules.matches((NAME,))
         strict = [match for match in found if match.decision != "allow"]
@@ -178,7 +178,7 @@ class PatchRuntime:
             why = deciding.justification or f"policy forbids `{NAME}`"
             required = self._required("forbidden", f"patch rejected: {why}")
         elif not approval.asks_for_rules or (self.escalated and not approval.may_escalate):
-            why = "approval required by policy rule, but the approval policy lets nobody be asked"
+            why = "approval required by policy rule, but the approval policy allows no questions"
             required = self._required("forbidden", f"patch rejected: {why}")
         else:
             required = self._required("ask", deciding.justification)
@@ -209,40 +209,31 @@ async def apply_patch(
     """Carry out a patch.
 
     Args:
-        context: of the call.
-        patch: what to do.
-        call_id: the call.
-        tool: the front door that it came through.
-        cwd: absolute; where its relative paths begin.
-        tracker: a `TurnDiff` that is told of what was done.
+        context: the context of the call.
+        patch: the patch.
+        call_id: the id of the call.
+        tool: the name of the tool that was called.
+        cwd: the base of relative paths, absolute.
+        tracker: a `TurnDiff` that gets the edits.
 
     Raises:
-        RespondToModel: the patch does not fit; nothing was changed, and nobody was asked.
-        TurnAborted: somebody wants the turn to end.
+        RespondToModel: the patch does not fit; nothing was changed, and no approval was asked for.
+        TurnAborted: a reviewer ended the turn.
     """
     clock = asyncio.get_running_loop().time
     began = clock()
-    elsewhere = context.elsewhere(context, patch.environment_id)
-    if elsewhere.executor is not context.executor:
-        context, cwd = elsewhere, elsewhere.cwd
+    target = context.in_environment(context, patch.environment_id)
+    if target.executor is not context.executor:
+        context, cwd = target, target.cwd
     context.events.begin((NAME,), cwd)
-    try:
-        plan = await plan_at(
-            context.executor,
-            patch,
-            cwd=cwd,
-            sandbox=context.sandbox.context(context.cwd, context.workspace_roots),
-        )
-    except PatchError as error:
-        parity = context.services.policy.parity
-        raise RespondToModel(error.tool_text if parity else _with_repair(error)) from error
+    plan = await _plan(context, patch, cwd)
     trace, runtime = Trace(), PatchRuntime(context, plan, call_id)
     if runtime.requirement().kind == "ask":
         await runtime.find_targets()
     record = CallRecord(call_id, tool, command=(NAME,), cwd=cwd)
 
     def known(record: CallRecord) -> CallRecord:
-        how = decided(trace, context.sandbox, "none")
+        how = decision_of(trace, context.sandbox, "none")
         return replace(record, phases=tuple(trace.phases), decided=how, duration=clock() - began)
 
     try:
@@ -250,8 +241,8 @@ async def apply_patch(
     except Rejected as refusal:
         reason = str(refusal)
         if not reason.startswith("patch "):
-            told = reason == exec_text.REJECTED_BY_USER
-            reason = exec_text.PATCH_REJECTED_BY_USER if told else f"patch rejected: {reason}"
+            by_user = reason == exec_text.REJECTED_BY_USER
+            reason = exec_text.PATCH_REJECTED_BY_USER if by_user else f"patch rejected: {reason}"
         return failed(known(record), "rejected", reason, terminal=True)
     except PatchError as error:
         _track(tracker, error.edits)
@@ -262,11 +253,25 @@ async def apply_patch(
     return replace(known(record), exit_code=0, text=text, stdout=applied.text, aggregated=applied.text)
 
 
+async def _plan(context: CallContext, patch: Patch, cwd: str) -> Plan:
+    """The edits of a patch. Raises `RespondToModel` for a patch that does not fit."""
+    try:
+        return await plan_at(
+            context.executor,
+            patch,
+            cwd=cwd,
+            sandbox=context.sandbox.context(context.cwd, context.workspace_roots),
+        )
+    except PatchError as error:
+        parity = context.services.policy.parity
+        raise RespondToModel(error.tool_text if parity else _with_repair(error)) from error
+
+
 async def intercepted_patch(call: InterceptedCall) -> CallRecord | None:
-    """What came of a command that is a patch; None for another one.
+    """Carry out a command that is a patch; None for any other command.
 
     Raises:
-        RespondToModel: it is a patch, and cannot be carried out as it is.
+        RespondToModel: the command is a patch that cannot be carried out.
     """
     found = intercept(call.argv, call.cwd)
     if found is None:
@@ -286,18 +291,18 @@ async def intercepted_patch(call: InterceptedCall) -> CallRecord | None:
         tracker=call.context.tracker,
     )
     if call.tool == "exec_command" and record.exit_code is not None:
-        # That tool puts its own envelope around whatever comes of a call.
+        # That tool puts its own envelope around every result.
         return record.with_text(exec_text.session_envelope(record.text, wall_seconds=0.0))
     return record
 
 
 class ApplyPatchHandler:
-    """Takes patches as plain text, and as the argument of a function."""
+    """Handles patches as plain text and as the argument of a function."""
 
     kind: ToolKind = "custom"
 
     def matches_kind(self, payload: ToolPayload) -> bool:
-        """Whether it takes such a payload."""
+        """See `ToolHandler`."""
         return isinstance(payload, CustomPayload | FunctionPayload)
 
     async def is_mutating(self, invocation: ToolInvocation) -> bool:
@@ -305,7 +310,7 @@ class ApplyPatchHandler:
         return True
 
     async def handle(self, invocation: ToolInvocation) -> CallRecord:
-        """Carry it out."""
+        """Carry out the patch."""
         context, payload = context_of(invocation), invocation.payload
         if isinstance(payload, CustomPayload):
             text = payload.input
@@ -327,6 +332,6 @@ def _track(tracker: object, edits: Sequence[object]) -> None:
 
 
 def _with_repair(error: PatchError) -> str:
-    """The contract's text, and behind it what would make the patch fit."""
+    """The text of the contract, followed by the nearest places in the file."""
     repair = getattr(error, "repair", None)
     return error.tool_text if repair is None else f"{error.tool_text}\n\n{repair.describe()}"

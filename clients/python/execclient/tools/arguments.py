@@ -1,43 +1,86 @@
-"""The arguments of the tools, each tool's as a model.
+"""The arguments of the tools, each as a pydantic model.
 
 Rules kept here:
 
-1. What a model may send stands in the fields and nowhere else: the schemas (`specs.py`), the reader and its
-   messages are made from them.
-2. A member that is not known is refused by name. One that was misspelt would otherwise do nothing, and be it
-   `sandbox_permissions`, unseen.
-3. What is read is kept as it is: nothing is split, quoted or joined. Null means absent where it is allowed.
+1. The fields define the arguments: the schemas (`specs.py`), the reader and its messages are made from them.
+2. An unknown member is refused by name. A misspelt one, even `sandbox_permissions`, would otherwise be
+   ignored.
+3. Values are kept unchanged: nothing is split, quoted or joined. Null means absent where it is allowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from execclient.tools.argument_shapes import (
-    AlsoNamed,
-    Arguments,
-    NullIsAbsent,
-    Unadvertised,
-    UnlessGiven,
-    first_shape_of,
-    shape_of,
-)
 from execclient.tools.errors import ArgumentError
-from execclient.tools.json_shapes import I32, U64, USIZE, Integer, ShapeError, read_text
+from execclient.tools.json_shapes import (
+    BOOLEAN,
+    I32,
+    TEXT,
+    U64,
+    USIZE,
+    Anything,
+    Enumeration,
+    Integer,
+    ListOf,
+    Member,
+    Nullable,
+    Object,
+    Shape,
+    ShapeError,
+    read_text,
+)
 from execclient.tools.json_text import JsonTextError
 
-Argv = tuple[str, ...]
-SandboxPermissions = Literal["use_default", "require_escalated", "with_additional_permissions"]
+
+class Arguments(BaseModel):
+    """The base of the arguments of all tools. Immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    reference_struct: ClassVar[tuple[str, int]]
+    """The name of the reference's struct in messages, and the number of its members."""
+    read_first: ClassVar[tuple[str, ...]] = ()
+    """The members that the reference reads separately, before all members: errors in them, or in the text as
+    such, are reported before errors in the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnlessGiven:
+    """Marks a field that is required unless another field is given."""
+
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlsoNamed:
+    """Adds another name that models use for a field."""
+
+    name: str
+
+
+class NullIsAbsent:
+    """Marks a field for which null means the same as absence, though its type has no null."""
+
+
+class Unadvertised:
+    """Marks a field that is accepted but not shown to models: a second form of another field."""
+
+
+RequestedPermissions = Literal["use_default", "require_escalated", "with_additional_permissions"]
 
 EXEC_YIELD_MS = 10_000
-"""How long `exec_command` waits for the end of a command: most of a model's commands are over by then."""
+"""How long `exec_command` waits: most commands of a model end within that time."""
 WRITE_YIELD_MS = 250
-"""How long `write_stdin` waits: a program at a prompt answers within that."""
+"""How long `write_stdin` waits: a program at a prompt answers within that time."""
 RUN_TIMEOUT_SECONDS = 120
-"""Of `run_shell_command`: a build or a test run of moderate size."""
+"""The time limit of `run_shell_command`: for a build or a test run of moderate size."""
 
 SECONDS = Integer("a whole number of seconds, 1 or more", 1, 2**32 - 1)
 
@@ -57,16 +100,16 @@ _PERMISSIONS = (
 )
 _OUTPUT = "Tokens of output to return at most; the middle of longer output is left out."
 
-_Words = tuple[str, ...]
+Argv = tuple[str, ...]
 _Workdir = Annotated[str | None, Field(description=_WORKDIR)]
 _TimeoutMs = Annotated[int | None, U64, AlsoNamed("timeout"), Field(ge=0, description=_TIMEOUT_MS)]
-_Permissions = Annotated[SandboxPermissions, Field(description=_PERMISSIONS)]
+_Permissions = Annotated[RequestedPermissions, Field(description=_PERMISSIONS)]
 _Justification = Annotated[str | None, Field(description=_JUSTIFICATION)]
-_PrefixRule = Annotated[_Words | None, Field(description=_PREFIX_RULE)]
+_PrefixRule = Annotated[Argv | None, Field(description=_PREFIX_RULE)]
 
 
 class _CommandArguments(Arguments):
-    """What the tools have in common that start a command under a policy."""
+    """The base of the arguments of tools that start a command."""
 
     @field_validator("workdir", check_fields=False)
     @classmethod
@@ -75,12 +118,12 @@ class _CommandArguments(Arguments):
 
 
 class ShellArguments(_CommandArguments):
-    """Of `shell`, also as `container.exec` and `local_shell`: a program and its arguments."""
+    """The arguments of `shell`, `container.exec` and `local_shell`: a program with its arguments."""
 
     reference_struct = ("ShellToolCallParams", 7)
 
     command: Annotated[
-        _Words,
+        Argv,
         Field(
             description="The program and its arguments, run as they are.", json_schema_extra={"minItems": 1}
         ),
@@ -99,7 +142,7 @@ class ShellArguments(_CommandArguments):
 
 
 class ShellCommandArguments(_CommandArguments):
-    """Of `shell_command`: a script for the user's shell."""
+    """The arguments of `shell_command`: a script for the user's shell."""
 
     reference_struct = ("ShellCommandToolCallParams", 8)
 
@@ -118,15 +161,15 @@ class ShellCommandArguments(_CommandArguments):
 
 
 class ExecCommandArguments(_CommandArguments):
-    """Of `exec_command`, in either form: a script (`cmd`), or a program and its arguments (`command`)."""
+    """The arguments of `exec_command`: a script (`cmd`), or a program with its arguments (`command`)."""
 
     reference_struct = ("ToolEnvironmentArgs", 1)
     read_first = ("environment_id",)
 
     cmd: Annotated[str | None, UnlessGiven("command"), Field(description="The shell command to run.")] = None
-    command: Annotated[_Words | None, Unadvertised()] = None
+    command: Annotated[Argv | None, Unadvertised()] = None
     process_id: Annotated[str | None, Unadvertised()] = None
-    """What the caller wants the process to be called, if it is to outlive the call."""
+    """The caller's id for a process that outlives the call."""
     workdir: _Workdir = None
     shell: Annotated[
         str | None, Field(description="The shell to run it in, by path; the user's if absent.")
@@ -170,17 +213,17 @@ class ExecCommandArguments(_CommandArguments):
 
     @property
     def script(self) -> str | None:
-        """What a shell is to run; None in the other form."""
+        """The script for a shell; None in the other form."""
         return self.cmd
 
     @property
     def argv(self) -> Argv | None:
-        """What is to be run without a shell; None in the other form."""
+        """The command to run without a shell; None in the other form."""
         return self.command
 
 
 class WriteStdinArguments(Arguments):
-    """Of `write_stdin`: input for a process of `exec_command`, or a look at its output."""
+    """The arguments of `write_stdin`: input for a process of `exec_command`, or none to read its output."""
 
     reference_struct = ("TerminalSessionArgs", 1)
     read_first = ("session_id", "process_id")
@@ -192,7 +235,7 @@ class WriteStdinArguments(Arguments):
         Field(description="The session, by the number that exec_command gave."),
     ] = None
     process_id: Annotated[str | None, Unadvertised()] = None
-    """The same, by the name that the caller chose."""
+    """The session by the id that the caller chose."""
     chars: Annotated[
         str,
         AlsoNamed("input"),
@@ -217,17 +260,17 @@ class WriteStdinArguments(Arguments):
 
     @property
     def session(self) -> str:
-        """The session's name, of either form."""
+        """The name of the session, from either field."""
         return self.process_id if self.process_id is not None else str(self.session_id)
 
     @property
     def data(self) -> str:
-        """What to write; empty for nothing."""
+        """The input; empty for none."""
         return self.chars
 
 
 class RunShellCommandArguments(Arguments):
-    """Of `run_shell_command`: a script for `sh`, and how long it may take."""
+    """The arguments of `run_shell_command`: a script for `sh`, and a time limit."""
 
     reference_struct = ("RunShellCommandArguments", 2)
 
@@ -241,7 +284,7 @@ class RunShellCommandArguments(Arguments):
 
 
 class ApplyPatchArguments(Arguments):
-    """Of `apply_patch`, for models that call it as a function; others send the patch as it is."""
+    """The arguments of `apply_patch` as a function. Other models send the plain patch."""
 
     reference_struct = ("ApplyPatchToolArgs", 1)
 
@@ -252,14 +295,14 @@ Parsed = TypeVar("Parsed", bound=Arguments)
 
 
 def parse(model: type[Parsed], arguments: str | bytes | Mapping[str, object]) -> Parsed:
-    """The arguments of a call.
+    """Parse the arguments of a call.
 
     Args:
-        model: the tool's.
-        arguments: as the model sent them; or read before, and then errors name no line and column.
+        model: the class of the tool's arguments.
+        arguments: the text from the model; or parsed JSON, for which errors have no line and column.
 
     Raises:
-        ArgumentError: they are not what the tool takes; the message is for the model.
+        ArgumentError: the arguments are not valid; the message is for the model.
     """
     shape = shape_of(model)
     try:
@@ -289,3 +332,56 @@ def _reason(error: ValidationError) -> str:
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     return str(cause) if cause is not None else f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
+
+
+# -- from fields to shapes
+
+_SHAPES: dict[object, Shape[object]] = {str: TEXT, bool: BOOLEAN, Any: Anything()}
+
+
+@cache
+def first_shape_of(model: type[Arguments]) -> Object | None:
+    """The shape of the members that are read first; None if there are none."""
+    if not model.read_first:
+        return None
+    first = tuple(member for member in shape_of(model).members if member.name in model.read_first)
+    return Object(*model.reference_struct, first, ignores_others=True)
+
+
+@cache
+def shape_of(model: type[Arguments]) -> Object:
+    """The shape by which a tool's arguments are read."""
+    members = []
+    for name, field in model.model_fields.items():
+        marks = field.metadata
+        shape = _shape(field.annotation, marks)
+        instead = next((each.other for each in marks if isinstance(each, UnlessGiven)), None)
+        if instead is not None and isinstance(shape, Nullable):
+            shape = shape.shape  # null is no value here: leave the field out to give the other one
+        members.append(
+            Member(
+                name,
+                shape,
+                required=field.is_required() or instead is not None,
+                aliases=tuple(each.name for each in marks if isinstance(each, AlsoNamed)),
+                instead=instead,
+                advertised=not any(isinstance(each, Unadvertised) for each in marks),
+            )
+        )
+    return Object(*model.reference_struct, tuple(members))
+
+
+def _shape(annotation: Any, marks: Sequence[object]) -> Shape[object]:
+    if get_origin(annotation) in (UnionType, Union):
+        (inner,) = (each for each in get_args(annotation) if each is not NoneType)
+        return Nullable(_shape(inner, marks))
+    if any(isinstance(each, NullIsAbsent) for each in marks):
+        return Nullable(_shape(annotation, [each for each in marks if not isinstance(each, NullIsAbsent)]))
+    integer = next((each for each in marks if isinstance(each, Integer)), None)
+    if integer is not None:
+        return integer
+    if get_origin(annotation) is Literal:
+        return Enumeration(get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return ListOf(TEXT)
+    return _SHAPES[annotation]

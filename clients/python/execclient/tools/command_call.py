@@ -1,4 +1,4 @@
-"""One command of a model, whatever front door it came through: judged, asked about and started in one way."""
+"""One command of a model, from any tool: its decision, its approval, and its start."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from execclient.approval_policy import ApprovalPolicy
-from execclient.approvals import ApprovalCache, ApprovalRequest
 from execclient.arguments import LONGEST_SECONDS
 from execclient.client import Executor
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy
 from execclient.errors import ExecServerError
-from execclient.orchestrator import RETRY_REASON, SandboxAttempt, SandboxPreference
-from execclient.policy.decision import Requirement, decide, shown
-from execclient.policy.policy import Policy
-from execclient.policy.proposals import propose
+from execclient.govern.approval_policy import ApprovalPolicy
+from execclient.govern.approvals import ApprovalCache, ApprovalRequest
+from execclient.govern.orchestrator import RETRY_REASON, SandboxAttempt, SandboxPreference
+from execclient.govern.policy.decision import Requirement, command_line, decide
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.proposals import propose
+from execclient.govern.sandbox import ReadOnly, SandboxPolicy, WorkspaceWrite
 from execclient.process import Process
-from execclient.sandbox import ReadOnly, SandboxPolicy, WorkspaceWrite
 from execclient.tools.environment import NETWORK_MARKER, explicit_repositories
 from execclient.tools.exec_params import Cancellation, ExecEnv, ExecParams, confined
-from execclient.tools.exec_session import ExecSession, Listener
+from execclient.tools.exec_session import ExecSession, OutputListener
 
 GRACE_SECONDS = 0.2
 """Between SIGTERM and SIGKILL, for a tool that lets a command clean up: enough to remove a lock file."""
 
 BACKSTOP_SECONDS = 5.0
-"""How much later than we the daemon ends a command that we want to end gently: for a client that is gone."""
+"""How much later the other side enforces a time limit: the daemon if the client ends the command, in case the
+client is gone, and the client if the daemon does."""
 
 LEAST_SECONDS = 0.001
-"""The least that the wire can say. A model may ask for none at all."""
+"""The shortest time limit on the wire. A model may ask for 0."""
 
 
 class StartedCommand(NamedTuple):
-    """A process that a call has started."""
+    """A process that a call started."""
 
     executor: Executor
     process_id: str
@@ -45,7 +46,7 @@ class StartedCommand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommandCall:
-    """A command, and all that decides on it."""
+    """A command with everything that decides on it."""
 
     call_id: str
     tool: str
@@ -55,20 +56,20 @@ class CommandCall:
     approval: ApprovalPolicy
     sandbox: SandboxPolicy
     turn_cwd: str
-    """What a policy's relative entries are relative to."""
+    """The base of relative entries of a policy."""
     workspace_roots: tuple[str, ...]
     environment: EnvironmentPolicy
     network_marker: str = NETWORK_MARKER
     prefix_rule: tuple[str, ...] | None = None
     co_commands: tuple[str, ...] | None = None
-    """Of the profile `co`: what it trusts."""
+    """The trusted commands of the profile `co`."""
     user_shell: str | None = None
     """The path of the account's shell, at the executor."""
     started: deque[StartedCommand] | None = None
-    """Where commands are noted that may leave something running in the background."""
+    """Collects commands that may leave processes in the background."""
 
     def requirement(self) -> Requirement:
-        """What has to happen before it may run."""
+        """The decision on the command: run, ask or refuse."""
         return decide(
             self.params.command,
             policy=self.policy,
@@ -84,13 +85,13 @@ class CommandCall:
         )
 
     def scope(self) -> Mapping[str, Json] | None:
-        """What an approval for the session is bound to besides the command; None for nothing (parity)."""
+        """The scope of an approval for the session; None with parity."""
         if self.policy.parity:
             return None
         return approval_scope(self.executor, self.sandbox, self.workspace_roots, self.environment)
 
     def env(self, attempt: SandboxAttempt) -> ExecEnv:
-        """What is started in an attempt."""
+        """The command with its sandbox, as an attempt starts it."""
         return confined(
             self.params,
             attempt.policy,
@@ -101,8 +102,9 @@ class CommandCall:
         )
 
     async def start(self, env: ExecEnv, *, limit: float | None = None) -> Process:
-        """Start it, to be killed after so many seconds; who asks for millennia wants no limit. Raises as
-        `Executor.start` does.
+        """Start the command with a time limit in seconds. Raises as `Executor.start` does.
+
+        A limit beyond the range of the wire is no limit.
         """
         if limit is not None:
             limit = None if limit > LONGEST_SECONDS else max(limit, LEAST_SECONDS)
@@ -115,9 +117,9 @@ class CommandCall:
             arg0=env.arg0,
             timeout=limit,
             sandbox=env.context,
-            buffer_bytes=None,  # it is taken as it comes
+            buffer_bytes=None,  # `ExecSession` takes all output at once
         )
-        # A sandbox that limits files ends with its command, and everything in it.
+        # A sandbox that limits files ends with its command, and kills everything in it.
         if self.started is not None and not isinstance(env.policy, ReadOnly | WorkspaceWrite):
             self.started.append(StartedCommand(self.executor, process.id))
         return process
@@ -129,22 +131,22 @@ def approval_scope(
     workspace_roots: Sequence[str],
     environment: EnvironmentPolicy | None = None,
 ) -> dict[str, Json]:
-    """The surroundings that an approval for the session was given for: in others it is another question."""
+    """The scope of an approval for the session: in another scope, the approval does not hold."""
     scope = {"executor": executor.url, "sandbox": sandbox.to_json(), "workspace": list(workspace_roots)}
     return scope if environment is None else {**scope, "environment": environment.wire()}
 
 
 class CommandRuntime:
-    """What all runtimes of commands have in common; `run` is theirs."""
+    """The base of the runtimes of commands, which add `run`."""
 
     sandbox_preference: SandboxPreference = "auto"
     escalate_on_failure = True
 
-    def __init__(self, call: CommandCall, listener: Listener | None) -> None:
+    def __init__(self, call: CommandCall, listener: OutputListener | None) -> None:
         self.call = call
         self.listener = listener
         self.env: ExecEnv | None = None
-        """Of the last attempt."""
+        """The command of the last attempt."""
 
     @property
     def escalated(self) -> bool:
@@ -152,11 +154,11 @@ class CommandRuntime:
         return self.call.params.escalated
 
     def requirement(self) -> Requirement:
-        """As of the call."""
+        """The decision on the command."""
         return self.call.requirement()
 
     def approval_keys(self) -> Sequence[str]:
-        """One: the command, where and how, and under what."""
+        """One key: the command, its directory, its options and its scope."""
         params = self.call.params
         scope = self.call.scope()
         return (ApprovalCache.key_of(params.command, params.cwd, params.tty, params.escalated, scope=scope),)
@@ -168,13 +170,13 @@ class CommandRuntime:
         params = self.call.params
         amendment = requirement.amendment
         if retry:
-            # Of a command that was let run without a question, as if it had been asked about.
+            # As if a command that ran without a question had been asked about.
             amendment = self._retry_amendment(requirement)
         return ApprovalRequest(
             call_id=self.call.call_id,
             tool=self.call.tool,
             kind="command",
-            command=shown(params.command),
+            command=command_line(params.command),
             argv=params.command,
             cwd=params.cwd,
             reason=RETRY_REASON if retry else requirement.reason or params.justification,
@@ -184,7 +186,7 @@ class CommandRuntime:
         )
 
     def denied(self, output: ExecSession) -> bool:
-        """Whether the sandbox was in the way of a command that has ended by itself."""
+        """Whether the sandbox probably denied something to a command that ended by itself."""
         denial = output.process.denial
         return bool(output.process.exit_code and denial is not None and denial.get("likely"))
 
@@ -202,18 +204,18 @@ class CommandRuntime:
         )
 
 
-class ToTheEnd(CommandRuntime):
-    """Runs a command to its end, or to its time limit."""
+class RunToEndRuntime(CommandRuntime):
+    """Runs a command to its end or to its time limit."""
 
-    def __init__(self, call: CommandCall, listener: Listener | None, *, gently: bool = False) -> None:
+    def __init__(self, call: CommandCall, listener: OutputListener | None, *, gently: bool = False) -> None:
         super().__init__(call, listener)
         self._gently = gently
         self.cancelled = False
-        """Whether the call's own token ended it."""
+        """Whether the call's token ended the command."""
         self.timed_out = False
 
     async def run(self, attempt: SandboxAttempt) -> ExecSession:
-        """One attempt. Cancelled it kills the command, like its time limit, with all its descendants."""
+        """Run one attempt. Cancellation, like the time limit, kills the command with all its descendants."""
         self.cancelled = self.timed_out = False
         env = self.env = self.call.env(attempt)
         seconds = env.expiration.seconds
@@ -231,15 +233,15 @@ class ToTheEnd(CommandRuntime):
         return session
 
     def denied(self, output: ExecSession) -> bool:
-        """Not of a command that we have ended: it would only run into its limit once more."""
+        """Not for a command that was ended from outside: it would only reach its limit again."""
         return not (self.timed_out or self.cancelled) and super().denied(output)
 
     async def _until_limit(self, session: ExecSession, seconds: float | None) -> None:
-        # The daemon keeps the limit; for one that hangs, or is away, we do a little later.
+        # The daemon enforces the limit; if it hangs or is unreachable, the client does a little later.
         patience = seconds if self._gently or seconds is None else seconds + BACKSTOP_SECONDS
         if not await session.collect(patience):
             if session.exited:
-                await session.collect(None)  # in time; only its output is still being waited for
+                await session.collect(None)  # it ended in time; only its output is pending
             else:
                 self.timed_out = True
                 await self._stop(session)
@@ -261,27 +263,27 @@ class ToTheEnd(CommandRuntime):
 
     async def _stop(self, session: ExecSession) -> None:
         if self._gently:
-            # A server that sends no such signal, or is away, leaves the kill to us.
+            # If the server cannot send the signal or is unreachable, the kill below follows.
             with suppress(ExecServerError, TimeoutError):
                 async with asyncio.timeout(BACKSTOP_SECONDS):
                     await session.process.signal("TERM", "group")
                 await session.collect(GRACE_SECONDS)
-        # Also of one that the signal has ended: what came of it may have ignored it.
+        # Even if the signal ended the command: its descendants may have ignored it.
         await session.kill()
         await session.end("its time was up")
 
 
-class UntilYield(CommandRuntime):
-    """Starts a command that goes on by itself, and lets it run for a while."""
+class YieldingRuntime(CommandRuntime):
+    """Starts a command and waits for a while; the command may keep running."""
 
-    def __init__(self, call: CommandCall, listener: Listener | None, seconds: float) -> None:
+    def __init__(self, call: CommandCall, listener: OutputListener | None, seconds: float) -> None:
         super().__init__(call, listener)
         self._seconds = seconds
         self.seconds = 0.0
-        """How long the last attempt was waited for."""
+        """How long the last attempt waited."""
 
     async def run(self, attempt: SandboxAttempt) -> ExecSession:
-        """One attempt. Cancelled it kills the command, with all its descendants."""
+        """Run one attempt. Cancellation kills the command with all its descendants."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         env = self.env = self.call.env(attempt)

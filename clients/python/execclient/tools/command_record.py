@@ -1,6 +1,6 @@
-"""What is recorded of a command: how it was decided on, what it printed, how it ended.
+"""Builds the records of commands: the decision, the output, and the exit.
 
-Pure, but for reading a process that has ended.
+Pure functions, except for reading a process that has ended.
 """
 
 from __future__ import annotations
@@ -8,33 +8,33 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from execclient.orchestrator import Trace
+from execclient.govern.orchestrator import Trace
+from execclient.govern.sandbox import SandboxPolicy
 from execclient.process import Process
 from execclient.run import TIMED_OUT
-from execclient.sandbox import SandboxPolicy
 from execclient.tools.command_call import CommandCall
 from execclient.tools.exec_params import ExecEnv
 from execclient.tools.exec_session import ExecSession
-from execclient.tools.head_tail import HeadTailBuffer
 from execclient.tools.result import SIGNAL_BASE, CallRecord, Decided, FailureKind, failed
+from execclient.tools.truncation import HeadTailBuffer
 
 NOT_RUN = 126
-"""The exit code of a command that could not be run, as a shell has it."""
+"""The exit code of a command that could not be run, as in a shell."""
 
 NOT_FOUND = 127
-"""The same for a program that is not there."""
+"""The exit code for a program that does not exist, as in a shell."""
 
 NO_SUCH_FILE = "(os error 2)"
-"""What the daemon's message ends with then (`docs/protocol.md`, "Error codes")."""
+"""The end of the daemon's message for such a program (`docs/protocol.md`, "Error codes")."""
 
 
-def decided(trace: Trace, sandbox: SandboxPolicy, sandbox_type: str) -> Decided | None:
-    """How it came to be run, or not; None if nobody has looked at it yet.
+def decision_of(trace: Trace, sandbox: SandboxPolicy, sandbox_type: str) -> Decided | None:
+    """The decision on a call; None if there is none yet.
 
     Args:
-        trace: of its phases.
-        sandbox: the turn's.
-        sandbox_type: what confined the last attempt.
+        trace: the trace of its phases.
+        sandbox: the sandbox of the turn.
+        sandbox_type: the mechanism that confined the last attempt.
     """
     requirement = trace.requirement
     if requirement is None:
@@ -60,20 +60,20 @@ def decided(trace: Trace, sandbox: SandboxPolicy, sandbox_type: str) -> Decided 
     )
 
 
-def begun(call: CommandCall, trace: Trace, env: ExecEnv | None, duration: float) -> CallRecord:
-    """The facts that are known before anything was printed."""
+def begun_record(call: CommandCall, trace: Trace, env: ExecEnv | None, duration: float) -> CallRecord:
+    """The facts that are known before there is output."""
     return CallRecord(
         call_id=call.call_id,
         tool=call.tool,
         command=call.params.command,
         cwd=call.params.cwd,
         phases=tuple(trace.phases),
-        decided=decided(trace, call.sandbox, "none" if env is None else env.sandbox),
+        decided=decision_of(trace, call.sandbox, "none" if env is None else env.sandbox),
         duration=duration,
     )
 
 
-def ended(
+def ended_record(
     record: CallRecord,
     session: ExecSession,
     *,
@@ -81,7 +81,7 @@ def ended(
     timed_out: bool = False,
     cancelled: bool = False,
 ) -> CallRecord:
-    """The facts of a process that has ended, or that is lost; without a text for the model."""
+    """The facts of a process that ended or was lost, without a text for the model."""
     process = session.process
     record = replace(
         record,
@@ -124,11 +124,11 @@ def _denial_text(evidence: list[dict[str, str]]) -> str:
     return f"{what}; its policy can permit more, or a call that asks for require_escalated be approved"
 
 
-def chunk_id() -> str:
-    """Of one answer: six hexadecimal digits that a model can refer to."""
+def new_chunk_id() -> str:
+    """A new id for an answer: six hexadecimal digits that a model can refer to."""
     return secrets.token_hex(3)
 
 
-def kept(buffer: HeadTailBuffer | None) -> str:
-    """What a buffer has, as text."""
+def text_of(buffer: HeadTailBuffer | None) -> str:
+    """The text of a buffer; empty without a buffer."""
     return "" if buffer is None else buffer.text()

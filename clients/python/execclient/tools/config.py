@@ -1,4 +1,4 @@
-"""What a toolset is set to, for all its turns; and what one turn has otherwise."""
+"""The configuration of a toolset, of one turn, and of a host."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from execclient.approval_policy import ApprovalPolicy, approval_policy
 from execclient.environment_policy import EnvironmentPolicy, environment_policy
-from execclient.policy.safe import CO_SAFE_COMMANDS
-from execclient.sandbox import SandboxPolicy, sandbox_policy
+from execclient.govern.approval_policy import ApprovalPolicy, approval_policy
+from execclient.govern.policy.safe import CO_SAFE_COMMANDS
+from execclient.govern.sandbox import SandboxPolicy, sandbox_policy
 from execclient.tools.environment import NETWORK_MARKER
 from execclient.tools.truncation import DEFAULT_BUDGET, DEFAULT_MAX_OUTPUT_TOKENS, Budget
 
 ShellBackend = Literal["direct"]
-"""How `shell_command` runs its script. The reference has `shell-escalation` too, by a shell of its own that
-asks for each program; there is no such shell here, and naming it is an error."""
+"""How `shell_command` runs its script. The reference also has `shell-escalation`, with a shell that asks for
+each program; there is no such shell here, and the value is an error."""
 
 ToolProfile = Literal["codex", "co"]
-"""`co`: ordinary commands are known by the list `shell_safe_commands`, everything else is asked about."""
+"""With `co`, commands in the list `shell_safe_commands` run, and all others need an approval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn has otherwise than its toolset; None for what is the same."""
+    """The settings of one turn that differ from the toolset's; None for the toolset's."""
 
     id: str | None = None
     cwd: str | None = None
     """Absolute, at the executor."""
     workspace_roots: tuple[str, ...] | None = None
-    """Absolute, at the executor: what a sandbox lets be written."""
+    """Absolute, at the executor: the folders that a sandbox may allow to write."""
     sandbox: SandboxPolicy | None = None
     approval: ApprovalPolicy | None = None
     environment: EnvironmentPolicy | None = None
@@ -37,45 +37,45 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ToolsConfig:
-    """What a toolset is set to.
+    """The configuration of a toolset.
 
     Raises:
-        ValueError: a value is out of its range; the message names the field.
+        ValueError: a value is out of range; the message names the field.
     """
 
     profile: ToolProfile = "codex"
     shell_type: Literal["default", "shell_command", "unified_exec", "disabled"] = "unified_exec"
-    """Which tools a model is shown. The others work all the same when a model calls them, unless it is
-    `disabled`: then there is none."""
+    """The shell tools that a model is shown. The others work, too, when a model calls them, except with
+    `disabled`."""
     shell_command_backend: ShellBackend = "direct"
     apply_patch: bool = False
-    """Whether a model is shown `apply_patch`. It works all the same when it is called, also in a shell's
-    clothes, as the models that know it do."""
+    """Whether a model is shown `apply_patch`. The tool also works if it is not shown, as do calls inside a
+    shell command, for models that know it."""
     request_rule: bool = False
     """Whether a model may propose rules (`prefix_rule`)."""
     retry_unasked: bool = False
-    """Whether an approval covers the second attempt without the sandbox, too. As in the reference; it runs a
-    command twice that somebody agreed to once."""
+    """Whether one approval covers the second attempt without the sandbox, too, as in the reference. A command
+    that was approved once may then run twice."""
     filter_secrets: bool = True
-    """Whether variables that look like secrets are kept from commands."""
+    """Whether to remove variables that look like secrets from the environment of commands."""
     environment: EnvironmentPolicy = field(default_factory=EnvironmentPolicy)
-    """What commands inherit of the daemon's environment."""
+    """The variables that commands inherit from the daemon."""
     dependency_env: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the session's dependencies, laid over that."""
+    """Variables of the session's dependencies, which override inherited ones."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that win over all others."""
+    """Variables that override all others."""
     network_marker: str = NETWORK_MARKER
     """The variable that tells a command that its sandbox has no network."""
     shell_safe_commands: tuple[str, ...] = CO_SAFE_COMMANDS
-    """Of the profile `co`."""
+    """The commands that run without an approval in the profile `co`."""
     shell_max_timeout: float = 600.0
-    """Seconds that `run_shell_command` may take at most, whatever a model asks for."""
+    """The longest time limit of `run_shell_command` in seconds, whatever a model asks for."""
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS
-    """Of a call that does not say."""
+    """The default for calls without `max_output_tokens`."""
     model_budget: Budget = DEFAULT_BUDGET
-    """What the model takes of one output, whatever a call asks for."""
+    """The limit of one output, whatever a call asks for."""
     clean_terminal: bool = False
-    """Whether models get the text of a terminal without escapes, echo and prompt."""
+    """Whether models get the text of a terminal without escape sequences, echo and prompt."""
 
     def __post_init__(self) -> None:
         if self.shell_command_backend != "direct":
@@ -94,7 +94,7 @@ class ToolsConfig:
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """What a host reads from its configuration: one model for its file, its variables and its flags."""
+    """The settings of a host, from its configuration file, environment variables and flags."""
 
     sandbox: SandboxPolicy | None = None
     approval: ApprovalPolicy | None = None
@@ -111,16 +111,16 @@ class HostSettings:
         environ: Mapping[str, str] | None = None,
         flags: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Merge the three; flags win over variables, variables over the file.
+        """Merge the three sources. Flags override variables, variables override the file.
 
         Args:
-            file: a table of a TOML file, as tomllib gives it, with the names of the fields as keys.
-            environ: variables; those named `EXECCLIENT_` and a field's name in capitals are read, and
+            file: a table of a TOML file, as tomllib returns it, with the names of the fields as keys.
+            environ: environment variables: `EXECCLIENT_` and the name of a field in capitals, and
                 `CO_CLI_SHELL_SAFE_COMMANDS` and `CO_CLI_SHELL_MAX_TIMEOUT`.
-            flags: by the names of the fields; None for a flag that was not given.
+            flags: values by the names of the fields; None for a flag that was not given.
 
         Raises:
-            ValueError: a key is unknown, or its value is none; the message names it and where it is from.
+            ValueError: a key is unknown, or its value is not valid; the message names the key and its source.
         """
         known = {each.name for each in fields(cls)}
         merged: dict[str, Any] = {}
@@ -139,7 +139,7 @@ class HostSettings:
         return cls(**merged)
 
     def configure(self, config: ToolsConfig) -> ToolsConfig:
-        """A configuration with what is set here."""
+        """The configuration with these settings applied."""
         from dataclasses import replace
 
         names = ("environment", "shell_safe_commands", "shell_max_timeout", "filter_secrets")
@@ -168,7 +168,7 @@ def _read(name: str, value: Any) -> Any:
             parts = value.split(",") if isinstance(value, str) else list(value)
             commands = tuple(part.strip() for part in parts if part.strip())
             if not commands:
-                raise ValueError("no command in it; give some, separated by commas")
+                raise ValueError("it has no command; separate commands by commas")
             return commands
         case "shell_max_timeout":
             seconds = float(value)

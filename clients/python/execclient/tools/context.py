@@ -1,4 +1,4 @@
-"""What a call is carried out with: the turn's settings, resolved, and what all calls of a toolset share."""
+"""The context of a call: the settings of its turn, and the services that all calls of a toolset share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from execclient.approval_policy import ApprovalPolicy, escalation_refused
-from execclient.approvals import Approvals
 from execclient.client import Executor
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.orchestrator import Orchestrator
-from execclient.policy.policy import Policy
-from execclient.policy.safe import known_safe
-from execclient.sandbox import SandboxPolicy
+from execclient.govern.approval_policy import ApprovalPolicy, escalation_refused
+from execclient.govern.approvals import Approvals
+from execclient.govern.orchestrator import Orchestrator
+from execclient.govern.policy.policy import Policy
+from execclient.govern.policy.safe import known_safe
+from execclient.govern.sandbox import SandboxPolicy
 from execclient.shells import Shell, shell_from_info
 from execclient.tools import exec_text
 from execclient.tools.command_call import CommandCall, StartedCommand
@@ -27,20 +27,21 @@ from execclient.tools.errors import RespondToModel
 from execclient.tools.events import CallEvents
 from execclient.tools.exec_params import ExecParams, SandboxPermissions
 from execclient.tools.exec_session import ExecSession
-from execclient.tools.exec_sessions import ExecSessions
 from execclient.tools.result import CallRecord
+from execclient.tools.session_table import SessionTable
 from execclient.tools.terminal_text import TerminalText
 from execclient.tools.truncation import Budget
 
 log = logging.getLogger(__name__)
 
 MAX_STARTED = 1024
-"""Commands that are remembered, to end what is left of them. A daemon forgets those that ended 80 s ago."""
+"""Commands that are remembered, to kill their background processes. A daemon forgets an ended command after
+80 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class InterceptedCall:
-    """A command that is about to be judged, for who may want to carry it out in another way."""
+    """A command before its decision, for an interceptor that may carry it out in another way."""
 
     call_id: str
     tool: str
@@ -50,71 +51,71 @@ class InterceptedCall:
 
 
 class Interceptor(Protocol):
-    """Carries out commands that are no commands, as a patch in a shell's clothes."""
+    """Carries out commands without starting them, such as a patch inside a shell command."""
 
     async def __call__(self, call: InterceptedCall) -> CallRecord | None:
-        """What came of it; None to let it run. Raises `RespondToModel` for one that must not run at all."""
+        """The result; None to run the command. Raises `RespondToModel` if it must not run."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSession:
-    """A process that a model comes back to."""
+    """A process that later calls can use."""
 
     exec: ExecSession
     call: CommandCall
     """The call that started it."""
     policy: SandboxPolicy
-    """What it runs under."""
+    """Its sandbox."""
     terminal: TerminalText | None = None
-    """Cleans what a model reads of it."""
+    """Cleans its output for the model."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever has to do with `terminal`, which reads all output in its order."""
+    """Held while `terminal` is used, which must read all output in order."""
 
     @property
     def confined(self) -> bool:
-        """Whether a sandbox may be in its way."""
+        """Whether its sandbox limits it."""
         return self.policy.confines
 
 
 @dataclass(slots=True)
 class Services:
-    """What all calls of a toolset share."""
+    """The state that all calls of a toolset share."""
 
     config: ToolsConfig
     policy: Policy
-    sessions: ExecSessions[ToolSession]
+    sessions: SessionTable[ToolSession]
     interceptors: list[Interceptor]
     session_id: str
-    """The model's conversation, as commands are told of it."""
+    """The id of the model's conversation, for commands."""
     closed_session: Callable[[str, str], None]
-    """Told of a process that was ended for another one's sake: its id, and why."""
+    """Called with the id of a session that was ended to make room, and the reason."""
     started: deque[StartedCommand] = field(default_factory=lambda: deque(maxlen=MAX_STARTED))
-    """The latest commands that may have left something in the background."""
+    """The latest commands that may have left processes in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """One call's surroundings."""
+    """The context of one call."""
 
     services: Services
     events: CallEvents
     executor: Executor
     cwd: str
-    """The turn's, absolute."""
+    """The turn's working directory, absolute."""
     workspace_roots: tuple[str, ...]
-    """What a sandbox lets be written."""
+    """The folders of the workspace, absolute."""
     sandbox: SandboxPolicy
     approvals: Approvals
     environment: EnvironmentPolicy
     user_shell: Shell | None
-    """None for that of the executor's account."""
-    elsewhere: Callable[[CallContext, str | None], CallContext]
-    """The surroundings in another environment; raises `RespondToModel` for one that there is not."""
+    """None for the shell of the executor's account."""
+    in_environment: Callable[[CallContext, str | None], CallContext]
+    """Returns the context in another environment; raises `RespondToModel` for an unknown one."""
     tracker: object = None
-    """What keeps account of the files that the turn changes: a `patch.TurnDiff`, or nothing."""
+    """A `patch.TurnDiff` that collects the changes of the turn, or None."""
     warnings: list[str] = field(default_factory=list)
-    """For the model, and in the record."""
+    """Warnings for the model and the record."""
 
     @property
     def shell(self) -> Shell:
@@ -123,18 +124,18 @@ class CallContext:
 
     @property
     def approval(self) -> ApprovalPolicy:
-        """When somebody is asked."""
+        """The approval policy of the turn."""
         return self.approvals.policy
 
     def resolve(self, workdir: str | None) -> str:
-        """A working directory that a model names, relative to the turn's."""
+        """The working directory of a call, relative to the turn's."""
         return posixpath.normpath(posixpath.join(self.cwd, workdir)) if workdir else self.cwd
 
     def permissions(self, asked: str) -> SandboxPermissions:
-        """What a call asks for.
+        """The permissions that a call asks for.
 
         Raises:
-            RespondToModel: there is no such thing here.
+            RespondToModel: they are not supported.
         """
         if asked == "with_additional_permissions":
             refused = None if self.approval.may_escalate else escalation_refused(self.approval)
@@ -142,13 +143,13 @@ class CallContext:
         return "require_escalated" if asked == "require_escalated" else "use_default"
 
     def budget(self, max_output_tokens: int | None) -> Budget:
-        """What the text of an answer may have: what the call asks for, and what the model takes."""
+        """The limit of an answer: the smaller of the call's and the model's."""
         config = self.services.config
         asked = config.max_output_tokens if max_output_tokens is None else max_output_tokens
         return config.model_budget.at_most(asked)
 
     def env(self, call_id: str) -> dict[str, str]:
-        """The variables of a command, on top of what it inherits."""
+        """The variables of a command besides the inherited ones."""
         services = self.services
         config = services.config
         return exec_environment(
@@ -161,11 +162,11 @@ class CallContext:
         )
 
     def reads_only(self, argv: Sequence[str]) -> bool:
-        """Whether a command of this turn is known to read only."""
+        """Whether a command of this turn is known to only read."""
         return known_safe(argv, explicit_repositories=explicit_repositories(self.env("")))
 
     def orchestrator(self) -> Orchestrator:
-        """The phases, with this turn's settings."""
+        """An orchestrator with the settings of this turn."""
         services = self.services
         return Orchestrator(
             self.approvals, services.policy, self.sandbox, retry_unasked=services.config.retry_unasked
@@ -183,7 +184,7 @@ class CallContext:
         """A command of this call."""
         config = self.services.config
         if prefix_rule and not config.request_rule:
-            log.info("call %s: the rule that the model proposes is passed over", call_id)
+            log.info("call %s: the rule that the model proposes is ignored", call_id)
         return CommandCall(
             call_id=call_id,
             tool=tool,

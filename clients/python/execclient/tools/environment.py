@@ -1,9 +1,9 @@
-"""The variables that tools give to commands, and those that they keep from them.
+"""The environment variables of commands, in order of priority:
 
-    policy  <  this page's own  <  the call's names  <  dependencies  <  explicit  <  sandbox markers
+    policy  <  this module's  <  the call's ids  <  dependencies  <  explicit  <  sandbox markers
 
-What stands further right wins. The policy is carried out by the daemon (`docs/protocol.md`, "Environment
-policy"): its variables are never seen here. All the rest is the `env` that it lays over that.
+The daemon applies the policy (`docs/protocol.md`, "Environment policy"): its variables are unknown here. The
+others are the `env` of the start, which overrides them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Final
 
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.policy.safe_arguments import EXPLICIT_REPOSITORIES
-from execclient.sandbox import SandboxType
+from execclient.govern.policy.git import EXPLICIT_REPOSITORIES
+from execclient.govern.sandbox import SandboxType
 
 EXEC_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -31,10 +31,10 @@ EXEC_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(
         "CODEX_CI": "1",
     }
 )
-"""What makes programs write for a reader that sees no colors, cannot turn pages and answers nothing."""
+"""Make programs write without colors and pagers, and ask no questions."""
 
 NETWORK_MARKER = "CODEX_SANDBOX_NETWORK_DISABLED"
-"""Test suites skip what needs a network when it is set."""
+"""If it is set, test suites skip tests that need a network."""
 
 SANDBOX_MARKER = "CODEX_SANDBOX"
 
@@ -46,7 +46,7 @@ SECRET_PATTERNS = (
     "*_PWD",  # DB_PWD, and neither PWD nor OLDPWD
     "*_PAT",  # personal access tokens
 )
-"""Names that go besides those with KEY, SECRET or TOKEN in them, which the daemon knows itself."""
+"""Names of secrets, besides those with KEY, SECRET or TOKEN, which the daemon removes by itself."""
 
 CO_VARIABLES = (
     "PATH",
@@ -62,14 +62,14 @@ CO_VARIABLES = (
 )
 
 CO_ENVIRONMENT: Final = EnvironmentPolicy(include_only=CO_VARIABLES)
-"""Of the profile `co`: what cannot make a program run another one. Whatever else the daemon has, such as
-LD_PRELOAD, BASH_ENV, EDITOR or GIT_SSH_COMMAND, stays with it."""
+"""The inherited variables of the profile `co`: those that cannot make a program run another one. Others, such
+as LD_PRELOAD, BASH_ENV, EDITOR or GIT_SSH_COMMAND, are not inherited."""
 
 CO_FORCED: Final[Mapping[str, str]] = MappingProxyType(
     {"PYTHONUNBUFFERED": "1", "PAGER": "cat", "GIT_PAGER": "cat"}
 )
-"""Of the profile `co`, whatever else is set: nothing waits at a page's end, and what a Python program has
-printed is there when its time is up."""
+"""Override all other variables in the profile `co`: no pager waits, and the output of a Python program is not
+lost when its time limit is reached."""
 
 
 def exec_environment(
@@ -79,16 +79,16 @@ def exec_environment(
     explicit: Mapping[str, str] | None = None,
     policy: EnvironmentPolicy | None = None,
 ) -> dict[str, str]:
-    """What is laid over the environment that a policy gives.
+    """The variables that override those of a policy.
 
     Args:
-        call: as `call_variables` has it.
-        dependencies: of what the session was set up with, such as the PATH of a virtual environment.
-        explicit: of this very call, or of a host that knows better.
-        policy: which may have settings for git, too; they stay.
+        call: the result of `call_variables`.
+        dependencies: variables of the session's dependencies, such as the PATH of a virtual environment.
+        explicit: variables of this call, or of the host.
+        policy: the policy, whose settings for git are kept.
 
     Raises:
-        ValueError: no system has a variable of such a name or value.
+        ValueError: a name or a value is not possible for a variable.
     """
     return _with_git_setting(_merged(EXEC_ENVIRONMENT, call, dependencies, explicit), policy)
 
@@ -96,16 +96,16 @@ def exec_environment(
 def co_environment(
     *, dependencies: Mapping[str, str] | None = None, explicit: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The same for the profile `co`, where what is forced wins over all.
+    """The variables for the profile `co`, in which `CO_FORCED` overrides all others.
 
     Raises:
-        ValueError: as `exec_environment`.
+        ValueError: see `exec_environment`.
     """
     return _with_git_setting(_merged(dependencies, explicit, CO_FORCED), None)
 
 
 def explicit_repositories(variables: Mapping[str, str]) -> bool:
-    """Whether git takes no folder for a repository only because it looks like a bare one."""
+    """Whether the variables set git's `safe.bareRepository=explicit`."""
     name, wanted = EXPLICIT_REPOSITORIES
     values = [
         variables.get(f"GIT_CONFIG_VALUE_{number}")
@@ -118,7 +118,7 @@ def explicit_repositories(variables: Mapping[str, str]) -> bool:
 def call_variables(
     *, thread_id: str | None = None, session_id: str | None = None, call_id: str | None = None
 ) -> dict[str, str]:
-    """The variables that tell a command who runs it, without those that are None."""
+    """The variables with the ids of the conversation and the call, without those that are None."""
     variables = {
         "CODEX_THREAD_ID": thread_id,
         "CODEX_SESSION_ID": session_id,
@@ -130,14 +130,14 @@ def call_variables(
 def sandbox_markers(
     sandbox: SandboxType, *, network_allowed: bool, network_marker: str = NETWORK_MARKER
 ) -> dict[str, str]:
-    """The variables that tell a command of its sandbox.
+    """The variables that tell a command about its sandbox.
 
-    On Linux a sandbox as such has none: only a missing network is told, whoever keeps it away.
+    On Linux, a sandbox as such has no variable; only a missing network has.
 
     Args:
-        sandbox: what confines the command.
-        network_allowed: whether its policy lets it use the network.
-        network_marker: the name to tell it by; an empty one for not at all.
+        sandbox: the mechanism that confines the command.
+        network_allowed: whether its policy allows the network.
+        network_marker: the name of the variable for a missing network; empty for none.
     """
     markers = {SANDBOX_MARKER: "seatbelt"} if sandbox == "macosSeatbelt" else {}
     if network_marker and not network_allowed:
@@ -146,13 +146,13 @@ def sandbox_markers(
 
 
 def without_secrets(policy: EnvironmentPolicy) -> EnvironmentPolicy:
-    """The policy, and variables go that are named like secrets. What it sets by itself stays."""
+    """The policy without inherited variables that are named like secrets. Variables that it sets are kept."""
     exclude = (*policy.exclude, *(each for each in SECRET_PATTERNS if each not in policy.exclude))
     return replace(policy, default_excludes=True, exclude=exclude)
 
 
 def _with_git_setting(variables: dict[str, str], policy: EnvironmentPolicy | None) -> dict[str, str]:
-    """Variables, and behind git's settings in them the one that makes it safe to read with."""
+    """The variables with `safe.bareRepository=explicit` added to git's settings."""
     settings = {**(policy.set if policy is not None else {}), **variables}
     count = _git_settings(settings)
     name, value = EXPLICIT_REPOSITORIES
@@ -168,13 +168,13 @@ def _with_git_setting(variables: dict[str, str], policy: EnvironmentPolicy | Non
 
 
 def _git_settings(variables: Mapping[str, str]) -> int | None:
-    """How many there are; None if git would refuse the number."""
+    """The number of git's settings in the variables; None if git would refuse it."""
     text = variables.get("GIT_CONFIG_COUNT") or "0"
     return int(text) if text.isdecimal() and len(text) < _LONGEST_COUNT else None
 
 
 _LONGEST_COUNT = 5
-"""Digits of a number of settings. No environment holds more."""
+"""Digits of the number of settings. No environment has more."""
 
 
 def _merged(*layers: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,19 +1,19 @@
-"""Why a tool call did not give what it should: the branch that tools add to the tree in `execclient.errors`.
+"""Errors of tool calls: a branch of the tree in `execclient.errors`.
 
     ExecServerError
     └── ToolError                  tool_error
         ├── RespondToModel         respond_to_model     the model reads the text and may try again
         │   ├── ArgumentError      argument_error       its arguments cannot be read
-        │   └── UnsupportedCall    unsupported_call     there is no tool of that name, or not for such a call
-        ├── Rejected               tool_rejected        a policy or a person said no
+        │   └── UnsupportedCall    unsupported_call     there is no tool of that name for such a call
+        ├── Rejected               tool_rejected        a policy or a person refused the call
         ├── TurnAborted            turn_aborted         a person ended the whole turn
-        ├── TimedOut               tool_timed_out       the command ran into its time limit
-        ├── SandboxDenied          sandbox_denied       the sandbox was in the command's way
+        ├── TimedOut               tool_timed_out       the command reached its time limit
+        ├── SandboxDenied          sandbox_denied       the sandbox denied something to the command
         ├── KilledBySignal         killed_by_signal     a signal ended the command
         ├── IoFailure              io_failure           the command did not start, or was lost
         └── PolicyChanged          policy_changed       the rules are no longer those that were approved
 
-They are not in `execclient.errors`, since only those meet them who import `execclient.tools`.
+They are not in `execclient.errors`, since only users of `execclient.tools` meet them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from __future__ import annotations
 from execclient.errors import ExecServerError
 
 ARGUMENTS_REFUSED = "failed to parse function arguments: "
-"""What the text for the model begins with. A contract: models were trained on it."""
+"""The beginning of the text for the model. A contract: models were trained on it."""
 
 
 class ToolError(ExecServerError):
     """A tool call failed.
 
     Attributes:
-        message: the reason, for whoever is to read it; also the error's text.
+        message: the reason; also the text of the error.
     """
 
     code = "tool_error"
@@ -39,7 +39,7 @@ class ToolError(ExecServerError):
 
 
 class RespondToModel(ToolError):
-    """The call cannot be carried out as it is; the message goes to the model, which may try another one."""
+    """The call cannot be carried out; the message goes to the model, which may try another call."""
 
     code = "respond_to_model"
 
@@ -48,7 +48,7 @@ class ArgumentError(RespondToModel):
     """The arguments of a call cannot be read.
 
     Attributes:
-        reason: the message without its fixed beginning: what is wrong, and where in the text.
+        reason: the message without its fixed beginning: the error, and its place in the text.
     """
 
     code = "argument_error"
@@ -59,16 +59,16 @@ class ArgumentError(RespondToModel):
 
 
 class UnsupportedCall(RespondToModel):
-    """There is no tool of that name, or the one that there is does not take such a call."""
+    """There is no tool of that name, or it does not take such a call."""
 
     code = "unsupported_call"
 
 
 class Rejected(ToolError):
-    """The call was refused, and nothing was started for it; of a second attempt only that one.
+    """The call was refused and nothing was started. A refused second attempt was not started.
 
     Attributes:
-        before: whether it was refused for what it asks for, before anybody looked at the command.
+        before: whether it was refused for the permissions that it asks for, before the command was judged.
     """
 
     code = "tool_rejected"
@@ -79,16 +79,16 @@ class Rejected(ToolError):
 
 
 class TurnAborted(ToolError):
-    """A person wants the whole turn to end, and not only this call. What was asked about was not started."""
+    """A person ended the whole turn, not only this call. The request was not started."""
 
     code = "turn_aborted"
 
 
 class TimedOut(ToolError, TimeoutError):
-    """The command ran into its time limit and was killed with all that it had started.
+    """The command reached its time limit and was killed with all its descendants.
 
     Attributes:
-        output: what it had printed by then.
+        output: its output until then.
     """
 
     code = "tool_timed_out"
@@ -99,10 +99,10 @@ class TimedOut(ToolError, TimeoutError):
 
 
 class SandboxDenied(ToolError):
-    """The sandbox was in the command's way.
+    """The sandbox denied something to the command.
 
     Attributes:
-        output: what the command printed.
+        output: the output of the command.
     """
 
     code = "sandbox_denied"
@@ -116,7 +116,7 @@ class KilledBySignal(ToolError):
     """A signal ended the command.
 
     Attributes:
-        signal: its number.
+        signal: the number of the signal.
     """
 
     code = "killed_by_signal"
@@ -127,17 +127,17 @@ class KilledBySignal(ToolError):
 
 
 class IoFailure(ToolError):
-    """The command did not start, or was lost on its way."""
+    """The command did not start, or was lost."""
 
     code = "io_failure"
 
 
 class PolicyChanged(ToolError):
-    """The rules are no longer those under which the call was judged: judge it anew.
+    """The rules changed after the call was judged: judge it again.
 
     Attributes:
-        expected: the revision that it was judged under.
-        actual: the revision that holds now.
+        expected: the revision under which it was judged.
+        actual: the current revision.
     """
 
     code = "policy_changed"

@@ -1,8 +1,8 @@
-"""What a host is told of a call while it runs: exactly one begin and one end, deltas and decisions between.
+"""The events of a call for the host: one begin, then decisions and deltas, and one end.
 
     begin ──> decided* ──> delta* ──> end
 
-`end` comes also when the call failed, was refused or was cancelled.
+A call that failed, was refused or was cancelled also has an `end`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import ClassVar, Literal
 
 from pybase64 import b64encode
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 
 log = logging.getLogger(__name__)
 
 MAX_DELTAS = 10_000
-"""Of one call. What comes after is in its result only: an interface that draws each delta would be
-busy for minutes with a command that prints a million lines."""
+"""Deltas of one call. Later output is in the result only: an interface that draws each delta would be busy
+for minutes with a command that prints a million lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,21 @@ class CallBegin:
     call_id: str
     tool: str
     command: tuple[str, ...]
-    """Empty for a tool that runs none."""
+    """Empty for a tool that runs no command."""
     cwd: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallDecided:
-    """Somebody decided on a call, or on its second attempt."""
+    """A decision on a call, or on its second attempt."""
 
     type: ClassVar[str] = "decided"
     call_id: str
     decision: Literal["run", "refuse"]
     source: str
-    """What the requirement came from (`policy.decision.Source`)."""
+    """The source of the decision (`policy.decision.DecisionSource`)."""
     decided_by: str | None
-    """Who answered, if somebody was asked: `cache`, `hook`, `guardian`, `user`, `nobody`."""
+    """The origin of the answer, if an approval was needed: `cache`, `hook`, `guardian`, `user`, `nobody`."""
     sandboxed: bool
     retry: bool = False
     reason: str | None = None
@@ -53,7 +53,7 @@ class CallDecided:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """A piece of output, as it came; characters may be cut."""
+    """A piece of output as received; characters may be split."""
 
     type: ClassVar[str] = "delta"
     call_id: str
@@ -72,18 +72,18 @@ class CallEnd:
     success: bool
     exit_code: int | None
     duration: float
-    """Seconds, those of waiting for an approval included."""
+    """In seconds, including the time for approvals."""
     preview: str
-    """The beginning of what the model gets (`tools.preview`)."""
+    """The beginning of the text for the model (`tools.result.preview`)."""
     failure: str | None = None
-    """What kind of failure, if there was one."""
+    """The kind of failure, if there was one."""
     process_id: str | None = None
-    """Of a process that still runs."""
+    """The id of a process that still runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """A process that a model could come back to was ended for the sake of another one."""
+    """A session of a model was ended to make room for another one."""
 
     type: ClassVar[str] = "session_closed"
     session_id: str
@@ -92,11 +92,11 @@ class SessionClosed:
 
 
 ToolEvent = CallBegin | CallDecided | OutputDelta | CallEnd | SessionClosed
-"""All that a host is told of."""
+"""All events."""
 
 EventSink = Callable[[ToolEvent], None]
-"""Called on the event loop, in order. One that raises before a command was started, at `begin` or `decided`,
-ends the call: what cannot be recorded is not run. Later it only misses what else there is to tell."""
+"""Called on the event loop, in order. An exception at `begin` or `decided`, before a command was started,
+ends the call: a call that cannot be recorded is not run. A later exception is only logged."""
 
 
 def to_json(event: ToolEvent) -> dict[str, Json]:
@@ -109,8 +109,8 @@ def to_json(event: ToolEvent) -> dict[str, Json]:
     return {"type": event.type, **plain}
 
 
-def tell(sink: EventSink | None, *events: ToolEvent) -> None:
-    """Tell of what has happened already, and no error can change."""
+def notify(sink: EventSink | None, *events: ToolEvent) -> None:
+    """Send events of what has already happened; errors of the sink are logged."""
     if sink is None:
         return
     try:
@@ -124,9 +124,9 @@ class CallEvents:
     """The events of one call.
 
     Args:
-        sink: gets them; None for nobody.
-        call_id: the call.
-        tool: its name.
+        sink: gets the events; None for no sink.
+        call_id: the id of the call.
+        tool: the name of the tool.
     """
 
     def __init__(self, sink: EventSink | None, call_id: str, tool: str) -> None:
@@ -138,7 +138,7 @@ class CallEvents:
         self._deltas = 0
 
     def begin(self, command: tuple[str, ...], cwd: str) -> None:
-        """The first event. A second one is not sent: a call that hands over to another tool is one call."""
+        """Send the first event, once: a call that is passed to another tool is one call."""
         if not self._begun:
             self._begun = True
             self._send(CallBegin(self.call_id, self.tool, command, cwd))
@@ -153,11 +153,11 @@ class CallEvents:
         retry: bool = False,
         reason: str | None = None,
     ) -> None:
-        """A decision."""
+        """Send a decision."""
         self._send(CallDecided(self.call_id, decision, source, decided_by, sandboxed, retry, reason))
 
     def delta(self, stream: str, chunk: bytes) -> None:
-        """Output; not sent any more after `MAX_DELTAS`."""
+        """Send output, up to `MAX_DELTAS` times."""
         if self._deltas < MAX_DELTAS and not self._ended:
             self._deltas += 1
             self._send(OutputDelta(self.call_id, stream, chunk))
@@ -172,12 +172,12 @@ class CallEvents:
         failure: str | None = None,
         process_id: str | None = None,
     ) -> None:
-        """The last event, with a first one before it if there was none."""
+        """Send the last event, and the first one before it if that is missing."""
         if self._ended:
             return
         self._ended = True
         ending = CallEnd(self.call_id, self.tool, success, exit_code, duration, preview, failure, process_id)
-        tell(self._sink, *(() if self._begun else (CallBegin(self.call_id, self.tool, (), ""),)), ending)
+        notify(self._sink, *(() if self._begun else (CallBegin(self.call_id, self.tool, (), ""),)), ending)
         self._begun = True
 
     def _send(self, event: ToolEvent) -> None:

@@ -1,4 +1,4 @@
-"""`exec_command`: start a command, let it run for a while, and leave it running if it is not done by then."""
+"""`exec_command`: start a command, wait for a while, and leave it running if it has not ended by then."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import asyncio
 
 from execclient.client import Executor
 from execclient.errors import CallFailed
-from execclient.orchestrator import Trace
+from execclient.govern.orchestrator import Trace
 from execclient.shells import Shell, candidates
 from execclient.tools import exec_text
 from execclient.tools.arguments import ExecCommandArguments
-from execclient.tools.command_call import CommandCall, UntilYield
-from execclient.tools.command_record import begun
+from execclient.tools.command_call import CommandCall, YieldingRuntime
+from execclient.tools.command_record import begun_record
 from execclient.tools.context import CallContext, ToolSession
 from execclient.tools.errors import ArgumentError, Rejected, RespondToModel
 from execclient.tools.exec_params import ExecParams
-from execclient.tools.exec_sessions import MAX_CHOSEN_ID, SessionIdTaken
 from execclient.tools.function_handler import CommandHandler
 from execclient.tools.registry import ToolInvocation
 from execclient.tools.result import CallRecord, failed
-from execclient.tools.run_to_end import NOT_STARTED, intercepted, start_failure
-from execclient.tools.sessions import answer, open_session, session_number
+from execclient.tools.run_to_end import NOT_STARTED, intercept_call, start_failure
+from execclient.tools.session_answers import open_session, session_answer, session_number
+from execclient.tools.session_table import MAX_CHOSEN_ID, SessionIdTaken
 from execclient.tools.terminal_text import TerminalText
 
 MIN_YIELD_MS, MAX_YIELD_MS = 250, 30_000
-"""Less than the first gives a model nothing but a number; more than the second lets it wait blindly."""
+"""With a shorter wait, a model gets only a session number; with a longer one, it waits without output."""
 
 
 class ExecCommandHandler(CommandHandler[ExecCommandArguments]):
-    """Starts what a model comes back to."""
+    """Starts commands that a model can come back to."""
 
     model = ExecCommandArguments
 
     async def mutates(self, context: CallContext, arguments: ExecCommandArguments) -> bool:
-        """Unless the command is known to read only."""
+        """True unless the command is known to only read."""
         return not context.reads_only(arguments.argv or context.shell.exec_args(arguments.script or ""))
 
     async def prepare(
         self, context: CallContext, arguments: ExecCommandArguments, invocation: ToolInvocation
     ) -> CommandCall:
-        """What is to be run."""
-        context = context.elsewhere(context, arguments.environment_id)
+        """The command to run."""
+        context = context.in_environment(context, arguments.environment_id)
         params = ExecParams(
             command=await _argv(context, arguments),
             cwd=context.resolve(arguments.workdir),
@@ -56,11 +56,11 @@ class ExecCommandHandler(CommandHandler[ExecCommandArguments]):
     async def call(
         self, context: CallContext, arguments: ExecCommandArguments, invocation: ToolInvocation
     ) -> CallRecord:
-        """Start it, and wait for a while."""
+        """Start the command and wait for a while."""
         call = await self.prepare(context, arguments, invocation)
-        context = context.elsewhere(context, arguments.environment_id)
+        context = context.in_environment(context, arguments.environment_id)
         context.events.begin(call.params.command, call.params.cwd)
-        taken = await intercepted(context, call)
+        taken = await intercept_call(context, call)
         if taken is not None:
             return taken
         number = _reserve(context, arguments.process_id)
@@ -77,19 +77,19 @@ async def _run(
     loop = asyncio.get_running_loop()
     trace, began = Trace(), loop.time()
     seconds = min(max(arguments.yield_time_ms, MIN_YIELD_MS), MAX_YIELD_MS) / 1000
-    runtime = UntilYield(call, context.events.delta, seconds)
+    runtime = YieldingRuntime(call, context.events.delta, seconds)
     try:
         done = await context.orchestrator().run(runtime, context.events, trace)
     except Rejected as refusal:
         record = failed(
-            begun(call, trace, None, loop.time() - began), "rejected", str(refusal), terminal=True
+            begun_record(call, trace, None, loop.time() - began), "rejected", str(refusal), terminal=True
         )
         return record if refusal.before else record.with_text(exec_text.rejected(str(refusal)))
     except NOT_STARTED as error:
         start = start_failure(error, trace, call.tool, context)
-        record = failed(begun(call, trace, runtime.env, loop.time() - began), "io", start.message)
+        record = failed(begun_record(call, trace, runtime.env, loop.time() - began), "io", start.message)
         return record.with_text(start.with_reason(start.text or exec_text.not_started(start.message)))
-    record = begun(call, trace, runtime.env, runtime.seconds)
+    record = begun_record(call, trace, runtime.env, runtime.seconds)
     clean = call.params.tty and context.services.config.clean_terminal
     session = ToolSession(done.output, call, trace.attempts[-1].policy, TerminalText() if clean else None)
     if done.retry_refused is not None:
@@ -101,9 +101,9 @@ async def _run(
     try:
         if not done.output.finished.is_set():
             await open_session(context, number, session)
-        return await answer(context, session, record, number=number, budget=budget)
+        return await session_answer(context, session, record, number=number, budget=budget)
     except BaseException:
-        # Nobody would know its number.
+        # The model would not get the session's number.
         context.services.sessions.release(number, session)
         await done.output.end("cancelled")
         raise
@@ -136,7 +136,7 @@ async def _argv(context: CallContext, arguments: ExecCommandArguments) -> tuple[
 
 
 async def _found(wanted: str, executor: Executor, user: Shell) -> Shell | None:
-    """The shell that a model wants, if the executor has it. One that it has not is not worth a failure."""
+    """The shell that a model asks for, if the executor has it."""
     for candidate in candidates(wanted, user):
         try:
             if (await executor.fs.stat(candidate.path)).is_file:

@@ -1,7 +1,7 @@
-"""What is to be run, before and after the choice of a sandbox.
+"""A command before and after the choice of a sandbox.
 
-`ExecParams` is what a front door makes of a model's arguments: it says nothing of sandboxes but whether the
-call asks to do without. `ExecEnv` is what is started. Making one of the other never changes the first.
+A tool makes `ExecParams` from the arguments of a call: of sandboxes they only tell whether the call asks to
+run without one. `ExecEnv` is the command as it is started.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from execclient.connection import Json
-from execclient.sandbox import SandboxPolicy, SandboxType, platform_sandbox
+from execclient.connection.connection import Json
+from execclient.govern.sandbox import SandboxPolicy, SandboxType, platform_sandbox
 from execclient.tools.environment import NETWORK_MARKER, sandbox_markers
 
 SandboxPermissions = Literal["use_default", "require_escalated"]
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
-"""Of a shell tool's call that names none: long enough for a build tool's small commands, short enough for
-a model that waits for a prompt nobody answers."""
+"""The default of the shell tools: long enough for small commands of a build tool, short enough for a model
+that waits at a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class DefaultTimeout:
 
     @property
     def seconds(self) -> float:
-        """As of `Timeout`."""
+        """The time limit."""
         return DEFAULT_TIMEOUT_SECONDS
 
 
@@ -48,7 +48,7 @@ class Cancellation:
 
     @property
     def seconds(self) -> None:
-        """As of `Timeout`: no limit."""
+        """No time limit."""
         return
 
 
@@ -68,7 +68,7 @@ class ExecParams:
     """Absolute, at the executor."""
     expiration: Expiration = field(default_factory=DefaultTimeout)
     env: Mapping[str, str] = field(default_factory=dict)
-    """Laid over what the command inherits."""
+    """Variables that override inherited ones."""
     sandbox_permissions: SandboxPermissions = "use_default"
     justification: str | None = None
     arg0: str | None = None
@@ -76,7 +76,7 @@ class ExecParams:
 
     def __post_init__(self) -> None:
         if not self.command:
-            raise ValueError("command is empty: it needs the program at least")
+            raise ValueError("command is empty: it needs at least a program")
         if not posixpath.isabs(self.cwd):
             raise ValueError(f"cwd is not absolute: {self.cwd!r}")
 
@@ -91,15 +91,15 @@ class ExecEnv:
     """A command, ready to be started."""
 
     command: tuple[str, ...]
-    """As it was: the daemon puts the sandbox around it."""
+    """Unchanged: the daemon adds the sandbox."""
     cwd: str
     env: Mapping[str, str]
-    """With the variables that tell a command of its sandbox."""
+    """With the variables that tell a command about its sandbox."""
     expiration: Expiration
     sandbox: SandboxType
     policy: SandboxPolicy
     context: Mapping[str, Json] | None
-    """What the daemon is told (`docs/protocol.md`, "Sandbox context"); None for nothing."""
+    """The sandbox context for the daemon (`docs/protocol.md`, "Sandbox context"); None for no sandbox."""
     sandbox_permissions: SandboxPermissions
     justification: str | None
     arg0: str | None
@@ -115,15 +115,15 @@ def confined(
     platform: str = "linux",
     network_marker: str = NETWORK_MARKER,
 ) -> ExecEnv:
-    """A command under a policy.
+    """A command with the sandbox of a policy.
 
     Args:
         params: the command; not changed.
-        policy: what it may touch.
-        cwd: the turn's, which the policy's relative entries are relative to.
-        workspace_roots: what the policy means by the workspace.
-        platform: the executor's, as `sys.platform` names it.
-        network_marker: the variable that tells of a missing network.
+        policy: the sandbox policy.
+        cwd: the turn's working directory, the base of relative entries of the policy.
+        workspace_roots: the folders of the workspace.
+        platform: the executor's platform, as `sys.platform` names it.
+        network_marker: the variable for a missing network.
     """
     sandbox = platform_sandbox(platform) if policy.confines else "none"
     markers = sandbox_markers(sandbox, network_allowed=policy.network_allowed, network_marker=network_marker)

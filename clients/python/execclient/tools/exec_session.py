@@ -1,14 +1,14 @@
-"""A process whose output is collected for a model, bounded, from its start to its end.
+"""Collects the output of a process for a model, with a limit, until the process ends.
 
     collecting ──exited──> lingering ──closed, or LINGER_SECONDS──> finished
         └──the session or the connection is lost for good, or `end`──> finished
 
 Rules kept in this file:
 
-1. The output is taken as it comes, whether or not somebody asks for it: a model that never comes back holds
-   up nobody, and costs no more than the buffer. What comes after `finished` is dropped unseen.
-2. What `take` has given is not given again, and what was lost on the way is counted.
-3. A listener that raises hears no more; the process and the others do not notice.
+1. The output is taken as it arrives, even if no caller asks for it: a model that never comes back blocks
+   nothing, and costs only the buffer. Output after `finished` is dropped.
+2. `take` returns output once, and lost output is counted.
+3. A listener that raises is removed; the process and the other listeners are not affected.
 """
 
 from __future__ import annotations
@@ -20,77 +20,79 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from execclient.errors import ExecServerError, OutputGap
-from execclient.inbox import Piece
-from execclient.process import Process, until_silent
-from execclient.tools.head_tail import HeadTailBuffer, Snapshot
+from execclient.process import Process
+from execclient.session.inbox import Piece
+from execclient.tools.truncation import HeadTailBuffer, Snapshot
 
 log = logging.getLogger(__name__)
 
-Listener = Callable[[str, bytes], None]
-"""Told of each chunk: its stream and its bytes."""
+OutputListener = Callable[[str, bytes], None]
+"""Called with each chunk: its stream and its bytes."""
 
 KILLED_SECONDS = 1.0
-"""For the end of a process after its death was confirmed. On a connection that is away it does not come."""
+"""For the remaining events of a process after a confirmed kill. On a lost connection they do not arrive."""
 
 
 class Lost(NamedTuple):
-    """Output that was dropped before it came to us."""
+    """Output that was dropped before it reached the client."""
 
     size: int
-    """Bytes, as far as that is known."""
+    """In bytes, as far as known."""
     more: bool
-    """Whether there was some whose amount is not known."""
+    """Whether an unknown amount was dropped, too."""
 
 
 class ExecSession:
     """One process.
 
     Args:
-        process: it; this takes all its output.
-        listener: told of output.
-        split: keep the two streams apart, too.
+        process: the process; all its output is taken.
+        listener: called with output.
+        split: whether to keep the streams separately, too.
     """
 
-    def __init__(self, process: Process, listener: Listener | None = None, *, split: bool = False) -> None:
+    def __init__(
+        self, process: Process, listener: OutputListener | None = None, *, split: bool = False
+    ) -> None:
         self.process = process
         self.both = HeadTailBuffer()
         """All output since the last `take`."""
         self.streams: dict[str, HeadTailBuffer] = {}
-        """With `split`: that of each stream."""
+        """With `split`: all output of each stream."""
         self.failure: ExecServerError | None = None
-        """Why its end will not be known."""
+        """Why the exit of the process will not be known."""
         self.ended: str | None = None
-        """Why we ended it, if we did."""
+        """Why the process was ended by `end`."""
         self.finished = asyncio.Event()
-        """Set when nothing more will come, or is waited for."""
+        """Set when no more output is collected."""
         self._lost = Lost(0, False)
         self._listeners = [] if listener is None else [listener]
         self._split = split
         self._pump = asyncio.create_task(self._collect())
 
-    def listen(self, listener: Listener) -> None:
-        """Tell this one of output from now on, and who was told before not until `unlisten`."""
+    def listen(self, listener: OutputListener) -> None:
+        """Call this listener from now on, instead of the one before, until `unlisten`."""
         self._listeners.append(listener)
 
-    def unlisten(self, listener: Listener | None) -> None:
-        """Tell this one no more. Does nothing to one that is not told."""
+    def unlisten(self, listener: OutputListener | None) -> None:
+        """Remove a listener. Does nothing if it is not listening."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
     @property
     def exited(self) -> bool:
-        """Whether the process has ended, or will never be heard of again."""
+        """Whether the process has ended or is lost."""
         return self.process.exit_code is not None or self.finished.is_set()
 
     async def collect(self, seconds: float | None) -> bool:
-        """Let output come for so many seconds, or until its end; whether it has ended."""
+        """Wait for so many seconds, or until the end; returns whether the session is finished."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.finished.wait()
         return self.finished.is_set()
 
     def take(self) -> Snapshot:
-        """The output since the last time. While more may come, half a character waits for its other half."""
+        """The output since the last call. While more may come, an incomplete character is held back."""
         taken = self.both.drain()
         half = b"" if self.finished.is_set() else half_character(taken.tail or taken.head)
         if not half:
@@ -102,41 +104,41 @@ class ExecSession:
         return Snapshot(head[: -len(half)], tail, taken.omitted_bytes)
 
     def take_lost(self) -> Lost:
-        """What was lost since the last time."""
+        """The output that was lost since the last call."""
         lost, self._lost = self._lost, Lost(0, False)
         return lost
 
     async def kill(self) -> None:
-        """Kill the process with all that came of it, and wait for the rest of what it has printed."""
-        await self.process._session.kill(self.process._inbox)  # noqa: SLF001 - one package
+        """Kill the process with all its descendants, and wait for the rest of its output."""
+        await self.process.kill()
         await self.collect(KILLED_SECONDS)
 
     async def end(self, reason: str) -> None:
-        """Kill the process with all that came of it, if it still runs, and collect no more."""
+        """Kill the process with all its descendants, if it still runs, and stop collecting."""
         try:
             if not self.finished.is_set():
                 self.ended = reason
-                # Goes on in the background if this is cancelled.
+                # Continues in the background if this is cancelled.
                 await self.kill()
         finally:
             self._pump.cancel()
             await asyncio.wait({self._pump})
 
     async def _collect(self) -> None:
-        process, inbox = self.process, self.process._inbox  # noqa: SLF001 - one package
+        process = self.process
         output = asyncio.create_task(self._take_all())
         try:
             await process.wait()
             try:
                 # A child in the background may hold the output open for hours.
-                await until_silent(process._session, inbox)  # noqa: SLF001 - one package
+                await process.linger()
             except ExecServerError:
                 self._lost = Lost(self._lost.size, True)
         except ExecServerError as error:
             self.failure = error
         finally:
             output.cancel()
-            self._took(inbox.discard())
+            self._took(process.output.discard())
             self.finished.set()
             await asyncio.wait({output})
 
@@ -149,7 +151,7 @@ class ExecSession:
             except OutputGap as gap:
                 self._took((gap,))
             except ExecServerError:
-                return  # whoever waits for the process is told, too
+                return  # `process.wait` raises the same error
 
     def _took(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
@@ -164,16 +166,16 @@ class ExecSession:
             if self._listeners:
                 self._tell(self._listeners[-1], stream, data)
 
-    def _tell(self, listener: Listener, stream: str, data: bytes) -> None:
+    def _tell(self, listener: OutputListener, stream: str, data: bytes) -> None:
         try:
             listener(stream, data)
         except Exception:
-            log.exception("a listener to the output of %s failed, and hears no more", self.process.id)
+            log.exception("a listener to the output of %s failed and is removed", self.process.id)
             self.unlisten(listener)
 
 
 def half_character(data: bytes) -> bytes:
-    """The bytes at the end that are the beginning of a character of UTF-8, and not all of it."""
+    """The incomplete UTF-8 character at the end."""
     for size in range(1, min(4, len(data) + 1)):
         first = data[-size]
         if first & 0xC0 == 0x80:

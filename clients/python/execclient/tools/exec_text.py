@@ -1,20 +1,19 @@
-"""What a model reads of commands, sessions and patches: every word of it.
+"""All texts for models about commands, sessions and patches.
 
 Rules kept in this file:
 
-1. Texts and formatters only. Whether, when and how often a model gets them is decided elsewhere.
+1. Texts and formatters only. Other modules decide when a model gets them.
 2. The texts are a contract: models were trained on them, and hosts search for them.
-3. Output is shown as it is: escape sequences, carriage returns and a missing last newline included. Only
-   bytes that are no UTF-8 become U+FFFD, and the middle of what is too long goes.
+3. Output is shown unchanged, with escape sequences, carriage returns and a missing last newline. Only invalid
+   UTF-8 becomes U+FFFD, and output that is too long loses its middle.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from typing import NamedTuple
 
-from execclient.tools.head_tail import Snapshot
-from execclient.tools.quoting import quoted
-from execclient.tools.truncation import Budget, count_lines, count_tokens, truncate
+from execclient.tools.truncation import Budget, Snapshot, count_lines, count_tokens, truncate
 
 REJECTED_BY_USER = "rejected by user"
 PATCH_REJECTED_BY_USER = "patch rejected by user"
@@ -37,11 +36,11 @@ _SESSION_WARNING = (
 
 
 class Shown(NamedTuple):
-    """Output as a model gets it."""
+    """Output in the form for a model."""
 
     text: str
     truncated: bool
-    """Whether the budget took something, beyond what the buffer had dropped."""
+    """Whether the budget cut something, besides what the buffer had dropped."""
 
 
 # -- output
@@ -50,8 +49,8 @@ class Shown(NamedTuple):
 def show(output: Snapshot, budget: Budget) -> Shown:
     """The output of a session within a budget.
 
-    What is cut is said twice: at the place, and in a first line with the number of tokens of all that the
-    process produced. Its second line has the number of lines, or of the bytes that the buffer had dropped.
+    A cut is reported at its place and in the first line, which has the number of tokens of all output. The
+    second line has the number of lines, or of the bytes that the buffer had dropped.
     """
     omission = omission_marker(output.omitted_bytes)
     text = output.text(f"\n{omission}\n")
@@ -60,13 +59,13 @@ def show(output: Snapshot, budget: Budget) -> Shown:
     cut = _cut(text, budget)
     if cut is None:
         return Shown(text, False)
-    # The budget's halves may still show the gap in the buffer; then there is no need to tell of it.
+    # If the shown halves contain the marker of the buffer's gap, it needs no notice.
     notice = "" if omission in cut else f"{omission}\n"
     return Shown(f"{_truncation_warning(output.total_bytes)}\n{notice}\n{cut}", True)
 
 
 def show_text(text: str, budget: Budget) -> Shown:
-    """A text of which nothing was dropped before, likewise."""
+    """A complete text within a budget, like `show`."""
     cut = _cut(text, budget)
     if cut is None:
         return Shown(text, False)
@@ -75,7 +74,7 @@ def show_text(text: str, budget: Budget) -> Shown:
 
 
 def omission_marker(omitted_bytes: int) -> str:
-    """What stands between the two ends that a buffer kept, on a line of its own."""
+    """The line between the two ends that a buffer kept."""
     return f"... {omitted_bytes} bytes omitted ..."
 
 
@@ -103,13 +102,13 @@ def session_envelope(
     """The answer of `exec_command` and of `write_stdin`.
 
     Args:
-        text: what `show` made of the output.
-        wall_seconds: how long the call took.
-        chunk_id: six hexadecimal digits; None for an answer that did not come from a process.
-        exit_code: of a process that has ended.
-        session_id: of a process that still runs.
-        output_bytes: all that the process produced since the last answer, cut or not; None for a text that
-            is no output.
+        text: the output from `show`.
+        wall_seconds: the duration of the call.
+        chunk_id: six hexadecimal digits; None for an answer without a process.
+        exit_code: the exit code of a process that has ended.
+        session_id: the id of a process that still runs.
+        output_bytes: the size of the output since the last answer, before any cut; None for a text that is no
+            output.
     """
     lines = [
         None if chunk_id is None else f"Chunk ID: {chunk_id}",
@@ -134,11 +133,11 @@ def command_envelope(
     """The answer of the tools that run a command to its end: `shell`, `shell_command` and their aliases.
 
     Args:
-        text: all output that was kept.
-        exit_code: 124 for a command that ran into its limit.
-        wall_seconds: how long it ran; shown with one decimal.
-        budget: what the text may take of the answer.
-        timed_out_after: the limit in seconds, if that ended it.
+        text: all kept output.
+        exit_code: the exit code; 124 for a command that reached its time limit.
+        wall_seconds: the run time; shown with one decimal.
+        budget: the limit of the text.
+        timed_out_after: the time limit in seconds, if it ended the command.
     """
     if timed_out_after is not None:
         text = f"{timed_out(timed_out_after)}\n{text}"
@@ -150,37 +149,37 @@ def command_envelope(
 
 
 def patch_envelope(text: str, *, wall_seconds: float, exit_code: int = 0) -> str:
-    """What came of a patch. The tool that it was called through puts its own envelope around it."""
+    """The result of a patch. The tool that was called puts its own envelope around it."""
     shown = f"{wall_seconds:.1f}".removesuffix(".0")
     return f"Exit code: {exit_code}\nWall time: {shown} seconds\nOutput:\n{text}"
 
 
 def timed_out(seconds: float) -> str:
-    """The first line of the output of a command that ran into its limit."""
+    """The first line of the output of a command that reached its time limit."""
     return f"command timed out after {round(seconds * 1000)} milliseconds"
 
 
-# -- calls that came to nothing
+# -- failed calls
 
 
 def rejected(reason: str, *, tool: str = "exec_command") -> str:
-    """A command that was refused, by a rule, a sandbox's policy or somebody who was asked."""
+    """The text for a command that was refused by a rule, a policy or a reviewer."""
     message = f"Rejected({quoted(reason)})"
     return f"{tool} failed: CreateProcess {{ message: {quoted(message)} }}"
 
 
 def not_started(reason: str, *, tool: str = "exec_command") -> str:
-    """A command that could not be started.
+    """The text for a command that could not be started.
 
     Args:
-        reason: the system's, as in `No such file or directory (os error 2)`.
-        tool: which one it was.
+        reason: the system's message, such as `No such file or directory (os error 2)`.
+        tool: the name of the tool.
     """
     return rejected(f"Failed to create unified exec process: {reason}", tool=tool)
 
 
 def may_have_run(reason: str, *, tool: str) -> str:
-    """A command whose start was not answered: it must not be taken for one that did not run."""
+    """The text for a command whose start was not answered, and which may have run."""
     return (
         f"{tool} failed: the command may have run, in part or to its end ({reason}). "
         "If it still ran, it was ended. Look at what it has done before you run it again."
@@ -188,31 +187,55 @@ def may_have_run(reason: str, *, tool: str) -> str:
 
 
 def ran_within_sandbox(text: str) -> str:
-    """Before what is told of a second attempt that was not started."""
+    """The text for a second attempt that was not started."""
     return f"The sandbox was in the way of the command, which has run. It was to run again without it: {text}"
 
 
 def lost_output(size: int, *, more: bool) -> str:
-    """For a model whose command printed more than could be brought to it."""
+    """The warning about output that was lost."""
     amount = "some" if not size else f"at least {size} bytes" if more else f"{size} bytes"
     return f"Warning: {amount} of the output were lost on the way"
 
 
 def unknown_session(session_id: int | str) -> str:
-    """Input for a session that is not there, or no longer."""
+    """The text for input to a session that does not exist."""
     return f"write_stdin failed: Unknown process id {session_id}"
 
 
 def unsupported_call(name: str, *, custom: bool = False) -> str:
-    """A call of a tool that is not there; `custom` for one that was called with text instead of arguments."""
+    """The text for a call of an unknown tool; `custom` for a call with text instead of arguments."""
     return f"unsupported {'custom tool ' if custom else ''}call: {name}"
 
 
 def retry_refused(reason: str) -> str:
-    """For a model whose command was not run again without the sandbox that was in its way."""
+    """The text for a refused second attempt without the sandbox."""
     return f"Not run again without the sandbox: {reason}"
 
 
 def session_warning(count: int, limit: int) -> str:
-    """For a model that leaves its sessions open."""
+    """The warning for a model that leaves its sessions open."""
     return _SESSION_WARNING.format(count=count, limit=limit)
+
+
+# -- quoting
+
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
+
+_EXTENDING = ("Mn", "Me")
+"""Categories of characters that would change the character before them, such as a quote."""
+
+
+def quoted(text: str) -> str:
+    """A string literal in Rust's debug format, which error texts of the reference use.
+
+    Invisible characters are written as their code, in hexadecimal digits between braces.
+    """
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(character: str) -> str:
+    if escape := _ESCAPES.get(character):
+        return escape
+    if character.isprintable() and unicodedata.category(character) not in _EXTENDING:
+        return character
+    return f"\\u{{{ord(character):x}}}"

@@ -1,12 +1,11 @@
-"""What the handlers of our own tools have in common."""
+"""The base classes of the handlers in this package."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic
 
-from execclient.tools.argument_shapes import Arguments
-from execclient.tools.arguments import parse
+from execclient.tools.arguments import Parsed, parse
 from execclient.tools.command_call import CommandCall
 from execclient.tools.context import CallContext
 from execclient.tools.errors import UnsupportedCall
@@ -14,14 +13,12 @@ from execclient.tools.payloads import FunctionPayload, LocalShellPayload, ToolPa
 from execclient.tools.registry import ToolInvocation, ToolKind
 from execclient.tools.result import CallRecord
 
-Parsed = TypeVar("Parsed", bound=Arguments)
-
 
 def context_of(invocation: ToolInvocation) -> CallContext:
-    """The surroundings of a call that came through a toolset.
+    """The context of a call from a toolset.
 
     Raises:
-        UnsupportedCall: it did not.
+        UnsupportedCall: the call does not come from a toolset.
     """
     if not isinstance(invocation.toolset, CallContext):
         raise UnsupportedCall(f"{invocation.tool_name} is called through a Toolset")
@@ -29,21 +26,21 @@ def context_of(invocation: ToolInvocation) -> CallContext:
 
 
 class FunctionHandler(ABC, Generic[Parsed]):
-    """Takes function calls whose arguments are a model of ours."""
+    """Handles function calls with arguments of a pydantic model."""
 
     kind: ToolKind = "function"
     model: type[Parsed]
     local_shell: ClassVar[bool] = False
-    """Whether it also takes the calls of the shell that a model family has built in."""
+    """Whether it also handles the shell that a model family has built in."""
 
     def matches_kind(self, payload: ToolPayload) -> bool:
-        """Whether it takes such a payload."""
+        """See `ToolHandler`."""
         return isinstance(payload, FunctionPayload) or (
             self.local_shell and isinstance(payload, LocalShellPayload)
         )
 
     def arguments(self, invocation: ToolInvocation) -> Parsed:
-        """Those of a call. Raises `ArgumentError`."""
+        """The arguments of a call. Raises `ArgumentError`."""
         payload = invocation.payload
         if isinstance(payload, LocalShellPayload) and isinstance(payload.params, self.model):
             return payload.params
@@ -55,27 +52,27 @@ class FunctionHandler(ABC, Generic[Parsed]):
         return await self.mutates(context_of(invocation), self.arguments(invocation))
 
     async def handle(self, invocation: ToolInvocation) -> CallRecord:
-        """Carry it out. Raises `ToolError`."""
+        """Carry out the call. Raises `ToolError`."""
         return await self.call(context_of(invocation), self.arguments(invocation), invocation)
 
     @abstractmethod
     async def mutates(self, context: CallContext, arguments: Parsed) -> bool:
-        """As `is_mutating`."""
+        """Whether the call may change something."""
 
     @abstractmethod
     async def call(self, context: CallContext, arguments: Parsed, invocation: ToolInvocation) -> CallRecord:
-        """As `handle`."""
+        """Carry out the call."""
 
 
 class CommandHandler(FunctionHandler[Parsed]):
-    """Takes calls that run a command."""
+    """Handles calls that run a command."""
 
     async def command(self, invocation: ToolInvocation) -> CommandCall:
-        """What a call would run; nothing is started. Raises `RespondToModel`."""
+        """The command of a call, not started. Raises `RespondToModel`."""
         return await self.prepare(context_of(invocation), self.arguments(invocation), invocation)
 
     @abstractmethod
     async def prepare(
         self, context: CallContext, arguments: Parsed, invocation: ToolInvocation
     ) -> CommandCall:
-        """As `command`."""
+        """The command of a call."""

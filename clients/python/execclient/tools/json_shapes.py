@@ -1,45 +1,44 @@
-"""What kind of value belongs where, and the reference's words for one that does not.
+"""The expected kinds of JSON values, with the reference's messages for unexpected ones.
 
-A shape reads from a text (`read`: errors have a place) or from what was read before (`accept`: the same words
-without one). Values are read in the order of the text, and the first one that is wrong is the one reported;
-what is missing is said at the closing brace.
+A shape reads from a text (`read`: errors have a place) or checks a parsed value (`accept`: the same messages
+without a place). Values are read in the order of the text, and the first error is reported; missing members
+are reported at the closing brace.
 
 Rule kept here: a shape never converts. A number in quotes is a string, and 1.0 is not a whole number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from execclient.tools.json_skip import skip_value
-from execclient.tools.json_text import JsonValue, Reader
-from execclient.tools.json_words import cut, one_of, shown, unexpected
+from execclient.tools.exec_text import quoted
+from execclient.tools.json_text import JsonValue, Reader, skip_value
 
 _LIST, _OBJECT, _QUOTE, _NULL = b'[{"n'
 
 
-Value = TypeVar("Value")
-Value_co = TypeVar("Value_co", covariant=True)
+ValueT = TypeVar("ValueT")
+ValueT_co = TypeVar("ValueT_co", covariant=True)
 
 
 class ShapeError(ValueError):
-    """A value is not of the shape that belongs there. It has no place: a `Reader` gives it one."""
+    """A value does not have the expected shape. It has no place; a `Reader` adds the place."""
 
 
-class Shape(Protocol[Value_co]):
+class Shape(Protocol[ValueT_co]):
     """A kind of value."""
 
-    def read(self, reader: Reader) -> Value_co:
-        """The next value of the text.
+    def read(self, reader: Reader) -> ValueT_co:
+        """Read the next value of a text.
 
         Raises:
-            JsonTextError: it is not of this kind, or no JSON.
+            JsonTextError: it is not of this kind, or not JSON.
         """
         ...
 
-    def accept(self, value: object) -> Value_co:
+    def accept(self, value: object) -> ValueT_co:
         """The value, if it is of this kind.
 
         Raises:
@@ -48,11 +47,11 @@ class Shape(Protocol[Value_co]):
         ...
 
 
-def read_text(shape: Shape[Value], text: str | bytes) -> Value:
-    """The value that a whole text is.
+def read_text(shape: Shape[ValueT], text: str | bytes) -> ValueT:
+    """Read a text that is one value.
 
     Raises:
-        JsonTextError: the text is no JSON, or its value is not of that shape.
+        JsonTextError: the text is not JSON, or its value does not have the shape.
     """
     reader = Reader(text)
     value = shape.read(reader)
@@ -63,7 +62,7 @@ def read_text(shape: Shape[Value], text: str | bytes) -> Value:
 @dataclass(frozen=True, slots=True)
 class _Scalar:
     expected: str
-    """What the reference calls it."""
+    """The reference's name of the kind."""
 
     def read(self, reader: Reader) -> object:
         byte = reader.at_value()
@@ -161,7 +160,7 @@ class Nullable:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list, all of one shape, as a tuple."""
+    """A list whose elements have one shape, read as a tuple."""
 
     shape: Shape[object]
 
@@ -216,22 +215,22 @@ class Member:
     aliases: tuple[str, ...] = ()
     """Other names of the same member."""
     instead: str | None = None
-    """Another member that makes this one needless."""
+    """Another member that replaces this one."""
     advertised: bool = True
-    """Whether an error about an unknown name lists it."""
+    """Whether errors about unknown names list it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object of known members, read as a dictionary by their proper names."""
+    """An object with known members, read as a dictionary by their main names."""
 
     name: str
-    """What the reference calls it."""
+    """The name of the reference's struct."""
     length: int
-    """How many members it has there."""
+    """The number of members of the reference's struct."""
     members: tuple[Member, ...]
     ignores_others: bool = False
-    """Whether members that it does not know are passed over, and not refused."""
+    """Whether unknown members are skipped instead of refused."""
     _by_name: Mapping[str, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -277,13 +276,13 @@ class Object:
             try:
                 found[member.name] = member.shape.accept(each)
             except ShapeError as error:
-                # There is no line and column to tell which one is meant.
+                # Without line and column, the message needs the name.
                 raise ShapeError(f"{error} in `{name}`") from None
         self._check_missing(found)
         return found
 
     def _refused_list(self, reader: Reader) -> Exception:
-        """The reference would take the elements for the members in their order. Nobody means that."""
+        """The error for a list. The reference would take its elements as the members in order."""
         for _ in reader.elements():
             return reader.error(unexpected([], f"struct {self.name}"))
         count = f"{self.length} element{'' if self.length == 1 else 's'}"
@@ -304,3 +303,56 @@ class Object:
         for member in self.members:
             if member.required and member.name not in found and member.instead not in found:
                 raise ShapeError(f"missing field `{member.name}`")
+
+
+# -- messages
+
+MAX_SHOWN = 1000
+"""Characters of a model's string in an error: enough to recognize the string."""
+
+
+def one_of(names: Sequence[str]) -> str:
+    """A list of possible values, in the reference's form."""
+    marked = [f"`{name}`" for name in names]
+    return " or ".join(marked) if len(marked) <= 2 else "one of " + ", ".join(marked)
+
+
+def shown(value: object) -> str:
+    """An unexpected value, in the reference's form."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"boolean `{str(value).lower()}`"
+        case int():
+            return f"integer `{value}`" if value.bit_length() <= 64 else "integer of more than 64 bits"
+        case float():
+            return f"floating point `{_float(value)}`"
+        case str():
+            return f"string {quoted(cut(value))}"
+        case list() | tuple():
+            return "sequence"
+        case Mapping():
+            return "map"
+        case _:
+            return type(value).__name__
+
+
+def unexpected(value: object, expected: str) -> str:
+    """The message for a value of another type."""
+    return f"invalid type: {shown(value)}, expected {expected}"
+
+
+def cut(text: str) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+def _float(value: float) -> str:
+    # Python uses an exponent one digit earlier, with at least two digits.
+    mantissa, mark, exponent = repr(value).partition("e")
+    if not mark:
+        return mantissa
+    if exponent == "-05":
+        return f"{'-' if value < 0 else ''}0.0000{mantissa.lstrip('-').replace('.', '')}"
+    return f"{mantissa}e{int(exponent):+d}"

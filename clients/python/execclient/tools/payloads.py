@@ -1,4 +1,4 @@
-"""What a tool call carries, and what comes back. Both go to JSON and back without loss."""
+"""Payloads of tool calls and outputs of tools. Both convert to JSON and back without loss."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.tools.arguments import ShellArguments, parse
 
-# -- what a call carries
+# -- payloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class CustomPayload:
 
 @dataclass(frozen=True, slots=True)
 class LocalShellPayload:
-    """A call of the shell that a model family has built in; its arguments come parsed."""
+    """A call of the shell that a model family has built in, with parsed arguments."""
 
     type: ClassVar[str] = "LocalShell"
     params: ShellArguments
 
     def to_json(self) -> dict[str, Json]:
-        """As JSON, without what was not given."""
+        """As JSON, without fields that were not given."""
         return {"type": self.type, "params": self.params.model_dump(mode="json", exclude_unset=True)}
 
 
@@ -68,15 +68,15 @@ class McpPayload:
 
 
 ToolPayload = FunctionPayload | CustomPayload | LocalShellPayload | McpPayload
-"""What a call carries, by the kind of tool that the model means."""
+"""The payload of a call, by the kind of tool."""
 
 
 def payload_from_json(value: Mapping[str, Json]) -> ToolPayload:
-    """What a payload's `to_json` gave.
+    """A payload from the result of its `to_json`.
 
     Raises:
-        ValueError: a member is missing, or of another type; the message names it.
-        ArgumentError: those of a local shell are not what the tool takes.
+        ValueError: a member is missing or has a wrong type; the message names it.
+        ArgumentError: the arguments of a local shell are not valid.
     """
     match value.get("type"):
         case "Function":
@@ -94,23 +94,23 @@ def payload_from_json(value: Mapping[str, Json]) -> ToolPayload:
             raise ValueError(f"type: {other!r} is unknown; it can be Function, Custom, LocalShell or Mcp")
 
 
-# -- what comes back
+# -- outputs
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionOutput:
-    """What a function or custom tool gave."""
+    """The output of a function or custom tool."""
 
     type: ClassVar[str] = "Function"
     content: str
     """The text for the model."""
     items: tuple[Mapping[str, Json], ...] | None = None
-    """Content that is not only text, instead of it."""
+    """Content that is not only text, in place of the text."""
     success: bool | None = None
-    """None where a tool does not tell."""
+    """None if the tool does not tell."""
 
     def to_json(self) -> dict[str, Json]:
-        """As JSON, without what is not known."""
+        """As JSON, without unknown members."""
         made: dict[str, Json] = {"type": self.type, "content": self.content}
         if self.items is not None:
             made["content_items"] = [dict(item) for item in self.items]
@@ -121,7 +121,7 @@ class FunctionOutput:
 
 @dataclass(frozen=True, slots=True)
 class McpOutput:
-    """What another program's tool gave: its result, or why there is none."""
+    """The output of another program's tool: a result or an error."""
 
     type: ClassVar[str] = "Mcp"
     result: Mapping[str, Json] | None = None
@@ -129,7 +129,7 @@ class McpOutput:
 
     def __post_init__(self) -> None:
         if (self.result is None) == (self.error is None):
-            raise ValueError("result, error: one of them is needed, and one only")
+            raise ValueError("result, error: exactly one of them is needed")
 
     def to_json(self) -> dict[str, Json]:
         """As JSON."""
@@ -138,14 +138,14 @@ class McpOutput:
 
 
 ToolOutput = FunctionOutput | McpOutput
-"""What a tool gave, by the kind of tool."""
+"""The output of a tool, by the kind of tool."""
 
 
 def output_from_json(value: Mapping[str, Json]) -> ToolOutput:
-    """What an output's `to_json` gave.
+    """An output from the result of its `to_json`.
 
     Raises:
-        ValueError: a member is missing, or of another type; the message names it.
+        ValueError: a member is missing or has a wrong type; the message names it.
     """
     match value:
         case {"type": "Function"}:

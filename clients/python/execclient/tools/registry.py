@@ -1,10 +1,10 @@
-"""Tools by name: who takes a call, and what a model is shown. What a call carries is in `payloads.py`.
+"""The registry of tools: handlers by name, and the specs that a model is shown.
 
 Rules kept here:
 
-1. One handler may have several names; they are the same object (`shell`, `container.exec`, `local_shell`).
-2. A tool that a model is not shown still works when it is called, so that old prompts do. Only a host that
-   has disabled the shell tools has none.
+1. One handler may have several names (`shell`, `container.exec`, `local_shell`).
+2. A tool that a model is not shown still works when it is called, so that old prompts work. Only if the host
+   disables the shell tools, they cannot be called.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from execclient.tools.payloads import (
 )
 from execclient.tools.specs import SHOWN, ShellToolKind, ToolSpec
 
-Output = TypeVar("Output")
-Output_co = TypeVar("Output_co", covariant=True)
+OutputT = TypeVar("OutputT")
+OutputT_co = TypeVar("OutputT_co", covariant=True)
 
 ToolKind = Literal["function", "custom", "mcp"]
-"""Which payloads a tool takes."""
+"""The kind of payload that a tool takes."""
 
 SHELL_TOOLS = frozenset(
     {
@@ -42,7 +42,7 @@ SHELL_TOOLS = frozenset(
         *("exec_command", "write_stdin", "run_shell_command"),
     }
 )
-"""What a host disables together."""
+"""The tools that a host disables together."""
 
 __all__ = [
     "SHELL_TOOLS",
@@ -66,40 +66,41 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ToolInvocation:
-    """One call, and what its handler may need, of whatever types the handler expects."""
+    """One call, with objects for its handler, of the types that the handler expects."""
 
     call_id: str
     tool_name: str
-    """As it was called: one of the handler's names."""
+    """The name by which it was called: one of the handler's names."""
     payload: ToolPayload
     toolset: object = None
     """The session: its executor, policies and processes."""
     turn: object = None
-    """What is set otherwise for this turn."""
+    """The settings of this turn."""
     tracker: object = None
-    """What keeps account of the files that the turn changes."""
+    """Collects the changes to files of the turn."""
 
 
-class ToolHandler(Protocol[Output_co]):
-    """What carries out the calls of a tool."""
+class ToolHandler(Protocol[OutputT_co]):
+    """Carries out the calls of a tool."""
 
     @property
     def kind(self) -> ToolKind:
-        """What kind of tool it is."""
+        """The kind of the tool."""
         ...
 
     def matches_kind(self, payload: ToolPayload) -> bool:
-        """Whether it takes such a payload."""
+        """Whether the tool takes such a payload."""
         ...
 
     async def is_mutating(self, invocation: ToolInvocation) -> bool:
-        """Whether the call may change something; true when that cannot be told. Others may run beside those
-        that do not.
+        """Whether the call may change something; True if that is unknown.
+
+        Calls that change nothing may run at the same time.
         """
         ...
 
-    async def handle(self, invocation: ToolInvocation) -> Output_co:
-        """Carry it out.
+    async def handle(self, invocation: ToolInvocation) -> OutputT_co:
+        """Carry out the call.
 
         Raises:
             ToolError: there is no result.
@@ -108,27 +109,26 @@ class ToolHandler(Protocol[Output_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry(Generic[Output]):
-    handler: ToolHandler[Output]
+class _Entry(Generic[OutputT]):
+    handler: ToolHandler[OutputT]
     spec: ToolSpec | None
     exposed: bool
 
 
-class Registry(Generic[Output]):
+class Registry(Generic[OutputT]):
     """Handlers by name.
 
     Args:
-        shell_type: which of the shell tools a model is shown; `disabled` for none, and then none can be
-            called either.
+        shell_type: the shell tools that a model is shown; with `disabled`, none can be called.
     """
 
     def __init__(self, shell_type: ShellToolKind = "unified_exec") -> None:
         self.shell_type = shell_type
-        self._entries: dict[str, _Entry[Output]] = {}
+        self._entries: dict[str, _Entry[OutputT]] = {}
 
     def register(
         self,
-        handler: ToolHandler[Output],
+        handler: ToolHandler[OutputT],
         names: Collection[str],
         spec: ToolSpec | None = None,
         exposed: bool | None = None,
@@ -136,16 +136,16 @@ class Registry(Generic[Output]):
         """Add a tool.
 
         Args:
-            handler: takes its calls.
-            names: all that it can be called; the spec has the first of those that it is shown by.
-            spec: what a model is told of it; None for a tool that no model is shown.
-            exposed: whether a model is shown it; by default what the kind of shell tool says.
+            handler: carries out its calls.
+            names: all names of the tool; the name of the spec is one of them.
+            spec: the spec for a model; None for a tool that no model is shown.
+            exposed: whether a model is shown the tool; by default as `shell_type` says.
 
         Raises:
-            ValueError: a name is taken, or there is none, or the spec has another.
+            ValueError: a name is taken, there is no name, or the spec has another name.
         """
         if isinstance(names, str) or not names:
-            raise ValueError("names: a list of names is needed, one at least")
+            raise ValueError("names: a list with at least one name is needed")
         taken = [name for name in names if name in self._entries]
         if taken:
             raise ValueError(f"names: {', '.join(taken)}: already registered")
@@ -158,23 +158,23 @@ class Registry(Generic[Output]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that can be called, sorted."""
+        """All names that can be called, sorted."""
         return tuple(sorted(name for name in self._entries if self._enabled(name)))
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """What a model is shown, in the order of registration."""
+        """The specs that a model is shown, in the order of registration."""
         return tuple(
             entry.spec
             for name, entry in self._entries.items()
             if entry.spec is not None and entry.exposed and self._enabled(name)
         )
 
-    def lookup(self, name: str, payload: ToolPayload) -> ToolHandler[Output]:
-        """Who takes a call.
+    def lookup(self, name: str, payload: ToolPayload) -> ToolHandler[OutputT]:
+        """The handler of a call.
 
         Raises:
-            UnsupportedCall: nobody; the message is for the model.
+            UnsupportedCall: there is none; the message is for the model.
         """
         entry = self._entries.get(name) if self._enabled(name) else None
         if entry is None:

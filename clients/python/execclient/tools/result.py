@@ -1,7 +1,7 @@
-"""What came of a call: the facts, and what is made of them for a model and for a program.
+"""The result of a call: the facts, and their form for a model and for a program.
 
-A `CallRecord` has the facts and nothing that follows from them; it goes to JSON and back without loss.
-`ToolResult` follows from it, and from nothing else: a record that is read again gives the same result.
+A `CallRecord` has only the facts, and converts to JSON and back without loss. A `ToolResult` is derived from
+a record alone: a record that is read again gives the same result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Self
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.tools.errors import (
     IoFailure,
     KilledBySignal,
@@ -24,8 +24,8 @@ from execclient.tools.errors import (
 FailureKind = Literal[
     "arguments", "unsupported", "rejected", "timeout", "denied", "signal", "io", "cancelled", "exit", "patch"
 ]
-"""Of `exit` the command ended by itself with another exit code than 0; of `io` it did not start, or was lost;
-of `cancelled` the host ended it."""
+"""`exit`: the command ended by itself with another exit code than 0. `io`: it did not start, or was lost.
+`cancelled`: the host ended it."""
 
 SIGNAL_BASE = 128
 """Exit codes above it are deaths by a signal."""
@@ -33,30 +33,30 @@ SIGNAL_BASE = 128
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a call is not a success."""
+    """Why a call failed."""
 
     kind: FailureKind
     message: str
     terminal: bool = False
-    """Whether the same call would fail again: the model should try something else."""
+    """Whether the same call would fail again, so that the model should try something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How it came to be run, or not."""
+    """The decision on a call."""
 
     requirement: Literal["skip", "ask", "forbidden"]
     source: str
-    """One of the five of `policy.decision.Source`."""
+    """A `policy.decision.DecisionSource`."""
     decided_by: str | None
-    """`cache`, `hook`, `guardian`, `user` or `nobody`, if somebody was asked."""
+    """`cache`, `hook`, `guardian`, `user` or `nobody`, if an approval was needed."""
     sandbox_policy: Mapping[str, Json]
-    """What the last attempt ran under, or would have."""
+    """The sandbox policy of the last attempt, or of the one that was refused."""
     sandbox_type: str
     bypassed: bool
     attempts: int
     revision: str
-    """Of the policy."""
+    """The revision of the policy."""
     rules: tuple[str, ...] = ()
     """The rules that matched, as `FILE:LINE: prefix decision`."""
 
@@ -70,36 +70,36 @@ class CallRecord:
     command: tuple[str, ...] = ()
     cwd: str = ""
     phases: tuple[str, ...] = ()
-    """What it went through: `approval`, `sandbox`, `run`, `retry`."""
+    """The phases of the call: `approval`, `sandbox`, `run`, `retry`."""
     decided: Decided | None = None
     process_id: str | None = None
-    """The daemon's name for it."""
+    """The daemon's id of the process."""
     session: str | None = None
-    """The tool's name for a process that still runs."""
+    """The tool's id of a process that still runs."""
     exit_code: int | None = None
     cause: str | None = None
-    """Why it ended (`docs/protocol.md`, X8)."""
+    """The cause of the exit (`docs/protocol.md`, X8)."""
     duration: float = 0.0
-    """Seconds, by a clock that nobody sets."""
+    """In seconds, by a monotonic clock."""
     timed_out: bool = False
     text: str = ""
-    """What the model gets."""
+    """The text for the model."""
     stdout: str = ""
     stderr: str = ""
     aggregated: str = ""
-    """Of both, in the order in which they came: what is kept, without shaping."""
+    """The kept output of both streams in order of arrival, not truncated."""
     total_bytes: int = 0
     omitted_bytes: int = 0
-    """Left out of the middle of what is kept."""
+    """Dropped from the middle of the output."""
     lost_bytes: int = 0
-    """Dropped before it came to the client."""
+    """Dropped before the output reached the client."""
     truncated: bool = False
-    """Whether the text is less than what is kept."""
+    """Whether the text has less than the kept output."""
     warnings: tuple[str, ...] = ()
     failure: Failure | None = None
 
     def with_text(self, text: str) -> Self:
-        """The same facts, and another text for the model."""
+        """The record with another text for the model."""
         return replace(self, text=text)
 
     def to_json(self) -> dict[str, Json]:
@@ -108,7 +108,7 @@ class CallRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> Self:
-        """What `to_json` gave."""
+        """A record from the result of `to_json`."""
         members = dict(value)
         failure, decided = members.get("failure"), members.get("decided")
         members["failure"] = None if failure is None else Failure(**failure)
@@ -121,35 +121,35 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call of a tool gives. Get one from `Toolset.call`, or `from_record`."""
+    """The result of a call, from `Toolset.call` or `from_record`."""
 
     call_id: str
     tool: str
     content: str
-    """For the model."""
+    """The text for the model."""
     success: bool
     exit_code: int | None
-    """None while the command runs, and where there is none."""
+    """None while the command runs, and for a call without a command."""
     process_id: str | None
-    """Of a process that still runs: what `write_stdin` calls it. None when it has ended."""
+    """The id of a process that still runs, for `write_stdin`; None after its end."""
     stdout: str
     stderr: str
     aggregated_output: str
-    """Of both, in the order in which they came: what is kept, without shaping."""
+    """The kept output of both streams in order of arrival, not truncated."""
     duration: float
-    """Seconds."""
+    """In seconds."""
     timed_out: bool
     truncated: bool
-    """Whether the content is less than what was printed."""
+    """Whether the content has less than the whole output."""
     omitted_bytes: int
-    """Of the output: left out of `aggregated_output`, or lost before it came to the client."""
+    """The size of output that is missing from `aggregated_output`."""
     failure: Failure | None
-    """None of a success."""
+    """None after success."""
     record: CallRecord = field(repr=False, compare=False)
 
     @classmethod
     def from_record(cls, record: CallRecord) -> Self:
-        """The result that follows from the facts."""
+        """The result for a record."""
         return cls(
             call_id=record.call_id,
             tool=record.tool,
@@ -169,10 +169,10 @@ class ToolResult:
         )
 
     def check(self) -> Self:
-        """Itself, if it is a success.
+        """Return the result itself, if the call succeeded.
 
         Raises:
-            ToolError: of the kind of its failure; those of time limits and sandboxes have the output.
+            ToolError: the error for the kind of failure; `TimedOut` and `SandboxDenied` have the output.
         """
         failure = self.failure
         if failure is None:
@@ -180,11 +180,11 @@ class ToolResult:
         raise _error(failure, self)
 
     def to_openai(self) -> dict[str, Json]:
-        """The item that answers a function call."""
+        """The answer to a function call, for OpenAI's models."""
         return {"type": "function_call_output", "call_id": self.call_id, "output": self.content}
 
     def to_anthropic(self) -> dict[str, Json]:
-        """The block that answers a tool use."""
+        """The answer to a tool use, for Anthropic's models."""
         block: dict[str, Json] = {
             "type": "tool_result",
             "tool_use_id": self.call_id,
@@ -193,7 +193,7 @@ class ToolResult:
         return block if self.success else {**block, "is_error": True}
 
     def to_mcp(self) -> dict[str, Json]:
-        """The result of `tools/call`."""
+        """The result of `tools/call`, for the Model Context Protocol."""
         return {
             "content": [{"type": "text", "text": self.content}],
             "structuredContent": {
@@ -209,7 +209,7 @@ class ToolResult:
         }
 
     def to_process_json(self) -> dict[str, Json]:
-        """Output, process and exit code alone, for hosts that show sessions themselves."""
+        """Output, process id and exit code only, for hosts that show sessions themselves."""
         return {
             "output": self.aggregated_output,
             "process_id": self.process_id,
@@ -218,7 +218,7 @@ class ToolResult:
 
 
 def failed(record: CallRecord, kind: FailureKind, message: str, *, terminal: bool = False) -> CallRecord:
-    """The record of a call that failed; its text, if it has none yet, is the message."""
+    """The record of a failed call; the message becomes its text if it has none."""
     return replace(record, failure=Failure(kind, message, terminal), text=record.text or message)
 
 
@@ -236,3 +236,29 @@ def _error(failure: Failure, result: ToolResult) -> ToolError:
             return IoFailure(failure.message)
         case _:
             return RespondToModel(failure.message)
+
+
+PREVIEW_BYTES = 2048
+"""With the notice. Collectors cut or drop much longer attributes."""
+
+PREVIEW_LINES = 50
+"""With the notice. More would be too long for a log."""
+
+TRUNCATION_NOTICE = "[... telemetry preview truncated ...]"
+"""The last line of a truncated preview. Dashboards search for it, so it must not change."""
+
+
+def preview(text: str) -> str:
+    """The beginning of a text for logs and spans, with a notice on the last line if it is truncated.
+
+    At most 2048 bytes of UTF-8 and 50 lines; no character is split.
+    """
+    data = text.encode("utf-8", "replace")
+    lines = text.split("\n")
+    if len(data) <= PREVIEW_BYTES and len(lines) - (lines[-1] == "") <= PREVIEW_LINES:
+        return text
+    room = PREVIEW_BYTES - len(TRUNCATION_NOTICE) - 1
+    start = data[:room].decode("utf-8", "ignore")
+    # One line is for the notice.
+    kept = "\n".join(start.split("\n")[: PREVIEW_LINES - 1]).removesuffix("\n")
+    return f"{kept}\n{TRUNCATION_NOTICE}" if kept else TRUNCATION_NOTICE

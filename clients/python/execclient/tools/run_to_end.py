@@ -1,4 +1,4 @@
-"""What `shell`, `shell_command` and `run_shell_command` have in common: a command that is run to its end."""
+"""Runs a command to its end, for `shell`, `shell_command` and `run_shell_command`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from execclient.errors import (
     OutcomeUnknown,
     Unsupported,
 )
-from execclient.orchestrator import Trace
+from execclient.govern.orchestrator import Trace
 from execclient.run import TIMED_OUT
-from execclient.tools.command_call import CommandCall, ToTheEnd
-from execclient.tools.command_record import NO_SUCH_FILE, NOT_FOUND, NOT_RUN, begun, ended, kept
+from execclient.tools.command_call import CommandCall, RunToEndRuntime
+from execclient.tools.command_record import (
+    NO_SUCH_FILE,
+    NOT_FOUND,
+    NOT_RUN,
+    begun_record,
+    ended_record,
+    text_of,
+)
 from execclient.tools.context import CallContext, InterceptedCall
 from execclient.tools.errors import Rejected
 from execclient.tools.exec_session import ExecSession
@@ -32,42 +39,44 @@ from execclient.tools.exec_text import (
 from execclient.tools.result import CallRecord, failed
 
 NOT_STARTED = (CallFailed, CallTimeout, ConnectionLost, Unsupported)
-"""What a start fails with that the model is told of."""
+"""Errors of a start that are reported to the model."""
 
 
 async def run_to_end(context: CallContext, call: CommandCall, *, gently: bool = False) -> CallRecord:
-    """Govern a command and run it to its end, whatever the sandbox and the policy make of it.
+    """Decide on a command and run it to its end.
 
     Args:
-        context: of the call.
+        context: the context of the call.
         call: the command.
-        gently: end it with SIGTERM first, when its time is up.
+        gently: whether to send SIGTERM first at the time limit.
 
     Raises:
-        TurnAborted: somebody wants the turn to end.
+        TurnAborted: a reviewer ended the turn.
     """
     context.events.begin(call.params.command, call.params.cwd)
-    taken = await intercepted(context, call)
+    taken = await intercept_call(context, call)
     if taken is not None:
         return taken
     loop = asyncio.get_running_loop()
     trace, began = Trace(), loop.time()
-    runtime = ToTheEnd(call, context.events.delta, gently=gently)
+    runtime = RunToEndRuntime(call, context.events.delta, gently=gently)
     try:
         done = await context.orchestrator().run(runtime, context.events, trace)
     except Rejected as refusal:
-        record = begun(call, trace, runtime.env, loop.time() - began)
+        record = begun_record(call, trace, runtime.env, loop.time() - began)
         return failed(record, "rejected", str(refusal), terminal=True)
     except NOT_STARTED as error:
         start = start_failure(error, trace, call.tool, context)
-        record = replace(begun(call, trace, runtime.env, loop.time() - began), exit_code=start.exit_code)
+        record = replace(
+            begun_record(call, trace, runtime.env, loop.time() - began), exit_code=start.exit_code
+        )
         text = start.text or f"failed to start: {start.message}"
         return failed(record, "io", start.with_reason(text, ": "))
     session = done.output
     if done.retry_refused is not None:
         context.warnings.append(retry_refused(done.retry_refused))
-    record = begun(call, trace, runtime.env, loop.time() - began)
-    record = ended(
+    record = begun_record(call, trace, runtime.env, loop.time() - began)
+    record = ended_record(
         record,
         session,
         confined=trace.attempts[-1].policy.confines,
@@ -78,25 +87,25 @@ async def run_to_end(context: CallContext, call: CommandCall, *, gently: bool = 
 
 
 class StartFailure(NamedTuple):
-    """What is told of a start that failed."""
+    """The report on a start that failed."""
 
     message: str
     text: str | None
-    """For the model; None for the tool's own words around the message."""
+    """The text for the model; None if the tool words the message itself."""
     exit_code: int | None
-    """None if it may have run."""
+    """None if the command may have run."""
     reason: str
-    """What is missing or in the way; empty where that is not known, or not told."""
+    """The cause; empty if it is unknown or not reported."""
 
     def with_reason(self, text: str, separator: str = "\n") -> str:
-        """A text for the model, and behind it what is missing."""
+        """A text for the model, followed by the cause."""
         return separator.join(filter(None, (text, self.reason)))
 
 
 def start_failure(error: ExecServerError, trace: Trace, tool: str, context: CallContext) -> StartFailure:
-    """What to tell of one of `NOT_STARTED`: not that nothing has run when that is not known.
+    """The report on one of `NOT_STARTED`. It does not deny that the command has run if that is unknown.
 
-    With parity only what the reference says, which does not name what is missing.
+    With parity it has only the reference's text, without the cause.
     """
     message = error.message if isinstance(error, CallFailed) else str(error)
     code: int | None = NOT_FOUND if message.endswith(NO_SUCH_FILE) else NOT_RUN
@@ -109,8 +118,8 @@ def start_failure(error: ExecServerError, trace: Trace, tool: str, context: Call
     return StartFailure(message, text, code, reason or "")
 
 
-async def intercepted(context: CallContext, call: CommandCall) -> CallRecord | None:
-    """What came of a command that is none, as a patch in a shell's clothes; None for a command."""
+async def intercept_call(context: CallContext, call: CommandCall) -> CallRecord | None:
+    """The result of the first interceptor that carries out the command; None if the command is to run."""
     for interceptor in context.services.interceptors:
         params = call.params
         taken = await interceptor(
@@ -121,13 +130,15 @@ async def intercepted(context: CallContext, call: CommandCall) -> CallRecord | N
     return None
 
 
-def _shown(record: CallRecord, session: ExecSession, runtime: ToTheEnd, context: CallContext) -> CallRecord:
+def _shown(
+    record: CallRecord, session: ExecSession, runtime: RunToEndRuntime, context: CallContext
+) -> CallRecord:
     output, lost = session.take(), session.take_lost()
     seconds = None if runtime.env is None else runtime.env.expiration.seconds
     text = output.text(f"\n{omission_marker(output.omitted_bytes)}\n")
     if session.failure is not None or session.process.failure is not None:
-        told = [text, record.failure.message] if record.failure is not None else [text]
-        text = "\n".join(filter(None, told))
+        parts = [text, record.failure.message] if record.failure is not None else [text]
+        text = "\n".join(filter(None, parts))
     if any(lost):
         context.warnings.append(lost_output(lost.size, more=lost.more))
     text = "\n".join([*context.warnings, text])
@@ -147,8 +158,8 @@ def _shown(record: CallRecord, session: ExecSession, runtime: ToTheEnd, context:
         text=shown.text,
         truncated=shown.truncated or any(lost),
         lost_bytes=lost.size,
-        stdout=kept(session.streams.get("stdout")) or kept(session.streams.get("pty")),
-        stderr=kept(session.streams.get("stderr")),
+        stdout=text_of(session.streams.get("stdout")) or text_of(session.streams.get("pty")),
+        stderr=text_of(session.streams.get("stderr")),
         aggregated=output.text(),
         total_bytes=output.total_bytes,
         omitted_bytes=output.omitted_bytes,

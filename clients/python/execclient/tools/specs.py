@@ -1,7 +1,7 @@
-"""What a model is told of the tools: names, descriptions and schemas, in the forms of three families.
+"""The specs of the tools for a model: names, descriptions and schemas, in the forms of three model families.
 
-The schemas are JSON Schema 2020-12, made from the models in `arguments.py`. They show the primary form of
-each tool only. `schemas/tools` in the repository has them as files, written by `make schemas`.
+The schemas are JSON Schema 2020-12, generated from the models in `arguments.py`. They show only the primary
+form of each tool. `make schemas` writes them to `schemas/tools` in the repository.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from execclient.connection import Json
-from execclient.tools.argument_shapes import Arguments, shape_of
+from execclient.connection.connection import Json
 from execclient.tools.arguments import (
     ApplyPatchArguments,
+    Arguments,
     ExecCommandArguments,
     RunShellCommandArguments,
     ShellArguments,
     ShellCommandArguments,
     WriteStdinArguments,
+    shape_of,
 )
 
 Form = Literal["openai", "anthropic", "mcp"]
@@ -32,10 +33,10 @@ SHOWN: Mapping[ShellToolKind, tuple[str, ...]] = {
     "unified_exec": ("exec_command", "write_stdin"),
     "disabled": (),
 }
-"""Which tools a model is shown, by the kind of shell tool that a host has chosen."""
+"""The tools that a model is shown, by the kind of shell tool."""
 
 _ADVERTISED_PERMISSIONS = ["use_default", "require_escalated"]
-"""Of the third nobody makes use yet; asking for it gets an answer of its own."""
+"""The third value is not supported; a call with it gets an answer of its own."""
 
 _TIMEOUTS = (
     "Choose the time limit to fit the command: a few seconds to look at something, minutes for a build, an"
@@ -79,16 +80,16 @@ _APPLY_PATCH = (
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model sees it."""
+    """The spec of a tool for a model."""
 
     name: str
     description: str
     model: type[Arguments]
     left_out: frozenset[str] = frozenset()
-    """Fields of the model that are not shown."""
+    """Fields of the arguments that are not shown."""
 
     def parameters(self) -> dict[str, Json]:
-        """The schema of its arguments."""
+        """The schema of the arguments."""
         made = self.model.model_json_schema()
         shown = [each for each in shape_of(self.model).members if each.advertised]
         shown = [each for each in shown if each.name not in self.left_out]
@@ -100,7 +101,7 @@ class ToolSpec:
         }
 
     def openai(self) -> dict[str, Json]:
-        """For OpenAI's models, and those that take the same."""
+        """The spec for OpenAI's models and compatible ones."""
         return {
             "type": "function",
             "name": self.name,
@@ -110,15 +111,15 @@ class ToolSpec:
         }
 
     def anthropic(self) -> dict[str, Json]:
-        """For Anthropic's models."""
+        """The spec for Anthropic's models."""
         return {"name": self.name, "description": self.description, "input_schema": self.parameters()}
 
     def mcp(self) -> dict[str, Json]:
-        """For clients of the Model Context Protocol."""
+        """The spec for clients of the Model Context Protocol."""
         return {"name": self.name, "description": self.description, "inputSchema": self.parameters()}
 
     def form(self, form: Form) -> dict[str, Json]:
-        """By the name of the family."""
+        """The spec in a form that is given by its name."""
         match form:
             case "openai":
                 return self.openai()
@@ -132,8 +133,8 @@ def all_specs(*, platform: str = "linux", request_rule: bool = False) -> dict[st
     """Every tool, by name.
 
     Args:
-        platform: of the machine that commands run on, as `sys.platform` names it.
-        request_rule: whether a model may propose rules; else `prefix_rule` is not shown.
+        platform: the platform of the executor, as `sys.platform` names it.
+        request_rule: whether a model may propose rules; if not, `prefix_rule` is not shown.
     """
     windows = platform == "win32"
     left_out = frozenset[str]() if request_rule else frozenset({"prefix_rule"})
@@ -153,13 +154,13 @@ def all_specs(*, platform: str = "linux", request_rule: bool = False) -> dict[st
 def specs(
     shell_type: ShellToolKind = "unified_exec", *, platform: str = "linux", request_rule: bool = False
 ) -> tuple[ToolSpec, ...]:
-    """The tools that a model is shown; arguments as of `all_specs`."""
+    """The tools that a model is shown; for the arguments, see `all_specs`."""
     every = all_specs(platform=platform, request_rule=request_rule)
     return tuple(every[name] for name in SHOWN[shell_type])
 
 
 def _property(made: Mapping[str, Json]) -> dict[str, Json]:
-    """A member's schema without pydantic's titles, and without null where that is the same as its absence."""
+    """A member's schema without pydantic's titles, and without null if null means absence."""
     entry = {name: value for name, value in made.items() if name not in ("title", "anyOf")}
     for choice in made.get("anyOf", ()):
         if choice != {"type": "null"}:

@@ -1,4 +1,4 @@
-"""`Toolset`: all that an agent host needs of the tools.
+"""`Toolset`: the tools of a model, for an agent host.
 
     toolset = Toolset(executor, policy=Policy.load(home), approvals=Approvals(user=…, policy=ON_REQUEST))
     tools = toolset.specs()
@@ -6,12 +6,12 @@
 
 Rules kept in this file:
 
-1. Every call ends in a result for the model, whatever a handler raises. Two things pass through: the end of
-   the turn (`TurnAborted`), which is not the model's, and the cancellation of the call.
-2. A call that may change something runs alone; others run side by side. `exec_command` runs until it
-   answers, and not for as long as its process; a look at a process (`write_stdin` without input) waits
-   for minutes, starts nothing, and so keeps out nobody.
-3. Each call has exactly one begin and one end among the events.
+1. Every call ends with a result for the model, whatever a handler raises. Only the end of the turn
+   (`TurnAborted`) and the cancellation of the call pass through.
+2. A call that may change something runs alone; other calls run at the same time. `exec_command` counts until
+   its answer, not until the end of its process. `write_stdin` without input may wait for minutes and starts
+   nothing, so it blocks no other call.
+3. Each call has exactly one begin event and one end event.
 """
 
 from __future__ import annotations
@@ -26,41 +26,37 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from execclient.approval_policy import ON_REQUEST
-from execclient.approvals import Approvals
+from execclient.arguments import new_id
 from execclient.client import Executor
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import ExecServerError
-from execclient.identifiers import new_id
-from execclient.policy.decision import Requirement
-from execclient.policy.policy import Policy
-from execclient.sandbox import SandboxPolicy, WorkspaceWrite
+from execclient.govern.approval_policy import ON_REQUEST
+from execclient.govern.approvals import Approvals
+from execclient.govern.policy.decision import Requirement
+from execclient.govern.policy.policy import Policy
+from execclient.govern.sandbox import SandboxPolicy, WorkspaceWrite
 from execclient.shells import Shell
 from execclient.tools.apply_patch import ApplyPatchHandler, intercepted_patch
 from execclient.tools.config import ToolsConfig, Turn
 from execclient.tools.context import CallContext, Interceptor, Services, ToolSession
 from execclient.tools.environment import without_secrets
 from execclient.tools.errors import PolicyChanged, RespondToModel, TurnAborted, UnsupportedCall
-from execclient.tools.events import CallEvents, EventSink, SessionClosed, tell
+from execclient.tools.events import CallEvents, EventSink, SessionClosed, notify
 from execclient.tools.exec_command import ExecCommandHandler
-from execclient.tools.exec_sessions import ExecSessions
 from execclient.tools.function_handler import CommandHandler
-from execclient.tools.open_calls import OpenCalls
-from execclient.tools.parallel import CallGate
+from execclient.tools.parallel import CallGate, OpenCalls
 from execclient.tools.payloads import FunctionOutput, FunctionPayload, McpOutput, ToolPayload
-from execclient.tools.preview import preview
 from execclient.tools.registry import Registry, ToolInvocation
-from execclient.tools.result import CallRecord, ToolResult, failed
-from execclient.tools.run_shell_command import RunShellCommandHandler
-from execclient.tools.shell import ShellHandler
-from execclient.tools.shell_command import ShellCommandHandler
+from execclient.tools.result import CallRecord, ToolResult, failed, preview
+from execclient.tools.session_table import SessionTable
+from execclient.tools.shell import RunShellCommandHandler, ShellCommandHandler, ShellHandler
 from execclient.tools.specs import Form, all_specs
 from execclient.tools.write_stdin import WriteStdinHandler
 
 log = logging.getLogger(__name__)
 
 Handled = CallRecord | FunctionOutput | McpOutput
-"""What a handler gives: ours the facts, a host's own an output."""
+"""The result of a handler: a record from the handlers of this package, an output from a host's own."""
 
 ABORTED = "aborted by user"
 CLOSED = "the tools were closed"
@@ -70,30 +66,31 @@ _NO_TURN = Turn()
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What would become of a call."""
+    """The decision on a call that is not carried out."""
 
     command: tuple[str, ...]
     cwd: str
     requirement: Requirement
     policy_revision: str
-    """For `Toolset.call`: only under these rules."""
+    """For `Toolset.call`, which can then refuse the call after a change of the rules."""
 
 
 class Toolset:
-    """A model's tools, at one executor or several. Leaving an `async with` block of it closes it.
+    """The tools of a model, at one executor or several. The end of an `async with` block closes them.
 
     Args:
-        executor: where commands run; or several, by the id that `exec_command` names them by, the first being
-            that of calls that name none.
-        policy: the rules; by default there are none.
-        approvals: who is asked, and when; by default nobody can be, and what needs an approval is refused.
-        sandbox: what commands may touch.
-        cwd: the workspace, absolute, at the executor; by default the folder that its daemon was started in.
-        workspace_roots: what a sandbox lets be written; by default `cwd`.
-        config: everything else.
-        events: told of every call.
-        shell: the user's shell; by default that of the account of the executor's daemon.
-        session_id: the conversation, as commands are told of it.
+        executor: the executor of commands; or several by id, for `environment_id` of `exec_command`. The
+            first one is the default.
+        policy: the rules; by default none.
+        approvals: the reviewers and the approval policy; by default without reviewers: a call that needs an
+            approval is refused.
+        sandbox: the sandbox policy of commands.
+        cwd: the workspace, absolute, at the executor; by default the working directory of its daemon.
+        workspace_roots: the folders that a sandbox may allow to write; by default `cwd`.
+        config: all other settings.
+        events: called with the events of every call.
+        shell: the user's shell; by default the shell of the daemon's account.
+        session_id: the id of the conversation, for commands.
     """
 
     def __init__(
@@ -112,7 +109,7 @@ class Toolset:
     ) -> None:
         self.executors = {"": executor} if isinstance(executor, Executor) else dict(executor)
         if not self.executors:
-            raise ValueError("executor: there is none; give one at least")
+            raise ValueError("executor: at least one is needed")
         self.executor = next(iter(self.executors.values()))
         self.config = config or ToolsConfig()
         self.approvals = approvals or Approvals(policy=ON_REQUEST)
@@ -128,7 +125,7 @@ class Toolset:
         self._services = Services(
             config=self.config,
             policy=policy or Policy(),
-            sessions=ExecSessions[ToolSession](lambda session: session.exec.exited),
+            sessions=SessionTable[ToolSession](lambda session: session.exec.exited),
             interceptors=[],
             session_id=self.session_id,
             closed_session=self._session_closed,
@@ -142,11 +139,11 @@ class Toolset:
 
     @property
     def interceptors(self) -> list[Interceptor]:
-        """Asked in order, before a command is judged, whether it is something else."""
+        """Called in order before a command is judged; may carry it out in another way."""
         return self._services.interceptors
 
     def specs(self, form: Form = "openai") -> list[dict[str, Json]]:
-        """The tools that the model is shown, as its family wants them."""
+        """The specs of the tools that the model is shown, in the form of its family."""
         return [spec.form(form) for spec in self.registry.specs]
 
     async def call(
@@ -159,22 +156,20 @@ class Toolset:
         policy_revision: str | None = None,
         tracker: object = None,
     ) -> ToolResult:
-        """Carry out a model's call.
-
-        Cancelled, it kills what it has started.
+        """Carry out a call of a model. Cancellation kills the command that it started.
 
         Args:
-            name: of the tool.
-            arguments: as the model wrote them, or as a payload of another kind.
-            call_id: the model's name for the call.
-            turn: what is set otherwise for this turn.
-            policy_revision: of `inspect`: refuse the call if the rules have changed since.
-            tracker: a `patch.TurnDiff` that keeps account of the files that patches change.
+            name: the name of the tool.
+            arguments: the arguments as the model wrote them, or a payload of another kind.
+            call_id: the model's id of the call.
+            turn: the settings of this turn.
+            policy_revision: the revision from `inspect`; the call is refused if the rules have changed since.
+            tracker: a `patch.TurnDiff` that collects the changes of patches.
 
         Raises:
-            TurnAborted: somebody who was asked wants the turn to end.
+            TurnAborted: a reviewer ended the turn.
             PolicyChanged: the rules are no longer those of `policy_revision`; nothing was started.
-            ExecutorClosed: this was closed before. A call that `close` finds under way ends with a result.
+            ExecutorClosed: the toolset was closed before. A call that runs at `close` ends with a result.
         """
         call_id = call_id or f"call_{new_id()}"
         if policy_revision is not None and policy_revision != self.policy.revision:
@@ -218,10 +213,10 @@ class Toolset:
         *,
         turn: Turn | None = None,
     ) -> Inspection:
-        """What would become of a call that runs a command; nothing is started and nobody is asked.
+        """Decide on a call that runs a command, without starting it and without asking for an approval.
 
         Raises:
-            RespondToModel: there is no such tool, or it runs no command, or the arguments are wrong.
+            RespondToModel: there is no such tool, it runs no command, or the arguments are wrong.
         """
         context = self._context(CallEvents(None, "", name), turn or _NO_TURN)
         payload = _payload(arguments)
@@ -233,7 +228,7 @@ class Toolset:
         return Inspection(call.params.command, call.params.cwd, requirement, requirement.revision)
 
     async def is_mutating(self, name: str, arguments: str | Mapping[str, Json] | ToolPayload) -> bool:
-        """Whether a call may change something; true when that cannot be told."""
+        """Whether a call may change something; True if that is unknown."""
         context = self._context(CallEvents(None, "", name), _NO_TURN)
         payload = _payload(arguments)
         try:
@@ -243,10 +238,10 @@ class Toolset:
             return True
 
     async def close(self) -> None:
-        """End all calls, their sessions and what they left running, and take no more. May be called again.
+        """End all calls, sessions and background processes, and accept no more calls. May be called again.
 
-        The executor stays open. What a command left behind that ended so long ago that the daemon keeps
-        nothing of it (`--process-ttl`, 80 s) ends with the executor's session.
+        The executor stays open. Background processes of a command that the daemon has forgotten
+        (`--process-ttl`, 80 s after its end) end with the executor's session.
         """
         await self._calls.end()
         sessions = self._services.sessions
@@ -255,16 +250,12 @@ class Toolset:
         await self._end_left_behind()
 
     async def _end_left_behind(self) -> None:
-        """Kill what commands left in the background; a sandbox that limits files ends with its command."""
+        """Kill background processes of commands. A sandbox that limits files ends with its command."""
         started: dict[Executor, set[str]] = {}
         while self._services.started:
             executor, process_id = self._services.started.popleft()
             started.setdefault(executor, set()).add(process_id)
-        killing = (
-            executor._session.kill_trees(ids.__contains__)  # noqa: SLF001 - one package
-            for executor, ids in started.items()
-        )
-        await asyncio.gather(*killing)
+        await asyncio.gather(*(executor.kill_trees(ids) for executor, ids in started.items()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -293,7 +284,7 @@ class Toolset:
         cwd = turn.cwd or self.cwd
         approvals = self.approvals
         if turn.approval is not None:
-            # The answers that were given for the session hold in every turn of it.
+            # The answers for the session hold in every turn.
             approvals = copy.copy(approvals)
             approvals.policy = turn.approval
         environment = turn.environment or self.config.environment
@@ -308,7 +299,7 @@ class Toolset:
             approvals=approvals,
             environment=without_secrets(environment) if self.config.filter_secrets else environment,
             user_shell=self._shell,
-            elsewhere=self._at,
+            in_environment=self._at,
             tracker=tracker,
         )
 
@@ -328,12 +319,12 @@ class Toolset:
             return failed(blank, "arguments", error.message)
         except ExecServerError as error:
             return failed(blank, "io", f"{invocation.tool_name} failed: {error}")
-        except Exception as error:  # a bug in a tool ends a call, not the turn
+        except Exception as error:  # a bug in a tool ends the call, not the turn
             log.exception("%s failed", invocation.tool_name)
             return failed(blank, "io", f"{invocation.tool_name} failed: {type(error).__name__}")
 
     def _at(self, context: CallContext, environment_id: str | None) -> CallContext:
-        """The surroundings of a call in another environment: its executor, and the folder there."""
+        """The context of a call in another environment: its executor and its working directory."""
         if environment_id is None:
             return context
         executor = self.executors.get(environment_id)
@@ -346,7 +337,7 @@ class Toolset:
 
     def _session_closed(self, number: str, reason: str) -> None:
         log.info("session %s was ended: %s", number, reason)
-        tell(self._events, SessionClosed(number, reason))
+        notify(self._events, SessionClosed(number, reason))
 
 
 def _payload(arguments: str | Mapping[str, Json] | ToolPayload) -> ToolPayload:

@@ -1,11 +1,13 @@
-"""How much of a text a model is given, in tokens or in bytes, and where the text is cut for that.
+"""Limits the text for a model, in tokens or in bytes, and the output that is kept of a process.
 
 Rules kept in this file:
 
-1. A token is four bytes of UTF-8, always rounded up. Nothing is tokenized.
-2. A text that is too long loses its middle. Half of the budget is for each side, the odd byte for the
-   end, and a character that does not fit whole into its half is left out.
-3. Numbers and pieces only: the words in between are in `exec_text`.
+1. A token is four bytes of UTF-8, rounded up. Nothing is tokenized.
+2. A text that is too long loses its middle. Each side gets half of the budget, the end also the odd byte; a
+   character that does not fit into its half is left out.
+3. The memory of a `HeadTailBuffer` is bounded by its limit, also for many small pieces. Output is dropped
+   from the middle and counted exactly.
+4. This module returns numbers and pieces; `exec_text` has the text between them.
 """
 
 from __future__ import annotations
@@ -13,28 +15,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from execclient.run import KeptEnds
+
 Unit = Literal["tokens", "bytes"]
 
 BYTES_PER_TOKEN = 4
-"""A coarse mean over English text and source code; models are told counts made with it."""
+"""A coarse mean for English text and source code, used for all counts in answers."""
 
 DEFAULT_MAX_OUTPUT_TOKENS = 10_000
-"""What a call gets whose `max_output_tokens` is absent: 40 KB, a long file or a noisy build."""
+"""The default of `max_output_tokens`: 40 KB, a long file or a noisy build."""
 
 
 def count_tokens(byte_count: int) -> int:
-    """How many tokens so many bytes are taken for."""
+    """The number of tokens for a number of bytes."""
     return -(-byte_count // BYTES_PER_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that a model is given of one text.
+    """The limit of one text.
 
-    The unit says how a cut is told of, too: in tokens, or in characters for a budget of bytes.
+    The unit is also the unit in which a cut is reported: tokens, or characters for a budget of bytes.
 
     Raises:
-        ValueError: a negative amount.
+        ValueError: the amount is negative.
     """
 
     amount: int
@@ -50,10 +54,10 @@ class Budget:
         return self.amount * BYTES_PER_TOKEN if self.unit == "tokens" else self.amount
 
     def at_most(self, max_output_tokens: int | None) -> Budget:
-        """The smaller one of this budget, the model's, and of what a call asks for.
+        """The smaller of this budget and the one that a call asks for.
 
         Args:
-            max_output_tokens: of the call; None for 10,000.
+            max_output_tokens: the argument of the call; None for 10,000.
 
         Raises:
             ValueError: it is negative.
@@ -65,7 +69,7 @@ class Budget:
 
 
 DEFAULT_BUDGET = Budget(10_000, "bytes")
-"""For a model of which nothing is known; small enough for any context window."""
+"""For an unknown model; small enough for any context window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,12 @@ class Truncated:
     head: str
     tail: str
     removed: int
-    """How much is gone: characters under a budget of bytes, tokens under one of tokens."""
+    """The size of the removed part: in characters with a budget of bytes, in tokens with one of tokens."""
     unit: Literal["chars", "tokens"]
 
 
 def truncate(text: str, budget: Budget) -> Truncated | None:
-    """Cut the middle out of a text; None if it keeps within the budget."""
+    """Cut the middle out of a text; None if the text is within the budget."""
     data = text.encode("utf-8", "replace")
     if len(data) <= budget.bytes:
         return None
@@ -93,7 +97,7 @@ def truncate(text: str, budget: Budget) -> Truncated | None:
 
 
 def count_lines(text: str) -> int:
-    """Lines, the last one also without its newline; a carriage return alone ends none."""
+    """The number of lines; the last one may lack its newline. A lone carriage return ends no line."""
     return text.count("\n") + (not text.endswith("\n") and bool(text))
 
 
@@ -111,3 +115,100 @@ def _boundary_at_or_after(data: bytes, index: int) -> int:
 
 def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
+
+
+OUTPUT_LIMIT_BYTES = 1 << 20
+"""More than any model is shown of a call, and small enough for 64 sessions."""
+
+_BATCH_BYTES = 1 << 12
+"""Smaller pieces are joined: a million single bytes as objects would take 50 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The kept part of some output."""
+
+    head: bytes
+    """The beginning; all output if nothing was dropped."""
+    tail: bytes
+    """The end if something was dropped; else empty."""
+    omitted_bytes: int
+    """The number of bytes that were dropped between head and tail."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The number of bytes that were produced."""
+        return len(self.head) + self.omitted_bytes + len(self.tail)
+
+    def chunks(self) -> tuple[bytes, ...]:
+        """Head and tail, without empty ones."""
+        return tuple(part for part in (self.head, self.tail) if part)
+
+    def data(self, marker: str = "") -> bytes:
+        """The kept bytes, with the marker in the place of dropped ones."""
+        return self.head + (marker.encode() if self.omitted_bytes else b"") + self.tail
+
+    def text(self, marker: str = "") -> str:
+        """The kept text: UTF-8, with U+FFFD for invalid bytes, such as half a character at a gap."""
+        return self.data(marker).decode("utf-8", "replace")
+
+
+class HeadTailBuffer:
+    """Keeps the beginning and the end of the output of a process, each up to half of the limit.
+
+    Args:
+        limit: the limit in bytes, 1 MiB by default. The head gets the odd byte.
+
+    Raises:
+        ValueError: the limit is negative.
+    """
+
+    def __init__(self, limit: int = OUTPUT_LIMIT_BYTES) -> None:
+        if limit < 0:
+            raise ValueError(f"limit is {limit}: it is a number of bytes, 0 or more")
+        self.limit = limit
+        self._begin()
+
+    def push(self, data: bytes) -> None:
+        """Add output."""
+        self._total += len(data)
+        self._batch += data
+        if len(self._batch) >= _BATCH_BYTES:
+            self._hand_over()
+
+    @property
+    def total_bytes(self) -> int:
+        """The number of bytes since the start or the last `drain`."""
+        return self._total
+
+    @property
+    def omitted_bytes(self) -> int:
+        """The number of dropped bytes among them."""
+        return max(0, self._total - self.limit)
+
+    def snapshot(self) -> Snapshot:
+        """The kept output; the buffer keeps it, too."""
+        self._hand_over()
+        data, omitted = self._ends.ends()
+        cut = self.limit - self.limit // 2 if omitted else len(data)
+        return Snapshot(data[:cut], data[cut:], omitted)
+
+    def drain(self) -> Snapshot:
+        """The kept output; empties the buffer and resets its counts."""
+        snapshot = self.snapshot()
+        self._begin()
+        return snapshot
+
+    def text(self, marker: str = "") -> str:
+        """The kept output as text; see `Snapshot.text`."""
+        return self.snapshot().text(marker)
+
+    def _begin(self) -> None:
+        self._ends = KeptEnds(self.limit)
+        self._batch = bytearray()
+        self._total = 0
+
+    def _hand_over(self) -> None:
+        if self._batch:
+            self._ends.add(bytes(self._batch))
+            self._batch.clear()

@@ -4,21 +4,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execclient.commands.detach_keys import DEFAULT, DetachKeys, parse
+from execclient.commands.foreground import DEFAULT_DETACH_KEYS, DetachKeys, parse_detach_keys
 
 
 @pytest.mark.parametrize(
     ("text", "keys"),
-    [(DEFAULT, b"\x10\x11"), ("ctrl-]", b"\x1d"), ("ctrl-@,x", b"\0x"), ("ctrl-A", b"\x01"), ("", b"")],
+    [
+        (DEFAULT_DETACH_KEYS, b"\x10\x11"),
+        ("ctrl-]", b"\x1d"),
+        ("ctrl-@,x", b"\0x"),
+        ("ctrl-A", b"\x01"),
+        ("", b""),
+    ],
 )
 def test_keys_have_names(text: str, keys: bytes) -> None:
-    assert parse(text) == keys
+    assert parse_detach_keys(text) == keys
 
 
 @pytest.mark.parametrize("text", ["ctrl-1", "ctrl-", "alt-x", "xy", ",", "ü", "ctrl-p,"])
 def test_what_is_no_key_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no key"):
-        parse(text)
+        parse_detach_keys(text)
 
 
 @given(st.lists(st.sampled_from([b"a", b"p", b"pa", b"app", b"q", b"\xff"]), max_size=12))

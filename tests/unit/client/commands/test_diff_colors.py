@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from execclient.commands.diff_colors import shown
+from execclient.commands.patch import format_diff
 
 DIFF = """\
 diff --git a/f b/f
@@ -22,7 +22,7 @@ BOLD, DIM, RED, GREEN, CYAN = (f"\x1b[{number}m" for number in (1, 2, 31, 32, 36
 
 def colors(diff: str) -> list[str]:
     """How each line of a colored diff begins, up to its text."""
-    lines = shown(diff, "always").removesuffix("\n").split("\n")
+    lines = format_diff(diff, "always").removesuffix("\n").split("\n")
     return [line[: line.index("m") + 1] if line.startswith("\x1b") else "" for line in lines]
 
 
@@ -35,7 +35,7 @@ def test_a_missing_line_end_is_a_remark() -> None:
 
 
 def test_without_colors_the_text_of_a_colored_diff_is_left() -> None:
-    colored = shown(DIFF, "always")
+    colored = format_diff(DIFF, "always")
     for code in (BOLD, DIM, RED, GREEN, CYAN, "\x1b[0m"):
         colored = colored.replace(code, "")
 
@@ -45,9 +45,9 @@ def test_without_colors_the_text_of_a_colored_diff_is_left() -> None:
 def test_what_a_terminal_would_obey_is_shown_by_its_number_but_tabs_stay() -> None:
     diff = "@@ -1 +1 @@\n-\ta\r\n+\x1b]0;title\x07\u202e\n"
 
-    assert "-\ta\\r\x1b[0m\n" in shown(diff, "always")
-    assert "+\\x1b]0;title\\x07\\u202e\x1b[0m\n" in shown(diff, "always")
+    assert "-\ta\\r\x1b[0m\n" in format_diff(diff, "always")
+    assert "+\\x1b]0;title\\x07\\u202e\x1b[0m\n" in format_diff(diff, "always")
 
 
 def test_nothing_has_no_lines() -> None:
-    assert shown("", "always") == ""
+    assert format_diff("", "always") == ""

@@ -15,7 +15,7 @@ async def test_output_comes_out_in_order_through_memory_and_file_again_and_again
 ) -> None:
     monkeypatch.setattr(streams, "MEMORY_BYTES", 10_000)
     reading, writing = os.pipe()
-    output = streams.Output()
+    output = streams.OutputWriter()
     expected = b""
     for turn in range(3):
         pieces = [f"{turn}:{n};".encode() * 50 for n in range(2000)]
@@ -33,7 +33,7 @@ async def test_output_comes_out_in_order_through_memory_and_file_again_and_again
 
 async def test_a_reader_that_is_gone_is_noticed_and_nothing_waits_for_it() -> None:
     reading, writing = os.pipe()
-    output = streams.Output()
+    output = streams.OutputWriter()
     os.close(reading)
     output.put(writing, b"x")
     await output.failed.wait()

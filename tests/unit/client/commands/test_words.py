@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from execclient import ConnectionFailed, DaemonNotRunning, SystemFailure, UntrustedServer
-from execclient.commands.failures import Failure, perform, start_failure
+from execclient.commands.failures import CommandExit, perform, start_failure
 from execclient.commands.kill import signal_name
 from execclient.commands.ps import amount, duration
 
@@ -50,7 +50,7 @@ def test_other_signals_are_refused(text: str) -> None:
         (DaemonNotRunning("x"), 69),
         (ConnectionFailed("x"), 69),
         (UntrustedServer("x"), 125),
-        (Failure("x", 3), 3),
+        (CommandExit("x", 3), 3),
         (OSError(5, "x"), 125),
     ],
     ids=lambda value: type(value).__name__,

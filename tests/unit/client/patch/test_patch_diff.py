@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execclient.patch.diff import FileChange, unified_diff
+from execclient.patch.diff import TurnDiff, unified_diff
 from execclient.patch.line_diff import changed_blocks
-from execclient.patch.plan import Edit
-from execclient.patch.turn_diff import TurnDiff
+from execclient.patch.model import Edit, FileChange
 
 LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "d\n", "\n"]), max_size=14)
 

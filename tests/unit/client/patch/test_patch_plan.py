@@ -8,15 +8,16 @@ from collections.abc import Mapping
 import pytest
 
 from execclient.patch.errors import CannotRead, EmptyPatch, PatchError, PatchFileError, PatchMismatch
+from execclient.patch.model import Edit
 from execclient.patch.parse import parse_patch
-from execclient.patch.plan import Edit, Entry, Plan, plan, touched_paths
+from execclient.patch.plan import EntryPoint, Plan, plan, touched_paths
 
 
 def wrapped(*lines: str) -> str:
     return "\n".join(["*** Begin Patch", *lines, "*** End Patch"])
 
 
-def planned(files: Mapping[str, bytes | CannotRead], *lines: str, entry: Entry = "tool") -> Plan:
+def planned(files: Mapping[str, bytes | CannotRead], *lines: str, entry: EntryPoint = "tool") -> Plan:
     def read(path: str) -> bytes | None:
         content = files.get(path)
         if isinstance(content, CannotRead):
@@ -26,7 +27,7 @@ def planned(files: Mapping[str, bytes | CannotRead], *lines: str, entry: Entry =
     return plan(parse_patch(wrapped(*lines)), read, cwd="/w", entry=entry)
 
 
-def refused(files: Mapping[str, bytes | CannotRead], *lines: str, entry: Entry = "tool") -> PatchError:
+def refused(files: Mapping[str, bytes | CannotRead], *lines: str, entry: EntryPoint = "tool") -> PatchError:
     with pytest.raises(PatchError) as caught:
         planned(files, *lines, entry=entry)
     return caught.value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from execclient.patch.errors import PatchMismatch
+from execclient.patch.model import Repair
 from execclient.patch.parse import UpdateFile, parse_patch
-from execclient.patch.repair import Repair
 from execclient.patch.rewrite import UpdateName, is_rewritten, rewrite
 
 

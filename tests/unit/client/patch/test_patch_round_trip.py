@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from execclient.patch.errors import PatchFileError
 from execclient.patch.parse import parse_patch
-from execclient.patch.plan import Entry, plan
+from execclient.patch.plan import EntryPoint, plan
 
 ENDINGS = ["\n", "\r\n"]
 LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
@@ -174,7 +174,7 @@ def as_tree(files: dict[str, tuple[str, Edited]]) -> tuple[Tree, dict[str, bytes
 @settings(max_examples=250, deadline=None)
 @given(trees(), st.sampled_from(["tool", "command"]), st.sampled_from(["\n", "\r\n"]))
 def test_the_patch_of_an_edit_gives_the_edited_tree(
-    files: dict[str, tuple[str, Edited]], entry: Entry, ending: str
+    files: dict[str, tuple[str, Edited]], entry: EntryPoint, ending: str
 ) -> None:
     before, after, lines = as_tree(files)
     if not lines:

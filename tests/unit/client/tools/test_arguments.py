@@ -3,14 +3,15 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from execclient.tools.argument_shapes import Arguments, shape_of
 from execclient.tools.arguments import (
+    Arguments,
     ExecCommandArguments,
     RunShellCommandArguments,
     ShellArguments,
     ShellCommandArguments,
     WriteStdinArguments,
     parse,
+    shape_of,
 )
 from execclient.tools.errors import ArgumentError, RespondToModel
 from execclient.tools.json_shapes import Nullable
@@ -279,7 +280,7 @@ def test_an_empty_workdir_is_none() -> None:
     assert parse(ExecCommandArguments, '{"cmd": "ls", "workdir": ""}').workdir is None
 
 
-def test_permissions_that_nobody_makes_use_of_are_understood() -> None:
+def test_unused_permissions_are_understood() -> None:
     arguments = parse(
         ExecCommandArguments,
         '{"cmd": "ls", "sandbox_permissions": "with_additional_permissions",'

@@ -16,9 +16,9 @@ from execclient.tools.environment import (
     sandbox_markers,
     without_secrets,
 )
+from execprotocol.model import decode
+from execprotocol.process import EnvPolicy
 from execserver.processes.child_environment import child_environment
-from execserver.protocol.model import decode
-from execserver.protocol.process import EnvPolicy
 
 GIT = {
     "GIT_CONFIG_COUNT": "1",
@@ -187,7 +187,7 @@ def test_what_is_not_stays(name: str) -> None:
     assert name in child(without_secrets(EnvironmentPolicy()), {}, {name: "x"})
 
 
-def test_secrets_that_somebody_sets_on_purpose_are_given() -> None:
+def test_secrets_that_are_set_on_purpose_are_given() -> None:
     policy = without_secrets(EnvironmentPolicy(set={"API_KEY": "a"}))
 
     made = child(policy, exec_environment(explicit={"GITHUB_TOKEN": "b"}), {"DB_PASSWORD": "c"})

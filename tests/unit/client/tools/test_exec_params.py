@@ -7,7 +7,13 @@ import copy
 
 import pytest
 
-from execclient.sandbox import DangerFullAccess, ExternalSandbox, ReadOnly, SandboxPolicy, WorkspaceWrite
+from execclient.govern.sandbox import (
+    DangerFullAccess,
+    ExternalSandbox,
+    ReadOnly,
+    SandboxPolicy,
+    WorkspaceWrite,
+)
 from execclient.tools.exec_params import (
     DEFAULT_TIMEOUT_SECONDS,
     Cancellation,

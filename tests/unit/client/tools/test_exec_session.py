@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from execclient.errors import OutputGap, SessionLost
-from execclient.inbox import Chunk, Inbox, Piece
+from execclient.process import linger
+from execclient.results import Chunk
+from execclient.session.inbox import Inbox, Piece
 from execclient.tools.exec_session import ExecSession, half_character
 
 
@@ -26,27 +28,30 @@ class FakeProcess:
     id = "p"
 
     def __init__(self) -> None:
-        self._inbox, self._session = Inbox("p", None), Connected()
+        self.output = Inbox("p", None)
 
-    exit_code = property(lambda self: self._inbox.exit_code)
+    exit_code = property(lambda self: self.output.exit_code)
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
 
     async def __anext__(self) -> Chunk:
-        return await self._inbox.take()
+        return await self.output.take()
+
+    async def linger(self) -> None:
+        await linger(Connected(), self.output)  # type: ignore[arg-type]
 
     async def wait(self) -> int:
-        return await self._inbox.until_exited()
+        return await self.output.until_exited()
 
     def put(self, *pieces: Piece) -> None:
         for piece in pieces:
-            self._inbox._add(piece)
-        self._inbox._wake()
+            self.output._add(piece)
+        self.output._wake()
 
     def end(self, *, closed: bool = True) -> None:
-        self._inbox.exit_code, self._inbox.closed = 0, closed
-        self._inbox._wake()
+        self.output.exit_code, self.output.closed = 0, closed
+        self.output._wake()
 
 
 Made = tuple[FakeProcess, ExecSession]
@@ -134,7 +139,7 @@ async def test_what_waits_when_a_process_is_lost_is_taken_all_the_same(made: Cal
     await settle()
 
     process.put(Chunk("stdout", b"the last of it"))
-    process._inbox.fail(SessionLost("gone"))
+    process.output.fail(SessionLost("gone"))
     await session.finished.wait()
 
     assert session.take().text() == "the last of it"
@@ -149,7 +154,7 @@ async def test_what_comes_after_the_end_is_dropped(made: Callable[..., Made]) ->
 
     process.put(Chunk("stdout", b"after"), OutputGap(1))
 
-    assert process._inbox.take_all() == []
+    assert process.output.take_all() == []
     assert session.take().text() == "before"
 
 

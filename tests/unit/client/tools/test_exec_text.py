@@ -7,6 +7,7 @@ from execclient.tools.exec_text import (
     command_envelope,
     not_started,
     patch_envelope,
+    quoted,
     rejected,
     session_envelope,
     session_warning,
@@ -15,9 +16,7 @@ from execclient.tools.exec_text import (
     unknown_session,
     unsupported_call,
 )
-from execclient.tools.head_tail import HeadTailBuffer, Snapshot
-from execclient.tools.quoting import quoted
-from execclient.tools.truncation import Budget
+from execclient.tools.truncation import Budget, HeadTailBuffer, Snapshot
 
 BYTES = Budget(10_000, "bytes")
 

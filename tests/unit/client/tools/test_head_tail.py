@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execclient.tools.head_tail import OUTPUT_LIMIT_BYTES, HeadTailBuffer, Snapshot
+from execclient.tools.truncation import OUTPUT_LIMIT_BYTES, HeadTailBuffer, Snapshot
 
 
 def buffer_of(*pieces: bytes, limit: int = 10) -> HeadTailBuffer:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from execclient.errors import ExecutorClosed
-from execclient.tools.open_calls import OpenCalls
+from execclient.tools.parallel import OpenCalls
 
 
 async def test_the_end_waits_until_all_calls_have_cleaned_up() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execclient.tools.preview import PREVIEW_BYTES, PREVIEW_LINES, TRUNCATION_NOTICE, preview
+from execclient.tools.result import PREVIEW_BYTES, PREVIEW_LINES, TRUNCATION_NOTICE, preview
 
 
 @pytest.mark.parametrize("text", ["", "a", "a\n", "x" * 2048, "line\n" * 50, "\n" * 49 + "x", "§" * 1024])

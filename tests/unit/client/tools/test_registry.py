@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from execclient.connection import Json
+from execclient.connection.connection import Json
 from execclient.errors import ExecServerError
 from execclient.tools import errors
 from execclient.tools.arguments import ShellArguments
@@ -145,9 +145,9 @@ def test_a_registration_that_cannot_be_meant_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"names: container\.exec: already registered"):
         registry.register(EchoHandler(), ("mine", "container.exec"))
-    with pytest.raises(ValueError, match="names: a list of names is needed"):
+    with pytest.raises(ValueError, match="names: a list with at least one name is needed"):
         registry.register(EchoHandler(), "mine")
-    with pytest.raises(ValueError, match="names: a list of names is needed"):
+    with pytest.raises(ValueError, match="names: a list with at least one name is needed"):
         registry.register(EchoHandler(), ())
     with pytest.raises(ValueError, match="spec: it is for shell, which is none of the names"):
         registry.register(EchoHandler(), ("mine",), SPECS["shell"])

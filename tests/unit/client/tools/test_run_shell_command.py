@@ -16,7 +16,7 @@ from execclient.tools.exec_params import ExecParams
 from execclient.tools.payloads import FunctionPayload
 from execclient.tools.registry import ToolInvocation
 from execclient.tools.result import CallRecord, FailureKind, ToolResult, failed
-from execclient.tools.run_shell_command import (
+from execclient.tools.shell import (
     TRY_OTHERWISE,
     TRY_SHORTER,
     RunShellCommandHandler,

@@ -152,10 +152,10 @@ def test_the_account_is_looked_up_by_uid(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_uid_without_an_account_gets_sh(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(uid: int) -> pwd.struct_passwd:
+    def no_account(uid: int) -> pwd.struct_passwd:
         raise KeyError(uid)
 
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(pwd, "getpwuid", no_account)
 
     assert detect_user_shell(platform="linux") == Shell(SH, "/bin/sh")
 

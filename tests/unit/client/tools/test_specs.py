@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from execclient.tools.argument_shapes import shape_of
-from execclient.tools.arguments import parse
+from execclient.tools.arguments import parse, shape_of
 from execclient.tools.errors import ArgumentError
 from execclient.tools.specs import FORMS, SHOWN, ShellToolKind, all_specs, specs
 from tools.tool_schemas import files, main

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pexpect
 import pytest
 
-from execclient.tools.terminal_lines import TerminalLines
-from execclient.tools.terminal_text import TerminalText
+from execclient.tools.terminal_text import TerminalLines, TerminalText
 
 
 def lines_of(*pieces: bytes, columns: int = 80) -> tuple[list[str], str]:

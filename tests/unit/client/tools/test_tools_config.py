@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from execclient.approval_policy import NEVER, UNTRUSTED
 from execclient.environment_policy import EnvironmentPolicy
-from execclient.sandbox import DangerFullAccess, ReadOnly
+from execclient.govern.approval_policy import NEVER, UNTRUSTED
+from execclient.govern.sandbox import DangerFullAccess, ReadOnly
 from execclient.tools.config import HostSettings, ToolsConfig
 
 
@@ -45,7 +45,7 @@ def test_what_is_not_set_leaves_a_configuration_as_it_is() -> None:
         ({"CO_CLI_SHELL_MAX_TIMEOUT": "soon"}, r"shell_max_timeout \(environment\)"),
         ({"CO_CLI_SHELL_MAX_TIMEOUT": "0"}, r"shell_max_timeout \(environment\)"),
         ({"CO_CLI_SHELL_MAX_TIMEOUT": "inf"}, r"shell_max_timeout \(environment\)"),
-        ({"CO_CLI_SHELL_SAFE_COMMANDS": " , "}, r"shell_safe_commands \(environment\): no command"),
+        ({"CO_CLI_SHELL_SAFE_COMMANDS": " , "}, r"shell_safe_commands \(environment\): it has no command"),
         ({"EXECCLIENT_APPROVAL": "perhaps"}, r"approval \(environment\): .*'perhaps'"),
         ({"EXECCLIENT_SANDBOX": "sieve"}, r"sandbox \(environment\): .*sieve"),
         ({"EXECCLIENT_ENVIRONMENT": "some"}, r"environment \(environment\): inherit: 'some' is none of all"),

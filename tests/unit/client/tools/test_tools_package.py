@@ -7,11 +7,13 @@ import sys
 
 import pytest
 
-import execclient.policy
+import execclient.govern.policy
 import execclient.tools
 
 
-@pytest.mark.parametrize("package", [execclient.tools, execclient.policy], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "package", [execclient.tools, execclient.govern.policy], ids=lambda each: each.__name__
+)
 def test_every_public_name_is_there(package: object) -> None:
     names: list[str] = package.__all__  # type: ignore[attr-defined]
 
@@ -34,7 +36,7 @@ def test_a_name_can_be_the_first_import_of_a_program(name: str) -> None:
 
 def test_the_library_of_rule_files_and_the_server_are_not_imported_with_a_toolset() -> None:
     program = (
-        "import sys; from execclient.tools import Toolset; import execclient.policy; "
+        "import sys; from execclient.tools import Toolset; import execclient.govern.policy; "
         "print([name for name in ('starlark', 'tree_sitter', 'structlog', 'uvloop', 'psutil', 'typer') "
         "if name in sys.modules])"
     )

@@ -56,8 +56,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     async def may_type(*_: object, **__: object) -> None:
         """It is the turn that started the session."""
 
-    monkeypatch.setattr(module, "answer", answer)
-    monkeypatch.setattr(module, "ask_to_type", may_type)
+    monkeypatch.setattr(module, "session_answer", answer)
+    monkeypatch.setattr(module, "approve_input", may_type)
 
     async def carried_out(session: Session, **arguments: object) -> None:
         context: Any = SimpleNamespace(

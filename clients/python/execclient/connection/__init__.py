@@ -1,0 +1,1 @@
+"""Connections to a server: URLs, channels, requests and responses."""

@@ -1,0 +1,1 @@
+"""Rules, approvals and sandboxes for the commands of a model."""

@@ -1,0 +1,1 @@
+"""A session that survives its connections: replay of output, recovery, events."""

@@ -1,0 +1,1 @@
+"""`fs/applyEdits`, which changes several files at once: plan, journal, transaction, recovery."""

@@ -1,0 +1,124 @@
+"""The options of a start beside the program, and the comparison with a later start (`docs/protocol.md`,
+P20 to P22).
+
+A digest of each parameter is kept instead of the parameters: they outlive the server, may be large, and hold
+values of the environment that must not appear in a file. A parameter that has its default is left out, so a
+parameter that a newer version adds makes no difference to an older start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from _blake2 import blake2b  # what `hashlib` has, which loads OpenSSL for the others
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from execprotocol.process import USUAL_SIZE, StartParams
+
+if TYPE_CHECKING:
+    from execserver.sandbox.confinement import Confinement
+
+MAX_KEPT_ARGV = 4096
+"""Characters of a command line that are kept for `process/list`, each argument counting for one more: enough
+to recognize a command. The ledger holds them."""
+
+_CUT = "…"
+
+_COMPARED = [
+    field for field in msgspec.structs.fields(StartParams) if field.name not in ("process_id", "if_exists")
+]
+"""All parameters but for the name of the process and what to do when that is taken."""
+
+_DIGEST_BYTES = 8
+"""16 hexadecimal digits. A client gains nothing from two of its own starts that look the same."""
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""Names in any order are the same object; text that is no UTF-8 (in paths) stands as escapes."""
+
+
+class StartOptions(msgspec.Struct, frozen=True):
+    """The options of a start beside the program."""
+
+    timeout: float | None
+    """Seconds after which the process is killed."""
+    idle_timeout: float | None
+    """Seconds without output or input after which it is killed."""
+    digests: dict[str, str] | None
+    """A digest of each parameter, for a later start that wants to attach."""
+    argv: list[str]
+    """The command line as `process/list` shows it."""
+    cwd: str
+    """The working directory, likewise."""
+    confinement: Confinement | None = None
+    """The sandbox. It belongs to the process, once there is one."""
+
+    @classmethod
+    def of(
+        cls, params: StartParams, *, may_attach: bool, confinement: Confinement | None = None
+    ) -> StartOptions:
+        """The options of a request.
+
+        Args:
+            params: the request.
+            may_attach: whether a later start may want to attach. Without that the digests would cost more
+                than a spawn has to spare.
+            confinement: the sandbox that was prepared for it.
+        """
+        return cls(
+            _seconds(params.timeout_ms),
+            _seconds(params.idle_timeout_ms),
+            start_digests(params) if may_attach else None,
+            bounded_argv(params.argv),
+            bounded_path(params.cwd),
+            confinement,
+        )
+
+
+def start_digests(params: StartParams) -> dict[str, str]:
+    """A digest of each parameter that is not its default, by its name on the wire."""
+    return {
+        field.encode_name: _digest(value)
+        for field in _COMPARED
+        if (value := getattr(params, field.name)) not in (field.default, USUAL_SIZE)
+    }
+
+
+def first_difference(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
+    """The first parameter, in the order of the document, in which two starts differ; None if none does."""
+    for field in _COMPARED:
+        if old.get(field.encode_name) != new.get(field.encode_name):
+            return field.encode_name
+    return next((name for name in old if name not in new), None)
+
+
+def bounded_argv(argv: list[str]) -> list[str]:
+    """A command line, cut at `MAX_KEPT_ARGV`; an ellipsis stands for what is missing."""
+    if sum(map(len, argv)) + len(argv) <= MAX_KEPT_ARGV:
+        return argv
+    kept: list[str] = []
+    room = MAX_KEPT_ARGV
+    for argument in argv:
+        if len(argument) + 1 > room:
+            kept.append(argument[: max(0, room - 1)] + _CUT)
+            break
+        kept.append(argument)
+        room -= len(argument) + 1
+    return kept
+
+
+def bounded_path(path: str) -> str:
+    """A native path as bounded text: bytes that are no UTF-8 become U+FFFD."""
+    text = path if path.isascii() else os.fsencode(path).decode(errors="replace")
+    return text if len(text) <= MAX_KEPT_ARGV else text[: MAX_KEPT_ARGV - 1] + _CUT
+
+
+def _digest(value: Any) -> str:
+    plain = msgspec.to_builtins(value, enc_hook=str)  # a foreign path is no plain text
+    return blake2b(_encode(plain).encode("ascii"), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -1,0 +1,1 @@
+"""An executor that serves clients through a relay."""

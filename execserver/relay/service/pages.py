@@ -1,0 +1,163 @@
+"""The relay's pages: health and readiness without credentials; metrics and environments for its own user."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from aiohttp import hdrs, web
+
+from execserver.relay.service.errors import Guard, HttpError
+from execserver.relay.service.registry import RelayRegistry
+from execserver.relay.service.registry_http import RegistryHttp
+from execserver.relay.service.rendezvous import Rendezvous
+from execserver.relay.service.rendezvous_http import RendezvousHttp
+from execserver.telemetry.exposition import Number, Reading, Readings, RenderedPage, render
+from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayDefinition, RelayNumbers
+
+
+class MetricsReader:
+    """Reads all metrics at one moment, on the loop's thread.
+
+    Args:
+        registry: for environments.
+        registry_http: for the outcomes of requests.
+        rendezvous: for streams and frames.
+        rendezvous_http: for sockets and their queues.
+        guard: for refused requests.
+        is_draining: whether the relay is draining.
+    """
+
+    def __init__(
+        self,
+        registry: RelayRegistry,
+        registry_http: RegistryHttp,
+        rendezvous: Rendezvous,
+        rendezvous_http: RendezvousHttp,
+        guard: Guard,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._registry = registry
+        self._registry_http = registry_http
+        self._rendezvous = rendezvous
+        self._rendezvous_http = rendezvous_http
+        self._guard = guard
+        self._is_draining = is_draining
+        self._began = time.monotonic()
+
+    def numbers(self) -> RelayNumbers:
+        """The current values."""
+        counters = self._rendezvous.counters
+        queues = {
+            "executor": [peer.queued for peer in self._rendezvous_http.executors],
+            "client": [peer.queued for peer in self._rendezvous_http.harnesses.values()],
+        }
+        return RelayNumbers(
+            uptime_seconds=time.monotonic() - self._began,
+            draining=int(self._is_draining()),
+            environments=len(self._registry.environments()),
+            environments_online=self._registry.online,
+            clients=counters.harnesses,
+            streams=counters.streams,
+            frames={"executor": counters.frames_up, "client": counters.frames_down},
+            bytes={"executor": counters.bytes_up, "client": counters.bytes_down},
+            dropped=counters.dropped,
+            resets=counters.resets,
+            queued_bytes={to: sum(each) for to, each in queues.items()},
+            largest_queue_bytes={to: max(each, default=0) for to, each in queues.items()},
+            closed=counters.closed,
+            pauses={"helped": counters.holds - counters.failed_holds, "failed": counters.failed_holds},
+            registrations=self._outcomes("register", ("accepted", "conflict")),
+            introductions=self._outcomes("connect", ("accepted", "offline")),
+            validations=self._outcomes("validate", ("valid", "invalid")),
+            refusals=dict(self._guard.refusals),
+        )
+
+    def _outcomes(self, request: str, outcomes: tuple[str, ...]) -> dict[str, int]:
+        return {outcome: self._registry_http.outcomes[request, outcome] for outcome in outcomes}
+
+
+class Pages:
+    """The handlers of the pages.
+
+    Args:
+        registry: for registered environments.
+        rendezvous: for their streams.
+        metrics: reads the metrics.
+        is_draining: whether the relay is draining.
+    """
+
+    def __init__(
+        self,
+        registry: RelayRegistry,
+        rendezvous: Rendezvous,
+        metrics: MetricsReader,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._registry = registry
+        self._rendezvous = rendezvous
+        self._metrics = metrics
+        self._is_draining = is_draining
+
+    def public(self, prefix: str) -> list[web.RouteDef]:
+        """The routes for the listener of the peers, below a prefix."""
+        return [web.get(f"{prefix}/healthz", self.healthz), web.get(f"{prefix}/readyz", self.readyz)]
+
+    def private(self) -> list[web.RouteDef]:
+        """The routes for the control socket."""
+        return [*self.public(""), *self.metrics_only(), web.get("/environments", self.environments)]
+
+    def metrics_only(self) -> list[web.RouteDef]:
+        """The routes for the listener of the metrics."""
+        return [web.get("/metrics", self.metrics)]
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """Answer 200 while the loop runs."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """Answer 200 while peers are admitted."""
+        if self._is_draining():
+            raise HttpError(503, "the relay is about to end")
+        return web.Response(text="ready\n")
+
+    async def environments(self, _request: web.Request) -> web.Response:
+        """The environments with a connected executor, as JSON."""
+        rows = [
+            {
+                "environment": state.environment_id,
+                "seconds": round(state.seconds, 3),
+                "streams": self._rendezvous.streams_of(state.registration_id),
+                "clients": self._rendezvous.harnesses_of(state.registration_id),
+                "registration": state.registration_id,
+                "key": state.fingerprint,
+            }
+            for state in self._registry.environments()
+            if state.online
+        ]
+        return web.json_response(rows)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """The metrics page."""
+        numbers = self._metrics.numbers()
+        # Rendering takes milliseconds, which would delay frames.
+        content = await asyncio.to_thread(metrics_page, numbers, request.headers.get(hdrs.ACCEPT, ""))
+        return web.Response(body=content.body, headers={hdrs.CONTENT_TYPE: content.content_type})
+
+
+def metrics_page(numbers: RelayNumbers, accept: str) -> RenderedPage:
+    """The metrics page.
+
+    Args:
+        numbers: the values to show.
+        accept: the header of the request.
+    """
+    return render([Readings(each, _values(each, numbers)) for each in RELAY_DEFINITIONS], accept)
+
+
+def _values(definition: RelayDefinition, numbers: RelayNumbers) -> list[Reading]:
+    found = getattr(numbers, definition.number)
+    if isinstance(found, dict):
+        return [Number((key,), value) for key, value in found.items()]
+    return [Number((), found)]

@@ -1,0 +1,1 @@
+"""The probes of a sandbox: which mechanisms this machine has, and whether they confine."""

@@ -1,0 +1,203 @@
+"""The registry of all sessions: opening, resuming, detaching, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
+
+from execprotocol.errors import InvalidRequest, SessionAttached
+from execserver.fault_points import reach
+from execserver.memory import give_back
+from execserver.processes.executor import Executor
+from execserver.processes.process import ManagedProcess
+from execserver.processes.store import ProcessStore
+from execserver.processes.takeover import Takeover
+from execserver.sessions.session import Session
+from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import measures
+
+log = Logger()
+
+PROBE_SECONDS = 5.0
+"""How long the connection of a session may be silent once another connection asks for the session. The stock
+client gives up after 45 s; a half-open connection must be detected before."""
+
+
+TIDY_UP_SECONDS = 1.0
+"""The time after the end of a session until memory is returned to the system."""
+
+
+class AttachedConnection(Protocol):
+    """The connection that a session is attached to."""
+
+    def probe(self, timeout: float) -> None:
+        """Drop the connection unless its peer answers in `timeout` seconds."""
+
+
+class SessionRegistry:
+    """The sessions by id.
+
+    Args:
+        executor: runs the processes of all sessions.
+        ttl: how long a detached session is kept, in seconds.
+    """
+
+    def __init__(self, executor: Executor, ttl: float) -> None:
+        self._executor = executor
+        self.ttl = ttl
+        self._sessions: dict[str, Session] = {}
+        self._holders: dict[str, AttachedConnection] = {}
+        self._tidy_up: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def open(self, holder: AttachedConnection) -> Session:
+        """Open a session for a connection."""
+        session_id = str(uuid.uuid4())
+        self._executor.recovery.session_opened(session_id)
+        session = Session(session_id, ProcessStore(self._executor, session_id))
+        self._sessions[session.id] = session
+        self._holders[session.id] = holder
+        measures.sessions_opened += 1
+        log.info("session opened", session=session.id)
+        return session
+
+    def resume(self, session_id: str, holder: AttachedConnection) -> Session:
+        """Resume a detached session for a connection.
+
+        Raises:
+            InvalidRequest: the session is unknown or has ended.
+            SessionAttached: another connection has the session; that one is probed.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise InvalidRequest(
+                f"unknown session id {session_id}", name="unknown_session", field="resumeSessionId"
+            )
+        incumbent = self._holders.get(session_id)
+        if incumbent is not None:
+            incumbent.probe(PROBE_SECONDS)
+            raise SessionAttached(f"session {session_id} is already attached to another connection")
+        self._holders[session_id] = holder
+        measures.sessions_resumed += 1
+        log.info("session resumed", session=session.id, processes=len(session.processes))
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """A session, attached or detached.
+
+        Raises:
+            InvalidRequest: the session is unknown or has ended.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise InvalidRequest(
+                f"unknown session id {session_id} (`sessionId`)", name="unknown_session", field="sessionId"
+            )
+        return session
+
+    def detach(self, session: Session) -> None:
+        """Detach a session whose connection is gone, and start its expiry."""
+        self._holders.pop(session.id, None)
+        if session.attachment is not None:
+            session.attachment.close()
+            session.attachment = None
+        if session.id in self._sessions:
+            self._set_expiry(session)
+            log.info("session detached", session=session.id, processes=len(session.processes))
+
+    def end(self, session: Session) -> Awaitable[None]:
+        """End an attached session for its client; a second call waits for the same end.
+
+        Its id is unknown at once, and no process can start in it. The awaitable is done once all its
+        processes are gone; cancelling it has no effect.
+        """
+        ending = session.ending
+        if ending is None:
+            log.info("session ends as its client asks", session=session.id)
+            ending = self._begin_end(session)
+        return asyncio.shield(ending)
+
+    def inherit(self, takeover: Takeover) -> None:
+        """Go on with the sessions of a dead server: detached, each with the whole of its time."""
+        stores: dict[str, ProcessStore] = {}
+        for session_id in takeover.state.sessions:
+            stores[session_id] = ProcessStore(self._executor, session_id)
+
+        def on_closed(session_id: str) -> Callable[[ManagedProcess], None]:
+            store = stores.get(session_id)
+            return store.on_closed if store is not None else _ignore
+
+        inherited = takeover.inherit(on_closed)
+        closed: list[ManagedProcess] = []
+        for session_id, state in takeover.state.sessions.items():
+            session = Session(session_id, stores[session_id])
+            processes = inherited.pop(session_id, [])
+            session.processes.inherit(processes, state.numbers)
+            for process in processes:
+                if process.closed:
+                    closed.append(process)
+            if state.ending:
+                self._kill_soon(session)
+            else:
+                self._sessions[session_id] = session
+                self._set_expiry(session)
+
+        def over_since(process: ManagedProcess) -> float | None:
+            return takeover.state.processes[process.number].over_since
+
+        for process in sorted(closed, key=lambda process: over_since(process) or math.inf):
+            stores[process.started.session].on_closed(process, over_since(process))
+        for orphans in inherited.values():
+            for process in orphans:
+                self._executor.forget(process)
+        log.info("sessions inherited", sessions=len(self), processes=self._executor.live)
+
+    def _set_expiry(self, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        session.expiry = loop.call_later(self.ttl, self._begin_end, session)
+
+    def _tidy_up_soon(self) -> None:
+        """Return memory to the system, once for all sessions that end within a second."""
+
+        def tidy_up() -> None:
+            self._tidy_up = None
+            give_back()
+
+        if self._tidy_up is None:
+            self._tidy_up = asyncio.get_running_loop().call_later(TIDY_UP_SECONDS, tidy_up)
+
+    def _begin_end(self, session: Session) -> asyncio.Task[None]:
+        measures.sessions_ended += 1
+        self._sessions.pop(session.id, None)
+        self._executor.recovery.session_ending(session.id)
+        session.processes.refuse_starts()
+        reach("session-ending")
+        return self._kill_soon(session)
+
+    def _kill_soon(self, session: Session) -> asyncio.Task[None]:
+        task = session.ending = asyncio.get_running_loop().create_task(self._kill(session))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    async def _kill(self, session: Session) -> None:
+        processes = len(session.processes)
+        survivors = await session.processes.end()
+        self._executor.recovery.session_ended(session.id)
+        log.info("session ended", session=session.id, processes=processes, survivors=survivors)
+        # Shows a leak without a debugger.
+        self._tidy_up_soon()
+        log.debug("daemon", sessions=len(self), tasks=len(asyncio.all_tasks()), live=self._executor.live)
+
+
+def _ignore(_: object) -> None:
+    """Do nothing."""

@@ -1,0 +1,99 @@
+"""`.ci/run` checks the manual when its inputs changed, and when it cannot know."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+RUN = ".ci/run"
+
+
+class Clone:
+    """A repository with one page, one module and `.ci/run`, and a `make` that logs its arguments."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = folder / "made"
+        program = folder / "bin" / "make"
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/sh\necho "$@" >> {self._log}\ntest "$1" != "$FAIL"\n')
+        program.chmod(0o755)
+        self._repository = folder / "repository"
+        for name in (RUN, "docs/index.md", "execserver/__init__.py"):
+            copy = self._repository / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy)
+        self.git("init", "--quiet", "--initial-branch", "main")
+        self.change("README.md")
+
+    def git(self, *arguments: str) -> None:
+        identity = (
+            "-c",
+            "user.name=test",
+            "-c",
+            "user.email=test@example.invalid",
+            "-c",
+            "commit.gpgsign=false",
+        )
+        subprocess.run(["git", *identity, *arguments], cwd=self._repository, check=True, capture_output=True)
+
+    def change(self, name: str) -> None:
+        with (self._repository / name).open("a") as file:
+            file.write("# a line\n")
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", f"Change {name}")
+
+    def run(self, *, fail: str = "") -> list[str]:
+        """What is made, in order."""
+        self._log.write_text("")
+        path = f"{self._folder / 'bin'}:{os.environ['PATH']}"
+        done = subprocess.run([self._repository / RUN], env={"PATH": path, "FAIL": fail}, check=False)
+        assert (done.returncode == 0) == (not fail)
+        return self._log.read_text().split()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+WITHOUT_DOCS = ["test", "interop"]
+WITH_DOCS = ["test", "docs-check", "interop"]
+
+
+def test_the_manual_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
+    assert clone.run() == WITH_DOCS
+
+
+@pytest.mark.parametrize(
+    ("changed", "made"),
+    [("execserver/__init__.py", WITHOUT_DOCS), ("docs/index.md", WITH_DOCS), ("pyproject.toml", WITH_DOCS)],
+)
+def test_a_branch_is_compared_with_where_it_left_main(clone: Clone, changed: str, made: list[str]) -> None:
+    clone.git("update-ref", "refs/remotes/origin/main", "HEAD")
+    clone.change(changed)
+
+    assert clone.run() == made
+
+
+def test_main_itself_is_compared_with_what_last_passed(clone: Clone) -> None:
+    clone.run()
+    clone.change("execserver/__init__.py")
+    clone.git("update-ref", "refs/remotes/origin/main", "HEAD")
+
+    assert clone.run() == WITHOUT_DOCS
+
+
+def test_a_failed_check_runs_again(clone: Clone) -> None:
+    clone.run()
+    clone.change("docs/index.md")
+    assert clone.run(fail="docs-check") == ["test", "docs-check"]
+    clone.change("execserver/__init__.py")
+
+    assert clone.run() == WITH_DOCS

@@ -1,0 +1,188 @@
+"""The executor's life at a registry, in this process: what makes it wait, begin again, or end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from execprotocol.relay import contract
+from execprotocol.relay.frames import MAX_FRAME_BYTES
+from execprotocol.relay.keys import KeyPair
+from execserver.relay.executor import executor
+from execserver.relay.executor.executor import DIALS_A_REGISTRATION, RemoteExecutor, _Backoff
+from execserver.relay.executor.identity import Identity, TokenSource
+from tests.support.echo import Echo
+from tests.support.fake_relay import ENVIRONMENT, FakeRelay, refusal
+
+CONFLICT = refusal(503, contract.REGISTRATION_CONFLICT)
+
+
+Start = Callable[..., RemoteExecutor]
+
+
+@pytest.fixture
+async def relay() -> AsyncIterator[FakeRelay]:
+    async with FakeRelay() as relay:
+        yield relay
+
+
+@pytest.fixture
+async def start(relay: FakeRelay, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    monkeypatch.setattr(executor, "REDIAL_SECONDS", (0.005, 0.02))
+    monkeypatch.setattr(executor, "REGISTER_SECONDS", (0.005, 0.02))
+    monkeypatch.setattr(executor, "STANDBY_SECONDS", (0.005, 0.01))
+    started = []
+
+    def begin(refused: Callable[[str], None] | None = None) -> RemoteExecutor:
+        identity = Identity(relay.url, ENVIRONMENT, KeyPair.generate(), TokenSource("t", None), None)
+        remote = RemoteExecutor(identity, Echo, refused=refused)
+        remote.start()
+        started.append(remote)
+        return remote
+
+    yield begin
+    for remote in started:
+        remote.close()
+        await remote.closed(0.01)
+
+
+async def test_whatever_the_registry_answers_it_is_asked_again(relay: FakeRelay, start: Start) -> None:
+    answers = [(500, "broken"), (401, "unauthorized"), (400, "bad"), (429, "slow"), (404, "")]
+    relay.register_answers.extend(refusal(*answer) for answer in answers)
+    relay.register_answers.append((200, {"environment_id": "another"}))
+    start()
+    await relay.online()
+    assert relay.register_requests == 7
+
+
+async def test_a_hot_standby_says_so_once_and_takes_over(relay: FakeRelay, start: Start) -> None:
+    relay.register_answers.extend([CONFLICT] * 5)
+    with capture_logs() as logs:
+        start()
+        await relay.online()
+        async with asyncio.timeout(10):
+            while len(logs) < 2:
+                await asyncio.sleep(0.001)
+    assert [line["event"] for line in logs] == [
+        "relay: standing by: another executor holds the environment",
+        "relay: connected",
+    ]
+
+
+async def test_the_same_reason_is_logged_once(relay: FakeRelay, start: Start) -> None:
+    relay.register_answers.extend([refusal(500, "a")] * 3 + [refusal(500, "b")] * 3)
+    with capture_logs() as logs:
+        start()
+        await relay.online()
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["relay: not registered"] * 2
+
+
+async def test_only_a_final_refusal_ends_it_and_only_on_demand(relay: FakeRelay, start: Start) -> None:
+    relay.register_answers.extend([CONFLICT, refusal(500, ""), refusal(429, ""), refusal(403, "forbidden")])
+    ended = asyncio.get_running_loop().create_future()
+    start(refused=ended.set_result)
+    async with asyncio.timeout(10):
+        reason = await ended
+    assert "403 (forbidden, by the test)" in reason
+    assert relay.register_requests == 4
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 409, 410, 429])
+async def test_a_refused_upgrade_registers_anew(relay: FakeRelay, start: Start, status: int) -> None:
+    relay.dial_answers.append(status)
+    start()
+    await relay.online(dials=2)
+    assert relay.dials == ["/executor/1", "/executor/2"]
+    assert relay.executor_keys[0] == relay.executor_keys[1]
+
+
+@pytest.mark.parametrize("status", [500, 503, 302, 200])
+async def test_any_other_answer_to_an_upgrade_is_waited_out(
+    relay: FakeRelay, start: Start, status: int
+) -> None:
+    relay.dial_answers.extend([status, status])
+    start()
+    await relay.online(dials=3)
+    assert set(relay.dials) == {"/executor/1"}
+
+
+@pytest.mark.statement("R41")
+async def test_an_address_that_stays_dead_is_asked_for_again(relay: FakeRelay, start: Start) -> None:
+    relay.dial_answers.extend([503] * DIALS_A_REGISTRATION)
+    start()
+    await relay.online(dials=DIALS_A_REGISTRATION + 1)
+    assert relay.dials == ["/executor/1"] * DIALS_A_REGISTRATION + ["/executor/2"]
+    assert relay.executor_keys[0] == relay.executor_keys[1]
+
+
+async def test_while_the_registry_has_no_answer_either_the_old_address_is_dialed(
+    relay: FakeRelay, start: Start
+) -> None:
+    relay.dial_answers.extend([503] * (DIALS_A_REGISTRATION + 2))
+    start()
+    async with asyncio.timeout(10):
+        while not relay.dials:
+            await asyncio.sleep(0)
+    relay.register_answers.extend([refusal(500, "broken")] * 2)
+    await relay.online(dials=DIALS_A_REGISTRATION + 3)
+    assert relay.dials == ["/executor/1"] * (DIALS_A_REGISTRATION + 2) + ["/executor/2"]
+
+
+async def test_frames_that_are_none_do_not_end_the_socket(relay: FakeRelay, start: Start) -> None:
+    start()
+    await relay.online()
+    await relay.send(b"\xff" * 20)
+    await relay.send_text("text")
+    client = relay.client()
+    await client.open()
+    await client.send(b'{"still": "here"}')
+    assert await client.receive() == {"still": "here"}
+
+
+async def test_a_message_that_is_too_long_ends_the_socket_which_comes_again(
+    relay: FakeRelay, start: Start
+) -> None:
+    start()
+    await relay.online()
+    await relay.send(bytes(MAX_FRAME_BYTES))
+    await relay.send(bytes(MAX_FRAME_BYTES + 1))
+    await relay.online(dials=2)
+
+
+async def test_it_leaves_once_its_last_client_is_gone(relay: FakeRelay, start: Start) -> None:
+    remote = start()
+    await relay.online()
+    client = relay.client()
+    await client.open()
+    remote.close()
+    await client.send(b"[1]")
+    assert (await client.frame()).kind == "data"
+    late = relay.client()
+    late_end = asyncio.create_task(late.ended())
+    with pytest.raises(Exception, match="noise_relay_protocol_error"):
+        await late.open()
+    late_end.cancel()
+    await client.reset()
+    await remote.closed(5.0)
+    assert await client.ended() == "the executor's socket is gone"
+
+
+async def test_it_can_be_closed_before_it_was_anywhere(relay: FakeRelay, start: Start) -> None:
+    relay.register_answers.extend([CONFLICT] * 1000)
+    remote = start()
+    await relay.until(lambda: relay.register_requests > 2)
+    remote.close()
+    await remote.closed(5.0)
+    assert relay.dials == []
+
+
+def test_waits_double_up_to_the_longest_and_have_a_random_part() -> None:
+    waits = _Backoff(0.2, 5.0)
+    taken = [waits.next() for _ in range(8)]
+    for wait, least in zip(taken, [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0], strict=True):
+        assert least <= wait <= 1.5 * least
+    waits.reset()
+    assert waits.next() <= 0.3

@@ -1,0 +1,94 @@
+"""The relay's metrics: their names, where their numbers come from, and the page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from execprotocol.relay.keys import KeyPair
+from execserver.relay.service.bus import MemoryBus
+from execserver.relay.service.errors import Guard
+from execserver.relay.service.pages import MetricsReader, metrics_page
+from execserver.relay.service.registry import RelayRegistry
+from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
+from execserver.relay.service.rendezvous import Rendezvous
+from execserver.relay.service.rendezvous_http import RendezvousHttp
+from execserver.relay.service.tokens import TokenStore
+from execserver.telemetry.definitions import DEFINITIONS
+from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayNumbers
+
+
+class NoTimer:
+    def cancel(self) -> None: ...
+
+
+def test_names_follow_the_conventions_and_are_those_of_no_daemon() -> None:
+    names = [each.name for each in RELAY_DEFINITIONS]
+
+    assert len({*names, *(each.name for each in DEFINITIONS)}) == len(names) + len(DEFINITIONS)
+    for each in RELAY_DEFINITIONS:
+        assert re.fullmatch(r"execserver_relay_[a-z]+(_[a-z]+)*", each.name)
+        assert each.name.endswith("_total") == (each.kind == "counter"), each.name
+        assert each.help.endswith(".")
+        assert "|" not in each.help  # it stands in a table
+
+
+def test_each_number_has_one_metric_with_a_label_where_there_are_several() -> None:
+    members = {each.name: each for each in fields(RelayNumbers)}
+
+    assert sorted(each.number for each in RELAY_DEFINITIONS) == sorted(members)
+    for each in RELAY_DEFINITIONS:
+        assert bool(each.labels) == ("dict" in str(members[each.number].type)), each.name
+
+
+def test_the_page_shows_what_was_counted() -> None:
+    numbers = RelayNumbers(streams=7, frames={"executor": 3, "client": 4}, refusals={"401": 2})
+
+    plain, other = (
+        metrics_page(numbers, ""),
+        metrics_page(numbers, "application/openmetrics-text; version=1.0.0"),
+    )
+
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in parse_text(plain.body.decode())
+        for sample in family.samples
+    }
+    assert found["execserver_relay_streams",] == 7
+    assert found["execserver_relay_frames_total", "client"] == 4
+    assert found["execserver_relay_refusals_total", "401"] == 2
+    assert found["process_open_fds",] > 0
+    names = {family.name for family in parse_openmetrics(other.body.decode())}  # type: ignore[no-untyped-call]
+    assert {each.name.removesuffix("_total") for each in RELAY_DEFINITIONS} <= names
+
+
+def test_the_watcher_reads_every_number_where_it_is_counted() -> None:
+    draining = False
+    registry = RelayRegistry(lambda: 0.0)
+    rendezvous = Rendezvous(MemoryBus(), lambda: 0.0, lambda _seconds, _call: NoTimer())
+    guard = Guard()
+    registry_http = RegistryHttp(
+        registry, TokenStore.__new__(TokenStore), PublicUrls("", "http", ""), lambda: draining
+    )
+    sockets = RendezvousHttp(registry, rendezvous, lambda: draining)
+    watcher = MetricsReader(registry, registry_http, rendezvous, sockets, guard, lambda: draining)
+    registered = registry.register("box", KeyPair.generate().public, "token")
+    registry.register("other", KeyPair.generate().public, "token")
+    registry.socket_opened(registered.registration)
+    rendezvous.counters.bytes_down = 11
+    rendezvous.counters.holds, rendezvous.counters.failed_holds = 5, 2
+    registry_http.outcomes["register", "conflict"] += 1
+    guard.refusals["503"] += 1
+    draining = True
+
+    numbers = watcher.numbers()
+
+    assert (numbers.environments, numbers.environments_online, numbers.draining) == (2, 1, 1)
+    assert numbers.bytes == {"executor": 0, "client": 11}
+    assert numbers.pauses == {"helped": 3, "failed": 2}
+    assert numbers.registrations == {"accepted": 0, "conflict": 1}
+    assert numbers.refusals == {"503": 1}
+    assert numbers.largest_queue_bytes == {"executor": 0, "client": 0}
