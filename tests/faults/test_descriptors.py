@@ -39,7 +39,7 @@ def fill() -> Iterator[Callable[[Service], Callable[[], None]]]:
                 connection = mine.enter_context(socket.socket(socket.AF_UNIX))
                 connection.setblocking(False)
                 connection.connect(str(service.path))
-            # A daemon accepts no peer without descriptors for its check, so two stay free: they are taken away.
+            # A daemon accepts no peer that it has no descriptors to check, so two stay free: take them.
             assert eventually(lambda: service.descriptors >= LIMIT - 2, within=10)
             mine.enter_context(only_descriptors_below(service, lowest_free(service)))
             return mine.close
