@@ -74,13 +74,16 @@ async def test_it_ends_when_the_block_fails(url: str, left: Left) -> None:
 
 
 async def test_it_ends_when_the_block_is_cancelled(url: str, left: Left) -> None:
+    running = asyncio.Event()
+
     async def work() -> None:
         async with connect(url) as executor:
             await leave(executor, left)
+            running.set()
             await asyncio.sleep(1000)
 
     working = asyncio.create_task(work())
-    await asyncio.to_thread(left.wait_running, 2)
+    await running.wait()
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
