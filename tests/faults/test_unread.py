@@ -94,7 +94,7 @@ def test_unread_output_costs_a_ring_and_no_memory(
     first, second = processor[half] - processor[0], processor[2 * half] - processor[half]
     growth = max(resident) - resident[0]
     report(
-        f"{total / 1e9:.1f} GB by one child in {seconds:.0f} s, nobody reading: server and "
+        f"{total / 1e9:.1f} GB by one child in {seconds:.0f} s, no reader: server and "
         f"supervisor +{growth:.1f} MiB, disk {disk:.0f} MiB, {first:.1f} s processor time in one half "
         f"and {second:.1f} s in the other; {kept / MIB:.0f} MiB kept, the rest stated as lost"
     )
