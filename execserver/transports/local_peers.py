@@ -26,7 +26,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-from execserver.descendants import tag_of
+from execserver.descendants import read_proc, tag_of
 
 _SO_PEERPIDFD = 77  # include/uapi/asm-generic/socket.h; since Linux 6.5
 _NETLINK_SOCK_DIAG = 4
@@ -264,8 +264,8 @@ def _is_confined(pid: int) -> bool:
     Raises:
         FileNotFoundError, ProcessLookupError: it has ended, or /proc does not show it.
     """
-    status = _read(f"/proc/{pid}/status")
-    users = _read(f"/proc/{pid}/uid_map")
+    status = read_proc(f"/proc/{pid}/status")
+    users = read_proc(f"/proc/{pid}/uid_map")
     if _depth(status) > _own_depth() or (users != _own_users() and not users.endswith(_ALL_USERS)):
         return True
     return b"\nSeccomp:\t2\n" in status and tag_of(pid) is not None
@@ -279,12 +279,12 @@ def _depth(status: bytes) -> int:
 
 @functools.cache
 def _own_depth() -> int:
-    return _depth(_read("/proc/self/status"))
+    return _depth(read_proc("/proc/self/status"))
 
 
 @functools.cache
 def _own_users() -> bytes:
-    return _read("/proc/self/uid_map")
+    return read_proc("/proc/self/uid_map")
 
 
 def _pids() -> set[int]:
@@ -295,14 +295,3 @@ def _has_ended(handle: int) -> bool:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        content = b""
-        while piece := os.read(descriptor, 8192):
-            content += piece
-        return content
-    finally:
-        os.close(descriptor)
