@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.docs.commands import commands_of
 from tests.docs.conftest import build
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks_of
 from tools.manual_site import ROOT_PAGES
 
 _LOADED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?([^"'\s>]+)|<link\b[^>]*>""")
@@ -56,6 +58,20 @@ def test_the_search_works_from_a_folder(site: Path) -> None:
         )
         assert shim < bundle
         assert (page.parent / loaded[shim]).resolve() == site / "assets" / "iframe-worker.js"
+
+
+@pytest.mark.manual
+def test_each_console_block_says_which_commands_are_copied(site: Path) -> None:
+    copied = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        built = (site / page.relative_to(ROOT / "docs")).with_suffix(".html").read_text()
+        blocks = [block for block in blocks_of(page) if block.language == "console"]
+        wanted = ["\n".join(command.text for command in commands_of(block.text)) for block in blocks]
+        found = [html.unescape(text) for text in re.findall('data-copy="([^"]*)"', built)]
+        assert found == wanted, page.name
+        copied += found
+    assert len(copied) > 100
+    assert any("<<'END'\n" in text for text in copied)
 
 
 _PAGE_LINE = re.compile(r"- \[[^]]+\]\(([^)]+\.md)\): \S.*[^.:]")
