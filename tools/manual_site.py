@@ -1,6 +1,7 @@
 """Hooks of the manual's site (`make docs`): what mkdocs and its theme do not do by themselves.
 
 - The copy button of a console block copies the commands without prompts and output: those that the tests run.
+- A flag in the text is not broken at its hyphens.
 - CONTRIBUTING.md and SECURITY.md of the repository's root are pages too.
 - `llms.txt` is an index of the pages for language models (https://llmstxt.org), with each page as Markdown;
   `llms-full.txt` has the pages for users in one file.
@@ -35,6 +36,7 @@ FOR_DEVELOPERS = "Develop"
 """The part of the navigation that `llms.txt` calls optional and `llms-full.txt` omits."""
 
 _CONSOLE = re.compile(r'<div class="language-console highlight">(.*?</code>)', re.DOTALL)
+_FLAG = re.compile(r"<code>(?=-[^<]{1,24}</code>)")
 _TAG = re.compile(r"<[^>]+>")
 _FENCE = re.compile(r"(^```.*?^```\n)", re.DOTALL | re.MULTILINE)
 _SNIPPET = re.compile(r'^--8<-- "([^"]+)"\n', re.MULTILINE)
@@ -56,8 +58,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(content: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Say in each console block what its copy button copies."""
-    return _CONSOLE.sub(_with_commands, content)
+    """Say in each console block what its copy button copies, and mark flags, which should not be broken."""
+    return _CONSOLE.sub(_with_commands, _FLAG.sub('<code class="flag">', content))
 
 
 def _with_commands(block: re.Match[str]) -> str:
