@@ -17,7 +17,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check dist release-check soak faults fuzz bubblewrap \
-	terminal-tools ssh-server runtimes interop interop-setup probe relay-probe vectors stock-client \
+	terminal-tools ssh-server browser runtimes interop interop-setup probe relay-probe vectors stock-client \
 	stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate \
 	bench-relay clean
 
@@ -125,6 +125,10 @@ terminal-tools:
 ssh-server:
 	$(call install,command -v ssh >/dev/null && test -x /usr/sbin/sshd,openssh-client openssh-server,ssh or sshd)
 
+# The manual's site is read in a browser. One package has the driver of the other's version.
+browser:
+	$(call install,command -v chromium >/dev/null && command -v chromedriver >/dev/null,chromium chromium-driver,chromium or chromedriver)
+
 # What programs of C and Node do with sockets in a sandbox is tried with real ones.
 runtimes:
 	$(call install,command -v cc >/dev/null && command -v node >/dev/null,gcc libc6-dev nodejs,cc or node)
@@ -133,10 +137,10 @@ runtimes:
 
 # mkdocs-material says at each build what will come after it.
 docs: setup ## the manual as a site, in site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
-docs-check: setup bubblewrap ssh-server ## run what the manual says, build the site, install the wheels
+docs-check: setup bubblewrap ssh-server browser ## run what the manual says, read the site in a browser, install the wheels
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/docs
 
 DIST ?= dist

@@ -169,7 +169,7 @@ async def test_pygls_drives_a_process_over_stdio(environment: dict[str, str], tm
         assert server.stdin is not None
         server.stdin.close()
         assert await asyncio.wait_for(statuses.get(), PATIENCE) == 0
-        await client.stop()  # type: ignore[no-untyped-call]
+        await client.stop()
 
 
 # -- jsonrpcclient: builds and parses messages, and leaves carrying them to others

@@ -9,15 +9,17 @@ from typing import Any
 _HEAD = """\
 # Messages
 
-Every method and event of the wire, made from the models by `make schemas`. How they work together is
-told in [the wire protocol](../protocol.md). The same as JSON Schemas, one file a message, stands in
-`schemas/`, and as an OpenRPC document in `schemas/openrpc.json`, which `rpc.discover` answers too.
+Every method and event of the wire, made from the models by `make schemas`. [The wire
+protocol](../protocol.md) explains how they work together. The folder `schemas/` of the repository has the
+same as JSON Schemas, one file for each message, and as an OpenRPC document, `schemas/openrpc.json`, which
+`rpc.discover` answers too.
 
-Parameters are an object, or an array of all of them in the order of the tables: null stands for one
-whose default that is, and only those at the end with another default may be left out. Those marked
-*extension* have no place in the array, and results have members so marked only on connections that
-asked for them in `initialize`. Unknown members of requests are ignored. Bytes are standard base64 with
-padding. The name of an error goes to connections that speak standard JSON-RPC 2.0, as `data.code`.
+Parameters are an object. They may also be an array of all parameters in the order of the tables: null takes
+the place of a parameter whose default is null, and a parameter with another default may be left out if no
+other follows it. Parameters marked *extension* have no place in the array. Results have the members marked
+*extension* only on connections that asked for them in `initialize`. Unknown members of requests are ignored.
+Bytes are standard base64 with padding. Connections that speak standard JSON-RPC 2.0 get the name of an
+error, as `data.code`.
 """
 
 _RUN_BY = "<!-- elsewhere: tests/integration/schemas/test_examples.py: the examples are one conversation -->"
