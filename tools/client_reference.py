@@ -19,7 +19,7 @@ from tools.reference_page import DriftError, ReferencePage, Sources, is_error, l
 from tools.tools_reference import ToolsPage
 from tools.wire_docs.generated import split_check, write_or_check
 
-ENTRANCES = ("connect", "Executor", "Process", "TextStream", "FileSystem")
+ENTRANCES = ("connect", "Executor", "Process", "TextStream", "LineStream", "FileSystem")
 """What one works with. Other names are values, or errors."""
 
 _HEAD = """\

@@ -355,6 +355,9 @@ def _check_start(params: StartParams) -> None:
         raise InvalidRequest("networkProxy is not available on this executor (see environment/info)")
     if params.size is not None and not params.tty:
         raise InvalidParams("`size` is that of a terminal: give it with `tty` only", field="size")
+    if params.grace_ms is not None and params.timeout_ms is None and params.idle_timeout_ms is None:
+        text = "`graceMs` is for a time limit: give it with `timeoutMs` or `idleTimeoutMs` only"
+        raise InvalidParams(text, field="graceMs")
 
 
 async def _read_when_news(

@@ -1,4 +1,4 @@
-"""The deadlines of processes: `timeoutMs` and `idleTimeoutMs` (`docs/protocol.md`, P17 to P19).
+"""The time limits of processes, and their grace (`docs/protocol.md`, P17 to P19 and P24).
 
 Rules kept in this file:
 

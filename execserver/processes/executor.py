@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execserver.processes.deadlines import DeadlineKind, Deadlines
+from execserver.processes.deadlines import Deadline, DeadlineKind, Deadlines
 from execserver.processes.exit_cause import OomCounter
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
@@ -193,6 +193,7 @@ class Executor:
             options.argv,
             options.cwd,
             time.time_ns() // 1_000_000,
+            options.grace,
         )
         index, slots = self._record_start(started, spawned, locks)
         measures.processes_started += 1
@@ -290,7 +291,9 @@ class Executor:
         self._processes.pop(number, None)
 
     def forget(self, process: ManagedProcess) -> None:
-        """Release a process; the caller deals with its descendants."""
+        """Release a process; the caller deals with its descendants, unless they are still in their grace."""
+        if process.leader.in_grace:
+            self._kill_at_limit(process, "timeout")
         if not process.closed:
             self.live -= 1
         self.retention.forget(process.number)
@@ -332,14 +335,27 @@ class Executor:
 
     def _deadline_passed(self, number: int, which: DeadlineKind) -> None:
         process = self._processes.get(number)
-        if (
-            process is not None
-            and process.running
-            and not (which == "idleTimeout" and process.postpone_if_throttled())
-        ):
+        if process is None:
+            return
+        if not process.leader.in_grace:
+            if not process.running or (which == "idleTimeout" and process.postpone_if_throttled()):
+                return
             log.info("process ended by the daemon", process=process.process_id, cause=which)
-            process.leader.end_for(which, tree=True)
-            self.tree_killer.kill_later(process)
+            grace = process.started.grace
+            if grace is not None and process.leader.warn(which, self._context.deadlines.clock() + grace):
+                self.kill_after_grace(process)
+                return
+        self._kill_at_limit(process, which)
+
+    def kill_after_grace(self, process: ManagedProcess) -> None:
+        """Kill what is left of a process that was warned, and its descendants, when its grace is over."""
+        deadlines = self._context.deadlines
+        deadlines.forget(process.number)
+        deadlines.add(process.number, Deadline(process.leader.kill_at, None, deadlines.clock()))
+
+    def _kill_at_limit(self, process: ManagedProcess, which: DeadlineKind) -> None:
+        process.leader.end_for(which, tree=True)
+        self.tree_killer.kill_later(process)
 
     # -- the ends of sandboxes
 

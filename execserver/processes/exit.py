@@ -64,6 +64,7 @@ class Leader:
         "_reason",
         "_recovery",
         "inherited",
+        "kill_at",
         "tree_ending",
     )
 
@@ -74,6 +75,9 @@ class Leader:
         """Whether the leader is a child of the supervisor."""
         self.tree_ending = False
         """Whether the ledger says that all descendants are about to be killed."""
+        self.kill_at: float | None = None
+        """When everything is killed that is left after a SIGTERM at a time limit (CLOCK_MONOTONIC, seconds);
+        None without such a signal."""
         self._owner = owner
         self._poller = poller
         self._recovery = recovery
@@ -97,6 +101,7 @@ class Leader:
         """Continue for a leader from a previous server, whose end the supervisor reports."""
         self.inherited = True
         self.tree_ending = state.tree_ending
+        self.kill_at = state.kill_at
         self._reason = cast("ExitCause | None", state.ending)
         if pidfd is not None:
             self._pidfd = self._poller.watch(pidfd, 0, self._on_end_of_forgotten)
@@ -122,6 +127,26 @@ class Leader:
         if first or (tree and not self.tree_ending):
             self.tree_ending = self.tree_ending or tree
             self._recovery.ending(self._owner.number, reason, tree=tree)
+
+    @property
+    def in_grace(self) -> bool:
+        """Whether a SIGTERM at a time limit was sent, and the kill after it is still to come."""
+        return self.kill_at is not None and not self.tree_ending
+
+    def warn(self, reason: ExitCause, kill_at: float) -> bool:
+        """Send SIGTERM to the group before a kill. The caller kills at `kill_at`, also if the leader ends.
+
+        Returns:
+            False, and nothing happens, if the process is about to be killed already.
+        """
+        if not self._owner.running or self._reason is not None:
+            return False
+        self._reason, self.kill_at = reason, kill_at
+        self._recovery.ending(self._owner.number, reason, kill_at=kill_at)
+        self.signal_group(signal.SIGTERM)
+        # A stopped process cannot act on a signal.
+        self.signal_group(signal.SIGCONT)
+        return True
 
     def signal(self, number: int) -> bool:
         """Signal the leader alone; in a sandbox the command, and with SIGKILL everything inside. False, and
@@ -181,6 +206,7 @@ class Leader:
             oom_kills_before=self._oom_kills,
             oom_kills_now=self._oom_counter.look() if counted else None,
             launched=launched,
+            warned=self.kill_at is not None,
         )
 
     def reported(self, status: int) -> None:

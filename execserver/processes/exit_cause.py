@@ -8,6 +8,8 @@ Rules kept in this file:
    first reason counts.
 3. Any other SIGKILL is the kernel's if it counted a kill for want of memory during the life of the process.
    The counter names no victim, so an unrelated `kill -9` in that time looks the same.
+4. After a SIGTERM of ours at a time limit every end is for that limit: a program may catch the signal, clean
+   up and exit with any status.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def exit_cause(
     oom_kills_before: int | None,
     oom_kills_now: int | None,
     launched: bool = False,
+    warned: bool = False,
 ) -> ExitCause:
     """Decide why a process ended.
 
@@ -55,7 +58,10 @@ def exit_cause(
         oom_kills_now: the count after its death. Only used if `may_be_out_of_memory`.
         launched: whether it ran below a launcher, which reports death by signal N as the status 128 + N. A
             command that exits with such a status looks the same.
+        warned: whether it was sent SIGTERM for `ending`.
     """
+    if warned and ending is not None:
+        return ending
     if not (by_signal or (launched and code in _BY_SIGNAL)):
         return "normal"
     if code in _LIMITS:

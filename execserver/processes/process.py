@@ -407,7 +407,8 @@ class ManagedProcess:
         # The leader's output is in the pipes by now. It comes before `exited` where possible.
         self.output.drain()
         context = self._context
-        context.deadlines.forget(self.number)
+        if not self.leader.in_grace:
+            context.deadlines.forget(self.number)
         self.exit_code = exit_code
         self._leave_sandbox(by_signal)
         launched = self.sandbox is not None and self.sandbox.child is not None

@@ -249,9 +249,11 @@ class RecoveryState:
         self._append(StdinClosed(number))
         reach("after-stdin-closed")
 
-    def ending(self, number: int, cause: str, *, tree: bool = False) -> None:
-        """Record why we are about to kill a process, or with `tree` all its descendants."""
-        self._note(Ending(number, cause, tree))
+    def ending(self, number: int, cause: str, *, tree: bool = False, kill_at: float | None = None) -> None:
+        """Record why we are about to kill a process, or with `tree` all its descendants; with `kill_at`
+        later, after a SIGTERM.
+        """
+        self._note(Ending(number, cause, tree, kill_at))
         if tree:
             reach("before-tree-kill")
 

@@ -52,6 +52,8 @@ class StartOptions(msgspec.Struct, frozen=True):
     """The command line as `process/list` shows it."""
     cwd: str
     """The working directory, likewise."""
+    grace: float | None = None
+    """Seconds between SIGTERM and SIGKILL at either limit; None for SIGKILL at once."""
     confinement: Confinement | None = None
     """The sandbox. It belongs to the process, once there is one."""
 
@@ -73,6 +75,7 @@ class StartOptions(msgspec.Struct, frozen=True):
             start_digests(params) if may_attach else None,
             bounded_argv(params.argv),
             bounded_path(params.cwd),
+            _seconds(params.grace_ms),
             confinement,
         )
 

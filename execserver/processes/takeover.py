@@ -167,6 +167,10 @@ class Takeover:
         trees = []
         for process in self._executor.processes():
             known = self.state.processes[process.number]
+            if process.leader.in_grace:
+                # Warned already: another SIGTERM makes some programs give up their cleaning.
+                self._executor.kill_after_grace(process)
+                continue
             if process.running and known.ending is not None:
                 log.info("process ended by the daemon", process=process.process_id, cause=known.ending)
                 process.leader.signal_group(signal.SIGKILL)

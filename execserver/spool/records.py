@@ -95,6 +95,8 @@ class Started(Record, tag="started", frozen=True):
     cwd: str | None = None
     began_at_ms: int = 0
     """The start in milliseconds since 1970."""
+    grace: float | None = None
+    """Seconds between SIGTERM and SIGKILL at a time limit; None for SIGKILL at once."""
 
 
 class Written(Record, tag="written", frozen=True):
@@ -118,6 +120,8 @@ class Ending(Record, tag="ending", frozen=True):
     cause: str
     tree: bool = False
     """Whether every descendant is killed too, also those of a process that has exited."""
+    kill_at: float | None = None
+    """When they are killed, after a SIGTERM at a time limit (CLOCK_MONOTONIC, seconds); None for at once."""
 
 
 class Exited(Record, tag="exited", frozen=True):
@@ -184,6 +188,8 @@ class ProcessState(msgspec.Struct):
     ending: str | None = None
     tree_ending: bool = False
     """Whether every descendant was about to be killed."""
+    kill_at: float | None = None
+    """See `Ending`."""
     exited: Exited | None = None
     closed_at: float | None = None
 
@@ -207,7 +213,7 @@ class ProcessState(msgspec.Struct):
         if self.stdin_closed:
             yield StdinClosed(number)
         if self.ending is not None:
-            yield Ending(number, self.ending, self.tree_ending)
+            yield Ending(number, self.ending, self.tree_ending, self.kill_at)
         if self.exited is not None:
             yield self.exited
         if self.closed_at is not None:
@@ -315,6 +321,7 @@ def _ending(process: ProcessState, record: Ending) -> None:
     # The first reason counts (`processes/exit_cause.py`).
     if process.ending is None:
         process.ending = record.cause
+        process.kill_at = record.kill_at
     process.tree_ending |= record.tree
 
 

@@ -13,7 +13,7 @@ from tests.conformance.endpoint import Endpoint
 from tests.conformance.test_sessions import resume
 from tests.conformance.test_survive import kill_server, read_to_end
 from tests.sandbox.profiles import READ_ONLY, context
-from tests.support.wire import Client, Json, Process, at_most, wait_gone
+from tests.support.wire import Client, Json, Process, alive, at_most, wait_gone
 
 
 @pytest.fixture
@@ -139,6 +139,153 @@ def test_a_deadline_holds_after_a_take_over(endpoint: Endpoint, deadline: str, c
     counted_from = begin if deadline == "timeoutMs" else killed
     assert time.monotonic() - counted_from >= 1.5
     assert cause_after_resume(private, first.session_id, old.id) == (137, cause)
+
+
+# -- grace
+
+TRAPPED = "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("P24", "X8")
+@pytest.mark.parametrize(
+    ("limit", "cause"), [({"timeoutMs": 800}, "timeout"), ({"idleTimeoutMs": 800}, "idleTimeout")]
+)
+def test_a_process_may_clean_up_at_its_limit(extended: Client, limit: Json, cause: str) -> None:
+    process = extended.shell(TRAPPED, **limit, graceMs=60_000)
+    assert end_of(process) == (3, cause)
+    assert b"told" in process.output
+
+
+@pytest.mark.statement("P24", "X8")
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exec sleep 300", 143), ("trap 'exit 0' TERM; echo; while :; do sleep 0.05; done", 0)],
+)
+def test_the_cause_is_the_limit_however_a_process_ends_in_its_grace(
+    extended: Client, script: str, code: int
+) -> None:
+    assert end_of(extended.shell(script, timeoutMs=700, graceMs=60_000)) == (code, "timeout")
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("P24", "X8")
+@pytest.mark.parametrize("tty", [False, True])
+def test_a_process_that_does_not_end_in_its_grace_is_killed(extended: Client, tty: bool) -> None:
+    begin = time.monotonic()
+    script = "trap '' TERM; setsid sleep 300 & echo $!; while :; do sleep 0.05; echo busy; done"
+    process = extended.shell(script, tty=tty, timeoutMs=500, graceMs=700)
+    descendant = int(process.wait_output(b"\n").split()[0])
+    process.wait_exited()
+    assert time.monotonic() - begin >= 1.2
+    assert wait_gone(descendant)
+    assert end_of(process) == (137, "timeout")
+
+
+@pytest.mark.statement("P24")
+def test_descendants_keep_the_grace_of_a_leader_that_has_ended(extended: Client) -> None:
+    begin = time.monotonic()
+    child = "trap '' TERM; while :; do sleep 0.05; done"
+    process = extended.shell(
+        f'setsid sh -c "{child}" >/dev/null 2>&1 & echo $!; wait', timeoutMs=500, graceMs=1500
+    )
+    descendant = int(process.wait_output(b"\n").split()[0])
+    assert end_of(process) == (143, "timeout")
+    still_there = alive(descendant)
+    assert still_there or time.monotonic() - begin >= 2
+    assert wait_gone(descendant)
+    assert time.monotonic() - begin >= 2
+
+
+@pytest.mark.statement("P24")
+@pytest.mark.transports("unix")
+def test_descendants_in_their_grace_do_not_outlive_what_is_known_of_their_leader(endpoint: Endpoint) -> None:
+    client = endpoint.private("--process-ttl", "0.5").connect(extensions=True)
+    child = "trap '' TERM; while :; do sleep 0.05; done"
+    script = f'setsid sh -c "{child}" >/dev/null 2>&1 & echo $!; wait'
+    process = client.shell(script, timeoutMs=500, graceMs=600_000)
+    descendant = int(process.wait_output(b"\n").split()[0])
+    process.wait_closed()
+    assert wait_gone(descendant)
+
+
+@pytest.mark.statement("P24")
+def test_a_stopped_process_hears_of_its_limit(extended: Client) -> None:
+    process = extended.shell(
+        f"{TRAPPED[: TRAPPED.index('while')]} kill -STOP $$; sleep 300", timeoutMs=800, graceMs=60_000
+    )
+    assert end_of(process) == (3, "timeout")
+
+
+@pytest.mark.statement("P24", "X8")
+def test_a_confined_process_has_a_grace_too(extended: Client) -> None:
+    process = extended.shell(TRAPPED, sandbox=context(READ_ONLY), timeoutMs=2000, graceMs=60_000)
+    assert end_of(process) == (3, "timeout")
+    stubborn = extended.shell(
+        "trap '' TERM; echo; while :; do sleep 0.05; done",
+        sandbox=context(READ_ONLY),
+        timeoutMs=1000,
+        graceMs=300,
+    )
+    assert end_of(stubborn) == (137, "timeout")
+
+
+@pytest.mark.statement("P24")
+def test_a_terminate_does_not_wait_for_the_grace(extended: Client) -> None:
+    process = extended.shell(
+        "trap 'echo told' TERM; while :; do sleep 0.05; done", timeoutMs=500, graceMs=60_000
+    )
+    process.wait_output(b"told\n")
+    process.terminate()
+    assert end_of(process) == (137, "timeout")
+
+
+@pytest.mark.statement("P24")
+def test_the_end_of_a_session_does_not_wait_for_a_grace(endpoint: Endpoint) -> None:
+    client = endpoint.connect(extensions=True)
+    process = client.shell(
+        "trap 'echo told' TERM; while :; do sleep 0.05; done", timeoutMs=500, graceMs=60_000
+    )
+    process.wait_output(b"told\n")
+    client.call("session/end")
+    assert wait_gone(process.started["pid"])
+
+
+@pytest.mark.statement("P24")
+def test_a_grace_without_a_limit_is_refused_by_its_name(client: Client) -> None:
+    for wrong in ({"graceMs": 5}, {"graceMs": 0, "timeoutMs": 5}, {"graceMs": "5", "timeoutMs": 5}):
+        refused = client.refused("process/start", client.start_params(["/bin/true"], **wrong))
+        assert (refused.code, "graceMs" in refused.message) == (-32602, True)
+
+
+@pytest.mark.statement("P24", "X8")
+@pytest.mark.transports("unix")
+@pytest.mark.parametrize("ends", [True, False], ids=["cleans up", "ignores"])
+def test_a_grace_goes_on_after_a_take_over(endpoint: Endpoint, here: Path, ends: bool) -> None:
+    private = endpoint.private()
+    first = private.connect(extensions=True)
+    script = f"trap 'echo told' TERM; while :; do sleep 0.05; test -e {here}/go && exit 4; done"
+    old = first.shell(script, timeoutMs=700, graceMs=60_000 if ends else 2500)
+    old.wait_output(b"told\n")
+    warned = time.monotonic()
+    kill_server(private)
+    if ends:
+        (here / "go").touch()
+    assert wait_gone(old.started["pid"], 15)
+    assert ends or time.monotonic() - warned >= 2.3
+    assert cause_after_resume(private, first.session_id, old.id) == (4 if ends else 137, "timeout")
+
+
+@pytest.mark.statement("P24")
+@pytest.mark.transports("unix")
+def test_a_grace_may_begin_after_a_take_over(endpoint: Endpoint) -> None:
+    private = endpoint.private()
+    first = private.connect(extensions=True)
+    old = first.shell(TRAPPED, timeoutMs=1500, graceMs=60_000)
+    old.wait_output(b"ready\n")
+    kill_server(private)
+    assert wait_gone(old.started["pid"], 15)
+    assert cause_after_resume(private, first.session_id, old.id) == (3, "timeout")
 
 
 def cause_after_resume(endpoint: Endpoint, session: str, process_id: str) -> tuple[int, str]:

@@ -173,7 +173,13 @@ def test_capabilities_name_what_is_ours(client: Client, extended: Client) -> Non
     assert names == sorted(set(names))
     assert {
         *("fs/applyEdits", "fs/digest", "fs/rename", "process/closeStdin", "process/resize", "server/health"),
-        *("process/start.size", "process/start.ifExists", "process/signal.scope", "process/terminate.scope"),
+        *(
+            "process/start.size",
+            "process/start.graceMs",
+            "process/start.ifExists",
+            "process/signal.scope",
+            "process/terminate.scope",
+        ),
     } <= set(names)
     assert not {"process/start", "process/signal", "fs/copy", "initialize.extensions"} & set(names)
     assert "execserver" not in client.call("environment/info")["capabilities"]

@@ -49,11 +49,13 @@ from execclient.errors import (
     WrongExecutor,
 )
 from execclient.filesystem import FileSystem
-from execclient.process import Process, TextStream
+from execclient.output_text import LineStream, TextStream
+from execclient.process import Process
 from execclient.results import (
     Chunk,
     Copied,
     Entry,
+    Line,
     Page,
     ProcessInfo,
     Progress,
@@ -86,6 +88,8 @@ __all__ = [
     "FileSystem",
     "InsecureToken",
     "InvalidParams",
+    "Line",
+    "LineStream",
     "NoSuchProcess",
     "NotFound",
     "OutcomeUnknown",

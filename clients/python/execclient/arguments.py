@@ -145,6 +145,14 @@ def limit(value: object, name: str) -> float | None:
     return number
 
 
+def grace(value: object) -> float:
+    """Seconds between SIGTERM and SIGKILL at a time limit; 0 for none."""
+    number = any_seconds(value, "grace", "0 kills at once")
+    if not 0 <= number <= LONGEST_SECONDS:
+        raise ValueError(f"grace is 0 to {LONGEST_SECONDS:.0f} seconds, not {value}; 0 kills at once")
+    return number
+
+
 def waiting(value: object, name: str = "timeout") -> float | None:
     """How long to wait; None waits for ever, 0 or less does not wait."""
     return None if value is None else any_seconds(value, name, "None waits for ever")

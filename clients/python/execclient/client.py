@@ -80,6 +80,7 @@ class Executor:
         input: bytes | str | None = None,  # noqa: A002 - as in `subprocess.run`
         timeout: float | None = None,  # noqa: ASYNC109 - the command ends, with a result
         idle_timeout: float | None = None,
+        grace: float = 0.0,
         sandbox: Sandbox | None = None,
         max_output_bytes: int | None = None,
         check: bool = False,
@@ -99,6 +100,7 @@ class Executor:
             input: the standard input, text as UTF-8; empty by default. On a terminal it is typed.
             timeout: seconds until the command and its descendants are killed; the result is then `timed_out`.
             idle_timeout: the same for seconds without output and without input.
+            grace: seconds between SIGTERM to the process group and the kill, at either limit.
             sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`, with `cwd` as the workspace; or the form
                 of the wire (`docs/protocol.md`, "Sandbox context"). A server that cannot confine refuses.
             max_output_bytes: output kept of each stream and of both together: half from the beginning, half
@@ -110,14 +112,17 @@ class Executor:
             OutputGap: some output was lost; the exception has the `result`.
             CommandFailed: with `check`; the exception has the `result`.
             CommandNotRun: the sandbox failed before the command began.
-            Unsupported: the server does not serve `size`, or cannot end an `input`.
+            Unsupported: the server does not serve `size` or `grace`, or cannot end an `input`.
             OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown.
             TypeError, ValueError: an argument or a variable is not text, or not UTF-8; nothing was started.
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
         run, idle = arguments.limit(timeout, "timeout"), arguments.limit(idle_timeout, "idle_timeout")
         piped = input is not None
-        options = StartOptions(argv, cwd, env, inherit, tty, size, piped, run, idle, "fail", sandbox)
+        warning = arguments.grace(grace)
+        options = StartOptions(
+            argv, cwd, env, inherit, tty, size, piped, run, idle, "fail", sandbox, None, warning
+        )
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
         if data is not None and not tty:
@@ -137,6 +142,7 @@ class Executor:
         stdin: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109 - the process ends, not the call
         idle_timeout: float | None = None,
+        grace: float = 0.0,
         if_exists: IfExists = "fail",
         sandbox: Sandbox | None = None,
         arg0: str | None = None,
@@ -155,6 +161,7 @@ class Executor:
             stdin: connect `Process.write` to the standard input, until `Process.close_stdin`.
             timeout: seconds until the process is killed; its `cause` is then `timeout`.
             idle_timeout: seconds of silence until the process is killed; the `cause` is then `idleTimeout`.
+            grace: seconds between SIGTERM and the kill, at either limit.
             if_exists: with `attach`: if the session has a process of this `id` that was started in the same
                 way, return that process, with its output from the first byte. This is how a start whose
                 outcome is unknown can be repeated.
@@ -166,13 +173,16 @@ class Executor:
         Raises:
             SystemFailure: the process could not be started.
             Refused: the `id` is taken; or, with `attach`, by another command.
-            Unsupported: the server does not serve `size` or `if_exists`.
+            Unsupported: the server does not serve `size`, `if_exists` or `grace`.
             OutcomeUnknown: the connection was lost. If the process started it is killed, unless `if_exists`
                 is `attach`.
         """
         inbox = Inbox(arguments.new_id() if id is None else id, _buffer(buffer_bytes))
         run, idle = arguments.limit(timeout, "timeout"), arguments.limit(idle_timeout, "idle_timeout")
-        options = StartOptions(argv, cwd, env, inherit, tty, size, stdin, run, idle, if_exists, sandbox, arg0)
+        warning = arguments.grace(grace)
+        options = StartOptions(
+            argv, cwd, env, inherit, tty, size, stdin, run, idle, if_exists, sandbox, arg0, warning
+        )
         return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
 
     async def attach(
@@ -273,6 +283,10 @@ class Executor:
         """
         await self._session.close(keep=True)
 
+    def __repr__(self) -> str:
+        state = " closed" if self._session.is_closed else ""
+        return f"<{type(self).__name__} {self.url} session={self.session_id}{state}>"
+
 
 def _buffer(limit: int | None) -> int | None:
     return arguments.count(limit, "buffer_bytes", none="sets no limit")
@@ -358,6 +372,10 @@ class connect:  # noqa: N801 - called like a function, as `open`
             keep=keep,
         )
         self._executor: Executor | None = None
+
+    def __repr__(self) -> str:
+        url = self._target.args[0]
+        return f"<connect {'to the default daemon' if url is None else url}>"
 
     def __await__(self) -> Generator[object, None, Executor]:
         return self._open().__await__()

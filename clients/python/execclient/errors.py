@@ -61,6 +61,10 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)\Z")
 """The number of a failed system call in a message of the wire: `docs/protocol.md`, I1."""
 
 
+SHOWN_BYTES, SHOWN_LINES = 1000, 8
+"""How much of its error output the message of a failed command shows: the end."""
+
+
 class ExecServerError(Exception):
     """The base of all errors of this package.
 
@@ -314,10 +318,18 @@ class CommandFailed(ExecServerError):
 
     def __init__(self, program: str, result: RunResult) -> None:
         why = "ran into its time limit" if result.timed_out else f"exited with {result.exit_code}"
-        last = result.stderr_text.strip().rpartition("\n")[2][:200]
-        super().__init__(f"{program} {why}" + (f": {last}" if last else ""))
+        super().__init__(f"{program} {why}{_end_of(result.stderr)}")
         self.program = program
         self.result = result
+
+
+def _end_of(stderr: bytes) -> str:
+    """The last lines of an error output, for a message."""
+    text = stderr[-SHOWN_BYTES:].decode("utf-8", "replace").strip()
+    lines = text.splitlines()[-SHOWN_LINES:]
+    if len(lines) < 2:
+        return f": {text}" if text else ""
+    return "\n    ".join([":", *lines])
 
 
 class CommandNotRun(ExecServerError):

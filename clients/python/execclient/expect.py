@@ -526,7 +526,7 @@ class RemoteSpawn(_Terminal):
                 self.kill(sig)
                 self._wait(self.delayafterterminate)
         if force and self.isalive():
-            self._process.terminate("tree")
+            self._process.kill()
             self._process.wait()
         return not self.isalive()
 

@@ -47,6 +47,9 @@ class FileSystem:
         self._call = session.call
         self._cwd = cwd
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} cwd={self._cwd!r}>"
+
     def uri(self, path: AnyPath) -> str:
         """The URI of a path, for the wire.
 
@@ -220,13 +223,12 @@ class FileSystem:
             Unsupported: the server does not serve `fs/setMetadata`.
         """
         self._session.require(_SET_METADATA)
-        params = {"path": self.uri(path), "accessedAtNs": ns[0], "modifiedAtNs": ns[1]}
-        await self._call(_SET_METADATA, params)
+        times = {"accessedAtNs": ns[0], "modifiedAtNs": ns[1]}
+        await self._call(_SET_METADATA, {"path": self.uri(path), **times})
 
     async def remove(self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
         """Remove a file, a link (not its target), or a directory, which must be empty unless `recursive`."""
-        params = {"path": self.uri(path), "recursive": recursive, "force": missing_ok}
-        await self._call("fs/remove", params)
+        await self._call("fs/remove", {"path": self.uri(path), "recursive": recursive, "force": missing_ok})
 
     async def copy(
         self,

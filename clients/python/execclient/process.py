@@ -2,104 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import codecs
-import itertools
-import math
 import signal as signals
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property
 from types import TracebackType
 from typing import Literal, Self
 
-from pybase64 import b64encode
-
 from execclient import arguments
 from execclient.connection.connection import Json
-from execclient.errors import (
-    ExecServerError,
-    NoSuchProcess,
-    OutputGap,
-    Refused,
-    StdinUnavailable,
-    SystemFailure,
-    Unsupported,
-    WaitTimeout,
+from execclient.deadlines import Deadlines
+from execclient.errors import ExecServerError, NoSuchProcess, Refused
+from execclient.output_text import MAX_LINE, LineStream, TextStream
+from execclient.process_control import (
+    Scope,
+    check_scope,
+    deprecated_scope,
+    described,
+    linger,
+    send_signal,
+    signal_name,
+    within,
 )
-from execclient.results import Chunk, Page, TextChunk
+from execclient.process_input import BEYOND_SEQ, Communication, ProcessInput
+from execclient.results import Chunk, Page
 from execclient.session.inbox import Inbox
 from execclient.session.replay import reference
 from execclient.session.session import Session
-
-WRITE_BYTES = 1 << 20
-"""Input is sent in pieces of this size: far below the limit of a message, far above that of a pipe."""
-
-BEYOND_SEQ = 2**63 - 1
-"""After every number: a read after it returns the state and no output."""
-
-LINGER_SECONDS = 0.5
-"""How long to wait for the end of the output after the exit of the process. A background child may keep the
-output open for hours."""
-
-Scope = Literal["group", "leader", "tree"]
-
-
-class Deadlines:
-    """Kills a process and its descendants when it has run or been silent for too long.
-
-    For a server that does not enforce the limits itself. A daemon that does enforces them also without a
-    connection (`docs/protocol.md`, P17 and P18).
-
-    Args:
-        session: the session of the process.
-        inbox: its events, from before the start.
-        run: seconds that it may run, from `begin`.
-        idle: seconds without output and without input.
-    """
-
-    def __init__(self, session: Session, inbox: Inbox, run: float | None, idle: float | None) -> None:
-        self._session = session
-        self._inbox = inbox
-        self._clock = inbox.clock = asyncio.get_running_loop().time
-        self._run = run
-        self._end = math.inf
-        self._idle = idle
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        """The process has started."""
-        self.touch()
-        if self._run is not None:
-            self._end = self._clock() + self._run
-        self._task = asyncio.create_task(self._enforce())
-
-    def touch(self) -> None:
-        """The process is not idle."""
-        self._inbox.active_at = self._clock()
-
-    def cancel(self) -> None:
-        """Enforce the limits no longer."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _enforce(self) -> None:
-        try:
-            while not await self._inbox.exits_within(self._due()[0] - self._clock()):
-                due, cause = self._due()
-                if due <= self._clock():
-                    self._inbox.forced_cause = cause
-                    await self._session.kill(self._inbox)
-                    return
-        except ExecServerError:
-            pass  # the end will not be known, and there is no caller to report this to
-
-    def _due(self) -> tuple[float, str]:
-        dues = [(self._end, "timeout")]
-        if self._idle is not None:
-            dues.append((self._inbox.active_at + self._idle, "idleTimeout"))
-        return min(dues)
 
 
 class Process:
@@ -119,6 +48,7 @@ class Process:
         program: str | None = None,
         cwd: str | None = None,
         tty: bool | None = None,
+        stdin: bool | None = None,
         confined: bool = False,
         deadlines: Deadlines | None = None,
     ) -> None:
@@ -139,8 +69,7 @@ class Process:
         self._confined = confined
         self._deadlines = deadlines
         self._detached = False
-        self._write_ids = _write_ids()
-        self._write_turn = asyncio.Lock()
+        self._stdin = stdin
 
     @property
     def session_id(self) -> str:
@@ -164,6 +93,46 @@ class Process:
     def text(self, encoding: str = "utf-8", errors: str = "replace") -> TextStream:
         """The same iteration as text. Each stream has its own decoder."""
         return TextStream(self, encoding, errors)
+
+    def lines(
+        self, encoding: str = "utf-8", errors: str = "replace", *, max_line: int = MAX_LINE
+    ) -> LineStream:
+        """The same iteration as whole lines of text, without their ends (LF or CR LF).
+
+        Args:
+            encoding: of the output; each stream has its own decoder.
+            errors: what to do with bytes that are not text, as in `bytes.decode`.
+            max_line: characters of a line that are kept until its end has arrived. A longer line is yielded
+                in pieces of this size, whose `ended` is False.
+        """
+        if not arguments.count(max_line, "max_line"):
+            raise ValueError("max_line is 1 or more, not 0")
+        return LineStream(self, encoding, errors, max_line)
+
+    async def communicate(
+        self,
+        input: bytes | str | None = None,  # noqa: A002 - as in `subprocess`
+        timeout: float | None = None,  # noqa: ASYNC109 - the process runs on
+    ) -> tuple[bytes, bytes]:
+        """Write the input, close the standard input, and read to the end; the standard output and error.
+
+        With a terminal all output is in the first. Waits, like `subprocess`, until no process keeps the
+        output open, and collects it without limit.
+
+        Args:
+            input: text as UTF-8; None only closes the standard input, if there is one.
+            timeout: seconds to wait at most. After a `WaitTimeout` a second call without `input` continues,
+                and returns all output.
+
+        Raises:
+            StdinUnavailable: there is an `input`, and the process was started without `stdin=True`.
+            OutputGap: some output was lost; the exception has the `result`.
+            WaitTimeout, SessionLost, NoSuchProcess: as for `wait`.
+        """
+        async with within(self, timeout, "end"):
+            await self._communication.begin(input)
+            await self._communication.collect()
+            return await self._communication.result()
 
     async def read(self, after_seq: int = 0, *, max_bytes: int | None = None, wait: float = 0.0) -> Page:
         """Long poll: the output that the daemon keeps after a number. The iteration is not affected.
@@ -202,32 +171,7 @@ class Process:
             StdinUnavailable: the process has no standard input, or has exited.
             NoSuchProcess: the daemon has forgotten the process.
         """
-        payload = arguments.data(data, "data")
-        async with self._write_turn:
-            for start in range(0, len(payload), WRITE_BYTES):
-                await self._write(payload[start : start + WRITE_BYTES])
-
-    async def _write(self, piece: bytes) -> None:
-        params = {**self._reference, "chunk": b64encode(piece).decode(), "writeId": next(self._write_ids)}
-        try:
-            status = (await self._patiently("process/write", params))["status"]
-        except SystemFailure as error:
-            raise StdinUnavailable(f"process {self.id} no longer takes input: {error.message}") from error
-        self._check_input(status)
-        if self._deadlines is not None:
-            self._deadlines.touch()
-
-    async def _patiently(self, method: str, params: Mapping[str, Json]) -> Json:
-        """A call that may wait for the process to read, as long as the daemon responds to other calls."""
-        call = asyncio.ensure_future(self._session.call(method, params, limit=math.inf))
-        try:
-            while not (await asyncio.wait({call}, timeout=self._session.call_timeout))[0]:
-                await self.read(BEYOND_SEQ)
-            return call.result()
-        finally:
-            # If both calls failed at once, the exception of this one has not been retrieved.
-            if not call.cancel() and not call.cancelled():
-                call.exception()
+        await self._input.write(arguments.data(data, "data"))
 
     async def close_stdin(self) -> None:
         """Close the standard input: the process reads the data written before, then end of file.
@@ -240,18 +184,7 @@ class Process:
             NoSuchProcess: the daemon has forgotten the process.
             Unsupported: the server does not serve `process/closeStdin`.
         """
-        self._session.require("process/closeStdin")
-        async with self._write_turn:  # after a write under way
-            self._check_input((await self._session.call("process/closeStdin", self._reference))["status"])
-
-    def _check_input(self, status: str) -> None:
-        if status == "unknownProcess":
-            raise NoSuchProcess(f"unknown process id {self.id}")
-        if status != "accepted":
-            raise StdinUnavailable(
-                f"process {self.id} has no standard input, or it was closed: "
-                f"start it with stdin=True or tty=True ({status})"
-            )
+        await self._input.close()
 
     async def resize(self, rows: int, cols: int) -> bool:
         """Set the size of the terminal, 1 to 65535 each; the process gets SIGWINCH.
@@ -264,16 +197,24 @@ class Process:
                 client that attached last with `interactive=True`.
             Unsupported: the server does not serve `process/resize`.
         """
-        size = arguments.terminal_size((rows, cols))
+        params = {**self._reference, "size": arguments.terminal_size((rows, cols))}
         self._session.require("process/resize")
-        params = {**self._reference, "size": size}
         return bool((await self._session.call("process/resize", params))["running"])
 
     # -- the end
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, 128 + N for death by signal N; None while the process runs."""
+        """128 + N for death by signal N, 124 after a time limit; None while the process runs."""
+        return self.output.exit_code
+
+    @property
+    def returncode(self) -> int | None:
+        """`exit_code`, under the name that `subprocess` has, where a death by signal N is -N."""
+        return self.output.exit_code
+
+    def poll(self) -> int | None:
+        """The exit code if the process has exited, None otherwise, without waiting."""
         return self.output.exit_code
 
     @property
@@ -306,18 +247,11 @@ class Process:
             WaitTimeout: the process did not exit in time, and runs on.
             SessionLost, NoSuchProcess: the end of the process will not be known.
         """
-        try:
-            async with asyncio.timeout(arguments.waiting(timeout)):
-                code = await self.output.until_exited()
-                if code and self._confined and self.output.broken_sandbox is None:
-                    await self._ask_for_failure()
-                return code
-        except ExecServerError as error:
-            error.about(program=self.program, cwd=self.cwd)
-            raise
-        except TimeoutError:
-            late = WaitTimeout(f"process {self.id} did not exit within {timeout:g} s")
-            raise late.about(program=self.program, cwd=self.cwd) from None
+        async with within(self, timeout, "exit"):
+            code = await self.output.until_exited()
+            if code and self._confined and self.output.broken_sandbox is None:
+                await self._ask_for_failure()
+            return code
 
     async def wait_closed(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the process runs on
         """Wait until the process has exited and no process keeps its output open.
@@ -329,15 +263,8 @@ class Process:
             WaitTimeout: that did not happen in time.
             SessionLost, NoSuchProcess: the end of the process will not be known.
         """
-        try:
-            async with asyncio.timeout(arguments.waiting(timeout)):
-                await self.output.until_closed()
-        except ExecServerError as error:
-            error.about(program=self.program, cwd=self.cwd)
-            raise
-        except TimeoutError:
-            late = WaitTimeout(f"process {self.id} did not close within {timeout:g} s")
-            raise late.about(program=self.program, cwd=self.cwd) from None
+        async with within(self, timeout, "close"):
+            await self.output.until_closed()
 
     async def linger(self) -> None:
         """After the exit, wait for the rest of the output, at most 500 ms.
@@ -359,45 +286,49 @@ class Process:
             NoSuchProcess: the daemon has forgotten the process.
             Unsupported: the server only sends interrupts to a group.
         """
-        name = signal_name(sig)
-        if "process/signal.scope" in self._session.capabilities:
-            params = {**self._reference, "signal": name, "scope": scope}
-        elif (name, scope) == ("SIGINT", "group"):
-            params = {**self._reference, "signal": "interrupt"}
-        else:
-            raise Unsupported("process/signal.scope")
-        default = "delivered" if self.exit_code is None else "alreadyExited"
-        status = (await self._session.call("process/signal", params)).get("status", default)
-        if status == "unknownProcess" and self.exit_code is None:
-            raise NoSuchProcess(f"unknown process id {self.id}")
-        return bool(status == "delivered")
+        return await send_signal(self._session, self.output, signal_name(sig), scope)
 
     async def interrupt(self) -> None:
         """Send SIGINT to the process group. Does nothing to a process that has exited."""
         await self._session.call("process/signal", {**self._reference, "signal": "interrupt"})
 
-    async def terminate(self, scope: Literal["group", "tree"] = "group") -> bool:
-        """Kill the process at once, with SIGKILL. Returns whether it was running.
+    async def send_signal(self, sig: str | int | signals.Signals, scope: Scope = "group") -> bool:
+        """`signal`, under the name that `subprocess` has."""
+        return await self.signal(sig, scope)
+
+    async def terminate(self, scope: Literal["group", "tree"] | None = None) -> bool:
+        """Send SIGTERM to the process group. Returns whether it was delivered: False after the exit.
 
         Args:
-            scope: `group` for its process group; `tree` for all descendants, including those with a session
-                of their own and those that outlived the process.
+            scope: deprecated: with it SIGKILL is sent, as in version 0.1. Use `kill(scope=…)`.
 
         Raises:
-            Unsupported: the server does not serve `tree`.
+            NoSuchProcess: the daemon has forgotten the process.
+            Unsupported: the server does not serve SIGTERM: use `kill`.
         """
-        if scope == "tree":
-            self._session.require("process/terminate.scope")
-        result = await self._session.call("process/terminate", {**self._reference, "scope": scope})
-        return bool(result["running"])
+        if scope is None:
+            return await self.signal("SIGTERM")
+        deprecated_scope(scope)
+        running = self.exit_code is None
+        await self.kill(scope)
+        return running
 
-    async def kill(self) -> None:
-        """Kill the process and all its descendants, even if the connection is lost at the moment.
+    async def kill(self, scope: Scope = "tree") -> None:
+        """Send SIGKILL, by default to the process and all its descendants.
 
-        Waits for the daemon's response, some seconds at most, and raises no error. If cancelled, it continues
-        in the background. A server without `process/terminate.scope` kills the group.
+        Waits some seconds at most, and raises no error, even if the connection is lost at the moment. If
+        cancelled, it continues in the background.
+
+        Args:
+            scope: `tree` includes descendants with a session of their own and those that outlived the
+                process; `group` is the process group, `leader` the process alone. A server without
+                `process/terminate.scope` kills the group in place of the tree.
+
+        Raises:
+            ValueError, Unsupported: there is no such scope; the server cannot kill the `leader` alone.
         """
-        await self._session.kill(self.output)
+        check_scope(self._session, scope)
+        await self._session.kill(self.output, scope)
 
     async def detach(self) -> None:
         """Detach from the process: no more output arrives, and leaving a block or closing does not kill it.
@@ -412,10 +343,20 @@ class Process:
             self._deadlines.cancel()
         await self._session.detach(self.output)
 
+    def __repr__(self) -> str:
+        return described(self)
+
+    @cached_property
+    def _input(self) -> ProcessInput:
+        return ProcessInput(self._session, self.output, self._deadlines)
+
+    @cached_property
+    def _communication(self) -> Communication:
+        return Communication(self, self._stdin)
+
     async def _ask_for_failure(self) -> None:
         with suppress(NoSuchProcess):
-            page = await self.read(BEYOND_SEQ)
-            self.output.broken_sandbox = page.failure
+            self.output.broken_sandbox = (await self.read(BEYOND_SEQ)).failure
 
     async def __aenter__(self) -> Self:
         return self
@@ -427,7 +368,7 @@ class Process:
             return
         try:
             if self.output.session_id is None:
-                await self.terminate()
+                await self._session.call("process/terminate", {**self._reference, "scope": "group"})
             else:
                 await self.detach()
         except ExecServerError:
@@ -439,101 +380,3 @@ class Process:
             if self.output.session_id is None:
                 self._session.terminate_soon(self.id, "group")
             raise
-
-
-async def linger(session: Session, inbox: Inbox) -> None:
-    """Wait for the rest of the output of an exited process, `LINGER_SECONDS` at most.
-
-    Raises:
-        SessionLost, ExecutorClosed: the session has ended.
-    """
-    while not inbox.closed:
-        connection = await session.connected()
-        try:
-            async with asyncio.timeout(LINGER_SECONDS):
-                await inbox.until_closed()
-        except ExecServerError:
-            raise
-        except TimeoutError:
-            pass
-        else:
-            return
-        # If the connection was lost meanwhile, the rest may have been under way.
-        if await session.connected() is connection:
-            return
-
-
-def _write_ids() -> Iterator[str]:
-    """Ids of writes, unique among all clients of the process."""
-    token = arguments.new_id()
-    for number in itertools.count(1):
-        yield f"{token}-{number}"
-
-
-def signal_name(sig: str | int | signals.Signals) -> str:
-    """The POSIX name of a signal, for the wire.
-
-    Raises:
-        TypeError: it is neither a name nor a number.
-        ValueError: this machine has no such signal.
-    """
-    if isinstance(sig, str):
-        name = sig.upper()
-        return name if name.startswith("SIG") else f"SIG{name}"
-    if not isinstance(sig, int) or isinstance(sig, bool):
-        raise TypeError(f"sig is a name as 'TERM' or a number, not {type(sig).__name__}")
-    if signals.SIGRTMIN < sig < signals.SIGRTMAX:
-        return f"SIGRTMIN+{sig - signals.SIGRTMIN}"
-    try:
-        return signals.Signals(sig).name
-    except ValueError:
-        raise ValueError(
-            f"there is no signal {sig} on this machine: give a name as 'TERM', or its number"
-        ) from None
-
-
-class TextStream:
-    """The output of a process as text. Get one from `Process.text`.
-
-    Characters are whole, even if their bytes are in different chunks. `errors` says how to decode a character
-    that is cut off by the end of the output or by a gap.
-    """
-
-    def __init__(self, process: Process, encoding: str, errors: str) -> None:
-        self._process = process
-        self._new_decoder = partial(codecs.getincrementaldecoder(encoding), errors)
-        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
-        self._decoded: deque[TextChunk] = deque()
-        self._gap: OutputGap | None = None
-
-    def __aiter__(self) -> AsyncIterator[TextChunk]:
-        return self
-
-    async def __anext__(self) -> TextChunk:
-        """The next piece of text. Raises as iterating the process does."""
-        while not self._decoded:
-            if self._gap is not None:
-                gap, self._gap = self._gap, None
-                raise gap
-            try:
-                stream, data = await anext(self._process)
-            except StopAsyncIteration:
-                self._flush()
-                if not self._decoded:
-                    raise
-            except OutputGap as gap:
-                self._flush()
-                self._gap = gap
-            else:
-                decoder = self._decoders.setdefault(stream, self._new_decoder())
-                self._add(stream, decoder.decode(data))
-        return self._decoded.popleft()
-
-    def _flush(self) -> None:
-        for stream, decoder in self._decoders.items():
-            self._add(stream, decoder.decode(b"", final=True))
-        self._decoders.clear()
-
-    def _add(self, stream: str, text: str) -> None:
-        if text:
-            self._decoded.append(TextChunk(stream, text))

@@ -8,6 +8,17 @@ from typing import Any, NamedTuple, Self
 
 from pybase64 import b64decode
 
+TIMED_OUT = 124
+"""The exit code of a process that a time limit has ended, as in `timeout(1)`."""
+
+TIME_LIMITS = frozenset({"timeout", "idleTimeout"})
+"""The causes of such an end (`docs/protocol.md`, X8)."""
+
+
+def exit_code_of(wire_code: int, cause: str | None) -> int:
+    """The exit code that the library reports: that of the wire, but 124 after a time limit."""
+    return TIMED_OUT if cause in TIME_LIMITS else wire_code
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -37,6 +48,11 @@ class RunResult:
     """Whether the sandbox denied the command something, with evidence (`docs/protocol.md`, X7)."""
 
     @property
+    def returncode(self) -> int:
+        """`exit_code`, under the name that `subprocess` has, where a death by signal N is -N."""
+        return self.exit_code
+
+    @property
     def text(self) -> str:
         """The standard output as UTF-8 text, with U+FFFD for invalid bytes."""
         return self.stdout.decode("utf-8", "replace")
@@ -45,6 +61,14 @@ class RunResult:
     def stderr_text(self) -> str:
         """The standard error, likewise."""
         return self.stderr.decode("utf-8", "replace")
+
+    def __repr__(self) -> str:
+        # Sizes: the output may be long or secret.
+        cause = "" if self.cause in (None, "normal") else f" cause={self.cause}"
+        return (
+            f"<RunResult exit_code={self.exit_code}{cause} stdout={len(self.stdout)} bytes"
+            f" stderr={len(self.stderr)} bytes duration={self.duration:.3f} s>"
+        )
 
 
 class Chunk(NamedTuple):
@@ -60,6 +84,25 @@ class TextChunk(NamedTuple):
 
     stream: str
     text: str
+
+
+class Line(str):
+    """A line of output as a `str`, without its end."""
+
+    __slots__ = ("ended", "stream")
+
+    stream: str
+    """`stdout`, `stderr`, or `pty`."""
+    ended: bool
+    """Whether a line end followed. False for a last line without one, for pieces of a line above the limit
+    but the last, and for the part of a line before a gap."""
+
+    def __new__(cls, text: str, stream: str = "stdout", *, ended: bool = True) -> Self:
+        """A default stream, as a copy or a pickle is made from the text, and gets its attributes then."""
+        line = super().__new__(cls, text)
+        line.stream = stream
+        line.ended = ended
+        return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +140,7 @@ class Page:
             chunks=[chunk for chunk in chunks if chunk.data],
             next_seq=result["nextSeq"],
             exited=result["exited"],
-            exit_code=result.get("exitCode"),
+            exit_code=_exit_code(result),
             closed=result["closed"],
             lost_bytes=result.get("lostBytes", 0),
             cause=result.get("cause"),
@@ -150,7 +193,7 @@ class ProcessInfo:
             size=(size["rows"], size["cols"]) if size else None,
             started_at_ms=item["startedAtMs"],
             age_ms=item["ageMs"],
-            exit_code=item.get("exitCode"),
+            exit_code=_exit_code(item),
             cause=item.get("cause"),
             last_seq=item["lastSeq"],
             retained_bytes=item["retainedBytes"],
@@ -215,3 +258,8 @@ class Copied(NamedTuple):
     """Whether the target could not be replaced, such as a mount point, and was written in place."""
     mode_kept: bool = True
     """False if an older executor does not report or set permission bits."""
+
+
+def _exit_code(state: Mapping[str, Any]) -> int | None:
+    code = state.get("exitCode")
+    return None if code is None else exit_code_of(code, state.get("cause"))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from execclient import arguments
 from execclient.arguments import AnyPath, Sandbox
 from execclient.connection.connection import Json
+from execclient.deadlines import Deadlines
 from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import (
     CallFailed,
@@ -20,28 +19,22 @@ from execclient.errors import (
     CommandTimedOut,
     ExecServerError,
     ExecutorClosed,
-    NoSuchProcess,
-    OutputGap,
     SessionLost,
-    StdinUnavailable,
+    Unsupported,
 )
 from execclient.filesystem import FileSystem
-from execclient.process import Deadlines, Process, linger
-from execclient.results import RunResult
-from execclient.session.inbox import Inbox, Piece
+from execclient.process import Process
+from execclient.process_control import linger
+from execclient.process_input import send_whole
+from execclient.results import TIME_LIMITS, TIMED_OUT, RunResult
+from execclient.run_output import RunOutput
+from execclient.session.inbox import Inbox
 from execclient.session.session import Session
-
-TIMED_OUT = 124
-"""The exit code of a command after a time limit, as in `timeout(1)`."""
-
-TIME_LIMITS = frozenset({"timeout", "idleTimeout"})
-"""The causes of such an end (`docs/protocol.md`, X8)."""
 
 BACKSTOP_SECONDS = 5.0
 """`run` enforces a time limit this much later than the daemon, in case the daemon hangs or is unreachable."""
 
-END_OF_FILE = b"\x04"
-"""Ends a terminal's input at the start of a line; elsewhere two are needed."""
+_GRACE = "process/start.graceMs"
 
 IfExists = Literal["fail", "attach"]
 
@@ -61,6 +54,7 @@ class StartOptions(NamedTuple):
     if_exists: IfExists
     sandbox: Sandbox | None
     arg0: str | None = None
+    grace: float = 0.0
 
 
 class Starter:
@@ -107,6 +101,7 @@ class Starter:
             program=params["argv"][0],
             cwd=self.absolute_cwd(options),
             tty=options.tty,
+            stdin=options.stdin,
             confined="sandbox" in params,
             deadlines=deadlines,
         )
@@ -118,9 +113,24 @@ class Starter:
     def deadlines(self, inbox: Inbox, options: StartOptions) -> Deadlines | None:
         """The time limits that the server does not enforce; it would ignore them silently."""
         served = self.session.capabilities
-        run = None if "process/start.timeoutMs" in served else options.timeout
-        idle = None if "process/start.idleTimeoutMs" in served else options.idle_timeout
-        return None if run is None and idle is None else Deadlines(self.session, inbox, run, idle)
+        grace = self._own_grace(options)
+        run = None if "process/start.timeoutMs" in served and not grace else options.timeout
+        idle = None if "process/start.idleTimeoutMs" in served and not grace else options.idle_timeout
+        return None if run is None and idle is None else Deadlines(self.session, inbox, run, idle, grace)
+
+    def _own_grace(self, options: StartOptions) -> float:
+        """The grace that the client gives, because the server does not; then the client enforces the limits.
+
+        Raises:
+            Unsupported: the server cannot send SIGTERM either.
+        """
+        served = self.session.capabilities
+        limited = options.timeout is not None or options.idle_timeout is not None
+        if not (options.grace and limited) or _GRACE in served:
+            return 0.0
+        if "process/signal.scope" not in served:
+            raise Unsupported(_GRACE)
+        return options.grace
 
     def _params(self, process_id: str, options: StartOptions) -> dict[str, Json]:
         session, inherit = self.session, options.inherit
@@ -149,127 +159,15 @@ class Starter:
         if options.if_exists != "fail":
             session.require("process/start.ifExists")
             params["ifExists"] = options.if_exists
+        own_grace = self._own_grace(options)
         for member, seconds in (("timeoutMs", options.timeout), ("idleTimeoutMs", options.idle_timeout)):
             if seconds is not None and f"process/start.{member}" in session.capabilities:
+                # If the client enforces the limit, the server does so later, in case the client is gone.
+                seconds = min(seconds + own_grace, arguments.LONGEST_SECONDS)
                 params[member] = max(1, round(seconds * 1000))
+                if options.grace and not own_grace:
+                    params["graceMs"] = max(1, round(options.grace * 1000))
         return params
-
-
-class KeptEnds:
-    """The first and the last bytes of a stream: half of a limit each, or all bytes without a limit."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._head_left = 0 if limit is None else limit - limit // 2
-        self._head: list[bytes] = []
-        self._tail: deque[bytes] = deque()
-        self._tail_size = 0
-        self._size = 0
-
-    def add(self, data: bytes) -> None:
-        """Append data."""
-        self._size += len(data)
-        if self._limit is None:
-            self._head.append(data)
-            return
-        if self._head_left:
-            self._head.append(data[: self._head_left])
-            data, taken = data[self._head_left :], min(self._head_left, len(data))
-            self._head_left -= taken
-        tail = self._tail
-        tail.append(data)
-        self._tail_size += len(data)
-        # Whole pieces only: cutting the first one each time would copy it again and again.
-        while self._tail_size - len(tail[0]) >= self._limit // 2:
-            self._tail_size -= len(tail.popleft())
-            if not tail:
-                break
-
-    def copy(self) -> KeptEnds:
-        """A copy that continues on its own."""
-        twin = KeptEnds(self._limit)
-        twin._head_left, twin._tail_size, twin._size = self._head_left, self._tail_size, self._size
-        twin._head, twin._tail = self._head.copy(), self._tail.copy()
-        return twin
-
-    def ends(self) -> tuple[bytes, int]:
-        """The kept bytes, and the number of bytes left out of the middle."""
-        head = b"".join(self._head)
-        if self._limit is None:
-            return head, 0
-        tail = b"".join(self._tail)
-        tail = tail[max(0, len(tail) - self._limit // 2) :]
-        return head + tail, self._size - len(head) - len(tail)
-
-
-class RunOutput:
-    """All output of a command, as it arrives; the sink of an inbox.
-
-    Args:
-        limit: bytes kept of each stream, and of both together; None keeps everything.
-    """
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._streams: dict[str, KeptEnds] = {}
-        self._both: KeptEnds | None = None
-        """None while there is at most one stream."""
-        self._gaps: list[OutputGap] = []
-
-    def add(self, piece: Piece) -> None:
-        """Append a piece."""
-        if isinstance(piece, OutputGap):
-            self._gaps.append(piece)
-            return
-        stream, data = piece
-        kept = self._streams.get(stream)
-        if kept is None:
-            if len(self._streams) == 1:
-                (first,) = self._streams.values()
-                self._both = first.copy()
-            kept = self._streams[stream] = KeptEnds(self._limit)
-        kept.add(data)
-        if self._both is not None:
-            self._both.add(data)
-
-    def result(
-        self,
-        exit_code: int,
-        duration: float,
-        *,
-        cause: str | None = None,
-        timed_out: bool = False,
-        denial: Mapping[str, Json] | None = None,
-    ) -> RunResult:
-        """The result of the command.
-
-        Raises:
-            OutputGap: some output was lost; `result` has the rest.
-        """
-        ends = {stream: kept.ends() for stream, kept in self._streams.items()}
-        stdout, stdout_truncated = ends.get("stdout") or ends.get("pty") or (b"", 0)
-        stderr, stderr_truncated = ends.get("stderr") or (b"", 0)
-        if self._both is not None:
-            aggregated, aggregated_truncated = self._both.ends()
-        else:
-            aggregated, aggregated_truncated = stdout or stderr, stdout_truncated or stderr_truncated
-        result = RunResult(
-            exit_code=exit_code,
-            stdout=stdout,
-            stderr=stderr,
-            aggregated=aggregated,
-            duration=duration,
-            timed_out=timed_out,
-            cause=cause,
-            stdout_truncated=stdout_truncated,
-            stderr_truncated=stderr_truncated,
-            aggregated_truncated=aggregated_truncated,
-            denial=denial,
-        )
-        if self._gaps:
-            known = [gap.lost_bytes for gap in self._gaps if gap.lost_bytes is not None]
-            raise OutputGap(sum(known) if len(known) == len(self._gaps) else None, result)
-        return result
 
 
 class Run:
@@ -301,7 +199,7 @@ class Run:
             if timeout is None:
                 await self._complete()
             else:
-                async with asyncio.timeout(timeout + BACKSTOP_SECONDS):
+                async with asyncio.timeout(timeout + self._options.grace + BACKSTOP_SECONDS):
                     await self._complete()
         except TimeoutError as error:
             if isinstance(error, ExecServerError):  # of a single call, and not of the command
@@ -349,7 +247,7 @@ class Run:
 
     async def _feed(self, process: Process, data: bytes) -> int:
         inbox = self._inbox
-        feeding = asyncio.create_task(_type(process, data) if process.tty else _pipe(process, data))
+        feeding = asyncio.create_task(send_whole(process, data))
 
         def fed(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and isinstance(error := task.exception(), ExecServerError):
@@ -366,15 +264,3 @@ class Run:
         """Kill the command: its result is no longer needed."""
         if self._inbox.started and not self._inbox.closed:
             await self._session.kill(self._inbox)
-
-
-async def _pipe(process: Process, data: bytes) -> None:
-    with suppress(StdinUnavailable, NoSuchProcess):  # a command need not read its input
-        await process.write(data)
-        await process.close_stdin()
-
-
-async def _type(process: Process, data: bytes) -> None:
-    at_line_start = not data or data.endswith(b"\n")
-    with suppress(StdinUnavailable, NoSuchProcess):
-        await process.write(data + (END_OF_FILE if at_line_start else 2 * END_OF_FILE))

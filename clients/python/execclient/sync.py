@@ -31,19 +31,31 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast
 
 import execclient as core
+from execclient import arguments
 from execclient.arguments import AnyPath
 from execclient.errors import ExecutorClosed, OutputGap
 from execclient.filesystem import ShowProgress
 from execclient.loop_thread import Disposal, LoopCall, LoopThread
-from execclient.results import Chunk, Progress, TextChunk
+from execclient.output_text import MAX_LINE
+from execclient.process_control import deprecated_scope, described, late
+from execclient.results import Chunk, Line, Progress, TextChunk
 
-__all__ = ["Executor", "FileSystem", "Process", "TextStream", "connect"]
+__all__ = ["Executor", "FileSystem", "LineStream", "Process", "TextStream", "connect"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _DecodedCore(Protocol[T_co]):
+    """A stream of the core."""
+
+    def __anext__(self) -> Coroutine[Any, Any, T_co]:
+        """The next piece."""
 
 
 class _Wrapper(Protocol):
@@ -108,7 +120,7 @@ def _ours(function: Callable[P, R]) -> Callable[P, R]:
 
 
 async def _kill(process: core.Process) -> None:
-    await process.terminate("tree")
+    await process.kill()
 
 
 def _connecting(open_: Callable[P, AbstractAsyncContextManager[core.Executor]]) -> Callable[P, Executor]:
@@ -205,6 +217,9 @@ class Executor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thread.close()
+
+    def __repr__(self) -> str:
+        return repr(self._core)
 
     def __del__(self) -> None:
         thread = getattr(self, "_thread", None)
@@ -366,7 +381,16 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, 128 + N for death by signal N; None while the process runs."""
+        """128 + N for death by signal N, 124 after a time limit; None while the process runs."""
+        return self._core.exit_code
+
+    @property
+    def returncode(self) -> int | None:
+        """`exit_code`, under the name that `subprocess` has, where a death by signal N is -N."""
+        return self._core.exit_code
+
+    def poll(self) -> int | None:
+        """The exit code if the process has exited, None otherwise, without waiting."""
         return self._core.exit_code
 
     @property
@@ -395,6 +419,36 @@ class Process:
         """The same iteration as text. Each stream has its own decoder."""
         return TextStream(self, encoding, errors)
 
+    def lines(
+        self, encoding: str = "utf-8", errors: str = "replace", *, max_line: int = MAX_LINE
+    ) -> LineStream:
+        """The same iteration as whole lines of text. Parameters and errors are those in `execclient`."""
+        return LineStream(self, encoding, errors, max_line)
+
+    def communicate(
+        self,
+        input: bytes | str | None = None,  # noqa: A002 - as in `subprocess`
+        timeout: float | None = None,
+    ) -> tuple[bytes, bytes]:
+        """Write the input, close the standard input, and read to the end; the standard output and error.
+
+        Parameters and errors are those in `execclient`.
+        """
+        communication = self._core._communication  # noqa: SLF001  one thing in two classes
+        self._thread.call(lambda: communication.begin(input))
+        # From here, and not on the loop: the queue may have output that was not taken yet.
+        timeout = arguments.waiting(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.output.wait(None if end is None else end - time.monotonic()):
+            try:
+                communication.add(self.output.take())
+            except OutputGap as gap:
+                communication.add(gap)
+            except StopIteration:
+                return self._thread.call(communication.result)
+        assert timeout is not None
+        raise late(self, timeout, "end")
+
     read = _blocking(core.Process.read)
     write = _blocking(core.Process.write)
     close_stdin = _blocking(core.Process.close_stdin)
@@ -404,7 +458,17 @@ class Process:
     linger = _blocking(core.Process.linger)
     signal = _blocking(core.Process.signal)
     interrupt = _blocking(core.Process.interrupt)
-    terminate = _blocking(core.Process.terminate)
+    send_signal = _blocking(core.Process.send_signal)
+
+    def terminate(self, scope: Literal["group", "tree"] | None = None) -> bool:
+        """Send SIGTERM to the process group. Parameters and errors are those in `execclient`."""
+        if scope is not None:
+            deprecated_scope(scope)
+            running = self.exit_code is None
+            self._thread.call(lambda: self._core.kill(scope))
+            return running
+        return self._thread.call(self._core.terminate)
+
     kill = _blocking(core.Process.kill)
     detach = _blocking(core.Process.detach)
 
@@ -421,30 +485,46 @@ class Process:
             if error is None and self.exit_code is None:
                 raise
 
+    def __repr__(self) -> str:
+        return described(self)
 
-class TextStream:
-    """The output of a process as text, as `execclient.TextStream`. Get one from `Process.text`."""
 
-    def __init__(self, process: Process, encoding: str, errors: str) -> None:
-        # The core decodes. The chunks that it awaits have arrived by then, so its coroutine runs from
-        # beginning to end without a loop.
-        self._core = core.TextStream(cast("core.Process", _Awaitable(process)), encoding, errors)
+class _Decoded(Generic[T]):
+    """Text that a stream of the core decodes."""
 
-    def __iter__(self) -> Iterator[TextChunk]:
+    # The chunks that the core awaits have arrived by then: its coroutine runs from beginning to end without a
+    # loop.
+    _core: _DecodedCore[T]
+
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> TextChunk:
+    def __next__(self) -> T:
         """The next piece of text. Raises as iterating the process does."""
         step = self._core.__anext__()
         try:
             step.send(None)
         except StopIteration as end:
-            return cast("TextChunk", end.value)
+            return cast("T", end.value)
         except StopAsyncIteration:
             raise StopIteration from None
         finally:
             step.close()
         raise AssertionError("the decoding of text awaited something other than output")
+
+
+class TextStream(_Decoded[TextChunk]):
+    """The output of a process as text, as `execclient.TextStream`. Get one from `Process.text`."""
+
+    def __init__(self, process: Process, encoding: str, errors: str) -> None:
+        self._core = core.TextStream(_Awaitable(process), encoding, errors)
+
+
+class LineStream(_Decoded[Line]):
+    """The output of a process in lines, as `execclient.LineStream`. Get one from `Process.lines`."""
+
+    def __init__(self, process: Process, encoding: str, errors: str, max_line: int) -> None:
+        self._core = core.LineStream(_Awaitable(process), encoding, errors, max_line)
 
 
 class _Awaitable:
@@ -472,6 +552,9 @@ class FileSystem:
     def uri(self, path: AnyPath) -> str:
         """The URI of a path, as it goes over the wire."""
         return self._core.uri(path)
+
+    def __repr__(self) -> str:
+        return repr(self._core)
 
     read_bytes = _blocking(core.FileSystem.read_bytes)
     write_bytes = _blocking(core.FileSystem.write_bytes)

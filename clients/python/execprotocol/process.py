@@ -220,7 +220,7 @@ class StartParams(Params):
     input is at end of file. After a failed start the id is free and no event is sent.
     """
 
-    extension_members = frozenset({"timeout_ms", "idle_timeout_ms", "if_exists", "size"})
+    extension_members = frozenset({"timeout_ms", "idle_timeout_ms", "if_exists", "size", "grace_ms"})
 
     process_id: str
     """The client's name for the process, unique within the session: any string, also an empty one. It
@@ -284,6 +284,11 @@ class StartParams(Params):
 
     size: TerminalSize | None = None
     """The size of the terminal; null for 24 rows and 80 columns. Refused without `tty`."""
+
+    grace_ms: Milliseconds | None = None
+    """How long the process may clean up at `timeoutMs` or `idleTimeoutMs`, in milliseconds: its group gets
+    SIGTERM, and what is left of it and its descendants after that time is killed. Null kills at once.
+    Refused without either limit."""
 
 
 class StartResult(TypedDict):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,20 @@ import pytest
 import execclient
 from execclient import DangerFullAccess, Executor, ReadOnly, Refused, WorkspaceWrite, sync
 from tests.conftest import StartServer
+from tests.support.wire import Server
 
 INSIDE_ONLY = WorkspaceWrite(exclude_tmpdir=True, exclude_slash_tmp=True)
 """The folder of a test is below /tmp."""
 
 TOUCH_BOTH = ["sh", "-c", "touch inside; touch ../outside"]
+
+
+@pytest.fixture(scope="module")
+def url(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The daemon of the tests here."""
+    folder = tmp_path_factory.mktemp("sandbox")
+    with Server(f"unix://{folder}/s", env=environment, cwd=folder) as server:
+        yield server.url
 
 
 @pytest.fixture
@@ -55,7 +66,8 @@ async def test_a_command_writes_where_its_policy_allows_it(
 async def test_the_workspace_is_the_working_directory_however_it_is_named(
     executor: Executor, workspace: Path
 ) -> None:
-    for cwd in ("workspace", "workspace/../workspace/.", Path("workspace")):
+    near = os.path.relpath(workspace, executor.cwd)
+    for cwd in (near, f"{near}/../workspace/.", Path(near)):
         (workspace / "inside").unlink(missing_ok=True)
         await executor.run(TOUCH_BOTH, cwd=cwd, sandbox=INSIDE_ONLY)
         assert written(workspace) == {"inside"}, cwd

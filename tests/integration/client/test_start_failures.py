@@ -263,7 +263,7 @@ async def test_time_limits_are_timeouts(executor: Executor) -> None:
         await process.wait(0.01)
     assert isinstance(late.value, ExecServerError)
     assert late.value.program == "sleep"
-    await process.terminate()
+    await process.kill()
     with pytest.raises(CommandFailed) as failed:
         await executor.run(["false"], check=True)
     assert not isinstance(failed.value, OSError)

@@ -34,7 +34,7 @@ from tests.support.threads import settled
 from tests.support.wire import wait_gone
 
 PATIENCE = 10.0
-SKINS = ("Executor", "Process", "FileSystem", "TextStream")
+SKINS = ("Executor", "Process", "FileSystem", "TextStream", "LineStream")
 TWINS = {"__iter__": "__aiter__", "__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 
@@ -362,7 +362,7 @@ def test_a_run_may_be_interrupted_at_any_line(blocking: Executor, recwarn: pytes
 def test_a_start_may_be_interrupted_at_any_line(blocking: Executor, recwarn: pytest.WarningsRecorder) -> None:
     for line in range(LINES):
         with suppress(KeyboardInterrupt), Interruption(line):
-            blocking.start(["sleep", "1000"]).terminate()
+            blocking.start(["sleep", "1000"]).kill()
         assert blocking.run(["echo", "still"]).text == "still\n"
     gc.collect()
 

@@ -317,6 +317,15 @@ def test_why_we_killed_a_process_is_its_cause_unless_it_had_ended_well() -> None
         box.push(*exited(1, code))
 
     assert (killed.cause, ended.cause) == ("timeout", None)
+    assert (killed.exit_code, ended.exit_code) == (124, 0)
+
+
+def test_every_end_of_a_process_that_was_warned_is_for_the_limit() -> None:
+    for code in (0, 3, 143):
+        box = inbox()
+        box.forced_cause, box.warned = "idleTimeout", True
+        box.push(*exited(1, code))
+        assert (box.cause, box.exit_code) == ("idleTimeout", 124)
 
 
 def test_a_sink_gets_every_piece_at_once_and_nothing_waits() -> None:

@@ -59,7 +59,7 @@ def test_the_public_names_are_these() -> None:
 
     assert set(execclient.__all__) - failures == {
         *("connect", "Executor", "Process", "FileSystem"),
-        *("RunResult", "Chunk", "TextChunk", "TextStream", "Page", "ProcessInfo"),
+        *("RunResult", "Chunk", "TextChunk", "TextStream", "Line", "LineStream", "Page", "ProcessInfo"),
         *("Stat", "Entry", "WalkEntry", "Progress", "Copied"),
         *("ReadOnly", "WorkspaceWrite", "DangerFullAccess"),
     }

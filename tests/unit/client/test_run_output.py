@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from execclient import Chunk, OutputGap, RunResult
-from execclient.run import RunOutput
+from execclient.run_output import RunOutput
 
 
 def result(*pieces: tuple[str, bytes], limit: int | None = None) -> RunResult:

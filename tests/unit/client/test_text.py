@@ -69,3 +69,67 @@ async def test_another_encoding_can_be_named() -> None:
     stream = process(("stdout", "ü".encode("latin-1"))).text("latin-1")
 
     assert [text async for _, text in stream] == ["ü"]
+
+
+# -- lines
+
+
+async def lines_of(made: Process, max_line: int = 1 << 20) -> list[tuple[str, str, bool]]:
+    return [(line.stream, str(line), line.ended) async for line in made.lines(max_line=max_line)]
+
+
+@pytest.mark.parametrize("place", range(14))
+async def test_lines_are_whole_wherever_their_bytes_are_split(place: int) -> None:
+    data = "é\r\n\nzwei\nx".encode()
+
+    made = process(("stdout", data[:place]), ("stdout", data[place:]))
+
+    assert await lines_of(made) == [
+        *(("stdout", "é", True), ("stdout", "", True), ("stdout", "zwei", True), ("stdout", "x", False))
+    ]
+
+
+async def test_lines_of_one_stream_are_not_mixed_with_those_of_the_other() -> None:
+    made = process(("stdout", b"a"), ("stderr", b"1\n2"), ("stdout", b"b\nc"), ("stderr", b"3\n"))
+
+    assert await lines_of(made) == [
+        *(("stderr", "1", True), ("stdout", "ab", True), ("stderr", "23", True), ("stdout", "c", False))
+    ]
+
+
+async def test_only_a_line_feed_ends_a_line() -> None:
+    text = "a\rb\x0bc\x0c\x1cd\u2028e\x85f"
+
+    assert await lines_of(process(("stdout", f"{text}\n".encode()))) == [("stdout", text, True)]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"abc\n", [("abc", True)]),
+        (b"abcd\n", [("abc", False), ("d", True)]),
+        (b"abcdefgh", [("abc", False), ("def", False), ("gh", False)]),
+        (b"abcdef\nx\n", [("abc", False), ("def", True), ("x", True)]),
+    ],
+)
+async def test_a_long_line_comes_in_pieces(data: bytes, lines: list[tuple[str, bool]]) -> None:
+    whole = process(("pty", data))
+    in_bytes = process(*(("pty", bytes([byte])) for byte in data))
+
+    for made in (whole, in_bytes):
+        assert await lines_of(made, 3) == [("pty", text, ended) for text, ended in lines]
+
+
+async def test_a_line_that_a_gap_cuts_is_two_pieces_around_it() -> None:
+    stream = process(("stdout", b"whole\nbeg"), ("stdout", b"end\n"), lost_before=1).lines()
+
+    assert [await anext(stream), await anext(stream)] == ["whole", "beg"]
+    with pytest.raises(OutputGap):
+        await anext(stream)
+    assert [line async for line in stream] == ["end"]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, None])
+def test_a_limit_of_lines_that_cannot_be_is_refused(limit: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="max_line is "):
+        process().lines(max_line=limit)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ def cause(
     before: int | None = 3,
     now: int | None = 3,
     launched: bool = False,
+    warned: bool = False,
 ) -> ExitCause:
     return exit_cause(
         code,
@@ -34,6 +35,7 @@ def cause(
         oom_kills_before=before,
         oom_kills_now=now,
         launched=launched,
+        warned=warned,
     )
 
 
@@ -47,6 +49,12 @@ def test_whatever_status_a_program_gives_is_its_own(code: int, ending: ExitCause
 @pytest.mark.parametrize("ending", [None, *OURS, "unknown"])
 def test_a_signal_that_we_do_not_kill_with_is_a_signal(number: int, ending: ExitCause | None) -> None:
     assert cause(128 + number, ending=ending, now=4) == "signal"
+
+
+@pytest.mark.parametrize("code", [0, 3, 137, 128 + signal.SIGTERM, 128 + signal.SIGXCPU])
+@pytest.mark.parametrize("ending", ["timeout", "idleTimeout"])
+def test_every_end_after_a_warning_is_for_the_limit(code: int, ending: ExitCause) -> None:
+    assert cause(code, by_signal=code > 128, ending=ending, now=4, warned=True) == ending
 
 
 @pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGXFSZ])

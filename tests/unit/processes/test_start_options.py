@@ -52,6 +52,7 @@ def test_what_is_not_said_is_the_default() -> None:
         metadata=None,
         timeoutMs=None,
         idleTimeoutMs=None,
+        graceMs=None,
     )
     assert spelled_out == digest()
     assert set(digest()) == {"argv", "cwd", "env", "tty"}
@@ -87,6 +88,7 @@ def test_neither_the_id_nor_what_to_do_with_it_is_compared() -> None:
         ("metadata", {"toolCallId": "t"}),
         ("timeoutMs", 1000),
         ("idleTimeoutMs", 1000),
+        ("graceMs", 1000),
     ],
 )  # fmt: skip
 def test_each_parameter_makes_a_difference_and_is_named(name: str, value: Any) -> None:

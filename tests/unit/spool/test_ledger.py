@@ -180,7 +180,7 @@ def test_the_last_record_of_a_process_says_where_its_input_ends_and_the_first_wh
         started(1),
         Written(1, "a", 10),
         Written(1, "b", 25),
-        Ending(1, "timeout"),
+        Ending(1, "timeout", False, 12.5),
         Ending(1, "terminated", True),
         Exited(1, 137, "timeout"),
         Exited(1, 137, "unknown"),
@@ -192,6 +192,8 @@ def test_the_last_record_of_a_process_says_where_its_input_ends_and_the_first_wh
     assert (process.ending, process.exited) == ("timeout", Exited(1, 137, "timeout"))
     assert process.tree_ending, "whatever the reason"
     assert not folded(history[:4]).processes[1].tree_ending
+    assert process.kill_at == 12.5
+    assert_same(folded(list(folded(history).records())), folded(history))
     assert (process.closed_at, process.stdin_closed) == (9.5, True)
     assert not folded([*history, Forgotten(1), Written(1, "c", 30)]).processes
 
@@ -245,7 +247,7 @@ def test_a_line_that_is_not_understood_is_skipped_and_counted(line: bytes) -> No
 
 def test_members_that_a_newer_server_added_are_ignored() -> None:
     state = replayed(
-        b'["started",3,"s","p",9,false,true,1.0,null,null,null,null,null,null,0,"added"]\n["written",3,"w",5,{}]\n'
+        b'["started",3,"s","p",9,false,true,1.0,null,null,null,null,null,null,0,null,"added"]\n["written",3,"w",5,{}]\n'
     )
     assert (state.skipped, state.processes[3].write_ids) == (0, {"w": 5})
 

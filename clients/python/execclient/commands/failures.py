@@ -28,9 +28,6 @@ INCOMPLETE = 1
 NO_DAEMON = 69
 """`EX_UNAVAILABLE` of sysexits.h: no daemon answers. A script can start one and try again."""
 
-TIMED_OUT = 124
-"""As `timeout(1)`."""
-
 FAILED = 125
 """As `env(1)`, `timeout(1)` and docker: execserver failed, not your command."""
 

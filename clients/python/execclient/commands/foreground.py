@@ -10,7 +10,6 @@ from contextlib import suppress
 from signal import Signals as SignalNumber
 
 from execclient import (
-    ExecServerError,
     Executor,
     NoSuchProcess,
     OutputGap,
@@ -19,7 +18,7 @@ from execclient import (
     StdinUnavailable,
     Unsupported,
 )
-from execclient.commands.failures import FAILED, OUTPUT_CLOSED, TIMED_OUT, CommandExit, print_message
+from execclient.commands.failures import FAILED, OUTPUT_CLOSED, CommandExit, print_message
 from execclient.commands.signals import Signalled, Signals
 from execclient.commands.streams import OutputWriter, StandardInput
 from execclient.session.session import cancel
@@ -239,12 +238,11 @@ class Foreground:
                 raise Signalled(number)
         except Unsupported as error:
             print_message(f"{number.name} cannot be forwarded, so the process is killed: {error}")
-            await self._process.terminate()
+            await self._process.kill("group")
 
     async def _give_up(self, failure: OSError) -> int:
         if self._owned:
-            with suppress(ExecServerError):
-                await self._process.terminate(scope="tree")
+            await self._process.kill()
         if self._output.is_closed:
             return OUTPUT_CLOSED
         raise CommandExit(f"output cannot be written: {failure.strerror}")
@@ -256,7 +254,7 @@ class Foreground:
             print_message(f"{self._process.id} was killed: {_CAUSE_TEXTS[cause]}")
         if self._has_gap:
             return FAILED
-        return TIMED_OUT if cause == "timeout" else self._process.exit_code
+        return self._process.exit_code
 
 
 async def _first(

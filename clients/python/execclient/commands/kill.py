@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from execclient import ExecServerError, Executor
 from execclient.commands.daemon import DaemonOptions, Listed, ambiguous, listing, matching
 from execclient.commands.failures import INCOMPLETE, print_message
-from execclient.process import signal_name as numbered_signal
+from execclient.process_control import signal_name as numbered_signal
 
 _STATUS_TEXTS = {"alreadyExited": "has already exited", "unknownProcess": "no such process"}
 

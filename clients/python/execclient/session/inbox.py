@@ -20,7 +20,7 @@ from pybase64 import b64decode
 
 from execclient.connection.connection import Json
 from execclient.errors import ExecServerError, OutputGap
-from execclient.results import Chunk, Page
+from execclient.results import Chunk, Page, exit_code_of
 
 Key = tuple[str | None, str]
 """A process: its session, None for the client's own, and its id."""
@@ -67,6 +67,8 @@ class Inbox:
         self.cause: str | None = None
         self.forced_cause: str | None = None
         """Why the client killed the process, for a server that does not report causes."""
+        self.warned = False
+        """Whether the client sent SIGTERM for that reason."""
         self.broken_sandbox: str | None = None
         self.denial: Mapping[str, Json] | None = None
         self.closed = False
@@ -274,9 +276,11 @@ class Inbox:
         return self.exit_code is not None and not self._exit_passed
 
     def _exited(self, params: Mapping[str, Json]) -> None:
-        self.exit_code = params["exitCode"]
+        code, cause = params["exitCode"], params.get("cause")
         # The process may have exited by itself just before the client killed it.
-        self.cause = self.forced_cause if self.forced_cause and self.exit_code else params.get("cause")
+        if self.forced_cause and (code or self.warned):
+            cause = self.forced_cause
+        self.exit_code, self.cause = exit_code_of(code, cause), cause
         self.denial = params.get("denial") or self.denial
         self.broken_sandbox = params.get("failure") or self.broken_sandbox
 

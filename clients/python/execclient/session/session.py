@@ -308,9 +308,14 @@ class Session:
             with suppress(CallFailed):  # the session is gone, and the subscription with it
                 await self.call("process/unsubscribe", reference(inbox.key))
 
-    async def kill(self, inbox: Inbox) -> None:
-        """Kill a process and its descendants. Continues in the background if cancelled."""
-        killing = self.terminate_soon(inbox.id, session_id=inbox.session_id)
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session was closed here, or has ended."""
+        return self._closed
+
+    async def kill(self, inbox: Inbox, scope: str = "tree") -> None:
+        """Kill a process, by default with its descendants. Continues in the background if cancelled."""
+        killing = self.terminate_soon(inbox.id, scope, session_id=inbox.session_id)
         await asyncio.wait({killing}, timeout=KILL_SECONDS)
 
     async def kill_trees(self, selects: Callable[[str], bool]) -> None:
@@ -328,8 +333,10 @@ class Session:
         self, process_id: str, scope: str = "tree", *, session_id: str | None = None
     ) -> asyncio.Task[None]:
         """Kill a process, of this session by default, if it exists, as soon as there is a connection."""
-        # Other servers than execserver ignore the scope, and kill the group.
         params = {**reference((session_id, process_id)), "scope": scope}
+        if scope == "leader":
+            return self._soon(partial(self.call, "process/signal", {**params, "signal": "SIGKILL"}))
+        # Other servers than execserver ignore the scope, and kill the group.
         return self._soon(partial(self.call, "process/terminate", params))
 
     def _soon(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from execclient.govern.orchestrator import Trace
 from execclient.govern.sandbox import SandboxPolicy
 from execclient.process import Process
-from execclient.run import TIMED_OUT
+from execclient.results import TIMED_OUT
 from execclient.tools.command_call import CommandCall
 from execclient.tools.exec_params import ExecEnv
 from execclient.tools.exec_session import ExecSession

@@ -15,7 +15,7 @@ from execclient.errors import (
     Unsupported,
 )
 from execclient.govern.orchestrator import Trace
-from execclient.run import TIMED_OUT
+from execclient.results import TIMED_OUT
 from execclient.tools.command_call import CommandCall, RunToEndRuntime
 from execclient.tools.command_record import (
     NO_SUCH_FILE,

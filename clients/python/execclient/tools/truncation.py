@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from execclient.run import KeptEnds
+from execclient.run_output import KeptEnds
 
 Unit = Literal["tokens", "bytes"]
 

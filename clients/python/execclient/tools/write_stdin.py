@@ -14,7 +14,7 @@ from execclient.errors import ConnectionLost, ExecutorClosed, NoSuchProcess, Std
 from execclient.govern.approvals import ApprovalCache, ApprovalRequest
 from execclient.govern.orchestrator import ask
 from execclient.govern.policy.decision import command_line
-from execclient.process import LINGER_SECONDS
+from execclient.process_control import LINGER_SECONDS
 from execclient.tools import exec_text
 from execclient.tools.arguments import WriteStdinArguments
 from execclient.tools.command_call import approval_scope

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from execclient.errors import OutputGap, SessionLost
-from execclient.process import linger
+from execclient.process_control import linger
 from execclient.results import Chunk
 from execclient.session.inbox import Inbox, Piece
 from execclient.tools.exec_session import ExecSession, half_character
