@@ -11,7 +11,7 @@ from execclient import errors
 
 HEAVY = (
     *("pydantic", "pydantic_core", "pydantic_settings", "structlog", "uvloop", "jwt", "httpcore"),
-    *("picows", "websockets", "typer", "rich", "pexpect", "psutil"),
+    *("picows", "websockets", "argparse", "argcomplete", "pexpect", "psutil"),
 )
 
 

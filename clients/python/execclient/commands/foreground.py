@@ -44,31 +44,6 @@ Background = Coroutine[None, None, None]
 AtEnd = Callable[[bool], Awaitable[None]]
 
 
-DEFAULT_DETACH_KEYS = "ctrl-p,ctrl-q"
-"""As in docker."""
-
-_CONTROL = "@abcdefghijklmnopqrstuvwxyz[\\]^_"
-"""The characters whose control codes are 0 to 31, in that order."""
-
-
-def parse_detach_keys(text: str) -> bytes:
-    """The bytes of keys like `ctrl-p,ctrl-q`: characters, or `ctrl-` and a character. Empty for none.
-
-    Raises:
-        ValueError: there is no such key.
-    """
-    return b"".join(_key(name) for name in text.split(",")) if text else b""
-
-
-def _key(name: str) -> bytes:
-    modifier, dash, key = name.rpartition("ctrl-")
-    if not modifier and dash and len(key) == 1 and key.lower() in _CONTROL:
-        return bytes([_CONTROL.index(key.lower())])
-    if len(name) == 1 and name.isascii():
-        return name.encode()
-    raise ValueError(f"no key: {name!r}; a key is a character, or ctrl- and a letter or one of @[\\]^_")
-
-
 class Detached(Exception):
     """The user typed the detach keys."""
 

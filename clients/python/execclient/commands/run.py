@@ -29,6 +29,8 @@ class RunOptions:
     stdin: bool = True
     """Whether stdin is forwarded."""
     timeout: float | None = None
+    ttl: float | None = None
+    """Seconds for which a detached command may run."""
     as_json: bool = False
 
 
