@@ -81,6 +81,9 @@ class ClientPage(ReferencePage):
     def _object(self, found: griffe.Object) -> None:
         if not isinstance(found, griffe.Class):
             raise DriftError(f"{found.path} is no class, and the page knows no other public names")
+        if found.module.name == "sandbox":
+            self._policy(found)
+            return
         is_call = found.name == "connect"  # a class that is used like a function
         self._add(f"\n### `{found.name}`\n")
         if is_call:
@@ -90,6 +93,12 @@ class ClientPage(ReferencePage):
             self._attributes(found)
             for method in self._methods(found):
                 self._method(found, method)
+
+    def _policy(self, found: griffe.Class) -> None:
+        """A sandbox policy: its members are on the page of its own module."""
+        self._add(f"\n### `{found.name}`\n")
+        self._docstring(found)
+        self._add(f"\nIts parameters and members: [`{found.path}`](tools.md#{slug(found.name)}).\n")
 
     def _errors(self) -> None:
         self._add(

@@ -8,6 +8,10 @@
 `python -m execclient.quickstart` is a tour.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from execclient.client import Executor, connect
 from execclient.errors import (
     AccessDenied,
@@ -59,6 +63,9 @@ from execclient.results import (
     WalkEntry,
 )
 
+if TYPE_CHECKING:
+    from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
+
 __all__ = [
     "AccessDenied",
     "CallFailed",
@@ -70,6 +77,7 @@ __all__ = [
     "ConnectionLost",
     "Copied",
     "DaemonNotRunning",
+    "DangerFullAccess",
     "Entry",
     "EnvironmentOffline",
     "ExecServerError",
@@ -88,6 +96,7 @@ __all__ = [
     "ProcessInfo",
     "Progress",
     "ProtocolFault",
+    "ReadOnly",
     "Refused",
     "RequestTooLarge",
     "RunResult",
@@ -106,6 +115,22 @@ __all__ = [
     "WaitTimeout",
     "WalkEntry",
     "WalkIncomplete",
+    "WorkspaceWrite",
     "WrongExecutor",
     "connect",
 ]
+
+_POLICIES = frozenset({"DangerFullAccess", "ReadOnly", "WorkspaceWrite"})
+
+
+def __getattr__(name: str) -> object:
+    # Late: most programs need no sandbox policy.
+    if name not in _POLICIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from execclient.govern import sandbox
+
+    return getattr(sandbox, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

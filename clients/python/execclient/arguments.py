@@ -8,8 +8,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from execclient.connection.connection import Json
 
 AnyPath = str | os.PathLike[str]
+
+
+class SupportsContext(Protocol):
+    """A sandbox policy, such as `ReadOnly` or `WorkspaceWrite`. A protocol: the policies are loaded late."""
+
+    def context(self, cwd: str, workspace_roots: Sequence[str]) -> Mapping[str, Json] | None:
+        """The form of the wire, for a working directory and the folders of a workspace."""
+
+
+Sandbox = SupportsContext | Mapping[str, Json]
+"""A policy, or its form on the wire (`docs/protocol.md`, "Sandbox context")."""
 
 LONGEST_SECONDS = 9e12
 """A time limit on the wire is a number of milliseconds that JSON carries exactly, of 53 bits."""
@@ -145,6 +159,21 @@ def count(value: object, name: str, *, none: str | None = None) -> int | None:
     if value < 0:
         raise ValueError(f"{name} is 0 or more, not {value}" + (f"; None {none}" if none else ""))
     return value
+
+
+def sandbox(value: Sandbox | None, cwd: str) -> Mapping[str, Json] | None:
+    """The access rights of a command, for the wire; None for no sandbox.
+
+    Args:
+        value: a policy, whose workspace is then the working directory; or the form of the wire, unchanged.
+        cwd: the working directory, absolute.
+    """
+    if value is None or isinstance(value, Mapping):
+        return value
+    if isinstance(value, type) or not hasattr(value, "context"):
+        given = f"the class {value.__name__}" if isinstance(value, type) else _kind(value)
+        raise TypeError(f"sandbox is a policy, as ReadOnly() or WorkspaceWrite(), or a mapping, not {given}")
+    return value.context(cwd, [cwd])
 
 
 def terminal_size(value: object) -> dict[str, int]:

@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 
 from execclient import arguments
-from execclient.arguments import AnyPath
+from execclient.arguments import AnyPath, Sandbox
 from execclient.connection.address import target
 from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy, Inherit
@@ -80,7 +80,7 @@ class Executor:
         input: bytes | str | None = None,  # noqa: A002 - as in `subprocess.run`
         timeout: float | None = None,  # noqa: ASYNC109 - the command ends, with a result
         idle_timeout: float | None = None,
-        sandbox: Mapping[str, Json] | None = None,
+        sandbox: Sandbox | None = None,
         max_output_bytes: int | None = None,
         check: bool = False,
     ) -> RunResult:
@@ -99,7 +99,8 @@ class Executor:
             input: the standard input, text as UTF-8; empty by default. On a terminal it is typed.
             timeout: seconds until the command and its descendants are killed; the result is then `timed_out`.
             idle_timeout: the same for seconds without output and without input.
-            sandbox: the access rights, in the form of the wire (`docs/protocol.md`, "Sandbox context").
+            sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`, with `cwd` as the workspace; or the form
+                of the wire (`docs/protocol.md`, "Sandbox context"). A server that cannot confine refuses.
             max_output_bytes: output kept of each stream and of both together: half from the beginning, half
                 from the end. The result counts the bytes left out.
             check: raise `CommandFailed` unless the command exits with 0, in time.
@@ -137,7 +138,7 @@ class Executor:
         timeout: float | None = None,  # noqa: ASYNC109 - the process ends, not the call
         idle_timeout: float | None = None,
         if_exists: IfExists = "fail",
-        sandbox: Mapping[str, Json] | None = None,
+        sandbox: Sandbox | None = None,
         arg0: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
@@ -157,7 +158,7 @@ class Executor:
             if_exists: with `attach`: if the session has a process of this `id` that was started in the same
                 way, return that process, with its output from the first byte. This is how a start whose
                 outcome is unknown can be repeated.
-            sandbox: the access rights.
+            sandbox: a policy, with `cwd` as the workspace; or the form of the wire.
             arg0: the name that the program sees in place of `argv[0]`.
             buffer_bytes: output that may wait in the client; beyond this the oldest output is dropped, and
                 iterating reports an `OutputGap`. None sets no limit.

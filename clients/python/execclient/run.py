@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from execclient import arguments
-from execclient.arguments import AnyPath
+from execclient.arguments import AnyPath, Sandbox
 from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import (
@@ -59,7 +59,7 @@ class StartOptions(NamedTuple):
     timeout: float | None
     idle_timeout: float | None
     if_exists: IfExists
-    sandbox: Mapping[str, Json] | None
+    sandbox: Sandbox | None
     arg0: str | None = None
 
 
@@ -107,7 +107,7 @@ class Starter:
             program=params["argv"][0],
             cwd=self.absolute_cwd(options),
             tty=options.tty,
-            confined=options.sandbox is not None,
+            confined="sandbox" in params,
             deadlines=deadlines,
         )
 
@@ -137,7 +137,9 @@ class Starter:
             "pipeStdin": options.stdin and not options.tty,
         }
         if options.sandbox is not None:
-            params["sandbox"] = options.sandbox
+            context = arguments.sandbox(options.sandbox, self.absolute_cwd(options))
+            if context is not None:
+                params["sandbox"] = context
         if options.arg0 is not None:
             params["arg0"] = arguments.text(options.arg0, "arg0")
         if options.size is not None:
@@ -341,7 +343,7 @@ class Run:
         if not inbox.closed:
             await linger(self._session, inbox)
         if options.sandbox is not None and exit_code:
-            await process.wait()
+            await process.wait()  # asks for the failure of a sandbox
             if process.failure:
                 raise CommandNotRun(process.failure)
 

@@ -154,6 +154,7 @@ class ReadOnly(_Policy):
     """
 
     network: bool = False
+    """Whether the command may use the network."""
     deny_read: tuple[str, ...] = ()
     """Paths and patterns (`**/.env`) of files that must not be read, relative to the turn's directory."""
 
@@ -179,6 +180,7 @@ class WorkspaceWrite(_Policy):
     writable_roots: tuple[str, ...] = ()
     """Absolute folders besides the workspace. A folder that does not exist grants nothing."""
     network: bool = False
+    """Whether the command may use the network."""
     exclude_tmpdir: bool = False
     """Whether to exclude the folder of `TMPDIR` from the writable folders."""
     exclude_slash_tmp: bool = False
