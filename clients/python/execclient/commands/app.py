@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -77,13 +78,11 @@ def main(argv: Sequence[str], others: Mapping[str, str] | None = None) -> NoRetu
 
 
 def _run(name: str, argv: Sequence[str]) -> int:
-    from execclient.commands.streams import open_missing
-
-    open_missing()
     command = COMMANDS[name]
     parser = Parser(prog=f"execserver {name}", usage=command.full_usage, description=command.description)
     command.add_options(parser)
     options = parser.parse(command.rewrite(argv), intermixed=command.options_anywhere)
+    open_missing()
     return command.perform(options)
 
 
@@ -104,3 +103,15 @@ def _parser(others: Mapping[str, str], *, with_options: bool = False) -> Parser:
     helped.add_argument("name", nargs="?", choices=[*others, *COMMANDS])
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def open_missing() -> None:
+    """Open /dev/null as each standard stream that is closed.
+
+    Otherwise the next descriptor that is opened would become a standard stream.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
