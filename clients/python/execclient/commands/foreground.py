@@ -226,6 +226,8 @@ class Foreground:
 
     def _status(self) -> int:
         assert self._process.exit_code is not None
+        if self._process.failure is not None:
+            raise CommandExit(f"the sandbox failed before the command began: {self._process.failure}")
         cause = self._process.cause
         if cause in _CAUSE_TEXTS:
             print_message(f"{self._process.id} was killed: {_CAUSE_TEXTS[cause]}")
