@@ -66,9 +66,11 @@ def serve(argv: Sequence[str]) -> int:
     from execserver import server  # while the supervisor prepares its hello
     from execserver.supervisor.packets import wait_for_hello
 
-    wait_for_hello(os.environ)
+    serves = wait_for_hello(os.environ)
     effective = _effective(_parser(["serve"]).parse(["serve", *argv]))
-    return 1 if effective is None else server.run(effective.settings, effective.file)
+    if effective is None:
+        return 1
+    return server.run(effective.settings, effective.file) if serves else _read_credentials(effective)
 
 
 def _config_show(options: argparse.Namespace) -> int:
