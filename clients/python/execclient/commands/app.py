@@ -25,7 +25,7 @@ def _add_completion(parser: Parser) -> None:
 
 def _completion(options: Namespace) -> int:
     try:
-        print(completion.script(options.shell))
+        print(completion.script(options.shell), flush=True)
     except ModuleNotFoundError as error:
         print(f'completion needs a package ({error}): pip install "execclient[cli]"', file=sys.stderr)
         return 1

@@ -152,5 +152,4 @@ def _terminal_width() -> int | None:
 
 
 def _print_lines(lines: Sequence[str]) -> None:
-    for line in lines:
-        print(line)
+    print("".join(f"{line}\n" for line in lines), end="", flush=True)
