@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from execserver import __version__
@@ -18,6 +18,7 @@ from execserver import __version__
 if TYPE_CHECKING:
     import argparse
 
+    from execprotocol.command_line import Parser
     from execserver.configuration.effective import Effective
     from execserver.sandbox.diagnostics.mechanisms import Check
 
@@ -38,17 +39,16 @@ flags in the same environment. Prints a line for each, with cause and fix of a f
 requests that ask for a sandbox will be confined, 1 if they will be refused."""
 
 
-def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run a command; return its exit code.
 
     Args:
         argv: the command and its arguments.
-        elsewhere: other commands of the program, for `--help`: name and description.
     """
     if argv[:1] == ["serve"]:
         return serve(argv[1:])
-    parser = _parser(argv[:1], elsewhere or {})
-    options = parser.parse_args(argv)
+    parser = _parser(argv[:1])
+    options = parser.parse(argv)
     if options.command == "config":
         return _config_check(options) if options.action == "check" else _config_show(options)
     if options.command == "doctor":
@@ -66,9 +66,11 @@ def serve(argv: Sequence[str]) -> int:
     from execserver import server  # while the supervisor prepares its hello
     from execserver.supervisor.packets import wait_for_hello
 
-    wait_for_hello(os.environ)
-    effective = _effective(_parser(["serve"], {}).parse_args(["serve", *argv]))
-    return 1 if effective is None else server.run(effective.settings, effective.file)
+    serves = wait_for_hello(os.environ)
+    effective = _effective(_parser(["serve"]).parse(["serve", *argv]))
+    if effective is None:
+        return 1
+    return server.run(effective.settings, effective.file) if serves else _read_credentials(effective)
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -217,42 +219,35 @@ def _complain(text: str) -> None:
 # -- the parser
 
 
-def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser(command: list[str]) -> Parser:
     """The parser, with the flags of this command only: they need the settings, which take time to import."""
     import argparse
 
-    parser = argparse.ArgumentParser(prog="execserver", description=_DESCRIPTION, allow_abbrev=False)
+    from execprotocol.command_line import Parser
+
+    parser = Parser(prog="execserver", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"execserver {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     serve = commands.add_parser(
         "serve",
         help="run the daemon",
-        allow_abbrev=False,
         description="Run the daemon until SIGTERM, or, with stdio, until the end of its input.",
     )
-    config = commands.add_parser("config", help="show and check the configuration", allow_abbrev=False)
+    config = commands.add_parser("config", help="show and check the configuration")
     actions = config.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser(
-        "show", help="print the settings and their origins", allow_abbrev=False, description=_SHOW_DESCRIPTION
+        "show", help="print the settings and their origins", description=_SHOW_DESCRIPTION
     )
     show.add_argument("--json", action="store_true", help="as JSON")
     check = actions.add_parser(
-        "check",
-        help="check whether the daemon would start",
-        allow_abbrev=False,
-        description=_CHECK_DESCRIPTION,
+        "check", help="check whether the daemon would start", description=_CHECK_DESCRIPTION
     )
     check.add_argument("--handover", help=argparse.SUPPRESS)
     check.add_argument("--handed-remote", help=argparse.SUPPRESS)
     doctor = commands.add_parser(
-        "doctor",
-        help="check whether commands can be sandboxed here",
-        allow_abbrev=False,
-        description=_DOCTOR_DESCRIPTION,
+        "doctor", help="check whether commands can be sandboxed here", description=_DOCTOR_DESCRIPTION
     )
     doctor.add_argument("--json", action="store_true", help="as JSON")
-    for name, text in elsewhere.items():
-        commands.add_parser(name, help=text)
     if command == ["serve"]:
         _add_flags(serve)
     elif command == ["config"]:

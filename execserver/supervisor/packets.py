@@ -99,13 +99,24 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]
     return message, descriptors
 
 
-def wait_for_hello(environment: Mapping[str, str]) -> None:
-    """Wait until the supervisor has bound its listeners and sent the hello, or is gone.
+def wait_for_hello(environment: Mapping[str, str]) -> bool:
+    """Wait until the supervisor has bound its listeners and sent the hello, or has closed the channel.
 
     The message is not received here. Without a supervisor this returns at once.
+
+    Returns:
+        False if the supervisor closed the channel without a hello: it cannot serve.
     """
     value = environment.get(CHANNEL_VARIABLE, "")
-    if value.isascii() and value.isdigit():
-        poll = select.poll()
-        poll.register(int(value), select.POLLIN)
-        poll.poll()
+    if not (value.isascii() and value.isdigit()):
+        return True
+    poll = select.poll()
+    poll.register(int(value), select.POLLIN)
+    poll.poll()
+    channel = socket_of(int(value))
+    try:
+        return channel.recv(1, socket.MSG_PEEK) != b""
+    except OSError:
+        return True  # `ServerChannel` reports the error
+    finally:
+        channel.detach()

@@ -7,7 +7,9 @@ requests and no commands. Standard library only, one thread.
 Rules:
 
 1. It spawns the server with all arguments, binds the listeners while the server loads (`start.py`), and then
-   sends hello. Only the server knows all options, and checks them after the hello.
+   sends hello. Only the server knows all options, and checks them after the hello. If the supervisor cannot
+   listen, it closes the channel instead: the server then reports wrong options, and if there are none, the
+   supervisor reports its own error.
 2. After the death of a server that was `ready`, it starts a new one with the same command, environment,
    folder, sockets and instance, and passes it the stored descriptors (`fd_store.py`). Clients meanwhile wait
    in the backlog. A pidfd reports the death; both channels are read to the end before the supervisor reacts.
@@ -72,6 +74,8 @@ from execserver.supervisor.spawning import ServiceLaunch
 STOP_GRACE_S = 10.0
 # The time for a server to answer the requests that it has read, before a new server takes over.
 UPGRADE_GRACE_S = 20.0
+# The time for the first server to load and check the settings, if the service cannot listen.
+CHECK_TIMEOUT_S = 10.0
 # Killing takes milliseconds; only a process that hangs in the kernel survives longer.
 KILL_TIMEOUT_S = 2.0
 
@@ -95,8 +99,10 @@ def run(argv: Sequence[str], launched: ServiceLaunch, passed: Sequence[tuple[int
         launch.become_subreaper()
         supervisor.start()
     except ListenError as error:
+        code = supervisor.dismiss_first()
+        if code:
+            return code  # the arguments or settings are wrong, which may be the reason
         launch.report(str(error))
-        supervisor.discard_first()
         return error.exit_code
     except OSError as error:
         launch.report(f"cannot start the server {launched.command[0]}: {error}")
@@ -178,6 +184,15 @@ class Supervisor:
         if self._first is not None:
             self._first.discard()
             self._first = None
+
+    def dismiss_first(self) -> int:
+        """Let the first server report what is wrong with the arguments and settings.
+
+        Returns:
+            Its exit code: 0 if nothing is wrong.
+        """
+        first, self._first = self._first, None
+        return 0 if first is None else first.dismiss(CHECK_TIMEOUT_S)
 
     def supervise(self) -> int:
         """Handle signals, messages, ended children and timers; returns the service's exit code."""

@@ -60,6 +60,22 @@ class ServerProcess:
         os.close(self.pidfd)
         self.channel.close()
 
+    def dismiss(self, seconds: float) -> int:
+        """Let a server that has not received its hello check its arguments and settings, and end.
+
+        Args:
+            seconds: how long to wait for its end, before it is killed.
+
+        Returns:
+            Its exit code: 0 unless it has reported that something is wrong with them.
+        """
+        self.channel.close()
+        if not self._poll.poll(seconds * 1000):
+            self.kill()
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.pidfd)
+        return max(os.waitstatus_to_exitcode(status), 0)
+
     def messages(self) -> Iterator[Mapping[str, object]]:
         """The available messages.
 

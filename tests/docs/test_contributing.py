@@ -134,16 +134,24 @@ async def uptime(daemon: DaemonOptions) -> int:
     print(health["uptimeSeconds"], flush=True)
     return 0
 '''),
-    Edit('''
+    Edit("""
 
-@app.command()
-def uptime(url: UrlOption = None, token_file: TokenFileOption = None) -> None:
-    """Print for how many seconds the server has run."""
-    from execclient.commands.uptime import uptime as asking
+def _uptime(options: Namespace) -> int:
+    from execclient.commands.failures import perform
+    from execclient.commands.uptime import uptime
 
-    raise typer.Exit(perform(lambda: asking(DaemonOptions(url, token_file))))
-'''),
-    Edit('    "uptime": "print for how long the server has run",', behind="CLIENT_COMMANDS = {"),
+    return perform(lambda: uptime(daemon_of(options)))
+
+
+UPTIME = Command(
+    "print for how long the server has run",
+    "Print for how many seconds the server has run.",
+    "[OPTIONS]",
+    add_daemon,
+    _uptime,
+)
+"""),
+    Edit('    "uptime": process_commands.UPTIME,', behind="COMMANDS = {"),
     Edit("\n### `execserver uptime`\n\nPrints for how many seconds the server has run.\n"),
     Edit("""from tests.integration.commands.conftest import CommandLine
 

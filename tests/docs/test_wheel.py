@@ -52,7 +52,7 @@ NEED_EXTRA = (
     ("tools", "from execclient.govern.policy import plain_commands; assert plain_commands('ls')"),
     ("policy", "from execclient.govern.policy import parse_rules; parse_rules('x = 1', 'a.rules')"),
     ("expect", "import execclient.expect"),
-    ("cli", "from execclient.commands import main; main(['--help'])"),
+    ("cli", "from execclient.commands.app import main; main(['completion', 'bash'])"),
 )
 """Programs that need an extra of the client."""
 

@@ -69,7 +69,7 @@ def test_a_daemon_makes_room_for_its_upgrade_at_once_while_its_executor_waits_fo
 @pytest.mark.parametrize(
     "program",
     [
-        "from execclient.commands import main\nmain(['run', '--url', URL, '--', 'true'])",
+        "from execclient.commands.app import main\nmain(['run', '--url', URL, '--', 'true'])",
         "from execclient.sync import connect\nconnect(URL, token='t' * 40)",
     ],
     ids=["command line", "execclient.sync"],

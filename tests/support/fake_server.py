@@ -26,6 +26,7 @@ import subprocess
 import sys
 
 from execserver.descendants import kill_descendants, own_limit, set_own_tag, tag_value
+from execserver.supervisor.packets import wait_for_hello
 from execserver.supervisor.server_channel import ServerChannel, open_supervisor_pidfd
 
 
@@ -53,6 +54,8 @@ def main() -> int:
 
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
+    if not wait_for_hello(os.environ):
+        return 0
     channel, hello = ServerChannel.from_environment()
     supervisor = open_supervisor_pidfd(hello.supervisor_pid)
     journal(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from pybase64 import b64decode, b64encode
 
@@ -15,7 +15,6 @@ from execclient.connection.connection import Json
 from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
 from execclient.results import Copied, Entry, Progress, Stat, WalkEntry
 from execclient.session.session import Session
-from execclient.transfer import Download, RemoteFile, Upload
 from execprotocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_WALK_DEPTH,
@@ -23,6 +22,9 @@ from execprotocol.limits import (
     MAX_WALK_ENTRIES,
 )
 from execprotocol.path_uri import parse_path_uri, path_to_uri
+
+if TYPE_CHECKING:
+    from execclient.transfer import RemoteFile
 
 WHOLE_FILE_BYTES = 32 << 20
 """Larger files are read and written in blocks: a message holds 64 MiB, and base64 adds a third."""
@@ -300,7 +302,7 @@ class FileSystem:
             result = await self._call("fs/digest", params, limit=DIGEST_SECONDS)
             if size is None or result["size"] <= size:
                 return str(result["sha256"])
-        return await RemoteFile(self._session, self.uri(path)).digest(size)
+        return await self._remote_file(path).digest(size)
 
     async def download(
         self,
@@ -335,6 +337,8 @@ class FileSystem:
         """
         if preserve_times:
             self._session.require(_SET_METADATA)  # the same version of the server reports times
+        from execclient.transfer import Download  # late, as in `_remote_file`
+
         return await Download(self._session, self.uri(path), os.fspath(path), progress).run(
             local, self.digest if verify else None, preserve_times=preserve_times
         )
@@ -373,16 +377,23 @@ class FileSystem:
             OSError: the local file cannot be read.
         """
         self._session.require("fs/rename", *(["fs/install"] if preserve_times else []))
+        from execclient.transfer import Upload  # late, as in `_remote_file`
+
         return await Upload(self, self._session, progress).run(
             local, path, verify=verify, preserve_times=preserve_times
         )
 
+    def _remote_file(self, path: AnyPath, *, writing: bool = False) -> RemoteFile:
+        from execclient.transfer import RemoteFile  # late: 6 ms, and most programs copy no file
+
+        return RemoteFile(self._session, self.uri(path), writing=writing)
+
     async def _read_blocks(self, path: AnyPath) -> bytes:
-        async with RemoteFile(self._session, self.uri(path)) as file, aclosing(file.blocks()) as blocks:
+        async with self._remote_file(path) as file, aclosing(file.blocks()) as blocks:
             return b"".join([block async for block in blocks])
 
     async def _write_blocks(self, path: AnyPath, data: bytes) -> None:
-        async with RemoteFile(self._session, self.uri(path), writing=True) as file:
+        async with self._remote_file(path, writing=True) as file:
             for offset in range(0, len(data), MAX_BLOCK_BYTES):
                 await file.write(offset, data[offset : offset + MAX_BLOCK_BYTES])
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from execprotocol.command_line import Parser
+
 if TYPE_CHECKING:
     from execserver.relay.service.tokens import TokenRecord, TokenStore
 
@@ -30,7 +32,7 @@ def main(argv: list[str]) -> int:
         argv: the arguments after `execserver relay`.
     """
     parser = _parser()
-    options = parser.parse_args(argv)
+    options = parser.parse(argv)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
@@ -49,7 +51,9 @@ def main(argv: list[str]) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from execserver.relay.service.settings import RelaySettings, RelaySettingsError
 
-    values = {name: value for name, value in vars(options).items() if name not in ("run", "command")}
+    values = {
+        name: value for name, value in vars(options).items() if name not in ("run", "command", "parser")
+    }
     try:
         settings = RelaySettings.parse(**values)
     except RelaySettingsError as error:
@@ -189,25 +193,23 @@ def _duration(seconds: float) -> str:
 # -- the parser
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="execserver relay", description=_DESCRIPTION, allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser(prog="execserver relay", description=_DESCRIPTION)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_serve(commands.add_parser("serve", help="run a relay", allow_abbrev=False))
-    token = commands.add_parser("token", help="create, list and revoke tokens", allow_abbrev=False)
+    _add_serve(commands.add_parser("serve", help="run a relay"))
+    token = commands.add_parser("token", help="create, list and revoke tokens")
     _add_token(token.add_subparsers(dest="action", metavar="ACTION", required=True))
-    environments = commands.add_parser("environments", help="list connected executors", allow_abbrev=False)
+    environments = commands.add_parser("environments", help="list connected executors")
     _add_state_dir(environments)
     environments.add_argument("--json", action="store_true", help="print JSON")
     environments.set_defaults(run=_environments)
-    key = commands.add_parser(
-        "key", help="create a key file if it is missing, and print its fingerprint", allow_abbrev=False
-    )
+    key = commands.add_parser("key", help="create a key file if it is missing, and print its fingerprint")
     key.add_argument("file", metavar="FILE", help="the key file, of mode 0600")
     key.set_defaults(run=_key)
     return parser
 
 
-def _add_serve(parser: argparse.ArgumentParser) -> None:
+def _add_serve(parser: Parser) -> None:
     parser.add_argument(
         "--listen",
         required=True,
@@ -243,8 +245,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_serve)
 
 
-def _add_token(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    create = actions.add_parser("create", help="create a token and print it", allow_abbrev=False)
+def _add_token(actions: argparse._SubParsersAction[Parser]) -> None:
+    create = actions.add_parser("create", help="create a token and print it")
     _add_state_dir(create)
     create.add_argument("--role", required=True, choices=("executor", "client"))
     create.add_argument(
@@ -259,21 +261,17 @@ def _add_token(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     create.add_argument("--note", default="", metavar="TEXT", help="shown by `token list`")
     create.set_defaults(run=_token_create)
-    listing = actions.add_parser(
-        "list", help="list tokens; the tokens themselves are not stored", allow_abbrev=False
-    )
+    listing = actions.add_parser("list", help="list tokens; the tokens themselves are not stored")
     _add_state_dir(listing)
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_token_list)
-    revoke = actions.add_parser(
-        "revoke", help="revoke a token, and end the sockets that depend on it", allow_abbrev=False
-    )
+    revoke = actions.add_parser("revoke", help="revoke a token, and end the sockets that depend on it")
     revoke.add_argument("id", metavar="ID", help="the id that `token list` shows")
     _add_state_dir(revoke)
     revoke.set_defaults(run=_token_revoke)
 
 
-def _add_state_dir(parser: argparse.ArgumentParser) -> None:
+def _add_state_dir(parser: Parser) -> None:
     parser.add_argument("--state-dir", required=True, metavar="DIR", help=_STATE_HELP)
 
 

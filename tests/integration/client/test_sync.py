@@ -117,8 +117,7 @@ def test_importing_it_pulls_in_neither_pexpect_nor_anything_heavy() -> None:
         "uvloop",
         "picows",
         "websockets",
-        "typer",
-        "rich",
+        "argparse",
     }
     assert "execclient.sync" in listing
     assert heavy.isdisjoint(name.partition(".")[0] for name in listing)

@@ -8,22 +8,26 @@ import sys
 
 import pytest
 
-from execclient.commands import completion
-from execserver.__main__ import CLIENT_COMMANDS, COMPLETION_VARIABLE, RELAY_COMMAND
+from execclient.commands.app import COMMANDS as CLIENT_COMMANDS
+from execserver.__main__ import DAEMON_COMMANDS
 from tests.integration.commands.conftest import EXECSERVER, CommandLine
 
-COMMANDS = {"serve", "config", "doctor", *RELAY_COMMAND, *CLIENT_COMMANDS}
+COMMANDS = {*DAEMON_COMMANDS, *CLIENT_COMMANDS, "help", "version"}
 
 
 def complete(execserver: CommandLine, *words: str) -> list[str]:
-    """What bash is offered for the last of the words."""
+    """The words that bash is offered for the last of the words."""
+    line = " ".join(["execserver", *words])
+    answer = execserver.folder / "answer"
     done = subprocess.run(
         EXECSERVER,
         env={
             **execserver.environment,
-            COMPLETION_VARIABLE: "complete_bash",
-            "COMP_WORDS": " ".join(["execserver", *words]),
-            "COMP_CWORD": str(len(words)),
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_SHELL": "bash",
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
         },
         capture_output=True,
         text=True,
@@ -31,15 +35,13 @@ def complete(execserver: CommandLine, *words: str) -> list[str]:
         check=True,
     )
     assert done.stderr == ""
-    return done.stdout.split()
+    return answer.read_text().split()
 
 
 def test_help_lists_all_commands(execserver: CommandLine) -> None:
     shown = execserver("--help").stdout.decode()
 
-    listed = set(re.findall(r"^    (\w+)\s", shown, re.MULTILINE))
-    assert listed >= COMMANDS - {"completion"}
-    assert "completion" in shown
+    assert set(re.findall(r"^    (\w+)\s", shown, re.MULTILINE)) >= COMMANDS
 
 
 @pytest.mark.parametrize("command", sorted(CLIENT_COMMANDS))
@@ -48,6 +50,59 @@ def test_each_command_has_help(execserver: CommandLine, command: str) -> None:
 
     assert done.returncode == 0
     assert f"execserver {command}" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "same_as"),
+    [
+        (["help"], ["--help"]),
+        (["help", "run"], ["run", "--help"]),
+        (["help", "policy", "check"], ["policy", "check", "--help"]),
+        (["help", "config"], ["config", "--help"]),
+        (["version"], ["--version"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_help_and_version_are_commands_too(
+    execserver: CommandLine, words: list[str], same_as: list[str]
+) -> None:
+    done = execserver(*words)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == execserver(*same_as).stdout != b""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sp"], "execserver: error: no such command: sp; did you mean ps?"),
+        (["atach", "x"], "execserver: error: no such command: atach; did you mean attach?"),
+        (["conf", "show"], "execserver: error: no such command: conf; did you mean config?"),
+        (["help", "rnu"], "execserver: error: no such command: rnu; did you mean run?"),
+        (["exec"], "execserver: error: no such command: exec\n"),
+        (["--verison"], "execserver: error: no such option: --verison; did you mean --version?"),
+        (["logs", "--folow", "x"], "execserver logs: error: no such option: --folow; did you mean --follow?"),
+        (["ps", "x"], "execserver ps: error: unexpected argument: x"),
+        (["config", "show", "--jsn"], "execserver config show: error: no such option: --jsn; did you mean"),
+        (
+            ["doctor", "--listn=x"],
+            "execserver doctor: error: no such option: --listn; did you mean --listen?",
+        ),
+        (
+            ["serve", "--listn", "x"],
+            "execserver serve: error: no such option: --listn; did you mean --listen?",
+        ),
+        (["relay", "serv"], "execserver relay: error: argument COMMAND: invalid choice: 'serv'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_misspelled_name_is_an_error_that_names_the_nearest(
+    execserver: CommandLine, words: list[str], message: str
+) -> None:
+    done = execserver(*words)
+
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr.decode()
 
 
 def test_commands_of_both_programs_are_completed(execserver: CommandLine) -> None:
@@ -85,7 +140,7 @@ def test_the_script_of_each_shell_is_printed(execserver: CommandLine, shell: str
     done = execserver("completion", shell)
 
     assert done.returncode == 0
-    assert completion.VARIABLE.encode() in done.stdout
+    assert b"_ARGCOMPLETE" in done.stdout
     if (program := shutil.which(shell)) is not None:
         subprocess.run([program, "-n"], input=done.stdout, check=True, timeout=20)
 
@@ -94,7 +149,8 @@ def test_bash_completes_with_the_script(execserver: CommandLine) -> None:
     folder = os.path.dirname(sys.executable)
     script = (
         "source <(execserver completion bash); COMP_WORDS=(execserver lo); COMP_CWORD=1; "
-        '_execserver_completion execserver; echo "${COMPREPLY[@]}"'
+        "COMP_LINE='execserver lo'; COMP_POINT=${#COMP_LINE}; "
+        '_python_argcomplete execserver; echo "${COMPREPLY[@]}"'
     )
     done = subprocess.run(
         ["bash", "-c", script],
@@ -105,11 +161,7 @@ def test_bash_completes_with_the_script(execserver: CommandLine) -> None:
         check=True,
     )
 
-    assert done.stdout == "logs\n"
-
-
-def test_the_shells_and_the_console_script_mean_the_same_variable() -> None:
-    assert completion.VARIABLE == COMPLETION_VARIABLE
+    assert done.stdout.split() == ["logs"]
 
 
 def test_serving_loads_nothing_of_the_command_line_of_the_client() -> None:
@@ -118,4 +170,6 @@ def test_serving_loads_nothing_of_the_command_line_of_the_client() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
 
-    assert not [name for name in loaded if name.partition(".")[0] in {"typer", "execclient", "shellingham"}]
+    assert not [
+        name for name in loaded if name.partition(".")[0] in {"argparse", "argcomplete", "execclient"}
+    ]

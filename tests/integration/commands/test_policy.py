@@ -161,7 +161,7 @@ def test_a_broken_file_is_named_with_its_line_and_nothing_is_said_of_the_command
         (["--approval", "{", "--", "ls"], "--approval:"),
         (["--home", "/nonexistent", "--", "ls"], "--home: /nonexistent is not a directory"),
         (["--home", "/tmp", "--rules", "x", "--", "ls"], "--rules and --home exclude each other"),
-        ([], "Missing argument"),
+        ([], "no command is given"),
     ],
 )
 def test_what_is_no_question_is_a_usage_error(check: Check, arguments: list[str], message: str) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import cast
 
 import pexpect
 import pytest
@@ -54,17 +55,63 @@ def test_ps_as_json_is_the_wire_s_list(execserver: CommandLine) -> None:
     assert entry["pid"] > 0
 
 
-def test_ps_draws_a_table_on_a_terminal(execserver: CommandLine) -> None:
-    process = started(execserver, "sleep", "50")
+def on_terminal(execserver: CommandLine, columns: int, *arguments: str) -> list[str]:
+    """The lines that a command prints on a terminal of so many columns."""
     program, *before = EXECSERVER
-    environment = {**execserver.environment, "COLUMNS": "140"}
-    output = pexpect.run(
-        " ".join([program, *before, "ps", "--argv"]), env=environment, timeout=20, encoding="utf-8"
+    environment = {name: value for name, value in execserver.environment.items() if name != "COLUMNS"}
+    child = pexpect.spawn(
+        program,
+        [*before, *arguments],
+        env=cast("os._Environ[str]", environment),
+        dimensions=(24, columns),
+        timeout=20,
+        encoding="utf-8",
     )
+    output = child.read()
+    child.close()
+    assert child.exitstatus == 0, output
+    return output.splitlines()
 
-    assert "─" in output
-    assert process in output
-    assert "sleep 50" in output
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 120, 200])
+def test_ps_fits_the_terminal_and_never_shortens_an_id(execserver: CommandLine, columns: int) -> None:
+    ids = [started(execserver, "sleep", "50") for _ in range(3)]
+
+    heading, *rows = on_terminal(execserver, columns, "ps")
+
+    assert [row.split()[0] for row in rows] == ids
+    assert [row.split()[1] for row in rows] == ["running"] * 3
+    assert max(map(len, [heading, *rows])) <= columns
+    assert ("SESSION" in heading) == (columns >= 120)
+
+
+def test_ps_cuts_a_long_command_line_before_its_other_columns_vanish(execserver: CommandLine) -> None:
+    process = started(execserver, "sleep", "50", *["0" for _ in range(80)])
+
+    heading, row = on_terminal(execserver, 80, "ps", "--argv")
+    assert (len(row), row[-1], row.split()[0]) == (80, "…", process)
+    assert "MEMORY" in heading
+    (_, wide) = on_terminal(execserver, 80, "ps", "--argv", "--format", "wide")
+    assert wide.endswith(" 0 0 0")
+
+
+def test_ps_through_a_pipe_is_whole(execserver: CommandLine) -> None:
+    started(execserver, "sleep", "50", *["0" for _ in range(80)])
+
+    heading, row = execserver("ps", "--argv").stdout.decode().splitlines()
+    assert heading.split()[-2:] == ["SESSION", "COMMAND"]
+    assert row.endswith(" 0 0 0")
+
+
+def test_ps_prints_the_ids_only_if_asked_so_that_kill_takes_them(execserver: CommandLine) -> None:
+    ids = [started(execserver, "sleep", "50") for _ in range(2)]
+
+    assert execserver("ps", "-q").stdout.decode().split() == ids
+    assert json.loads(execserver("ps", "-q", "--json").stdout) == ids
+    assert execserver("kill", *ids).returncode == 0
+    until(lambda: "running" not in states(execserver).values())
+    assert execserver("ps", "-q").stdout == b""
+    assert execserver("ps", "-aq").stdout.decode().split() == ids
 
 
 def test_logs_gives_each_stream_its_own_and_json_all_with_numbers(execserver: CommandLine) -> None:
@@ -106,13 +153,77 @@ def test_logs_of_more_than_a_page_are_whole(execserver: CommandLine) -> None:
     assert execserver("logs", process).stdout == b"".join(b"%d\n" % n for n in range(1, 1000001))
 
 
-@pytest.mark.parametrize("text", ["TERM", "sigterm", "15"])
-def test_kill_sends_the_signal_by_any_name(execserver: CommandLine, text: str) -> None:
+@pytest.mark.parametrize(
+    ("lines", "begin"), [("0", 100001), ("1", 100000), ("3", 99998), ("70000", 30001), ("200000", 1)]
+)
+def test_logs_can_begin_with_the_last_lines(execserver: CommandLine, lines: str, begin: int) -> None:
+    process = started(execserver, "sh", "-c", "seq 1 100000")
+    until(lambda: states(execserver)[process] == "closed")
+
+    done = execserver("logs", "--tail", lines, process)
+
+    assert done.stdout == b"".join(b"%d\n" % n for n in range(begin, 100001))
+    assert done.stderr == b""
+
+
+def test_the_last_lines_are_those_of_both_streams_and_the_last_needs_no_end(execserver: CommandLine) -> None:
+    process = started(execserver, "sh", "-c", "echo 1; sleep 0.2; printf '2\n3\n' >&2; sleep 0.2; printf 4")
+    until(lambda: states(execserver)[process] == "closed")
+
+    done = execserver("logs", "--tail", "2", process)
+    assert (done.stdout, done.stderr) == (b"4", b"3\n")
+    lines = [
+        json.loads(line) for line in execserver("logs", "--tail", "2", "--json", process).stdout.splitlines()
+    ]
+    assert [(each["stream"], base64.b64decode(each["chunk"])) for each in lines] == [
+        ("stderr", b"3\n"),
+        ("stdout", b"4"),
+    ]
+
+
+def test_logs_follows_after_the_last_lines(execserver: CommandLine) -> None:
+    fifo = execserver.folder / "fifo"
+    os.mkfifo(fifo)
+    process = started(execserver, "sh", "-c", f"echo a; echo b; cat {fifo}")
+    until(lambda: execserver("logs", process).stdout == b"a\nb\n")
+    with execserver.start("logs", "-f", "--tail", "1", process) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"b\n"
+        fifo.write_text("c\n")
+        assert following.stdout.read() == b"c\n"
+        assert following.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code"),
+    [
+        (["-s", "TERM"], 143),
+        (["-s", "sigterm"], 143),
+        (["--signal", "15"], 143),
+        ([], 143),
+        (["-9"], 137),
+        (["-KILL"], 137),
+        (["-SIGINT"], 130),
+        (["-RTMIN+2"], 128 + signal.SIGRTMIN + 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_kill_sends_the_signal_by_any_name(
+    execserver: CommandLine, options: list[str], exit_code: int
+) -> None:
     process = started(execserver, "sleep", "50")
 
-    assert execserver("kill", "-s", text, process).returncode == 0
+    assert execserver("kill", *options, process).returncode == 0
     until(lambda: states(execserver)[process] != "running")
-    assert [each.exit_code for each in execserver.processes() if each.process_id == process] == [143]
+    assert [each.exit_code for each in execserver.processes() if each.process_id == process] == [exit_code]
+
+
+def test_options_of_kill_may_follow_the_ids(execserver: CommandLine) -> None:
+    ids = [started(execserver, "sleep", "50") for _ in range(2)]
+
+    assert execserver("kill", ids[0], "-9", ids[1]).returncode == 0
+    until(lambda: "running" not in states(execserver).values())
+    assert {each.exit_code for each in execserver.processes()} == {137}
 
 
 def test_kill_reaches_the_whole_tree_if_asked(execserver: CommandLine) -> None:

@@ -147,7 +147,7 @@ def test_stopping_us_stops_nothing_there(execserver: CommandLine) -> None:
         (["run", "echo", os.fsdecode(b"\xff")], 125, "argv[1] holds bytes that are not UTF-8"),
         (["run", "--timeout", "0.2", "sleep", "60"], 124, ""),
         (["run", "--timeout", "1e20", "true"], 125, "timeout is at most"),
-        (["run"], 2, "Missing argument"),
+        (["run"], 2, "no command is given"),
         (["run", "--env", "NEVER_SET", "true"], 2, "NEVER_SET is not set here"),
         (["attach", "nobody"], 125, "no process nobody"),
         (["attach", "--detach-keys", "ctrl-1", "x"], 2, "no key"),
@@ -193,7 +193,46 @@ def test_variables_and_folder_are_the_command_s(execserver: CommandLine, tmp_pat
 
 
 def test_options_behind_the_command_are_its_own(execserver: CommandLine) -> None:
+    assert execserver("run", "echo", "--", "--detach", "--no-such").stdout == b"-- --detach --no-such\n"
+    assert execserver("run", "-n", "--", "echo", "-n", "--help").stdout == b"--help"
     assert execserver("run", "echo", "--tty", "-n", "--", "x").stdout == b"--tty -n -- x\n"
+
+
+def test_options_as_docker_has_them_are_taken(execserver: CommandLine, tmp_path: Path) -> None:
+    command = ("sh", "-c", "tty; echo $A; pwd; cat")
+
+    done = execserver("run", "-i", "-e", "A=1", "-w", str(tmp_path), "--", *command, data=b"typed")
+    assert done.stdout == f"not a tty\n1\n{tmp_path}\ntyped".encode()
+    assert execserver("run", "-it", "tty", data=b"").stdout.startswith(b"/dev/pts/")
+    (process,) = execserver("run", "-d", "sleep", "50").stdout.split()
+    assert execserver("ps", "-q").stdout.split() == [process]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--unknown", "x"], "no such option: --unknown"),
+        (["--detatch", "x"], "no such option: --detatch; did you mean --detach?"),
+        (["--det", "x"], "no such option: --det; did you mean --detach?"),
+        (["-x", "y"], "no such option: -x"),
+        (["-in", "x"], "-i does not go with -n"),
+        (["-di", "x"], "-i does not go with --detach"),
+        (["--ttl", "8h", "x"], "--ttl needs --detach"),
+        (["--timeout", "soon", "x"], "no duration: 'soon'; write 90, 90s, 15m, 8h or 2d"),
+        (["--"], "no command is given"),
+        (["--timeout"], "expected one argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_wrong_option_is_an_error_that_names_the_way_out(
+    execserver: CommandLine, options: list[str], message: str
+) -> None:
+    done = execserver("run", *options)
+
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+    assert done.stderr.endswith(b"See: execserver run --help\n")
+    assert execserver.processes() == []
 
 
 def test_json_has_all_output_and_the_end_a_line_each(execserver: CommandLine) -> None:

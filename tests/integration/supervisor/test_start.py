@@ -118,7 +118,7 @@ def test_a_server_that_refuses_before_ready_gives_its_code_and_no_output(
     ("arguments", "code", "text"),
     [
         (["--listen", "off"], 1, "unsupported --listen value 'off'; accepted: unix:///"),
-        (["--listen"], 2, "--listen needs a value"),
+        (["--listen"], 2, "argument --listen: expected one argument"),
         (["--listen", "unix:///proc/none/x"], 1, "cannot listen on unix:///proc/none/x"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_service_that_cannot_bind_leaves_nothing_of_the_server_that_was_spawne
     service = start("--listen", "unix:///dev/null/a")
     code, out, err = service.end()
     assert (code, out) == (1, "")
-    assert len(err.splitlines()) == 1  # the server has not looked at the options
+    assert len(err.splitlines()) == 1  # the server finds nothing wrong with the options
     journal = os.fsencode(service.journal_path)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -321,3 +321,35 @@ def test_the_server_has_room_for_descriptors_before_it_has_threads(
 
     size = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("FDSize:"))
     assert size >= min(ENTRIES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--listn", "x"], 2, "no such option: --listn; did you mean --listen?"),
+        (["--session-ttl", "soon"], 2, "--session-ttl: must be a number of seconds"),
+        (["--ws-auth", "capability-token", "--ws-token-file", "none"], 1, "--ws-token-file: cannot read"),
+        (["--config", "/none"], 1, "/none"),
+        ([], 1, "in use by process"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_flags_are_reported_before_a_socket_in_use(
+    flags: list[str], code: int, message: str, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/s")
+        other.listen()
+
+        done = subprocess.run(
+            [*server_command(), "--listen", f"unix://{tmp_path}/s", *flags],
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "EXECSERVER_CONFIG": ""},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert ("in use" in done.stderr) == (not flags)

@@ -11,7 +11,7 @@ from execclient import errors
 
 HEAVY = (
     *("pydantic", "pydantic_core", "pydantic_settings", "structlog", "uvloop", "jwt", "httpcore"),
-    *("picows", "websockets", "typer", "rich", "pexpect", "psutil"),
+    *("picows", "websockets", "argparse", "argcomplete", "pexpect", "psutil"),
 )
 
 
@@ -29,7 +29,7 @@ def all_errors(error: type[errors.ExecServerError] = errors.ExecServerError) -> 
 @pytest.mark.parametrize("module", ["execclient", "execclient.sync"])
 def test_importing_the_client_pulls_in_nothing_of_the_server_but_its_protocol(module: str) -> None:
     listing = subprocess.run(
-        [sys.executable, "-c", f"import {module}, sys; print(*sys.modules)"],
+        [sys.executable, "-c", f"import {module}, sys; {module}.connect; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,

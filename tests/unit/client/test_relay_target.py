@@ -751,4 +751,4 @@ def test_cryptography_is_loaded_only_for_a_relay() -> None:
     assert not loaded("wss://h") & {"cryptography", "httpcore", "picows", "execserver.relay"}
     found = loaded("relay+https://h?environment=box")
     assert "cryptography" in found
-    assert not found & {"aiohttp", "pydantic", "structlog", "uvloop", "typer"}
+    assert not found & {"aiohttp", "pydantic", "structlog", "uvloop", "argparse"}

@@ -22,11 +22,16 @@ from execserver.supervisor import start
         (["serve", "--", "--help"], ("supervisor", ["--", "--help"])),
         (["serve", "--listen", "stdio", "--help"], ("cli", ["serve", "--listen", "stdio", "--help"])),
         (["serve", "-h"], ("cli", ["serve", "-h"])),
-        (["--version"], ("cli", ["--version"])),
+        (["config", "show"], ("cli", ["config", "show"])),
+        (["help", "serve"], ("cli", ["serve", "--help"])),
+        (["help", "relay", "key"], ("relay", ["key", "--help"])),
+        (["relay", "key", "x"], ("relay", ["key", "x"])),
+        (["--version"], ("client", ["--version"])),
+        (["version"], ("client", ["--version"])),
         (["run", "--", "serve"], ("client", ["run", "--", "serve"])),
         (["completion", "bash"], ("client", ["completion", "bash"])),
-        (["unknown", "serve"], ("cli", ["unknown", "serve"])),
-        ([], ("cli", [])),
+        (["unknown", "serve"], ("client", ["unknown", "serve"])),
+        ([], ("client", [])),
     ],
 )
 def test_each_command_goes_to_its_own_program(
@@ -39,18 +44,21 @@ def test_each_command_goes_to_its_own_program(
         return code
 
     cli = ModuleType("execserver.cli")
-    cli.main = lambda arguments, elsewhere: record("cli", 4, arguments)  # type: ignore[attr-defined]
+    cli.main = lambda arguments: record("cli", 4, arguments)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "execserver.cli", cli)
-    client = ModuleType("execclient.commands")
-    client.main = lambda arguments: sys.exit(record("client", 5, arguments))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "execclient.commands", client)
+    relay = ModuleType("execserver.relay.service.command")
+    relay.main = lambda arguments: record("relay", 6, arguments)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "execserver.relay.service.command", relay)
+    client = ModuleType("execclient.commands.app")
+    client.main = lambda arguments, others: sys.exit(record("client", 5, arguments))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "execclient.commands.app", client)
     monkeypatch.setattr(start, "run", lambda arguments: record("supervisor", 3, arguments))
     monkeypatch.setattr(sys, "argv", ["execserver", *argv])
     with pytest.raises(SystemExit) as exit_:
         console.main()
     assert called == [expected]
     program_name, _ = expected
-    assert exit_.value.code == {"supervisor": 3, "cli": 4, "client": 5}[program_name]
+    assert exit_.value.code == {"supervisor": 3, "cli": 4, "client": 5, "relay": 6}[program_name]
 
 
 def test_the_supervisor_imports_the_standard_library_only() -> None:

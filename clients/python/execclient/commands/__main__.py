@@ -2,7 +2,7 @@
 
 import sys
 
-from execclient.commands import main
+from execclient.commands.app import main
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -1,65 +1,89 @@
-"""Tab completion in shells.
+"""Tab completion in shells, by argcomplete.
 
-A shell runs the console script with `VARIABLE` set, and evaluates the answer: names that the daemon returns
-are offered only if no shell gives them a meaning.
+A shell runs the console script with `_ARGCOMPLETE` set, and offers the printed words: names that the daemon
+returns are among them only if no shell gives them a meaning.
 """
 
 from __future__ import annotations
 
-import asyncio
+import os
 import re
-import signal
-from collections.abc import Sequence
+from argparse import Action, Namespace
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-import typer
-from typer.completion import get_completion_inspect_parameters
+from execprotocol.command_line import Parser
 
-from execclient import ExecServerError
-from execclient.commands.daemon import DaemonOptions, listing
-from execclient.commands.failures import CommandExit
-
-VARIABLE = "_EXECSERVER_COMPLETE"
-"""The console script reads it, too."""
-
-DAEMON_COMMANDS = {
-    "serve": "run the daemon",
-    "config": "show and check the configuration",
-    "doctor": "check whether commands can be sandboxed here",
-    "relay": "connect executors and clients that are behind firewalls",
-}
-"""Commands of the same program in the server's package: `execserver.cli`, `execserver.relay.service.command`.
-"""
+SHELLS = ("bash", "zsh", "fish")
 
 PATIENCE_SECONDS = 1.0
 """For the daemon's answer: a user waits at the keyboard."""
 
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]+")
 
-
-def prepare() -> None:
-    """Register the shells with typer, without its options that would edit start files."""
-    get_completion_inspect_parameters()
+Completer = Callable[..., Sequence[str]]
+"""Returns the words for the last one, which is `prefix`. `parsed_args` has the options before it."""
 
 
-def process_ids(context: typer.Context, incomplete: str) -> Sequence[str]:
+def complete_with(action: Action, completer: Completer) -> None:
+    """Set the words of an option or argument; by default they are its choices, else names of files."""
+    action.completer = completer  # type: ignore[attr-defined]  # where argcomplete looks for it
+
+
+def is_requested() -> bool:
+    """Whether a shell asks for completions."""
+    return "_ARGCOMPLETE" in os.environ
+
+
+def complete(parser: Parser) -> NoReturn:
+    """Print the completions that a shell asks for, and exit.
+
+    Args:
+        parser: of the program, with all commands.
+    """
+    from argcomplete import autocomplete
+
+    autocomplete(parser, always_complete_options=False)
+    raise AssertionError("argcomplete exits")
+
+
+def script(shell: str) -> str:
+    """The script that completes the program's commands in one of `SHELLS`."""
+    from argcomplete.shell_integration import shellcode
+
+    return shellcode(["execserver"], use_defaults=False, shell=shell)
+
+
+def nothing(**_: object) -> Sequence[str]:
+    """No words: the value can only be typed."""
+    return []
+
+
+def process_ids(prefix: str, parsed_args: Namespace, **_: object) -> Sequence[str]:
     """The process ids of the daemon that the line names so far; none if the daemon does not answer."""
-    daemon = DaemonOptions(context.params.get("url"), context.params.get("token_file"))
+    import asyncio
+
+    from execclient import ExecServerError
+    from execclient.commands.daemon import DaemonOptions, listing
+    from execclient.commands.failures import CommandExit
+
+    daemon = DaemonOptions(parsed_args.url, parsed_args.token_file)
+
+    async def listed() -> list[str]:
+        async with asyncio.timeout(PATIENCE_SECONDS), daemon.connect() as executor:
+            return [str(each["processId"]) for each in await listing(executor)]
+
     try:
-        ids = asyncio.run(_process_ids(daemon))
+        ids = asyncio.run(listed())
     except (ExecServerError, CommandExit, OSError, TimeoutError):
         return []  # an error must not appear in the shell's line
-    return [each for each in ids if each.startswith(incomplete) and _HARMLESS.fullmatch(each)]
+    return [each for each in ids if each.startswith(prefix) and _HARMLESS.fullmatch(each)]
 
 
-def signals(incomplete: str) -> Sequence[str]:
+def signals(prefix: str, **_: object) -> Sequence[str]:
     """The names of signals, with SIG if the word begins with it."""
-    names = [each.name for each in signal.Signals]
+    from signal import Signals
+
+    names = [each.name for each in Signals]
     short = [name.removeprefix("SIG") for name in names]
-    return [
-        name for name in (names if incomplete.startswith("SIG") else short) if name.startswith(incomplete)
-    ]
-
-
-async def _process_ids(daemon: DaemonOptions) -> list[str]:
-    async with asyncio.timeout(PATIENCE_SECONDS), daemon.connect() as executor:
-        return [str(each["processId"]) for each in await listing(executor)]
+    return [name for name in (names if prefix.startswith("SIG") else short) if name.startswith(prefix)]

@@ -18,7 +18,6 @@ from execclient import CallFailed, Copied, Executor, FileSystem, NotFound, Progr
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.failures import INCOMPLETE, CommandExit, print_message
 from execclient.commands.signals import Signals
-from execclient.commands.terminal import printable
 from execclient.local_files import Attributes, set_attributes, standard_stream
 
 REMOTE = ":"
@@ -424,13 +423,8 @@ def _progress(plan: CopyPlan, *, quiet: bool) -> AbstractContextManager[Advance]
 
 @contextmanager
 def _bar(plan: CopyPlan) -> Iterator[Advance]:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
+    from execclient.commands.progress import ProgressBar
 
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
-    with Bars(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
-        what = Path(plan.files[0].source).name if len(plan.files) == 1 else f"{len(plan.files)} files"
-        task = bars.add_task(escape(printable(what)) if plan.files else STREAM, total=plan.size or None)
-        yield lambda count: bars.advance(task, count)
+    what = Path(plan.files[0].source).name if len(plan.files) == 1 else f"{len(plan.files)} files"
+    with ProgressBar(what if plan.files else STREAM, plan.size or None) as bar:
+        yield bar.advance

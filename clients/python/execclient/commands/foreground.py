@@ -43,31 +43,6 @@ Background = Coroutine[None, None, None]
 AtEnd = Callable[[bool], Awaitable[None]]
 
 
-DEFAULT_DETACH_KEYS = "ctrl-p,ctrl-q"
-"""As in docker."""
-
-_CONTROL = "@abcdefghijklmnopqrstuvwxyz[\\]^_"
-"""The characters whose control codes are 0 to 31, in that order."""
-
-
-def parse_detach_keys(text: str) -> bytes:
-    """The bytes of keys like `ctrl-p,ctrl-q`: characters, or `ctrl-` and a character. Empty for none.
-
-    Raises:
-        ValueError: there is no such key.
-    """
-    return b"".join(_key(name) for name in text.split(",")) if text else b""
-
-
-def _key(name: str) -> bytes:
-    modifier, dash, key = name.rpartition("ctrl-")
-    if not modifier and dash and len(key) == 1 and key.lower() in _CONTROL:
-        return bytes([_CONTROL.index(key.lower())])
-    if len(name) == 1 and name.isascii():
-        return name.encode()
-    raise ValueError(f"no key: {name!r}; a key is a character, or ctrl- and a letter or one of @[\\]^_")
-
-
 class Detached(Exception):
     """The user typed the detach keys."""
 
@@ -249,6 +224,8 @@ class Foreground:
 
     def _status(self) -> int:
         assert self._process.exit_code is not None
+        if self._process.failure is not None:
+            raise CommandExit(f"the sandbox failed before the command began: {self._process.failure}")
         cause = self._process.cause
         if cause in _CAUSE_TEXTS:
             print_message(f"{self._process.id} was killed: {_CAUSE_TEXTS[cause]}")

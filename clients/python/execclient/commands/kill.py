@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 
 from execclient import ExecServerError, Executor
 from execclient.commands.daemon import DaemonOptions, Listed, ambiguous, listing, matching
 from execclient.commands.failures import INCOMPLETE, print_message
-from execclient.process_control import signal_name as numbered_signal
 
 _STATUS_TEXTS = {"alreadyExited": "has already exited", "unknownProcess": "no such process"}
-
-
-def signal_name(text: str) -> str:
-    """The name of a signal that is given as 9, KILL, kill or SIGKILL.
-
-    Raises:
-        ValueError: there is no such signal.
-    """
-    if text.isdecimal():
-        return numbered_signal(int(text))
-    name = text.upper()
-    name = name if name.startswith("SIG") else f"SIG{name}"
-    base, plus, offset = name.partition("+")
-    if base == "SIGRTMIN" and plus and offset.isdecimal():
-        return name  # the daemon's C library numbers it
-    if name not in signal.Signals.__members__:
-        raise ValueError(f"no signal: {text}")
-    return name
 
 
 async def kill(

@@ -220,11 +220,13 @@ def _camel_cased(name: str) -> str:
 
 When = Literal["auto", "always", "never"]
 
-_IN_HUNK = {"+": "green", "-": "red", "@": "cyan", "\\": "dim", " ": ""}
+_GREEN, _RED, _CYAN, _BOLD, _DIM, _RESET = (f"\x1b[{code}m" for code in (32, 31, 36, 1, 2, 0))
+
+_IN_HUNK = {"+": _GREEN, "-": _RED, "@": _CYAN, "\\": _DIM, " ": ""}
 """Colors by the first character of a line, as in git's diffs."""
 
-_FILE_HEADER = "bold"
-_OBJECT_NAMES = "dim"
+_FILE_HEADER = _BOLD
+_OBJECT_NAMES = _DIM
 """The `index` lines, which only programs read."""
 
 
@@ -254,14 +256,8 @@ def format_diff(diff: str, when: When) -> str:
 
 
 def _colored(diff: str) -> str:
-    # Slow to load, and only needed for people.
-    from rich.color import ColorSystem
-    from rich.style import Style
-
-    # Only the styles: a console would wrap lines and replace tabs.
     return "".join(
-        Style.parse(style).render(line, color_system=ColorSystem.STANDARD) + "\n"
-        for line, style in _styles(diff)
+        f"{style}{line}{_RESET}\n" if style and line else f"{line}\n" for line, style in _styles(diff)
     )
 
 

@@ -6,45 +6,108 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from execclient.commands.daemon import DaemonOptions, Listed, listing
 from execclient.commands.terminal import printable
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
+COMMAND_WIDTH = 16
+"""The least width of the command line; other columns give way before it is cut shorter."""
 
-async def ps(daemon: DaemonOptions, *, ended: bool, argv: bool, as_json: bool) -> int:
-    """Print the processes of all sessions, the oldest first; with `ended`, those that ended, too."""
+_SEPARATOR = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class PsOptions:
+    """The options of the command."""
+
+    ended: bool
+    """Whether to include processes that ended."""
+    argv: bool
+    """Whether to show the command lines."""
+    format: Literal["table", "wide", "json"]
+    quiet: bool
+    """Whether to print the IDs only."""
+
+
+async def ps(daemon: DaemonOptions, options: PsOptions) -> int:
+    """Print the processes of all sessions, the oldest first."""
     async with daemon.connect() as executor:
-        processes = await listing(executor, argv=argv)
-    shown = [each for each in processes if ended or each["state"] == "running"]
-    if as_json:
-        print(json.dumps(shown, indent=2), flush=True)
+        processes = await listing(executor, argv=options.argv)
+    shown = [each for each in processes if options.ended or each["state"] == "running"]
+    if options.format == "json":
+        ids = [each["processId"] for each in shown]
+        print(json.dumps(ids if options.quiet else shown, indent=2), flush=True)
+    elif options.quiet:
+        _print_lines([printable(str(each["processId"])) for each in shown])
     else:
-        _print_table(shown, argv=argv)
+        width = _terminal_width() if options.format == "table" else None
+        _print_lines(table(shown, argv=options.argv, width=width))
     return 0
 
 
-Column = tuple[str, str, Callable[[Listed], str]]
-"""Heading, alignment, and text of a cell."""
+class Column(NamedTuple):
+    """A column of the table."""
+
+    heading: str
+    text: Callable[[Listed], str]
+    """The text of a cell."""
+    rank: int
+    """Of the columns that do not fit, the one with the highest rank is left out first; 0 is always shown."""
+    right: bool = False
+    """Whether it is aligned to the right."""
 
 
-def columns(*, argv: bool) -> Sequence[Column]:
-    """The columns of the table."""
-    always: list[Column] = [
-        ("ID", "left", lambda each: str(each["processId"])),
-        ("STATE", "left", state),
-        ("PID", "right", lambda each: str(each["pid"] or "")),
-        ("AGE", "right", lambda each: duration(each["ageMs"] / 1000)),
-        ("CPU", "right", lambda each: "" if each["cpuSeconds"] is None else duration(each["cpuSeconds"])),
-        ("MEMORY", "right", lambda each: "" if each["rssBytes"] is None else amount(each["rssBytes"])),
-        ("PROCS", "right", lambda each: str(each["processCount"] or "")),
-        ("TTY", "left", lambda each: "yes" if each["tty"] else ""),
-        ("OUTPUT", "right", lambda each: amount(each["retainedBytes"])),
-        ("SESSION", "left", lambda each: str(each["sessionId"])),
+COLUMNS = (
+    Column("ID", lambda each: str(each["processId"]), 0),
+    Column("STATE", lambda each: state(each), 0),
+    Column("PID", lambda each: str(each["pid"] or ""), 2, right=True),
+    Column("AGE", lambda each: duration(each["ageMs"] / 1000), 1, right=True),
+    Column("CPU", lambda each: _optional(duration, each["cpuSeconds"]), 4, right=True),
+    Column("MEMORY", lambda each: _optional(amount, each["rssBytes"]), 3, right=True),
+    Column("PROCS", lambda each: str(each["processCount"] or ""), 5, right=True),
+    Column("TTY", lambda each: "yes" if each["tty"] else "", 6),
+    Column("OUTPUT", lambda each: amount(each["retainedBytes"]), 7, right=True),
+    Column("SESSION", lambda each: str(each["sessionId"]), 8),
+)
+
+COMMAND = Column("COMMAND", lambda each: shlex.join(each["argv"] or []), 0)
+
+
+def table(processes: Sequence[Listed], *, argv: bool, width: int | None) -> list[str]:
+    """The lines of the table.
+
+    Args:
+        processes: the rows.
+        argv: whether to add the command lines, as the last column.
+        width: the columns of the terminal; None for a table as wide as it needs.
+    """
+    columns = [*COLUMNS, COMMAND] if argv else [*COLUMNS]
+    cells = {each: [each.heading, *(printable(each.text(row)) for row in processes)] for each in columns}
+    widths = {each: max(map(len, cells[each])) for each in columns}
+    if width is not None:
+        needed = widths | ({COMMAND: min(widths[COMMAND], COMMAND_WIDTH)} if argv else {})
+        for given_way in sorted(COLUMNS, key=lambda each: -each.rank):
+            others = sum(needed[each] for each in columns) + len(_SEPARATOR) * (len(columns) - 1)
+            if others <= width or not given_way.rank:
+                break
+            columns.remove(given_way)
+        if argv:
+            rest = width - sum(widths[each] + len(_SEPARATOR) for each in columns if each is not COMMAND)
+            most = max(rest, needed[COMMAND])
+            cells[COMMAND] = [
+                text if len(text) <= most else text[: most - 1] + "…" for text in cells[COMMAND]
+            ]
+    return [
+        _SEPARATOR.join(
+            cells[each][row].rjust(widths[each]) if each.right else cells[each][row].ljust(widths[each])
+            for each in columns
+        ).rstrip()
+        for row in range(len(processes) + 1)
     ]
-    command: list[Column] = [("COMMAND", "left", lambda each: shlex.join(each["argv"] or []))]
-    return always + command if argv else always
 
 
 def state(process: Listed) -> str:
@@ -74,42 +137,19 @@ def amount(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
 
 
-def _print_table(processes: Sequence[Listed], *, argv: bool) -> None:
-    shown = columns(argv=argv)
-    rows = [[printable(text(each)) for _, _, text in shown] for each in processes]
-    if os.isatty(1):
-        _print_rich(shown, rows)
-    else:
-        _print_plain(shown, rows)
+def _optional(text: Callable[[float], str], value: float | None) -> str:
+    return "" if value is None else text(value)
 
 
-def _print_rich(shown: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, alignment, _ in shown:
-        # A narrow window cuts the command, but no column that other commands need.
-        table.add_column(
-            heading,
-            justify="right" if alignment == "right" else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=8 if heading == "COMMAND" else None,
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+def _terminal_width() -> int | None:
+    """The columns of the terminal of stdout, or those that `COLUMNS` names; None without a terminal."""
+    try:
+        columns = os.get_terminal_size(1).columns
+    except OSError:
+        return None
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isascii() and given.isdecimal() and int(given) else columns or None
 
 
-def _print_plain(shown: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    table = [[heading for heading, _, _ in shown], *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(shown))]
-    for row in table:
-        cells = (
-            cell.rjust(width) if alignment == "right" else cell.ljust(width)
-            for cell, width, (_, alignment, _) in zip(row, widths, shown, strict=True)
-        )
-        print("  ".join(cells).rstrip())
+def _print_lines(lines: Sequence[str]) -> None:
+    print("".join(f"{line}\n" for line in lines), end="", flush=True)

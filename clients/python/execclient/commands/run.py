@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from execclient import Executor, NotFound, Process, SystemFailure
 from execclient.commands.daemon import DaemonOptions
@@ -16,6 +17,17 @@ from execclient.commands.foreground import Background, Foreground
 from execclient.commands.signals import Signals
 from execclient.commands.streams import is_empty_input
 from execclient.commands.terminal import RawTerminal, screen_size
+from execclient.connection.connection import Json
+
+if TYPE_CHECKING:
+    from execclient.govern.sandbox import SandboxPolicy
+
+
+_WAYS_OUT = {
+    "read-only": "; --sandbox workspace-write allows to write to the working directory",
+    "workspace-write": "; --writable DIR allows to write to a directory",
+}
+"""The options with which a sandbox allows more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,10 @@ class RunOptions:
     stdin: bool = True
     """Whether stdin is forwarded."""
     timeout: float | None = None
+    sandbox: SandboxPolicy | None = None
+    """The limits of the command; the working directory is the workspace."""
+    ttl: float | None = None
+    """Seconds for which a detached command may run."""
     as_json: bool = False
 
 
@@ -52,10 +68,13 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
                 terminal = stack.enter_context(RawTerminal())
                 background.append(terminal.follow_size(foreground.resize))
         status = await foreground.run_until_exit(signals, *background)
+        if process.exit_code and command.sandbox is not None:
+            _report_denial(process.denial, command.sandbox.kind)
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
+            denial = {} if command.sandbox is None else {"denial": process.denial}
             await foreground.print_json(
-                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds
+                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **denial
             )
         return status
 
@@ -84,6 +103,9 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
     Raises:
         CommandExit: it cannot be started; has the status that a shell would return.
     """
+    for path in getattr(command.sandbox, "writable_roots", ()):
+        if not await executor.fs.exists(path):  # the daemon would ignore it
+            raise CommandExit(f"--writable: {path}: no such directory on the daemon's machine")
     try:
         return await executor.start(
             command.argv,
@@ -93,6 +115,7 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
             size=screen_size() if command.tty else None,
             stdin=stdin and not command.tty,
             timeout=command.timeout,
+            sandbox=command.sandbox,
             buffer_bytes=None,  # `OutputWriter` has its own limit
         )
     except ValueError as error:  # an argument that is not UTF-8, or a time limit out of range
@@ -101,6 +124,16 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
         if command.cwd is not None and not await _is_folder(executor, command.cwd):
             raise CommandExit(f"{command.cwd}: not a directory on the daemon's machine") from error
         raise start_failure(command.argv[0], error) from error
+
+
+def _report_denial(denial: Mapping[str, Json] | None, sandbox: str) -> None:
+    """Report what the sandbox denied, if the daemon has evidence (`docs/protocol.md`, X7)."""
+    for evidence in (denial or {}).get("evidence", ())[:1]:
+        denied = {
+            "network": "the network; --network allows it",
+            "signal": "a system call",
+        }.get(evidence["kind"], f"{evidence.get('path', 'a file')}{_WAYS_OUT.get(sandbox, '')}")
+        print_message(f"likely denied by the sandbox ({sandbox}): {denied}")
 
 
 async def _is_folder(executor: Executor, path: str) -> bool:

@@ -15,7 +15,6 @@ import errno
 import os
 import select
 import struct
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -32,18 +31,6 @@ _RECORD = struct.Struct("=II")
 
 _GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
 """The other end is gone: a closed pipe, a terminal that hung up."""
-
-
-def open_missing() -> None:
-    """Open /dev/null as each standard stream that is closed.
-
-    Otherwise the next descriptor that is opened would become a standard stream.
-    """
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def is_empty_input() -> bool:
@@ -191,6 +178,8 @@ class _Overflow:
 
     def put(self, descriptor: int, data: bytes) -> None:
         if self._file is None:
+            import tempfile  # 3 ms, which most commands do not need
+
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - stays open until exit
         record = memoryview(_RECORD.pack(descriptor, len(data)) + data)
         while record:

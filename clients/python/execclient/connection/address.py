@@ -24,7 +24,6 @@ from urllib.parse import SplitResult, urlsplit
 from execclient.arguments import AnyPath
 from execclient.connection.connection import Connection
 from execclient.connection.sockets import open_unix
-from execclient.connection.stdio import open_child
 from execclient.connection.target import OnEvent, OnLost, Target, Token, is_loopback
 from execclient.errors import InsecureToken, UnsupportedUrl
 
@@ -72,6 +71,9 @@ class ChildTarget:
 
     async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
         """As `Target.open`."""
+        # Here, because only this target needs it and what it imports.
+        from execclient.connection.stdio import open_child
+
         connection = Connection(on_event, on_lost)
         await open_child(self.command, connection)
         return connection

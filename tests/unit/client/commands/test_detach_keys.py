@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execclient.commands.foreground import DEFAULT_DETACH_KEYS, DetachKeys, parse_detach_keys
+from execclient.commands.foreground import DetachKeys
+from execclient.commands.values import DEFAULT_DETACH_KEYS, detach_keys
 
 
 @pytest.mark.parametrize(
@@ -18,13 +21,13 @@ from execclient.commands.foreground import DEFAULT_DETACH_KEYS, DetachKeys, pars
     ],
 )
 def test_keys_have_names(text: str, keys: bytes) -> None:
-    assert parse_detach_keys(text) == keys
+    assert detach_keys(text) == keys
 
 
 @pytest.mark.parametrize("text", ["ctrl-1", "ctrl-", "alt-x", "xy", ",", "ü", "ctrl-p,"])
 def test_what_is_no_key_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no key"):
-        parse_detach_keys(text)
+    with pytest.raises(ArgumentTypeError, match="no key"):
+        detach_keys(text)
 
 
 @given(st.lists(st.sampled_from([b"a", b"p", b"pa", b"app", b"q", b"\xff"]), max_size=12))

@@ -48,7 +48,8 @@ def test_missing_streams_are_opened() -> None:
     code = (
         "import os\n"
         "os.closerange(0, 3)\n"
-        "from execclient.commands.streams import open_missing, is_empty_input\n"
+        "from execclient.commands.app import open_missing\n"
+        "from execclient.commands.streams import is_empty_input\n"
         "open_missing()\n"
         "assert [os.readlink(f'/proc/self/fd/{n}') for n in range(3)] == ['/dev/null'] * 3\n"
         "assert is_empty_input()"

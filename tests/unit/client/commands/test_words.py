@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+
 import pytest
 
 from execclient import ConnectionFailed, DaemonNotRunning, SystemFailure, UntrustedServer
 from execclient.commands.failures import CommandExit, perform, start_failure
-from execclient.commands.kill import signal_name
 from execclient.commands.ps import amount, duration
+from execclient.commands.values import signal_name
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_signals_are_known_by_name_and_number(text: str, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "999", "SIG", "KILL ", "RTMIN+x"])
 def test_other_signals_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"[sS]ignal"):
+    with pytest.raises(ArgumentTypeError, match=r"[sS]ignal"):
         signal_name(text)
 
 

@@ -37,7 +37,7 @@ def test_a_name_can_be_the_first_import_of_a_program(name: str) -> None:
 def test_the_library_of_rule_files_and_the_server_are_not_imported_with_a_toolset() -> None:
     program = (
         "import sys; from execclient.tools import Toolset; import execclient.govern.policy; "
-        "print([name for name in ('starlark', 'tree_sitter', 'structlog', 'uvloop', 'psutil', 'typer') "
+        "print([name for name in ('starlark', 'tree_sitter', 'structlog', 'uvloop', 'psutil', 'argparse') "
         "if name in sys.modules])"
     )
 

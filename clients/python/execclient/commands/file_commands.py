@@ -1,0 +1,163 @@
+"""The commands for files, with their options: `cp`, `patch` and `policy check`."""
+
+from __future__ import annotations
+
+from argparse import BooleanOptionalAction, Namespace
+from pathlib import Path
+
+from execclient.commands.options import Command, add_command, add_daemon, add_json, command_of, daemon_of
+from execprotocol.command_line import Parser
+
+# -- cp, patch
+
+
+def _add_cp(parser: Parser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="what to copy, and last where to")
+    add_daemon(parser)
+    parser.add_argument("-r", "--recursive", action="store_true", help="copy directories")
+    parser.add_argument(
+        "-p", "--preserve", action="store_true", help="keep times; set modes of existing files, too"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
+    add_json(parser)
+
+
+def _cp(options: Namespace) -> int:
+    if len(options.paths) != 2:
+        options.parser.error(f"SRC and DST are needed, not {len(options.paths)} paths")
+    from execclient.commands import cp as copying
+    from execclient.commands.failures import perform
+
+    source, destination = options.paths
+    copied = copying.CopyOptions(
+        recursive=options.recursive,
+        preserve=options.preserve,
+        quiet=options.quiet or options.as_json,
+    )
+    return perform(
+        lambda: copying.cp(daemon_of(options), source, destination, copied, as_json=options.as_json)
+    )
+
+
+CP = Command(
+    "copy files to the daemon's machine, or back",
+    "Copy a file or a directory to the daemon's machine, or back. Paths on the daemon's machine begin "
+    "with ':'. '-' is stdin or stdout. New files get the modes of their sources.",
+    "[OPTIONS] SRC DST",
+    _add_cp,
+    _cp,
+)
+
+
+def _add_patch(parser: Parser) -> None:
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the patch (default: '-', stdin)")
+    add_daemon(parser)
+    parser.add_argument(
+        "--cwd", metavar="D", help="base of relative paths (default: the daemon's working directory)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the diff; change nothing")
+    parser.add_argument("--diff", action="store_true", help="print the diff and apply the patch")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="color the diff; auto: on a terminal, unless NO_COLOR is set (the default)",
+    )
+    add_json(parser)
+
+
+def _patch(options: Namespace) -> int:
+    from execclient.commands import patch as patching
+    from execclient.commands.failures import perform
+
+    applied = patching.PatchOptions(
+        cwd=options.cwd,
+        dry_run=options.dry_run,
+        diff=options.diff,
+        color=options.color,
+        as_json=options.as_json,
+    )
+    return perform(lambda: patching.patch(daemon_of(options), options.file, applied))
+
+
+PATCH = Command(
+    "apply a patch to files on the daemon's machine",
+    "Apply a patch, as models write it, to files on the daemon's machine. The exit status is 0 if the "
+    "patch is applied, now or before, 1 if it does not fit, 2 if it is no patch.",
+    "[OPTIONS] [FILE]",
+    _add_patch,
+    _patch,
+)
+
+
+# -- policy check
+
+
+def _add_policy(parser: Parser) -> None:
+    actions = parser.add_subparsers(dest="action", prog="execserver policy", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="tell whether a command may run, and why; the command is not run",
+        usage="%(prog)s [OPTIONS] [--] COMMAND...",
+        description="Tell whether a command may run, and why. The command is not run. The exit status is 0 "
+        "if it may run, 10 if it needs an approval, 20 if it is forbidden.",
+    )
+    add_command(check)
+    check.add_argument(
+        "--rules",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="use this rule file instead of those of a home; may be repeated",
+    )
+    check.add_argument(
+        "--home",
+        type=Path,
+        metavar="D",
+        help="use D/rules/*.rules (default: EXECSERVER_POLICY_HOME, else ~/.config/execserver)",
+    )
+    check.add_argument(
+        "--cwd", type=Path, metavar="D", help="working directory of the command (default: the current one)"
+    )
+    check.add_argument(
+        "--resolve-host-executables",
+        action=BooleanOptionalAction,
+        default=True,
+        help="whether matchedRules includes rules on the name of a program that is given by its path",
+    )
+    check.add_argument(
+        "--approval",
+        default="on-request",
+        metavar="POLICY",
+        help="when to ask: a name, or a granular policy as JSON (default: on-request)",
+    )
+    check.add_argument("--parity", action="store_true", help="read scripts exactly as codex does")
+    add_json(check)
+
+
+def _policy(options: Namespace) -> int:
+    from execclient.commands import policy as checking
+    from execclient.commands.failures import perform
+
+    try:
+        checked = checking.CheckOptions(
+            argv=command_of(options),
+            files=checking.rule_files(options.rules, options.home),
+            cwd=options.cwd or Path(),
+            approval=checking.approval_named(options.approval),
+            resolve=options.resolve_host_executables,
+            parity=options.parity,
+        )
+    except ValueError as error:
+        options.parser.error(str(error))
+    return perform(lambda: checking.check(checked, as_json=options.as_json))
+
+
+POLICY = Command(
+    "check a command against the policy rules",
+    "Check a command against the policy rules.",
+    "check [OPTIONS] [--] COMMAND...",
+    _add_policy,
+    _policy,
+    options_anywhere=False,
+)

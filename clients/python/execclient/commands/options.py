@@ -1,0 +1,101 @@
+"""What a command of the client is, and the options that several of them have.
+
+Only argparse is imported here and in the modules with the commands; what a command needs is imported when it
+is run. So `--help` and the message about a misspelled option take hardly longer than the start of Python.
+"""
+
+from __future__ import annotations
+
+from argparse import REMAINDER, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from execclient.commands import completion
+from execprotocol.command_line import Parser
+
+if TYPE_CHECKING:
+    from execclient.commands.daemon import DaemonOptions
+
+
+class Command(NamedTuple):
+    """A command of the client."""
+
+    summary: str
+    """Its line in the list of commands."""
+    description: str
+    """The text of its own help."""
+    usage: str
+    """What follows its name in its help."""
+    add_options: Callable[[Parser], None]
+    perform: Callable[[Namespace], int]
+    """Runs the command; returns the exit status. `Namespace.parser` is the parser, for errors."""
+    rewrite: Callable[[Sequence[str]], Sequence[str]] = list
+    """Rewrites the arguments before they are parsed."""
+    options_anywhere: bool = True
+    """Whether options may follow arguments."""
+
+    @property
+    def full_usage(self) -> str:
+        """The usage for its parser."""
+        return f"%(prog)s {self.usage}"
+
+
+def add_daemon(parser: Parser) -> None:
+    """Add the options that name a daemon."""
+    url = parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="the daemon: unix:///PATH, ws://HOST:PORT, wss://HOST, relay+https://HOST?environment=ID or "
+        "stdio: (default: EXECSERVER_URL, else the default socket of a daemon)",
+    )
+    completion.complete_with(url, completion.nothing)
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the bearer token for a WebSocket or a relay (default: EXECSERVER_TOKEN or "
+        "EXECSERVER_TOKEN_FILE)",
+    )
+
+
+def daemon_of(options: Namespace) -> DaemonOptions:
+    """The daemon that the options name."""
+    from execclient.commands.daemon import DaemonOptions
+
+    return DaemonOptions(options.url, options.token_file)
+
+
+def add_json(parser: Parser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, for scripts")
+
+
+def add_session(parser: Parser) -> None:
+    """Add `--session`."""
+    session = parser.add_argument(
+        "--session", metavar="S", help="session of the process, if several sessions have the ID"
+    )
+    completion.complete_with(session, completion.nothing)
+
+
+def add_process_id(parser: Parser) -> None:
+    """Add the argument for one process."""
+    process_id = parser.add_argument("process_id", metavar="ID", help="process ID, from ps")
+    completion.complete_with(process_id, completion.process_ids)
+
+
+def add_command(parser: Parser) -> None:
+    """Add the argument for a command line; options after its first word belong to it."""
+    command = parser.add_argument(
+        "command", nargs=REMAINDER, metavar="COMMAND...", help="program and arguments"
+    )
+    completion.complete_with(command, completion.nothing)
+
+
+def command_of(options: Namespace) -> list[str]:
+    """The command line, without the `--` before it. None is an error."""
+    argv: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not argv:
+        options.parser.error("no command is given")
+    return argv

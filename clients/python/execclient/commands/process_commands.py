@@ -1,0 +1,321 @@
+"""The commands for processes, with their options: `run`, `attach`, `ps`, `logs` and `kill`."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from execclient.commands import completion, values
+from execclient.commands.options import (
+    Command,
+    add_command,
+    add_daemon,
+    add_json,
+    add_process_id,
+    add_session,
+    command_of,
+    daemon_of,
+)
+from execprotocol.command_line import Parser
+
+if TYPE_CHECKING:
+    from execclient.govern.sandbox import SandboxPolicy
+
+SANDBOXES = READ_ONLY, WORKSPACE_WRITE, DANGER_FULL_ACCESS = (
+    "read-only",
+    "workspace-write",
+    "danger-full-access",
+)
+
+# -- run
+
+
+def _add_run(parser: Parser) -> None:
+    add_command(parser)
+    add_daemon(parser)
+    parser.add_argument(
+        "-w", "--cwd", "--workdir", metavar="D", help="working directory (default: the daemon's)"
+    )
+    parser.add_argument(
+        "-e",
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="set a variable; K alone forwards yours; may be repeated",
+    )
+    parser.add_argument("-t", "--tty", action="store_true", help="allocate a terminal of the size of yours")
+    parser.add_argument(
+        "-i", "--interactive", action="store_true", help="forward stdin, which is done anyway; as in docker"
+    )
+    parser.add_argument(
+        "-n", "--no-stdin", action="store_true", help="do not forward stdin; the command's stdin is empty"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=values.duration,
+        metavar="S",
+        help="kill the command after this time: 90 (seconds), 15m, 8h; exit status 124",
+    )
+    parser.add_argument(
+        "--sandbox",
+        choices=SANDBOXES,
+        help="limit the command, or do not run it; the working directory is the workspace",
+    )
+    parser.add_argument(
+        "--writable",
+        action="append",
+        default=[],
+        metavar="P",
+        help="with workspace-write: another directory that may be written; may be repeated",
+    )
+    parser.add_argument("--network", action="store_true", help="with --sandbox: allow the network")
+    parser.add_argument("-d", "--detach", action="store_true", help="print the ID and leave it running")
+    parser.add_argument(
+        "--ttl",
+        type=values.duration,
+        metavar="S",
+        help="with --detach, how long it may run: 90 (seconds), 15m, 8h, 2d",
+    )
+    add_json(parser)
+
+
+def _run(options: Namespace) -> int:
+    argv, env = command_of(options), _variables(options)
+    if options.interactive and (options.no_stdin or options.detach):
+        options.parser.error(f"-i does not go with {'-n' if options.no_stdin else '--detach'}")
+    if options.ttl is not None and not options.detach:
+        options.parser.error("--ttl needs --detach: without it, the command ends with this one")
+    sandbox = _sandbox(options)
+    from execclient.commands import run as running
+    from execclient.commands.failures import perform
+
+    daemon = daemon_of(options)
+    command = running.RunOptions(
+        argv=argv,
+        cwd=options.cwd,
+        env=env,
+        tty=options.tty,
+        stdin=not options.no_stdin and not options.detach,
+        timeout=options.timeout,
+        sandbox=sandbox,
+        ttl=options.ttl,
+        as_json=options.as_json,
+    )
+    start = running.detach if options.detach else running.run
+    return perform(lambda: start(daemon, command))
+
+
+RUN = Command(
+    "run a command on the daemon's machine as if it were a local one",
+    "Run a command as if it were a local one. Output is printed as it arrives. Stdin and signals are "
+    "forwarded. The exit status is the command's. Options end where the command begins.",
+    "[OPTIONS] [--] COMMAND...",
+    _add_run,
+    _run,
+    options_anywhere=False,
+)
+
+
+def _sandbox(options: Namespace) -> SandboxPolicy | None:
+    parser: Parser = options.parser
+    kind, network = options.sandbox, options.network
+    if options.writable and kind != WORKSPACE_WRITE:
+        parser.error(f"--writable needs --sandbox {WORKSPACE_WRITE}")
+    if network and kind not in (READ_ONLY, WORKSPACE_WRITE):
+        parser.error(f"--network needs --sandbox {READ_ONLY} or {WORKSPACE_WRITE}")
+    for path in options.writable:
+        if not path.startswith("/"):
+            parser.error(f"--writable: {path!r} is relative; give its absolute path on the daemon's machine")
+        if not path.strip("/"):
+            parser.error(f"--writable: '/' is everything: use --sandbox {DANGER_FULL_ACCESS}")
+    if kind is None:
+        return None
+    from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
+
+    if kind == READ_ONLY:
+        return ReadOnly(network=network)
+    if kind == DANGER_FULL_ACCESS:
+        return DangerFullAccess()
+    try:
+        return WorkspaceWrite(writable_roots=tuple(options.writable), network=network)
+    except ValueError as error:
+        parser.error(f"--writable: {error}")
+
+
+def _variables(options: Namespace) -> dict[str, str]:
+    variables = {"TERM": os.environ["TERM"]} if options.tty and "TERM" in os.environ else {}
+    for each in options.env:
+        name, equals, value = each.partition("=")
+        if not name:
+            options.parser.error(f"--env: no name in {each!r}")
+        if equals:
+            variables[name] = value
+        elif name in os.environ:
+            variables[name] = os.environ[name]
+        else:
+            options.parser.error(f"--env: {name} is not set here")
+    return variables
+
+
+# -- attach, ps, logs, kill
+
+
+def _add_attach(parser: Parser) -> None:
+    add_process_id(parser)
+    add_daemon(parser)
+    add_session(parser)
+    keys = parser.add_argument(
+        "--detach-keys",
+        dest="keys",
+        type=values.detach_keys,
+        default=values.DEFAULT_DETACH_KEYS,
+        metavar="KEYS",
+        help=f"keys that detach; empty for none (default: {values.DEFAULT_DETACH_KEYS})",
+    )
+    completion.complete_with(keys, completion.nothing)
+    parser.add_argument("--read-only", action="store_true", help="show output, forward no input")
+    parser.add_argument(
+        "--since-seq", type=values.count, metavar="N", help="begin with the output after N; 0 for all"
+    )
+
+
+def _attach(options: Namespace) -> int:
+    from execclient.commands.attach import attach
+    from execclient.commands.failures import perform
+
+    return perform(
+        lambda: attach(
+            daemon_of(options),
+            options.process_id,
+            options.session,
+            keys=options.keys,
+            read_only=options.read_only,
+            since_seq=options.since_seq,
+        )
+    )
+
+
+ATTACH = Command(
+    "connect your terminal to a running process",
+    "Connect your terminal to a running process. The exit status is the process's, or 0 after the "
+    "detach keys.",
+    "[OPTIONS] ID",
+    _add_attach,
+    _attach,
+)
+
+
+def _add_ps(parser: Parser) -> None:
+    add_daemon(parser)
+    parser.add_argument("-a", "--all", action="store_true", help="include processes that ended")
+    parser.add_argument("--argv", action="store_true", help="show the command lines")
+    parser.add_argument(
+        "--format",
+        choices=("table", "wide", "json"),
+        default="table",
+        help="table: the columns that fit the terminal, all of them in a pipe (the default); wide: all "
+        "columns; json: JSON, for scripts",
+    )
+    parser.add_argument(
+        "--json", dest="format", action="store_const", const="json", help="short for --format json"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="print the IDs only")
+
+
+def _ps(options: Namespace) -> int:
+    from execclient.commands.failures import perform
+    from execclient.commands.ps import PsOptions, ps
+
+    shown = PsOptions(options.all, options.argv, options.format, options.quiet)
+    return perform(lambda: ps(daemon_of(options), shown))
+
+
+PS = Command(
+    "list the running processes",
+    "List the running processes of all sessions.",
+    "[OPTIONS]",
+    _add_ps,
+    _ps,
+)
+
+
+def _add_logs(parser: Parser) -> None:
+    add_process_id(parser)
+    add_daemon(parser)
+    add_session(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="follow until the process ends")
+    parser.add_argument(
+        "--since-seq", type=values.count, default=0, metavar="N", help="only the output after N"
+    )
+    parser.add_argument(
+        "--tail", type=values.count, metavar="N", help="begin with the last N lines that are retained"
+    )
+    add_json(parser)
+
+
+def _logs(options: Namespace) -> int:
+    from execclient.commands.failures import perform
+    from execclient.commands.logs import LogsOptions, logs
+
+    printed = LogsOptions(options.follow, options.since_seq, options.tail, options.as_json)
+    return perform(lambda: logs(daemon_of(options), options.process_id, options.session, printed))
+
+
+LOGS = Command(
+    "print the retained output of a process",
+    "Print the retained output of a process.",
+    "[OPTIONS] ID",
+    _add_logs,
+    _logs,
+)
+
+
+def _add_kill(parser: Parser) -> None:
+    ids = parser.add_argument("process_ids", nargs="+", metavar="ID", help="process IDs, from ps")
+    completion.complete_with(ids, completion.process_ids)
+    add_daemon(parser)
+    add_session(parser)
+    signal = parser.add_argument(
+        "-s",
+        "--signal",
+        type=values.signal_name,
+        default="TERM",
+        metavar="SIG",
+        help="name or number of the signal: TERM (the default), SIGKILL, 9; also as -9 or -KILL",
+    )
+    completion.complete_with(signal, completion.signals)
+    parser.add_argument(
+        "--scope",
+        choices=("leader", "group", "tree"),
+        default="group",
+        help="the process alone, its process group (the default), or all its descendants",
+    )
+    add_json(parser)
+
+
+def _kill(options: Namespace) -> int:
+    from execclient.commands.failures import perform
+    from execclient.commands.kill import kill
+
+    return perform(
+        lambda: kill(
+            daemon_of(options),
+            options.process_ids,
+            options.session,
+            name=options.signal,
+            scope=options.scope,
+            as_json=options.as_json,
+        )
+    )
+
+
+KILL = Command(
+    "send a signal to processes",
+    "Send a signal to processes of any session.",
+    "[OPTIONS] ID...",
+    _add_kill,
+    _kill,
+    rewrite=values.kill_arguments,
+)

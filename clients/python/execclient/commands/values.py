@@ -1,0 +1,101 @@
+"""Values of options: durations, counts, signals and keys, from the text that a user types."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+
+DEFAULT_DETACH_KEYS = "ctrl-p,ctrl-q"
+"""As in docker."""
+
+_CONTROL = "@abcdefghijklmnopqrstuvwxyz[\\]^_"
+"""The characters whose control codes are 0 to 31, in that order."""
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9]+\.?[0-9]*(?:e[0-9]+)?|\.[0-9]+)([smhd]?)")
+
+_SIGNAL_FLAG = re.compile(r"-([0-9]+|[A-Z][A-Z0-9+]+)")
+"""As kill(1) takes signals. No option of ours has a capital letter or a digit."""
+
+SHORTEST_SECONDS = 0.001
+"""The resolution of limits on the wire."""
+
+
+def duration(text: str) -> float:
+    """The seconds of a duration such as 90, 90s, 15m, 8h or 2d.
+
+    Raises:
+        ArgumentTypeError: it is none, or shorter than a millisecond.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ArgumentTypeError(f"no duration: {text!r}; write 90, 90s, 15m, 8h or 2d")
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds < SHORTEST_SECONDS:
+        raise ArgumentTypeError(f"no duration: {text!r}; the shortest is {SHORTEST_SECONDS}")
+    return seconds
+
+
+def count(text: str) -> int:
+    """A whole number from 0.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not (text.isascii() and text.isdecimal()):
+        raise ArgumentTypeError(f"no whole number from 0: {text!r}")
+    return int(text)
+
+
+def signal_name(text: str) -> str:
+    """The name of a signal that is given as 9, KILL, kill or SIGKILL.
+
+    Raises:
+        ArgumentTypeError: there is no such signal.
+    """
+    import signal
+
+    from execclient.process_control import signal_name as numbered_signal
+
+    if text.isdecimal():
+        try:
+            return numbered_signal(int(text))
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+    name = text.upper()
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    base, plus, offset = name.partition("+")
+    if base == "SIGRTMIN" and plus and offset.isdecimal():
+        return name  # the daemon's C library numbers it
+    if name not in signal.Signals.__members__:
+        raise ArgumentTypeError(f"no signal: {text}")
+    return name
+
+
+def detach_keys(text: str) -> bytes:
+    """The bytes of keys like `ctrl-p,ctrl-q`: characters, or `ctrl-` and a character. Empty for none.
+
+    Raises:
+        ArgumentTypeError: there is no such key.
+    """
+    return b"".join(_key(name) for name in text.split(",")) if text else b""
+
+
+def _key(name: str) -> bytes:
+    modifier, dash, key = name.rpartition("ctrl-")
+    if not modifier and dash and len(key) == 1 and key.lower() in _CONTROL:
+        return bytes([_CONTROL.index(key.lower())])
+    if len(name) == 1 and name.isascii():
+        return name.encode()
+    raise ArgumentTypeError(
+        f"no key: {name!r}; a key is a character, or ctrl- and a letter or one of @[\\]^_"
+    )
+
+
+def kill_arguments(argv: Sequence[str]) -> list[str]:
+    """The arguments of `kill` with `-9` and `-KILL` as `--signal=9` and `--signal=KILL`."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return [f"--signal={each[1:]}" if _SIGNAL_FLAG.fullmatch(each) else each for each in argv[:end]] + [
+        *argv[end:]
+    ]

@@ -1,0 +1,68 @@
+"""The argument parser of all commands: the daemon's, the relay's and the client's.
+
+Exit status 2 for a command line that is not valid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+_OPTION = re.compile(r"(?<![\w-])--?\w[\w-]*")
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that names the nearest option for a misspelled one, and where the help is.
+
+    Options cannot be abbreviated: an abbreviation would change its meaning with the next option.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **arguments})
+        self.set_defaults(parser=self)  # of a command's own parser, if the command line names one
+
+    def parse(self, argv: Sequence[str], *, intermixed: bool = False) -> argparse.Namespace:
+        """Parse a command line; an invalid one ends the program with status 2.
+
+        Args:
+            argv: the arguments.
+            intermixed: whether options may stand between arguments, as in `cp a b -r :c`; not with commands
+                or a rest of the line.
+        """
+        parse = self.parse_known_intermixed_args if intermixed else self.parse_known_args
+        options, unknown = parse(argv)
+        if unknown:
+            parser: Parser = options.parser
+            parser.refuse(unknown[0])
+        return options
+
+    def refuse(self, argument: str) -> NoReturn:
+        """End the program because of an option that does not exist, or an argument too many."""
+        if not argument.startswith("-") or argument == "-":
+            self.error(f"unexpected argument: {argument}")
+        name = argument.partition("=")[0]
+        self.error(f"no such option: {name}{did_you_mean(name, _OPTION.findall(self.format_help()))}")
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with status 2: the message, and where to look."""
+        self.exit(2, f"{self.prog}: error: {message}\nSee: {self.prog} --help\n")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one; empty if none is near."""
+    import difflib  # for errors only
+
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)  # as far apart as `sp` and `ps`
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def expanded(argv: Sequence[str]) -> list[str]:
+    """The command line with `help [COMMAND]` and `version` as the options that they stand for."""
+    match list(argv):
+        case ["help", *command]:
+            return [*command, "--help"]
+        case ["version"]:
+            return ["--version"]
+    return list(argv)
