@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from execserver.configuration.effective import Effective
     from execserver.sandbox.diagnostics.mechanisms import Check
+    from execserver.sandbox.sandboxes import Sandboxes
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
 _SHOW_DESCRIPTION = """\
@@ -106,7 +107,7 @@ def _config_check(options: argparse.Namespace) -> int:
     from execserver.late_modules import load_everything
 
     load_everything()
-    return _read_credentials(effective) or _check_remote(effective, options)
+    return _read_credentials(effective) or _check_remote(effective, options) or _check_confinement(effective)
 
 
 def _read_credentials(effective: Effective) -> int:
@@ -150,6 +151,26 @@ def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
     return 0
 
 
+def _check_confinement(effective: Effective) -> int:
+    """Check that there are sandboxes, if the settings require them."""
+    from execserver.preflight import check_confinement
+    from execserver.transports.authentication import ConfigurationError
+
+    try:
+        check_confinement(effective.settings, _sandboxes(effective))
+    except ConfigurationError as error:
+        _complain(str(error))
+        return 1
+    return 0
+
+
+def _sandboxes(effective: Effective) -> Sandboxes:
+    from execserver.sandbox.options import DaemonPaths
+    from execserver.sandbox.sandboxes import Sandboxes
+
+    return Sandboxes(effective.settings.sandboxes, DaemonPaths(), os.environ)
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from execserver.supervisor.launch import enter_launch_folder
 
@@ -161,10 +182,23 @@ def _doctor(options: argparse.Namespace) -> int:
 
     settings = effective.settings
     report = examine(settings.sandboxes, os.environ, settings.spool_max_bytes)
-    report = Report((*report.checks, *_paths(effective)))
+    report = Report((*report.checks, _requirement(effective), *_paths(effective)))
     text = report.as_json() if options.json else report.as_text()
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return 0 if report.ok else 1
+
+
+def _requirement(effective: Effective) -> Check:
+    """Whether sandboxes are required, and then whether a daemon would start."""
+    from execserver.sandbox.diagnostics.mechanisms import Check
+
+    name = "require_sandbox"
+    if not effective.settings.require_sandbox:
+        return Check(name, "ok", "off: requests that ask for no sandbox are served without one")
+    reason = _sandboxes(effective).obstacle()
+    if reason is None:
+        return Check(name, "ok", "on: commands and changes of files without a sandbox are refused")
+    return Check(name, "missing", "on: a daemon would not start", reason, "see sandbox")
 
 
 def _paths(effective: Effective) -> tuple[Check, Check]:

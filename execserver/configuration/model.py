@@ -322,6 +322,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else ~/.local/state/execserver",
         ),
     ] = None
+    require_sandbox: Annotated[
+        bool,
+        _option(
+            "refuse commands and changes of files without a sandbox that limits files; the daemon does not "
+            "start where it cannot confine",
+            group=SANDBOX,
+        ),
+    ] = False
     bubblewrap: Annotated[
         Path | None,
         _option(
