@@ -350,7 +350,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _option("the lowest level that is logged", group=LOGS)
     ] = "info"
-    log_format: Annotated[Literal["json", "console"], _option("the format of log lines", group=LOGS)] = "json"
+    log_format: Annotated[
+        Literal["auto", "json", "text", "console"],
+        _option(
+            "the format of log lines; auto: text if stderr is a terminal, else json; console is an earlier "
+            "name of text",
+            group=LOGS,
+        ),
+    ] = "auto"
 
     @property
     def authentication(self) -> AuthenticationOptions:
