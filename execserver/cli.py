@@ -1,4 +1,4 @@
-"""The command line of the daemon: `serve`, `config` and `doctor`.
+"""The command line of the daemon: `serve`, `config`, `doctor` and `uninstall`.
 
 `serve` gets here for `--help`, without a supervisor, and as the server that the supervisor has started with
 the same arguments. Exit codes: 2 for an invalid command line, 1 for values that cannot be used, alone or
@@ -39,6 +39,13 @@ flags in the same environment. Prints a line for each, with cause and fix of a f
 requests that ask for a sandbox will be confined, 1 if they will be refused."""
 
 
+_UNINSTALL_DESCRIPTION = """\
+Remove what daemons and commands of this user left on this machine: state and output, sockets, units of the
+user, mount points in workspaces. Run it with the flags and variables that the daemons had. Refuses while a
+daemon runs. Settings and rules stay unless --settings is given; the last line names the command that removes
+the program itself. Exit status 0 if all of it is gone, 1 with the reasons if not."""
+
+
 def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
     """Run a command; return its exit code.
 
@@ -54,6 +61,8 @@ def main(argv: list[str], elsewhere: Mapping[str, str] | None = None) -> int:
         return _config_check(options) if options.action == "check" else _config_show(options)
     if options.command == "doctor":
         return _doctor(options)
+    if options.command == "uninstall":
+        return _uninstall(options)
     parser.print_help()
     return 2
 
@@ -149,6 +158,17 @@ def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
         _complain(str(error))
         return 1
     return 0
+
+
+def _uninstall(options: argparse.Namespace) -> int:
+    effective = _effective(options)
+    if effective is None:
+        return 1
+    from execserver import uninstall
+
+    return uninstall.run(
+        effective.settings, os.environ, dry_run=options.dry_run, with_settings=options.settings
+    )
 
 
 def _check_confinement(effective: Effective) -> int:
@@ -285,6 +305,16 @@ def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.Argume
         description=_DOCTOR_DESCRIPTION,
     )
     doctor.add_argument("--json", action="store_true", help="as JSON")
+    uninstall = commands.add_parser(
+        "uninstall",
+        help="remove what execserver left on this machine",
+        allow_abbrev=False,
+        description=_UNINSTALL_DESCRIPTION,
+    )
+    either = uninstall.add_mutually_exclusive_group(required=True)
+    either.add_argument("--dry-run", action="store_true", help="list it, and remove nothing")
+    either.add_argument("--yes", action="store_true", help="remove it")
+    uninstall.add_argument("--settings", action="store_true", help="settings, rules and drop-ins, too")
     for name, text in elsewhere.items():
         commands.add_parser(name, help=text)
     if command == ["serve"]:
@@ -294,6 +324,8 @@ def _parser(command: list[str], elsewhere: Mapping[str, str]) -> argparse.Argume
         _add_flags(check)
     elif command == ["doctor"]:
         _add_flags(doctor)
+    elif command == ["uninstall"]:
+        _add_flags(uninstall)
     return parser
 
 
