@@ -201,6 +201,9 @@ stock-websocket: interop-setup
 	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
 	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python $(SHARED)/stock_client/run_turn.py --scenario $(SCENARIOS) \
 		--server-cmd "$(SERVE) --listen ws://127.0.0.1:{port}"
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python $(SHARED)/stock_client/run_turn.py \
+		--scenario sandbox_workspace_write,sandbox_read_only,patch_sandboxed \
+		--server-cmd "$(SERVE) --require-sandbox --listen ws://127.0.0.1:{port}"
 	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http,kill_server \
 		--server-cmd "$(SERVE) --listen ws://127.0.0.1:{port}"
 

@@ -1,5 +1,5 @@
-"""The console script. It runs `serve` in the supervisor, `relay` in the relay's program, `config` and
-`doctor` in `execserver.cli`, and the commands of the client in `execclient.commands`.
+"""The console script. It runs `serve` in the supervisor, `relay` in the relay's program, `config`,
+`doctor` and `uninstall` in `execserver.cli`, and the commands of the client in `execclient.commands`.
 
 Only the standard library is imported until then, so that the supervisor starts in milliseconds.
 """
@@ -12,6 +12,7 @@ DAEMON_COMMANDS = {
     "serve": "run the daemon",
     "config": "show and check the configuration",
     "doctor": "check whether commands can be sandboxed here",
+    "uninstall": "remove what execserver left on this machine",
     "relay": "connect executors and clients that are behind firewalls",
 }
 """The commands that are not the client's, with their lines in `execserver --help`."""

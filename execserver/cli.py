@@ -1,4 +1,4 @@
-"""The command line of the daemon: `serve`, `config` and `doctor`.
+"""The command line of the daemon: `serve`, `config`, `doctor` and `uninstall`.
 
 `serve` gets here for `--help`, without a supervisor, and as the server that the supervisor has started with
 the same arguments. Exit codes: 2 for an invalid command line, 1 for values that cannot be used, alone or
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from execprotocol.command_line import Parser
     from execserver.configuration.effective import Effective
     from execserver.sandbox.diagnostics.mechanisms import Check
+    from execserver.sandbox.sandboxes import Sandboxes
 
 _DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
 _SHOW_DESCRIPTION = """\
@@ -39,6 +40,13 @@ flags in the same environment. Prints a line for each, with cause and fix of a f
 requests that ask for a sandbox will be confined, 1 if they will be refused."""
 
 
+_UNINSTALL_DESCRIPTION = """\
+Remove what daemons and commands of this user left on this machine: state and output, sockets, units of the
+user, mount points in workspaces. Run it with the flags and variables that the daemons had. Refuses while a
+daemon runs. Settings and rules stay unless --settings is given; the last line names the command that removes
+the program itself. Exit status 0 if all of it is gone, 1 with the reasons if not."""
+
+
 def main(argv: list[str]) -> int:
     """Run a command; return its exit code.
 
@@ -53,6 +61,8 @@ def main(argv: list[str]) -> int:
         return _config_check(options) if options.action == "check" else _config_show(options)
     if options.command == "doctor":
         return _doctor(options)
+    if options.command == "uninstall":
+        return _uninstall(options)
     parser.print_help()
     return 2
 
@@ -108,7 +118,7 @@ def _config_check(options: argparse.Namespace) -> int:
     from execserver.late_modules import load_everything
 
     load_everything()
-    return _read_credentials(effective) or _check_remote(effective, options)
+    return _read_credentials(effective) or _check_remote(effective, options) or _check_confinement(effective)
 
 
 def _read_credentials(effective: Effective) -> int:
@@ -152,6 +162,37 @@ def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
     return 0
 
 
+def _uninstall(options: argparse.Namespace) -> int:
+    effective = _effective(options)
+    if effective is None:
+        return 1
+    from execserver import uninstall
+
+    return uninstall.run(
+        effective.settings, os.environ, dry_run=options.dry_run, with_settings=options.settings
+    )
+
+
+def _check_confinement(effective: Effective) -> int:
+    """Check that there are sandboxes, if the settings require them."""
+    from execserver.preflight import check_confinement
+    from execserver.transports.authentication import ConfigurationError
+
+    try:
+        check_confinement(effective.settings, _sandboxes(effective))
+    except ConfigurationError as error:
+        _complain(str(error))
+        return 1
+    return 0
+
+
+def _sandboxes(effective: Effective) -> Sandboxes:
+    from execserver.sandbox.options import DaemonPaths
+    from execserver.sandbox.sandboxes import Sandboxes
+
+    return Sandboxes(effective.settings.sandboxes, DaemonPaths(), os.environ)
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from execserver.supervisor.launch import enter_launch_folder
 
@@ -163,10 +204,23 @@ def _doctor(options: argparse.Namespace) -> int:
 
     settings = effective.settings
     report = examine(settings.sandboxes, os.environ, settings.spool_max_bytes)
-    report = Report((*report.checks, *_paths(effective)))
+    report = Report((*report.checks, _requirement(effective), *_paths(effective)))
     text = report.as_json() if options.json else report.as_text()
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return 0 if report.ok else 1
+
+
+def _requirement(effective: Effective) -> Check:
+    """Whether sandboxes are required, and then whether a daemon would start."""
+    from execserver.sandbox.diagnostics.mechanisms import Check
+
+    name = "require_sandbox"
+    if not effective.settings.require_sandbox:
+        return Check(name, "ok", "off: requests that ask for no sandbox are served without one")
+    reason = _sandboxes(effective).obstacle()
+    if reason is None:
+        return Check(name, "ok", "on: commands and changes of files without a sandbox are refused")
+    return Check(name, "missing", "on: a daemon would not start", reason, "see sandbox")
 
 
 def _paths(effective: Effective) -> tuple[Check, Check]:
@@ -248,6 +302,15 @@ def _parser(command: list[str]) -> Parser:
         "doctor", help="check whether commands can be sandboxed here", description=_DOCTOR_DESCRIPTION
     )
     doctor.add_argument("--json", action="store_true", help="as JSON")
+    uninstall = commands.add_parser(
+        "uninstall",
+        help="remove what execserver left on this machine",
+        description=_UNINSTALL_DESCRIPTION,
+    )
+    either = uninstall.add_mutually_exclusive_group(required=True)
+    either.add_argument("--dry-run", action="store_true", help="list it, and remove nothing")
+    either.add_argument("--yes", action="store_true", help="remove it")
+    uninstall.add_argument("--settings", action="store_true", help="settings, rules and drop-ins, too")
     if command == ["serve"]:
         _add_flags(serve)
     elif command == ["config"]:
@@ -255,6 +318,8 @@ def _parser(command: list[str]) -> Parser:
         _add_flags(check)
     elif command == ["doctor"]:
         _add_flags(doctor)
+    elif command == ["uninstall"]:
+        _add_flags(uninstall)
     return parser
 
 

@@ -47,9 +47,12 @@ class Host:
     temp: str
     hostname: str
     provider_id: str
+    require_sandbox: bool
+    """The setting of that name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, require_sandbox: bool = False) -> None:
         """Read the facts."""
+        self.require_sandbox = require_sandbox
         try:
             self.cwd = os.getcwd()
         except FileNotFoundError:
@@ -81,11 +84,7 @@ class Host:
             extensions: whether the connection asked for extension members.
         """
         capabilities = CAPABILITIES.copy()
-        if extensions:
-            from execprotocol.methods import extension_names
-
-            capabilities["execserver"] = extension_names()
-        return {
+        info: EnvironmentInfo = {
             "shell": {"name": os.path.basename(self.shell), "path": self.shell},
             "executorVersion": __version__,
             "providerId": self.provider_id,
@@ -97,3 +96,9 @@ class Host:
             "tempDir": escaped_uri(self.temp),
             "capabilities": capabilities,
         }
+        if extensions:
+            from execprotocol.methods import extension_names
+
+            capabilities["execserver"] = extension_names()
+            info["requireSandbox"] = self.require_sandbox
+        return info

@@ -14,6 +14,7 @@ from execserver.private_folder import FolderError, state_folder
 from execserver.relay.executor.options import missing_packages, options_of_service, place_of
 from execserver.sandbox import policy
 from execserver.sandbox.options import DaemonPaths, executed, socket_addresses
+from execserver.sandbox.sandboxes import Sandboxes
 from execserver.supervisor.config_file import usual_places
 from execserver.supervisor.earlier_state import earlier_place, is_own_folder
 from execserver.supervisor.remote import base_and_environment
@@ -48,6 +49,21 @@ def check_exposure(config: Settings, hello: Hello) -> None:
                     f"{listener.url} is reachable from other machines: give --ws-auth, "
                     "or --allow-unauthenticated if that is meant"
                 )
+
+
+def check_confinement(config: Settings, sandboxes: Sandboxes) -> None:
+    """With `require_sandbox`, refuse to serve where nothing can be confined: every command would be refused.
+
+    Blocks for a tenth of a second, which nothing else needs the probe for so early.
+
+    Raises:
+        ConfigurationError: nothing can be confined here.
+    """
+    if config.require_sandbox and (reason := sandboxes.obstacle()) is not None:
+        raise ConfigurationError(
+            f"require_sandbox is set, and no command can be confined here: {reason}; "
+            "`execserver doctor` has the details"
+        )
 
 
 def remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | None:

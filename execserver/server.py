@@ -28,14 +28,13 @@ from execserver.host import Host
 from execserver.late_modules import freeze_heap, load_when_quiet
 from execserver.loading import LOADER
 from execserver.memory import reuse_buffers, widen_descriptor_table
-from execserver.preflight import check_exposure, daemon_paths, remote_identity
+from execserver.preflight import check_confinement, check_exposure, daemon_paths, remote_identity
 from execserver.processes.executor import Executor
 from execserver.processes.recovery_state import RecoveredState, RecoveryState
 from execserver.processes.spawn import Spawner
 from execserver.processes.takeover import Takeover
 from execserver.rpc.channel import Channel
 from execserver.rpc.connection import Connection
-from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.sandbox.state_folder import StateFolderError, open_state_folder
 from execserver.sessions.registry import SessionRegistry
@@ -95,16 +94,20 @@ def run(config: Settings, config_file: str | None = None) -> int:
     except ChannelError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    host = Host()
+    host = Host(require_sandbox=config.require_sandbox)
     try:
         credentials = Credentials(config.authentication, base=host.cwd)
         check_exposure(config, hello)
         identity = remote_identity(config, hello, host)
+        sandboxes = Sandboxes(
+            config.sandboxes, daemon_paths(config, hello, host, config_file), host.environment
+        )
+        if not hello.take_over:  # else running processes would end for it, and each request is refused anyway
+            check_confinement(config, sandboxes)
     except ConfigurationError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
     fault_points.arm(os.environ)
-    own = daemon_paths(config, hello, host, config_file)
     os.chdir("/")
     writer = logs.configure(config.log_level, config.log_format)
     tracing.configure()
@@ -118,7 +121,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
         # Never closed, as `uvloop.run` would do: that waits for threads, and a silent name server blocks one
         # for half a minute.
         code = loop.run_until_complete(
-            Server(config, hello, channel, host, credentials, own, identity).serve()
+            Server(config, hello, channel, host, credentials, sandboxes, identity).serve()
         )
     except SupervisorGoneError:
         code = 1
@@ -138,7 +141,7 @@ class Server:
         channel: ServerChannel,
         host: Host,
         credentials: Credentials,
-        own: DaemonPaths,
+        sandboxes: Sandboxes,
         identity: Identity | None = None,
     ) -> None:
         self._config = config
@@ -146,7 +149,7 @@ class Server:
         self._channel = channel
         self._host = host
         self._credentials = credentials
-        self._sandboxes = Sandboxes(config.sandboxes, own, host.environment)
+        self._sandboxes = sandboxes
         self._reloads: set[asyncio.Task[None]] = set()
         self._stop_requested = asyncio.Event()
         self._stopping = False

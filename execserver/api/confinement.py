@@ -1,16 +1,30 @@
-"""Requests with a sandbox: confined or refused, never run without confinement."""
+"""Requests with a sandbox: confined or refused, never run without confinement.
+
+With the setting `require_sandbox`, requests without one, too. `docs/protocol.md`, "Sandbox context".
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
-from execprotocol.errors import InvalidParams, RpcError, SpawnFailed
+from msgspec.structs import replace
+
+from execprotocol.errors import InvalidParams, InvalidRequest, RpcError, SpawnFailed
+from execprotocol.sandbox import (
+    FileSystemEntry,
+    ManagedPermissions,
+    RestrictedFileSystem,
+    SandboxContext,
+    SpecialEntryPath,
+    SpecialPath,
+)
 from execserver.launch_spec import LaunchSpec, require_program
 from execserver.processes.start_obstacle import require_interpreter
+from execserver.rpc.handlers import Caller, Handler, Handlers, Result
 from execserver.sandbox import refused
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.glob_patterns import refuse_denied
@@ -18,8 +32,29 @@ from execserver.sandbox.policy import Access, Policy, RequestFolders, resolve
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.telemetry.measures import measures
 
-if TYPE_CHECKING:
-    from execprotocol.sandbox import SandboxContext
+READ_ONLY = SandboxContext(
+    permissions=ManagedPermissions(
+        file_system=RestrictedFileSystem(
+            entries=[FileSystemEntry(path=SpecialEntryPath(SpecialPath("root")), access="read")]
+        ),
+        network="restricted",
+    ),
+    windows_sandbox_level="disabled",
+)
+"""The sandbox of requests that only read and ask for none, with `require_sandbox`."""
+
+_READING = frozenset(
+    {
+        "fs/readFile",
+        "fs/getMetadata",
+        "fs/canonicalize",
+        "fs/readDirectory",
+        "fs/walk",
+        "fs/digest",
+    }
+)
+_BOUND = frozenset({"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing"})
+"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`; a watch reports names."""
 
 
 def command_policy(
@@ -58,6 +93,55 @@ def file_policy(sandbox: SandboxContext | None, tmpdir: str | None) -> Policy | 
         )
     _refuse_older_kind(sandbox, policy)
     return policy if policy.limits_files else None
+
+
+def require_limits(sandbox: SandboxContext | None, policy: Policy | None) -> None:
+    """Refuse a request whose sandbox limits nothing that matters: for the setting `require_sandbox`.
+
+    Args:
+        sandbox: the sandbox of the request.
+        policy: its policy; None if it limits nothing.
+
+    Raises:
+        InvalidRequest: there is no sandbox, files are not limited, or the root folder may be written.
+    """
+    if sandbox is None:
+        reason = "the request has none"
+    elif policy is None or not policy.limits_files:
+        reason = f"that of the request, of type `{sandbox.permissions.type}`, does not limit files"
+    elif policy.access("/") is Access.WRITE:
+        reason = "that of the request grants writing to the root folder"
+    else:
+        return
+    raise InvalidRequest(
+        f"this daemon requires a sandbox (setting require_sandbox), and {reason}: send `sandbox` with "
+        "`permissions` of type `managed` and a `restricted` file system; with the Python library "
+        "sandbox=ReadOnly(), on the command line run --sandbox read-only",
+        name="sandbox_required",
+        field="sandbox",
+    )
+
+
+def require_file_limits(handlers: Handlers, tmpdir: str | None) -> Handlers:
+    """The handlers of `fs/*` for the setting `require_sandbox`.
+
+    Requests that only read and have no sandbox get `READ_ONLY`; other requests are refused as by
+    `require_limits`.
+    """
+    return {
+        name: handler if name in _BOUND else partial(_limited, handler, name in _READING, tmpdir)
+        for name, handler in handlers.items()
+    }
+
+
+def _limited(
+    handler: Handler, reads: bool, tmpdir: str | None, caller: Caller, params: Any
+) -> Result | Awaitable[Result]:
+    sandbox: SandboxContext | None = params.sandbox
+    if sandbox is None and (reads or getattr(params, "mode", None) == "read"):
+        return handler(caller, replace(params, sandbox=READ_ONLY))
+    require_limits(sandbox, file_policy(sandbox, tmpdir))
+    return handler(caller, params)
 
 
 def _refuse_older_kind(sandbox: SandboxContext, policy: Policy) -> None:

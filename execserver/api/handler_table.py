@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from execprotocol.errors import InternalError
-from execserver.api import environment, filesystem, handshake, health, http, observing, process
+from execserver.api import confinement, environment, filesystem, handshake, health, http, observing, process
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
 from execserver.fsworker.launch import WorkerLauncher
@@ -49,6 +49,7 @@ class HandlerTable:
         spool_dir: str | None,
     ) -> None:
         self._environment = host.environment
+        self._require_sandbox = host.require_sandbox
         self._spool_dir = spool_dir
         self._edits: Edits | None = None
         self._mounts = MountTable()
@@ -63,7 +64,7 @@ class HandlerTable:
             **observing.ObservingHandlers(executor, sessions).table(),
             **self._file_handlers(),
             **http.HttpHandlers(host).table(),
-            **health.handlers(gauges),
+            **health.handlers(gauges, host),
         }
 
     async def replay_edits(self) -> None:
@@ -87,8 +88,10 @@ class HandlerTable:
         # The kernel reports each change once, and the registration may have taken one.
         loop.call_later(1, self._mounts.refresh)
         small = SmallFiles(self._mounts)
-        confinement = filesystem.FileConfinement(self._workers, self._environment.get("TMPDIR"), small)
-        return filesystem.handlers(self._mounts, small, confinement, self._make_edits)
+        tmpdir = self._environment.get("TMPDIR")
+        confined = filesystem.FileConfinement(self._workers, tmpdir, small)
+        handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
+        return confinement.require_file_limits(handlers, tmpdir) if self._require_sandbox else handlers
 
     def _make_edits(self) -> Edits:
         """The edits of `fs/applyEdits`, made at the first use: few daemons need them."""

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from execserver import __version__
+from execserver.host import Host
 from execserver.rpc.handlers import Caller, Handlers
 from execserver.telemetry.definitions import Gauges, take
 from execserver.telemetry.exposition import Readings, render
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from execprotocol.environment import Health, NoParams
 
 
-def handlers(gauges: Gauges) -> Handlers:
+def handlers(gauges: Gauges, host: Host) -> Handlers:
     """The handler of `server/health`."""
 
     def health(caller: Caller, params: NoParams) -> Health:
@@ -42,6 +43,7 @@ def handlers(gauges: Gauges) -> Handlers:
             "retainedOutputLimitBytes": gauges.retained_output_limit_bytes,
             "queuedInputBytes": gauges.queued_input_bytes(),
             "lostOutputBytes": measures.gap_bytes,
+            "requireSandbox": host.require_sandbox,
         }
 
     return {"server/health": health}

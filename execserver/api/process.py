@@ -118,10 +118,11 @@ class ProcessHandlers:
         if params.if_exists == "attach" and store.is_taken(params.process_id):
             return self._attach(caller, params)
         store.require_free(params.process_id)
-        if params.sandbox is not None:
-            policy = self._policy(params, params.sandbox)
-            if policy is not None:
-                return self._start_confined(caller, params, policy)
+        policy = None if params.sandbox is None else self._policy(params, params.sandbox)
+        if self._host.require_sandbox:
+            confinement.require_limits(params.sandbox, policy)
+        if policy is not None:
+            return self._start_confined(caller, params, policy)
         if self._executor.can_spawn_now:
             return self._start(caller, params, self._spec)
         return self._start_in_turn(caller, params)

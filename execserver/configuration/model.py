@@ -322,6 +322,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else ~/.local/state/execserver",
         ),
     ] = None
+    require_sandbox: Annotated[
+        bool,
+        _option(
+            "refuse commands and changes of files without a sandbox that limits files; the daemon does not "
+            "start where it cannot confine",
+            group=SANDBOX,
+        ),
+    ] = False
     bubblewrap: Annotated[
         Path | None,
         _option(
@@ -342,7 +350,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _option("the lowest level that is logged", group=LOGS)
     ] = "info"
-    log_format: Annotated[Literal["json", "console"], _option("the format of log lines", group=LOGS)] = "json"
+    log_format: Annotated[
+        Literal["auto", "json", "text", "console"],
+        _option(
+            "the format of log lines; auto: text if stderr is a terminal, else json; console is an earlier "
+            "name of text",
+            group=LOGS,
+        ),
+    ] = "auto"
 
     @property
     def authentication(self) -> AuthenticationOptions:

@@ -31,7 +31,8 @@ OWNER = 65534
 """A user without rights here: only root can enter the folder, so its processes do not reach the nodes."""
 
 _FOLDER = "devices"
-_ELSEWHERE = "/dev/execserver"
+ELSEWHERE = "/dev/execserver"
+"""The folder of the nodes if the file system of the state folder allows none."""
 
 
 class Devices:
@@ -43,7 +44,7 @@ class Devices:
     """
 
     def __init__(self, state_folder: str, host: str = os.devnull) -> None:
-        self._places: tuple[str, ...] = (f"{state_folder}/{_FOLDER}", _ELSEWHERE)
+        self._places: tuple[str, ...] = (f"{state_folder}/{_FOLDER}", ELSEWHERE)
         self._host = host
         self.reason = ""
         """Why there are no nodes although they are needed."""

@@ -99,6 +99,23 @@ class Sandboxes:
         # Loaded now, so that the first denied command does not wait for the import.
         from execserver.sandbox import denial  # noqa: F401
 
+    def obstacle(self) -> str | None:
+        """Why no limit on files can be enforced here, with the fix; None if some can. Blocks."""
+        try:
+            self._open_state()
+            result = self._probe()
+        except (OSError, state_folder.StateFolderError) as error:
+            return str(error)
+        if result.works:
+            return None
+        reason = f"{result.reason}; {result.fix}"
+        if not self._options.allow_landlock:
+            return reason
+        from execserver.sandbox import landlock
+
+        unavailable = landlock.unavailable()
+        return unavailable and f"{reason}; and {unavailable}"
+
     def prepare(
         self,
         policy: Policy,

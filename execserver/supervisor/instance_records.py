@@ -66,6 +66,30 @@ def claim(
         os.close(folder)
 
 
+def stale(path: str) -> list[InstanceRecord]:
+    """The records of killed instances in a folder `instances`, locked by us; none without the folder."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return []
+    return [record for name in names if (record := _take(path, name)) is not None]
+
+
+def running(path: str) -> list[str]:
+    """The records of running instances in a folder `instances`."""
+    dead = stale(path)
+    for record in dead:
+        record.close()
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return []
+    known = {str(record.instance) for record in dead}
+    return sorted(
+        f"{path}/{name}" for name in names if name.isascii() and name.isdigit() and name not in known
+    )
+
+
 def sweep(stale: list[InstanceRecord]) -> list[int]:
     """Kill the processes of dead instances; returns the pids of survivors, whose records stay."""
     survivors = []

@@ -124,12 +124,16 @@ def release_stdio() -> None:
     os.dup2(2, 1)
 
 
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
+"""What could control a terminal, in the name of a file for example."""
+
+
 def report(text: str) -> None:
     """Write a line to stderr, unless that is closed, broken or would block: killing must not wait for it."""
     try:
         if not select.select([], [2], [], 0)[1]:
             return
-        os.write(2, f"execserver: {text}\n".encode(errors="surrogateescape"))
+        os.write(2, f"execserver: {text.translate(_ESCAPES)}\n".encode(errors="surrogateescape"))
     except (OSError, ValueError):
         return
 

@@ -1,4 +1,4 @@
-"""The log: lines on stderr, as JSON or for a console, rendered by structlog and written by a thread.
+"""The log: lines on stderr, as JSON or as text for people, rendered by structlog and written by a thread.
 
 Events of the daemon are logged, with their connection, session and process. Tokens, environment values, file
 contents, command output and arguments are never logged.
@@ -10,6 +10,7 @@ structlog takes 40 ms to load, and the first command of a client must not wait f
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -24,11 +25,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from execserver.loading import LOADER
 
 if TYPE_CHECKING:
-    from structlog.typing import Processor
+    from structlog.typing import EventDict, Processor
 
 _QUEUED_LINES = 10_000
 LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("json", "console")
+FORMATS = ("auto", "json", "text", "console")
+"""`auto` is text on a terminal, and JSON elsewhere; `console` is an earlier name of `text`."""
 
 LOAD_AFTER_SECONDS = 0.1
 """The time between the first line and the load of structlog. By then, the first command of a client that
@@ -153,7 +155,7 @@ class LineWriter:
             if render is None:
                 self._flushing.wait(LOAD_AFTER_SECONDS)
                 try:
-                    render = LOADER.load(lambda: _renderer(self._form, colors=self._stream.isatty()))
+                    render = LOADER.load(lambda: _renderer(self._form, terminal=self._stream.isatty()))
                 except OSError:  # without a descriptor: the next line tries again
                     self._dropped += 1
                     continue
@@ -187,22 +189,45 @@ def _rendered(render: Callable[[Line], str], line: Line) -> str:
         return render(line._replace(fields={**plain, "left_out": type(error).__name__}))
 
 
-def _renderer(form: str, *, colors: bool) -> Callable[[Line], str]:
+def _renderer(form: str, *, terminal: bool) -> Callable[[Line], str]:
     structlog = import_module("structlog")
-    processors: list[Processor]
-    if form == "json":
-        processors = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    as_json = form == "json" or (form == "auto" and not terminal)
+    processors: list[Processor] = [structlog.processors.format_exc_info]
+    if as_json:
+        processors.append(structlog.processors.JSONRenderer())
     else:
-        # With rich installed, the default shows local variables, such as tokens.
-        traceback = structlog.dev.plain_traceback
-        processors = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=traceback)]
+        console = structlog.dev.ConsoleRenderer(
+            colors=terminal and not os.environ.get("NO_COLOR"),
+            # With rich installed, the default shows local variables, such as tokens.
+            exception_formatter=structlog.dev.plain_traceback,
+            repr_native_str=True,
+            sort_keys=False,
+            pad_event_to=0,
+            pad_level=False,
+        )
+        processors += [_escaped, console]
 
     def render(line: Line) -> str:
         fields = {**line.fields, "event": line.event}
         rendered: Any = structlog.processors.add_log_level(None, line.method, fields)
-        rendered["timestamp"] = datetime.fromtimestamp(line.at, UTC).isoformat().replace("+00:00", "Z")
+        rendered["timestamp"] = _utc(line.at) if as_json else f"{datetime.fromtimestamp(line.at):%F %T}"
         for process in processors:
             rendered = process(None, line.method, rendered)
         return str(rendered)
 
     return render
+
+
+def _utc(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _escaped(_logger: object, _method: str, fields: EventDict) -> EventDict:
+    """Escape what could control a terminal in the texts that the console renderer does not quote."""
+    for name in ("event", "exception"):
+        if name in fields:
+            lines = str(fields[name]).split("\n")
+            fields[name] = "\n".join(
+                "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line) for line in lines
+            )
+    return fields

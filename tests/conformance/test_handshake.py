@@ -214,6 +214,7 @@ def test_health_is_told_to_strangers_in_numbers(newcomer: Client) -> None:
     assert set(health) == {
         "status", "version", "pid", "uptimeSeconds", "connections", "sessions", "processes",
         "retainedOutputBytes", "retainedOutputLimitBytes", "queuedInputBytes", "lostOutputBytes",
+        "requireSandbox",
     }  # fmt: skip
     assert all(
         isinstance(value, int | float) for name, value in health.items() if name not in ("status", "version")

@@ -35,6 +35,7 @@ NAMES = [
     "ownership tags",
     "control groups",
     "user",
+    "require_sandbox",
     "settings file",
     "sockets",
 ]

@@ -15,6 +15,7 @@ from tests.support.wire import Client, spawn_stdio
 MEMBERS = {
     "status", "version", "pid", "uptimeSeconds", "connections", "sessions", "processes",
     "retainedOutputBytes", "retainedOutputLimitBytes", "queuedInputBytes", "lostOutputBytes",
+    "requireSandbox",
 }  # fmt: skip
 
 Connect = Callable[[], Client]

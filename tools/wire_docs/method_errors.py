@@ -64,6 +64,11 @@ ERRORS: dict[str, MethodError] = {
         "This sandbox context cannot be enforced on this disk, or keeps from the request what it needs.",
         "sandbox_refused",
     ),
+    "SandboxRequired": MethodError(
+        InvalidRequest,
+        "The setting `require_sandbox` is on, and the request has no sandbox that limits files.",
+        "sandbox_required",
+    ),
     "ProxyUnavailable": MethodError(
         InvalidRequest, "A network proxy was asked for, and this executor has none."
     ),
@@ -207,6 +212,7 @@ ERRORS: dict[str, MethodError] = {
 _PATH = (
     "SandboxUnavailable",
     "SandboxRefused",
+    "SandboxRequired",
     "ForeignPath",
     "PathNotFound",
     "PermissionDenied",
@@ -221,6 +227,7 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     "process/start": (
         "SandboxUnavailable",
         "SandboxRefused",
+        "SandboxRequired",
         "ProxyUnavailable",
         "ProcessExists",
         "StartDiffers",

@@ -114,6 +114,10 @@ class EnvironmentInfo(TypedDict):
     capabilities: Capabilities
     """The capabilities of this executor beyond the basic methods."""
 
+    requireSandbox: NotRequired[Annotated[bool, EXTENSION]]
+    """Whether commands and changes of files without a sandbox that limits files are refused, by the setting
+    `require_sandbox`."""
+
 
 class EnvironmentStatus(TypedDict):
     """Report whether the executor can serve.
@@ -164,6 +168,10 @@ class Health(TypedDict):
 
     lostOutputBytes: U64
     """Bytes of output since the start that readers missed because they were dropped."""
+
+    requireSandbox: bool
+    """Whether commands and changes of files without a sandbox that limits files are refused, by the setting
+    `require_sandbox`."""
 
 
 TomlPath = Annotated[

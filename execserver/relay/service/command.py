@@ -241,7 +241,12 @@ def _add_serve(parser: Parser) -> None:
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="(default: info)"
     )
-    parser.add_argument("--log-format", default="json", choices=("json", "console"), help="(default: json)")
+    parser.add_argument(
+        "--log-format",
+        default="auto",
+        choices=("auto", "json", "text", "console"),
+        help="text if stderr is a terminal, else json; console is an earlier name of text (default: auto)",
+    )
     parser.set_defaults(run=_serve)
 
 

@@ -74,7 +74,7 @@ class RelaySettings:
     plain_environments: frozenset[str] = frozenset()
     metrics: ListenAddress | None = None
     log_level: str = "info"
-    log_format: str = "json"
+    log_format: str = "auto"
 
     def __post_init__(self) -> None:
         """Refuse combinations that cannot be used.
@@ -106,7 +106,7 @@ class RelaySettings:
         plain_door: list[str] | None = None,
         metrics_listen: str | None = None,
         log_level: str = "info",
-        log_format: str = "json",
+        log_format: str = "auto",
     ) -> RelaySettings:
         """Parse the values of the flags.
 

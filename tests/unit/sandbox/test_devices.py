@@ -82,7 +82,7 @@ def test_where_no_device_may_be_opened_they_are_made_elsewhere(
     mount: Mount, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = mount("tmpfs", "mode=0700")
-    monkeypatch.setattr(devices, "_ELSEWHERE", str(private / "elsewhere"))
+    monkeypatch.setattr(devices, "ELSEWHERE", str(private / "elsewhere"))
 
     made = Devices(str(closed))
 
@@ -93,7 +93,7 @@ def test_where_no_device_may_be_opened_they_are_made_elsewhere(
 @needs_root
 def test_without_any_place_for_them_the_reason_is_said(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = mount("tmpfs", "mode=0700")
-    monkeypatch.setattr(devices, "_ELSEWHERE", f"{closed}/elsewhere")
+    monkeypatch.setattr(devices, "ELSEWHERE", f"{closed}/elsewhere")
 
     made = Devices(str(closed))
 

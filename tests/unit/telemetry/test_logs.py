@@ -10,10 +10,11 @@ from datetime import datetime
 
 import pytest
 
+from execserver.supervisor import launch
 from execserver.telemetry import logs
 
 
-@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize("form", ["json", "text", "console"])
 def test_the_traceback_of_an_error_shows_no_values_of_variables(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +111,7 @@ writer.flush(10)
 """
 
 
-@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize("form", ["json", "text", "console"])
 def test_a_value_without_a_text_costs_its_line_the_value_and_not_the_log(form: str) -> None:
     script = ODD_VALUES.replace("FORM", repr(form))
     said = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
@@ -119,6 +120,35 @@ def test_a_value_without_a_text_costs_its_line_the_value_and_not_the_log(form: s
     assert all("connection" in line for line in lines)
     assert "KeyError" in lines[0]
     assert "Traceback" not in said.stderr
+
+
+CONTROLLING = """
+from execserver.telemetry import logs
+writer = logs.configure("info", "text")
+log = logs.Logger()
+log.info("\\x1b[31mred\\r", plain="a\\x1b[2J", spaced="b \\x07", listed=["\\x1b]0;title"])
+log.info("said", unicode="\\u202e\\x9b31m")
+try:
+    raise ValueError("\\x1b[1mbold\\x9b1m\\nsecond line")
+except ValueError:
+    log.exception("failed")
+writer.flush(10)
+"""
+
+
+def test_a_line_for_people_cannot_control_their_terminal() -> None:
+    said = subprocess.run(
+        [sys.executable, "-I", "-c", CONTROLLING], capture_output=True, text=True, check=True
+    )
+    assert all(char.isprintable() or char == "\n" for char in said.stderr)
+    for part in (r"\x1b[31mred\r", r"a\x1b[2J", r"b \x07", r"\u202e\x9b31m", r"\x1b]0;title"):
+        assert part in said.stderr
+    assert r"\x1b[1mbold\x9b1m" + "\nsecond line" in said.stderr
+
+
+def test_a_line_of_the_supervisor_cannot_control_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    launch.report("cannot bind /tmp/\x1b[2J\x9b\x7f\t/é")
+    assert capfd.readouterr().err == r"execserver: cannot bind /tmp/\x1b[2J\x9b\x7f\x09/é" + "\n"
 
 
 BURST = """
