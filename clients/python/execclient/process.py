@@ -294,6 +294,14 @@ class Process:
         """Whether the sandbox denied something, with evidence (X7); None while the process runs."""
         return self.output.denial
 
+    @property
+    def ended_with_sandbox(self) -> Mapping[str, Json] | None:
+        """The processes that the command left running and its sandbox ended (X18): `count` and `names`.
+
+        None while the process runs, and if there are none or the server does not report them.
+        """
+        return self.output.ended_with_sandbox
+
     async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the process runs on
         """Wait until the process has exited; its exit code.
 

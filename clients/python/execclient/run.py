@@ -238,6 +238,7 @@ class RunOutput:
         cause: str | None = None,
         timed_out: bool = False,
         denial: Mapping[str, Json] | None = None,
+        ended_with_sandbox: Mapping[str, Json] | None = None,
     ) -> RunResult:
         """The result of the command.
 
@@ -263,6 +264,7 @@ class RunOutput:
             stderr_truncated=stderr_truncated,
             aggregated_truncated=aggregated_truncated,
             denial=denial,
+            ended_with_sandbox=ended_with_sandbox,
         )
         if self._gaps:
             known = [gap.lost_bytes for gap in self._gaps if gap.lost_bytes is not None]
@@ -318,7 +320,12 @@ class Run:
         timed_out = cause in TIME_LIMITS
         exit_code = TIMED_OUT if timed_out or inbox.exit_code is None else inbox.exit_code
         result = self._output.result(
-            exit_code, clock() - begin, cause=cause, timed_out=timed_out, denial=inbox.denial
+            exit_code,
+            clock() - begin,
+            cause=cause,
+            timed_out=timed_out,
+            denial=inbox.denial,
+            ended_with_sandbox=inbox.ended_with_sandbox,
         )
         if check and exit_code:
             kind = CommandTimedOut if timed_out else CommandFailed

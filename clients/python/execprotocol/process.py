@@ -320,6 +320,14 @@ class DenialEvidence(TypedDict):
     path: NotRequired[str]
     """The path in the line that the policy denies."""
 
+    reason: NotRequired[Literal["protectedName", "readOnly", "noAccess"]]
+    """Of a path. `protectedName`: it is at, in or around a name that is read-only in every writable folder
+    (`.git`, `.agents`, `.codex`, `.aws`), unless an entry makes it writable. `readOnly`: no entry makes it
+    writable. `noAccess`: the entries deny it, or do not allow to read it."""
+
+    protectedPath: NotRequired[str]
+    """The path of the protected name, if that is the reason."""
+
 
 class Denial(TypedDict):
     """Indications that the sandbox stopped a command that failed. A line of output counts only if it
@@ -331,6 +339,18 @@ class Denial(TypedDict):
 
     evidence: list[DenialEvidence]
     """The indications, at most five."""
+
+
+class EndedWithSandbox(TypedDict):
+    """The processes that a command had left running in its sandbox when it exited, and that were ended with
+    it: a sandbox with a pid namespace ends with its command.
+    """
+
+    count: U64
+    """How many; above 100 they are not counted further."""
+
+    names: list[str]
+    """Their different names, as the kernel has them (15 bytes each), at most five."""
 
 
 class ReadParams(Params):
@@ -404,6 +424,9 @@ class ReadResult(TypedDict):
 
     denial: NotRequired[Annotated[Denial, EXTENSION]]
     """The indications for that. Only for an exited process with a sandbox."""
+
+    endedWithSandbox: NotRequired[Annotated[EndedWithSandbox, EXTENSION]]
+    """The processes that the command had left running. Only if there were any."""
 
     cause: NotRequired[Annotated[ExitCause, EXTENSION]]
     """Why the process ended, once it has: by itself (`normal`), by a signal, by a `process/terminate`, by
@@ -766,6 +789,9 @@ class ExitedEvent(TypedDict):
 
     denial: NotRequired[Annotated[Denial, EXTENSION]]
     """The indications for that. Only for an exited process with a sandbox."""
+
+    endedWithSandbox: NotRequired[Annotated[EndedWithSandbox, EXTENSION]]
+    """The processes that the command had left running. Only if there were any."""
 
     cause: NotRequired[Annotated[ExitCause, EXTENSION]]
     """Why the process ended: by itself (`normal`), by a signal, by a `process/terminate`, by `timeoutMs`

@@ -69,6 +69,7 @@ class Inbox:
         """Why the client killed the process, for a server that does not report causes."""
         self.broken_sandbox: str | None = None
         self.denial: Mapping[str, Json] | None = None
+        self.ended_with_sandbox: Mapping[str, Json] | None = None
         self.closed = False
         self.failure: ExecServerError | None = None
         self.clock: Callable[[], float] | None = None
@@ -278,6 +279,7 @@ class Inbox:
         # The process may have exited by itself just before the client killed it.
         self.cause = self.forced_cause if self.forced_cause and self.exit_code else params.get("cause")
         self.denial = params.get("denial") or self.denial
+        self.ended_with_sandbox = params.get("endedWithSandbox") or self.ended_with_sandbox
         self.broken_sandbox = params.get("failure") or self.broken_sandbox
 
     def _keep(self, piece: Piece) -> None:
