@@ -20,6 +20,7 @@ from execclient import arguments
 from execclient.connection.connection import Json
 from execclient.errors import (
     ExecServerError,
+    LineTooLong,
     NoSuchProcess,
     OutputGap,
     Refused,
@@ -192,23 +193,39 @@ class Process:
 
     # -- input
 
-    async def write(self, data: bytes | str) -> None:
+    async def write(self, data: bytes | str, *, whole_lines: bool = True) -> None:
         """Write to the standard input; text as UTF-8. Returns when the daemon has accepted all data.
 
         The daemon buffers 64 MiB for a process that does not read; after that this call waits, without limit.
         Accepted data reaches the process once and in order, also after a lost connection.
 
+        Args:
+            data: the input.
+            whole_lines: whether a line that a terminal would cut is an error. A terminal in canonical mode,
+                in which `cat` and `read` get whole lines, takes 4,095 bytes of a line and drops the rest; the
+                prompt of a shell has no such limit. Start the command with `stdin=True` instead of
+                `tty=True`, write the text to a file, or break the line. False is for what a person types.
+
         Raises:
+            LineTooLong: nothing was written, or, of more than 1 MiB, only what the message says.
             StdinUnavailable: the process has no standard input, or has exited.
             NoSuchProcess: the daemon has forgotten the process.
         """
         payload = arguments.data(data, "data")
         async with self._write_turn:
+            checked = whole_lines and self.tty and "process/write.wholeLines" in self._session.capabilities
             for start in range(0, len(payload), WRITE_BYTES):
-                await self._write(payload[start : start + WRITE_BYTES])
+                try:
+                    await self._write(payload[start : start + WRITE_BYTES], checked=bool(checked))
+                except LineTooLong as error:
+                    if start:
+                        error.args = (f"{error}; the {start} bytes before were written",)
+                    raise
 
-    async def _write(self, piece: bytes) -> None:
+    async def _write(self, piece: bytes, *, checked: bool) -> None:
         params = {**self._reference, "chunk": b64encode(piece).decode(), "writeId": next(self._write_ids)}
+        if checked:
+            params["wholeLines"] = True
         try:
             status = (await self._patiently("process/write", params))["status"]
         except SystemFailure as error:

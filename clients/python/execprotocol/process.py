@@ -448,7 +448,7 @@ class WriteParams(Params):
     0x03 interrupts, 0x04 at the start of a line is end of file.
     """
 
-    extension_members = frozenset({"session_id"})
+    extension_members = frozenset({"session_id", "whole_lines"})
 
     process_id: str
     """The `processId` of the `process/start`."""
@@ -460,6 +460,10 @@ class WriteParams(Params):
     """The client's name for this write, not empty. An id that was accepted before is accepted again
     without writing, so that a write can be repeated after a lost connection. The last 4096 ids of a
     process are remembered, and another 4096 of other sessions."""
+
+    whole_lines: bool = False
+    """Whether to refuse a write to a terminal in canonical mode that would drop a part of a line, because the
+    line is longer than 4,095 bytes. Nothing of such a write is queued. Without effect on a pipe."""
 
     session_id: str | None = None
     """The session of the process; null for the connection's own. Another session is accessible only on a

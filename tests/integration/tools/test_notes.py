@@ -29,10 +29,15 @@ async def told(tools: Toolset, script: str) -> ToolResult:
 
 def note(result: ToolResult) -> str:
     """The only warning of an answer, which is in its text, too."""
-    assert result.record is not None
-    (warning,) = result.record.warnings
+    (warning,) = warnings(result)
     assert warning in result.content.splitlines()
     return warning
+
+
+def warnings(result: ToolResult) -> tuple[str, ...]:
+    """The warnings of an answer."""
+    assert result.record is not None
+    return result.record.warnings
 
 
 # -- protected names
@@ -125,23 +130,17 @@ async def test_other_denials_name_the_path(tools: Toolset, tmp_path: Path) -> No
     assert "the sandbox has no network" in text
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
+async def test_a_failure_of_the_command_is_not_blamed_on_the_sandbox(tools: Toolset, other: Path) -> None:
+    for script in (
         "mkdir a.txt",
         "exit 3",
         "cat missing",
+        "grep x .codex",
         "mkdir .codex; true",
-        "git clone -q ../other .",
-        "echo Permission denied",
-    ],
-)
-async def test_a_failure_of_the_command_is_not_blamed_on_the_sandbox(
-    tools: Toolset, other: Path, script: str
-) -> None:
-    result = await told(tools, script)
-    assert result.record is not None
-    assert not result.record.warnings
+        f"git clone -q {other} .",
+        "echo Permission denied; exit 1",
+    ):
+        assert not warnings(await told(tools, script)), script
 
 
 # -- processes that end with the sandbox
@@ -158,12 +157,13 @@ async def test_processes_that_ended_with_their_sandbox_are_named(tools: Toolset)
 
 
 async def test_the_advice_leads_to_a_server_that_stays(tools: Toolset) -> None:
-    script = "python3 -c 'import time; print(\"up\", flush=True); time.sleep(600)'"
-    result = await tools.call("exec_command", {"cmd": script, "login": False, "yield_time_ms": 2000})
-    assert result.process_id is not None
-    assert (await tools.call("exec_command", {"cmd": "true", "login": False})).success
-    asked = {"session_id": int(result.process_id), "yield_time_ms": 5000}
-    assert (await tools.call("write_stdin", asked)).process_id == result.process_id
+    script = "while read line; do echo got $line; done"
+    start = {"cmd": script, "login": False, "tty": True, "yield_time_ms": 250}
+    session = (await tools.call("exec_command", start)).process_id
+    assert session is not None
+    assert (await told(tools, "true")).success
+    asked = {"session_id": int(session), "chars": "one\n", "yield_time_ms": 250}
+    assert (await tools.call("write_stdin", asked)).process_id == session
 
 
 async def test_a_tool_without_sessions_has_another_way(make: Make) -> None:
@@ -175,17 +175,13 @@ async def test_a_tool_without_sessions_has_another_way(make: Make) -> None:
     assert text.endswith("Use them within one command.")
 
 
-@pytest.mark.parametrize("script", ["sleep 0 & wait", "yes | head -1", SERVER + "; kill $!; wait"])
-async def test_no_process_is_made_up(tools: Toolset, script: str) -> None:
-    result = await told(tools, script)
-    assert result.record is not None
-    assert not result.record.warnings
+async def test_no_process_is_made_up(tools: Toolset) -> None:
+    for script in ("sleep 0 & wait", "yes | head -1", SERVER + "; kill $!; wait"):
+        assert not warnings(await told(tools, script)), script
 
 
 async def test_without_a_sandbox_processes_stay(make: Make) -> None:
-    result = await told(make(sandbox=DangerFullAccess()), SERVER)
-    assert result.record is not None
-    assert not result.record.warnings
+    assert not warnings(await told(make(sandbox=DangerFullAccess()), SERVER))
 
 
 # -- patches that only a shell could carry out
@@ -211,14 +207,12 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("script", FORMS, ids=lambda script: script[:30])
-async def test_a_patch_that_no_program_applies_is_explained(
-    tools: Toolset, workspace: Path, script: str
-) -> None:
-    text = note(await told(tools, script))
-    assert text.startswith("Warning: the patch was not applied: there is no program apply_patch.")
-    assert "apply_patch <<'EOF', the lines of the patch, EOF" in text
-    assert not (workspace / "new.txt").exists()
+async def test_a_patch_that_no_program_applies_is_explained(tools: Toolset, workspace: Path) -> None:
+    for script in FORMS:
+        text = note(await told(tools, script))
+        assert text.startswith("Warning: the patch was not applied: there is no program apply_patch."), script
+        assert "apply_patch <<'EOF', the lines of the patch, EOF" in text
+        assert not (workspace / "new.txt").exists(), script
     assert (await told(tools, f"apply_patch <<'EOF'\n{PATCH}\nEOF")).success
     assert (workspace / "new.txt").read_text() == "one\n"
 
@@ -235,18 +229,13 @@ async def test_the_advice_is_for_the_tool_that_the_model_has(make: Make, workspa
     assert (workspace / "new.txt").exists()
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
+async def test_only_a_call_of_apply_patch_is_explained(tools: Toolset) -> None:
+    for script in (
         "echo 'apply_patch: command not found'",
         "no_such_program",
         "printf 'apply_patch: not found\\n'; exit 127",
-    ],
-)
-async def test_only_a_call_of_apply_patch_is_explained(tools: Toolset, script: str) -> None:
-    result = await told(tools, script)
-    assert result.record is not None
-    assert not result.record.warnings
+    ):
+        assert not warnings(await told(tools, script)), script
 
 
 # -- scripts that are too long
@@ -265,7 +254,34 @@ async def test_a_script_that_is_too_long_has_a_way_out(make: Make, inside: bool)
 # -- parity
 
 
-@pytest.mark.parametrize("script", ["mkdir .codex", SERVER, FORMS[0]])
-async def test_with_parity_the_answers_are_those_of_the_reference(make: Make, script: str) -> None:
-    result = await told(make(policy=PARITY), script)
-    assert "Warning" not in result.content
+async def test_with_parity_the_answers_are_those_of_the_reference(make: Make) -> None:
+    tools = make(policy=PARITY)
+    for script in ("mkdir .codex", SERVER, FORMS[0]):
+        assert "Warning" not in (await told(tools, script)).content
+
+
+# -- terminal input
+
+
+async def test_input_that_the_terminal_would_cut_is_refused_with_a_way_out(make: Make) -> None:
+    tools = make(config=ToolsConfig(clean_terminal=True))
+    start = {"cmd": "read -r line; echo got ${#line}", "login": False, "tty": True, "yield_time_ms": 250}
+    session = (await tools.call("exec_command", start)).process_id
+    assert session is not None
+    asked = {"session_id": int(session), "yield_time_ms": 5000}
+    refused = await tools.call("write_stdin", {**asked, "chars": "x" * 5000 + "\n"})
+    assert refused.content.startswith("write_stdin failed: the input has a line of 5000 bytes")
+    assert refused.content.endswith("or write the text to a file and let the program read it.")
+    done = await tools.call("write_stdin", {**asked, "chars": "x" * 4000 + "\n"})
+    assert done.aggregated_output == "got 4000\n"
+
+
+async def test_with_parity_a_terminal_cuts_input_as_in_the_reference(make: Make) -> None:
+    tools = make(policy=PARITY)
+    start = {"cmd": "read -r line; echo got ${#line}", "login": False, "tty": True, "yield_time_ms": 250}
+    session = (await tools.call("exec_command", start)).process_id
+    assert session is not None
+    done = await tools.call(
+        "write_stdin", {"session_id": int(session), "yield_time_ms": 5000, "chars": "x" * 5000 + "\n"}
+    )
+    assert "got 4095" in done.content

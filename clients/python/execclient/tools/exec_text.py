@@ -250,6 +250,14 @@ def unknown_session(session_id: int | str) -> str:
     return f"write_stdin failed: Unknown process id {session_id}"
 
 
+def line_too_long(message: str) -> str:
+    """The text for input with a line that the terminal would cut."""
+    return (
+        f"write_stdin failed: {message}. Break the line, or write the text to a file and let the program "
+        "read it."
+    )
+
+
 def unsupported_call(name: str, *, custom: bool = False) -> str:
     """The text for a call of an unknown tool; `custom` for a call with text instead of arguments."""
     return f"unsupported {'custom tool ' if custom else ''}call: {name}"
